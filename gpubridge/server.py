@@ -8,9 +8,10 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import ip_address
 from typing import Any
 
 import gpubridge
@@ -32,6 +33,7 @@ from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener
 from gpubridge.frontend.http.message import HttpSettings
 from gpubridge.frontend.routes import MetricsRouter, V2Router
+from gpubridge.protocol.curl_line import curl_line
 from gpubridge.telemetry.logs import boxed
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
@@ -40,6 +42,7 @@ _logger = logging.getLogger(__name__)
 _MakeProtocol = Callable[[set[Any]], asyncio.BaseProtocol]
 
 _FLUSH_SECONDS = 1.0
+_HTTP, _GRPC, _METRICS = "HTTPService", "GRPCInferenceService", "Metrics Service"
 
 
 @dataclass(slots=True)
@@ -47,9 +50,22 @@ class _Door:
     """A listening socket and its open connections."""
 
     name: str
-    address: str
+    host: str
+    port: int
     server: asyncio.Server
     connections: set[Any]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can connect."""
+        return ip_address(self.host).is_loopback
+
+    @property
+    def place(self) -> str:
+        """Host and port by which this machine connects."""
+        address = ip_address(self.host)
+        host = "localhost" if address.is_unspecified else self.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
 async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
@@ -97,7 +113,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
             failed = _describe_failures(repository)
             return 1
         router.serving = True
-        _logger.info("ready")
+        _say_ready(doors, repository)
         await stopping
         return 0
     except asyncio.CancelledError:
@@ -131,7 +147,7 @@ def build_repository(
     ``make_loader``: takes what :class:`ModelLoader` does.
     """
     backend = PythonBackendSettings.from_backend_config(settings.backend_config.get("python", {}))
-    for notice in backend.notices:
+    for notice in [*settings.notices(), *backend.notices]:
         _logger.info("%s", notice)
     calls = BlsServer()
     regions = Regions(settings.request_arena_limit)
@@ -181,21 +197,26 @@ async def _open_doors(
     if settings.allow_grpc:
         grpc_calls: _MakeProtocol = partial(GrpcConnection, service, settings.grpc_connections)
         address, port = settings.grpc_address, settings.grpc_port
-        doors.append(await _open_door("GRPCInferenceService", address, port, grpc_calls))
+        reuse = settings.reuse_grpc_port
+        doors.append(await _open_door(_GRPC, address, port, grpc_calls, reuse=reuse))
     if settings.allow_http:
         budget = repository.regions.budget
         listener = HttpListener(router, http, workers, budget, router.targets)
         requests: _MakeProtocol = partial(HttpConnection, listener)
         address, port = settings.http_address, settings.http_port
-        doors.append(await _open_door("HTTPService", address, port, requests))
+        reuse = settings.reuse_http_port
+        doors.append(await _open_door(_HTTP, address, port, requests, reuse=reuse))
     if settings.allow_metrics:
         listener = HttpListener(MetricsRouter(repository), http, workers, repository.regions.budget)
         pages: _MakeProtocol = partial(HttpConnection, listener)
         address, port = settings.metrics_address, settings.metrics_port
-        doors.append(await _open_door("Metrics Service", address, port, pages))
+        doors.append(await _open_door(_METRICS, address, port, pages))
+    _warn_of_reach(doors, settings)
 
 
-async def _open_door(name: str, address: str, port: int, protocol: _MakeProtocol) -> _Door:
+async def _open_door(
+    name: str, address: str, port: int, protocol: _MakeProtocol, *, reuse: bool = False
+) -> _Door:
     connections: set[Any] = set()
     try:
         server = await asyncio.get_running_loop().create_server(
@@ -204,6 +225,7 @@ async def _open_door(name: str, address: str, port: int, protocol: _MakeProtocol
             port,
             backlog=1024,
             family=socket.AF_UNSPEC,
+            reuse_port=reuse,
         )
     except OSError as error:
         raise unavailable(
@@ -212,7 +234,7 @@ async def _open_door(name: str, address: str, port: int, protocol: _MakeProtocol
         ) from error
     host, bound = server.sockets[0].getsockname()[:2]
     _logger.info("Started %s at %s:%d", name, host, bound)
-    return _Door(name, f"{host}:{bound}", server, connections)
+    return _Door(name, host, bound, server, connections)
 
 
 def _log_backends(repository: ModelRepository, settings: ServerSettings) -> None:
@@ -245,6 +267,36 @@ def _log_models(repository: ModelRepository) -> None:
     _logger.info(
         "gpubridge %s, process %d\n%s", gpubridge.__version__, os.getpid(), "\n".join(lines)
     )
+
+
+def _warn_of_reach(doors: Sequence[_Door], settings: ServerSettings) -> None:
+    """Tell who can use the server, where that is not only this machine."""
+    far = ", ".join(f"{door.host}:{door.port}" for door in doors if not door.is_local)
+    if far:
+        code = settings.model_control_mode == "explicit"
+        _logger.warning(
+            "%s: whoever reaches this machine over a network can use every model%s; "
+            "--http-address=127.0.0.1 and --grpc-address=127.0.0.1 let only this machine connect",
+            far,
+            ", and load models, whose code runs here" if code else "",
+        )
+
+
+def _say_ready(doors: Sequence[_Door], repository: ModelRepository) -> None:
+    """Tell where the server listens, who can connect, and how each model is asked."""
+    forms = {_HTTP: "http://{}", _GRPC: "gRPC {}", _METRICS: "http://{}/metrics"}
+    places = {door.name: forms[door.name].format(door.place) for door in doors}
+    reach = ""
+    if all(door.is_local for door in doors):
+        reach = (
+            " (only this machine can connect: --http-address=0.0.0.0 and --grpc-address=0.0.0.0 "
+            "let others)"
+        )
+    _logger.info("ready: %s%s", ", ".join(places.values()), reach)
+    configs = {model.name: model.config for model in repository.loaded()}
+    if _HTTP in places and configs:
+        lines = [curl_line(config, places[_HTTP]) for _, config in sorted(configs.items())]
+        _logger.info("each model once:\n%s", "\n".join(filter(None, lines)))
 
 
 async def _close(

@@ -119,7 +119,7 @@ class OwnServer:
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        while not (log := self._log.read_text(errors="replace")).rstrip().endswith("] ready"):
+        while "] ready: " not in (log := self._log.read_text(errors="replace")):
             ended = self._process is None or self._process.poll() is not None
             if ended or time.monotonic() > deadline:
                 last = "\n".join(log.splitlines()[-_LINES:])

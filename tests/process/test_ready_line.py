@@ -1,0 +1,133 @@
+"""What the server says when it is ready: where it is, who can connect, how each model is asked."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from gpubridge import server as server_module
+from tests.process.server import running_server, wait_until, write_model
+
+SOURCE = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        self.inputs = {spec["name"]: spec for spec in config["input"]}
+        (output,) = config["output"]
+        self.output = output["name"], pb_utils.triton_string_to_numpy(output["data_type"])
+        self.decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
+
+    def answer(self, request):
+        sizes = [tensor.as_numpy().size for tensor in request.inputs()]
+        print("got", sizes, flush=True)
+        name, dtype = self.output
+        value = np.array([[b"seen"]], np.object_) if dtype == np.object_ else np.ones((1, 1), dtype)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value)])
+
+    def execute(self, requests):
+        if not self.decoupled:
+            return [self.answer(request) for request in requests]
+        for request in requests:
+            sender = request.get_response_sender()
+            sender.send(self.answer(request))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+OUT = 'name: "OUT" data_type: TYPE_{} dims: [1]'
+BATCHED = "max_batch_size: 4"
+STREAM = f"{BATCHED} model_transaction_policy {{ decoupled: true }}"
+SEQUENCE = f"{BATCHED} sequence_batching {{ }}"
+LARGE = "name: \"A 'photo'\" data_type: TYPE_{} dims: [3, 224, 224]"
+ONE_FLOAT = "data_type: TYPE_FP32 dims: [1]"
+MODELS = {
+    "numbers": ('name: "IN" data_type: TYPE_INT8 dims: [-1, 2]', "FP32", BATCHED),
+    "text": ('name: "IN" data_type: TYPE_STRING dims: [-1]', "STRING", BATCHED),
+    "optional": (
+        'name: "IN" data_type: TYPE_BOOL dims: [1] }, { name: "B" optional: true ' + ONE_FLOAT,
+        "BOOL",
+        BATCHED,
+    ),
+    "large": (LARGE.format("FP32"), "FP32", BATCHED),
+    "large_text": (LARGE.format("STRING"), "STRING", BATCHED),
+    "half": (LARGE.format("FP16"), "FP16", BATCHED),
+    "sequence": ('name: "IN" data_type: TYPE_FP32 dims: [1]', "FP32", SEQUENCE),
+    "stream": ('name: "IN" data_type: TYPE_FP32 dims: [2]', "STRING", STREAM),
+    "large_stream": (LARGE.format("STRING"), "STRING", STREAM),
+}
+SIZES = {"numbers": 2, "large": 150528, "large_text": 150528, "half": 150528, "stream": 2,
+         "large_stream": 150528}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    for name, (inputs, datatype, config) in MODELS.items():
+        outputs = OUT.format(datatype)
+        write_model(repository, name, SOURCE, config=config, inputs=inputs, outputs=outputs)
+    with running_server(repository) as running:
+        wait_until(lambda: "each model once:" in running.log(), "the last lines", running)
+        yield running
+
+
+def test_it_names_its_urls_and_who_can_connect(server):
+    (line,) = [line for line in server.log().splitlines() if "] ready" in line]
+    assert f"http://{server.http_url}, " in line
+    assert f"gRPC {server.grpc_url}" in line
+    assert f"http://{server.metrics_url}/metrics" in line
+    assert "only this machine can connect: --http-address=0.0.0.0" in line
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_model_has_a_line_that_works(server, tmp_path, name):
+    lines = re.findall(rf"^.*curl .*/v2/models/{name}/.*$", server.log(), re.MULTILINE)
+    assert len(lines) == 1
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", lines[0].replace("curl ", "curl -sS --fail-with-body ")],
+        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = tmp_path / "answer.bin"
+    said = answer.read_bytes() if answer.exists() else done.stdout.encode()
+    assert b"OUT" in said
+    assert b"error" not in said
+    assert f"[{name}_0] got [{SIZES.get(name, 1)}]" in server.log()
+
+
+def test_addresses_that_others_reach_are_a_warning(caplog):
+    doors = [
+        SimpleNamespace(name="HTTPService", host=host, port=8000, is_local=host == "127.0.0.1")
+        for host in ("127.0.0.1", "0.0.0.0")
+    ]
+    logging.getLogger("gpubridge").propagate = True
+    settings = SimpleNamespace(model_control_mode="explicit")
+    server_module._warn_of_reach(doors[:1], settings)
+    assert caplog.records == []
+    server_module._warn_of_reach(doors, settings)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("0.0.0.0:8000: whoever reaches this machine")
+    assert "load models, whose code runs here" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("host", "local", "place"),
+    [
+        ("127.0.0.1", True, "127.0.0.1:80"),
+        ("127.0.0.2", True, "127.0.0.2:80"),
+        ("::1", True, "[::1]:80"),
+        ("0.0.0.0", False, "localhost:80"),
+        ("::", False, "localhost:80"),
+        ("192.0.2.7", False, "192.0.2.7:80"),
+    ],
+)
+def test_a_listening_address_is_told_as_one_to_connect_to(host, local, place):
+    door = server_module._Door("HTTPService", host, 80, None, set())
+    assert (door.is_local, door.place) == (local, place)
