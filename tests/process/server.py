@@ -108,18 +108,18 @@ def running_server(
     *flags: str,
     ready: bool = True,
     environment: dict[str, str] | None = None,
+    command: Sequence[str] = ("-m", "gpubridge", "serve"),
 ) -> Iterator[Server]:
     """Serve the repositories on free ports of loopback for as long as the block runs.
 
-    With ``ready`` false it only waits for the HTTP door, not for the models.
+    With ``ready`` false it only waits for the HTTP door, not for the models. ``command`` is what the
+    interpreter is given first.
     """
     if isinstance(repositories, Path):
         repositories = [repositories]
     command = [
         sys.executable,
-        "-m",
-        "gpubridge",
-        "serve",
+        *command,
         "--http-port",
         "0",
         "--grpc-port",
