@@ -1016,6 +1016,8 @@ class HttpExchange:
     """Whether nobody waits for an answer, or there is one."""
     def field(self, name: bytes, /) -> bytes | None:
         """Return the value of the last field of a name, which is given in lower case."""
+    def fields(self) -> list[tuple[bytes, bytes]]:
+        """Return names and values of all fields, in their order, as they came."""
     def receive_into(self, memory: memoryview, granted: int, /) -> None:
         """Have the body put into memory; only while the request is being taken.
 

@@ -28,6 +28,7 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import unavailable
 from gpubridge.frontend.bls.server import BlsServer
 from gpubridge.frontend.connection_limits import Sweeper, allow_connections
+from gpubridge.frontend.forwarded_headers import ForwardedHeaders
 from gpubridge.frontend.grpc.connection import GrpcConnection
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener
@@ -87,9 +88,20 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         allowed=settings.allow_client_shm,
         most=settings.client_shm_max_regions,
     )
-    router = V2Router(repository, regions, workers, strict_readiness=settings.strict_readiness)
+    router = V2Router(
+        repository,
+        regions,
+        workers,
+        strict_readiness=settings.strict_readiness,
+        headers=ForwardedHeaders(settings.http_header_forward_pattern),
+    )
     service = GrpcService(
-        repository, router.ready, regions, settings.grpc_max_message_size, workers
+        repository,
+        router.ready,
+        regions,
+        settings.grpc_max_message_size,
+        workers,
+        ForwardedHeaders(settings.grpc_header_forward_pattern),
     )
     repository.listen(router.model_changed)
     repository.listen(service.model_changed)

@@ -25,6 +25,7 @@ class Exchange {
   [[nodiscard]] nb::bytes method() const;
   [[nodiscard]] nb::bytes target() const;
   [[nodiscard]] nb::object field(nb::bytes name) const;
+  [[nodiscard]] nb::list fields() const;
   // Bytes of a body that is received as it is; none for one in chunks or with a coding.
   [[nodiscard]] std::optional<std::uint64_t> length() const;
   [[nodiscard]] bool whole() const;

@@ -438,6 +438,7 @@ void bind_http1_connection(nb::module_& module) {
       .def_prop_ro("lost", &Exchange::lost)
       .def_rw("handler", &Exchange::handler)
       .def("field", &Exchange::field)
+      .def("fields", &Exchange::fields)
       .def("receive_into", &Exchange::receive_into)
       .def("weigh", &Exchange::weigh)
       .def(

@@ -26,6 +26,15 @@ nb::object Exchange::field(nb::bytes name) const {
   return value ? nb::object(bytes_object(*value)) : nb::none();
 }
 
+nb::list Exchange::fields() const {
+  nb::list all;
+  if (head_ == nullptr) return all;
+  for (const auto& [name, value] : head_->fields()) {
+    all.append(nb::make_tuple(bytes_object(name), bytes_object(value)));
+  }
+  return all;
+}
+
 std::optional<std::uint64_t> Exchange::length() const {
   if (head_ == nullptr) return 0;
   if (head_->chunked || head_->coded) return std::nullopt;

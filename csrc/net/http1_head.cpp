@@ -97,6 +97,13 @@ std::optional<std::string_view> Head::field(std::string_view name) const {
   return std::nullopt;
 }
 
+std::vector<std::pair<std::string_view, std::string_view>> Head::fields() const {
+  std::vector<std::pair<std::string_view, std::string_view>> all;
+  all.reserve(fields_.size());
+  for (const Field& field : fields_) all.emplace_back(view(field.name), view(field.value));
+  return all;
+}
+
 Coding accepted_coding(std::string_view value) {
   Coding best = Coding::kNone;
   int best_weight = 0;

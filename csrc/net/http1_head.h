@@ -44,6 +44,9 @@ class Head {
   // The value of the last field of a name, which is given in lower case.
   [[nodiscard]] std::optional<std::string_view> field(std::string_view name) const;
 
+  // Names and values of all fields, in their order, as they came.
+  [[nodiscard]] std::vector<std::pair<std::string_view, std::string_view>> fields() const;
+
   // Bytes of the body by its Content-Length, the greatest number for one of more than 18 digits.
   std::uint64_t length = 0;
   // The body comes in chunks instead.

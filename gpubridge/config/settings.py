@@ -5,6 +5,7 @@ Names, units and meanings are those of tritonserver's flags, where it has them.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
@@ -251,6 +252,12 @@ class ServerSettings:
     http_max_input_size: int = flag(
         64 * _MIB, "bytes of the largest request body", group=_HTTP, least=1
     )
+    http_header_forward_pattern: str = flag(
+        "",
+        "a regular expression: headers whose names it matches are parameters of their requests",
+        group=_HTTP,
+        metavar="PATTERN",
+    )
     http_connections: HttpConnections = flags_of(HttpConnections)
     allow_grpc: bool = flag(True, "serve gRPC", group=_GRPC)
     grpc_address: str = flag("127.0.0.1", "to listen on", group=_GRPC, metavar="ADDRESS")
@@ -260,6 +267,12 @@ class ServerSettings:
     )
     grpc_max_message_size: int = flag(
         2**31 - 1, "bytes of the largest message of a gRPC request", group=_GRPC, least=1
+    )
+    grpc_header_forward_pattern: str = flag(
+        "",
+        "a regular expression: headers whose names it matches are parameters of their requests",
+        group=_GRPC,
+        metavar="PATTERN",
     )
     grpc_connections: GrpcConnections = flags_of(GrpcConnections)
     allow_metrics: bool = flag(True, "serve metrics", group=_METRICS)
@@ -351,6 +364,15 @@ class ServerSettings:
             raise invalid_flag("--backend-directory", "a directory", str(self.backend_directory))
         if not self.model_repositories and not self.model_directories:
             raise invalid_flag("--model-repository", "at least one directory", "none")
+        for server in ("http", "grpc"):
+            pattern = getattr(self, f"{server}_header_forward_pattern")
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                name = f"--{server}-header-forward-pattern"
+                raise invalid_flag(
+                    name, f"a regular expression ({error})", repr(pattern)
+                ) from error
         if any(letter in self.model_config_name for letter in "/ \0"):
             raise invalid_flag("--model-config-name", "a file's name", repr(self.model_config_name))
         if self.load_models and self.model_control_mode != "explicit":

@@ -17,7 +17,6 @@ _NO_CACHE = "there is no response cache: every request is executed"
 _NO_VERTEX = "Vertex AI's endpoint is not served"
 _NO_SAGEMAKER = "SageMaker's endpoint is not served"
 _RESTRICTED = "no endpoint is restricted: put a proxy before the server that lets no others through"
-_HEADERS = "requests' headers do not reach models"
 _ARENA = "tensors are in host memory that the server and one model share, and grow as needed"
 
 
@@ -37,10 +36,8 @@ class TritonFlags:
         _MODELS, "a model's name is its name in all repositories", False, of=boolean, refused=True
     )
     repoagent_directory: _Given = unserved(_MODELS, "no repository agents are run")
-    http_header_forward_pattern: _Given = unserved(_HTTP, _HEADERS, refused=True)
     http_thread_count: _Given = unserved(_HTTP, _LOOP, of=int)
     http_restricted_api: _Given = unserved(_HTTP, _RESTRICTED, refused=True)
-    grpc_header_forward_pattern: _Given = unserved(_GRPC, _HEADERS, refused=True)
     grpc_infer_thread_count: _Given = unserved(_GRPC, _LOOP, of=int)
     grpc_infer_allocation_pool_size: _Given = unserved(
         _GRPC, "requests are not kept for reuse", of=int

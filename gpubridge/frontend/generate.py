@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from gpubridge.dataplane import HttpExchange
@@ -10,6 +10,7 @@ from gpubridge.engine.model import Model
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, ErrorCode, Pieces, invalid
 from gpubridge.frontend.control import JSON, PrivateBody
+from gpubridge.frontend.forwarded_headers import add_parameters
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.protocol.body import pack_inputs
 from gpubridge.protocol.generate import encode_generated, parse_generate
@@ -25,7 +26,8 @@ _COMMENT = b":\n\n"
 class _Generation(PrivateBody):
     """A generate request; owns its body, and its slot until the model takes that over.
 
-    ``find``: returns the model that is served when the body is there: it may be another by then.
+    - ``find``: returns the model that is served when the body is there: it may be another by then.
+    - ``parameters``: its headers that reach the model.
     """
 
     def __init__(
@@ -33,9 +35,11 @@ class _Generation(PrivateBody):
         find: Callable[[], Model],
         arena_of: Callable[[str], RequestArena],
         workers: Workers,
+        parameters: Mapping[str, str],
     ) -> None:
         super().__init__()
         self._workers = workers
+        self._parameters = parameters
         self._aborted = False
         self._find = find
         self._model: Model
@@ -72,6 +76,7 @@ class _Generation(PrivateBody):
         slot, places, packed = pack_inputs(form, memoryview(b""), self._arena_of(self._model.name))
         self.release()
         request = self._request = form.request(slot, 0, places, self._done, packed)
+        add_parameters(request, self._parameters)
         request.on_partial = self._respond
         self._model.submit(request)
 

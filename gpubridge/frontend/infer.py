@@ -13,6 +13,7 @@ from gpubridge.engine.tracing import Received
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.frontend.control import JSON
+from gpubridge.frontend.forwarded_headers import NO_HEADERS, ForwardedHeaders, add_parameters
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import Body, Slot
 from gpubridge.protocol.body import (
@@ -41,14 +42,17 @@ _LEADING_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 class ServedModel:
     """One version of a model, as its endpoint serves it.
 
-    ``templates``, ``traces``, ``submit`` and ``inputs`` are what the compiled endpoint needs of it.
+    ``templates``, ``traces``, ``submit`` and ``inputs`` are what the compiled endpoint needs of it: it
+    takes no requests while ``traces`` are active.
     """
 
-    def __init__(self, model: Model, memory: RequestMemory, workers: Workers) -> None:
+    def __init__(
+        self, model: Model, memory: RequestMemory, workers: Workers, headers: ForwardedHeaders
+    ) -> None:
         self.model = model
         self.forms = FormCache(model.config, memory.check)
         self.templates = self.forms.templates
-        self.traces = model.traces
+        self.traces = headers if headers.active else model.traces
         self.submit = model.submit
         self.inputs = len(model.config.inputs)
         self._memory = memory
@@ -110,27 +114,34 @@ class InferEndpoint(HttpInferEndpoint):
     what it does not take (`take_over`). All others come by `request`.
     """
 
-    def __init__(self, model: Model, memory: RequestMemory, workers: Workers) -> None:
+    def __init__(
+        self,
+        model: Model,
+        memory: RequestMemory,
+        workers: Workers,
+        headers: ForwardedHeaders = NO_HEADERS,
+    ) -> None:
         self.arena = memory.arenas.arena(model.name)
         super().__init__(self.arena)
         self._memory = memory
         self.workers = workers
+        self.headers = headers
         self.serve(model)
 
     def serve(self, model: Model) -> None:
         """Let a model take the place of another: also for requests whose body is being received."""
-        self.served = ServedModel(model, self._memory, self.workers)
+        self.served = ServedModel(model, self._memory, self.workers, self.headers)
         self.lead_to(self.served)
 
     def request(self, head: HttpExchange) -> _InferHandler:
         """Return the handler of one request."""
-        return _InferHandler(self, head.field(_HEADER_LENGTH))
+        return _InferHandler(self, head)
 
     def take_over(
         self, exchange: HttpExchange, slot: Slot, start: int, length: int, copied: int
     ) -> None:
         """Take a request whose body is in a slot: it has no template, or something is wrong with it."""
-        handler = _InferHandler(self, exchange.field(_HEADER_LENGTH))
+        handler = _InferHandler(self, exchange)
         exchange.handler = handler
         handler.begin(slot, start, length)
         try:
@@ -142,9 +153,10 @@ class InferEndpoint(HttpInferEndpoint):
 class _InferHandler:
     """One inference request; owns the slot of its body until the model takes it over."""
 
-    def __init__(self, endpoint: InferEndpoint, header_length: bytes | None) -> None:
+    def __init__(self, endpoint: InferEndpoint, head: HttpExchange) -> None:
         self._endpoint = endpoint
-        self._header_length = header_length
+        self._header_length = head.field(_HEADER_LENGTH)
+        self._parameters = endpoint.headers.of(head.fields()) if endpoint.headers.active else {}
         self._began = time.monotonic_ns()
         self._slot: Slot | None = None
         self._start = 0
@@ -185,6 +197,7 @@ class _InferHandler:
         header_size = _header_size(self._header_length, self._length)
         if slot is not None:
             self._endpoint.arena.complete(slot)
+        if slot is not None and not self._parameters:
             place = self._start, self._length, header_size
             # If it is taken, the slot is taken with it.
             self._slot = None
@@ -254,6 +267,7 @@ class _InferHandler:
         served = self._served = self._endpoint.served
         make = self._packed if form.packed else self._in_place
         request = make(form, data, copied)
+        add_parameters(request, self._parameters)
         if form.shared:
             served.share(request, form.regions())
         self._request = request

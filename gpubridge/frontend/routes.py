@@ -14,6 +14,7 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode, Pieces, not_found, unsupported
 from gpubridge.frontend.control import Answer, ControlCall, ControlTasks
 from gpubridge.frontend.control_routes import MODEL, ControlRoutes, Route, named
+from gpubridge.frontend.forwarded_headers import NO_HEADERS, ForwardedHeaders
 from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
 from gpubridge.frontend.http.message import RequestHandler
 from gpubridge.frontend.infer import InferEndpoint
@@ -37,7 +38,8 @@ class _Failures:
 class V2Router(_Failures):
     """Routes of the inference door.
 
-    ``strict_readiness``: whether the server is ready only when every model is.
+    - ``strict_readiness``: whether the server is ready only when every model is.
+    - ``headers``: those of requests that reach models.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class V2Router(_Failures):
         workers: Workers,
         *,
         strict_readiness: bool,
+        headers: ForwardedHeaders = NO_HEADERS,
     ) -> None:
         self._workers = workers
+        self._headers = headers
         self._repository = repository
         self._memory = RequestMemory(repository.regions, regions)
         self._strict = strict_readiness
@@ -112,7 +116,8 @@ class V2Router(_Failures):
         find = partial(self._repository.find, *named(path))
         find()
         kind = GenerateStreamHandler if path[3] else GenerateHandler
-        return kind(find, self._memory.arenas.arena, self._workers)
+        parameters = self._headers.of(head.fields()) if self._headers.active else {}
+        return kind(find, self._memory.arenas.arena, self._workers, parameters)
 
     def _open_infer(self, path: re.Match[bytes], head: HttpExchange) -> RequestHandler:
         key = named(path)
@@ -121,7 +126,8 @@ class V2Router(_Failures):
         # One endpoint for all the ways to write a path: what it remembers is bounded for each.
         endpoint = self._endpoints.get(key)
         if endpoint is None:
-            endpoint = self._endpoints[key] = InferEndpoint(model, self._memory, self._workers)
+            endpoint = InferEndpoint(model, self._memory, self._workers, self._headers)
+            self._endpoints[key] = endpoint
         if len(self.targets) >= _ROUTES_KEPT:
             self.targets.clear()
         self.targets.add(head.target, endpoint)

@@ -19,6 +19,18 @@ BY_HAND = (
         "as over `/infer`: clients try again later",
     ),
     (
+        "`--http-header-forward-pattern`, and a request of `/generate`",
+        "its headers reach no model",
+        "they are parameters, as over `/infer`",
+        "a bug of theirs",
+    ),
+    (
+        "a header that is forwarded twice, or has the name of a parameter",
+        "the name stands twice in the JSON of `request.parameters()`",
+        "once, with the last header's value",
+        "JSON parsers take the last one, too",
+    ),
+    (
         "statistics: errors that a model returns, requests that the sequence scheduler refuses",
         "no count knows of them",
         "are failures",

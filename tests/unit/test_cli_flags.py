@@ -175,6 +175,11 @@ class TestTritonserver:
         (["--http-port=abc"], "argument --http-port: invalid int value: 'abc'"),
         (["--allow-http=yes"], "argument --allow-http: expected true or false, got 'yes'"),
         (["--backend-config=python"], "--backend-config expects BACKEND,KEY=VALUE, got 'python'"),
+        (
+            ["--http-header-forward-pattern=("],
+            "--http-header-forward-pattern expects a regular expression (missing ), unterminated "
+            "subpattern at position 0), got '('",
+        ),
         (["--model-config-name=a/b"], "--model-config-name expects a file's name, got 'a/b'"),
     ],
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.dataplane import HeaderFields, RequestHeaders
@@ -37,20 +38,22 @@ def read_timeout(value: bytes) -> float | None:
 class Opening(NamedTuple):
     """What every call begins with.
 
-    ``limit``: bytes of a message, after decompression too.
+    - ``limit``: bytes of a message, after decompression too.
+    - ``parameters``: headers that reach the model.
     """
 
     connection: GrpcConnection
     stream_id: int
     headers: RequestHeaders
     limit: int
+    parameters: Mapping[str, str] = MappingProxyType({})
 
 
 class Call:
     """What all calls have in common: how they end."""
 
     def __init__(self, opening: Opening) -> None:
-        self._connection, self._stream_id, self._headers, self._limit = opening
+        self._connection, self._stream_id, self._headers, self._limit, self._parameters = opening
         self._packing: Packing | None = None
         self._rate: Rate | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -14,6 +14,7 @@ from gpubridge.dataplane import (
 )
 from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.forwarded_headers import ForwardedHeaders, add_parameters
 from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.packing import PIECE, Packing
 from gpubridge.frontend.grpc.status import (
@@ -49,10 +50,15 @@ class InferEndpoint(GrpcInferEndpoint):
     """What plain calls have in common: those that the compiled module takes without one of these here.
 
     - ``method``: the number of ModelInfer among the methods.
+    - ``traces``: while they are active, the compiled module takes none.
     """
 
     def __init__(
-        self, method: int, forms: FormCache, memory: RequestMemory, traces: Traces
+        self,
+        method: int,
+        forms: FormCache,
+        memory: RequestMemory,
+        traces: Traces | ForwardedHeaders,
     ) -> None:
         super().__init__(method, forms.templates, traces, RESPONSE_HEADERS, OK_TRAILERS)
         self._memory = memory
@@ -233,6 +239,7 @@ class InferCall(Call):
             raise InferEndpoint.decoupled()
         if regions is not None:
             self._memory.share(request, regions, known.model.config.name)
+        add_parameters(request, self._parameters)
         self._known = known
         self._request = request
         submit(request, Received("GRPC", self._began, time.monotonic_ns()))

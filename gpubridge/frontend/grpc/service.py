@@ -14,6 +14,7 @@ from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.control import CONTROL_BYTES, ControlTasks, is_ready, trace_settings
+from gpubridge.frontend.forwarded_headers import NO_HEADERS, ForwardedHeaders
 from gpubridge.frontend.grpc.call import Call, Opening, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
@@ -51,6 +52,7 @@ class GrpcService:
 
     ``message_limit``: bytes of a message of inference, or with the files of a model, after
     decompression too.
+    ``headers``: those of calls that reach models.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class GrpcService:
         regions: ClientRegions,
         message_limit: int,
         workers: Workers,
+        headers: ForwardedHeaders = NO_HEADERS,
     ) -> None:
         self._repository = repository
+        self._headers = headers
         self._regions = regions
         self._tasks = ControlTasks()
         self.health = Health(ready)
@@ -99,7 +103,8 @@ class GrpcService:
             path = _SERVICE + name.encode()
             self._methods.append(self._unary(path, limit, partial(_answered, name, answer)))
         self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
-        self.infer = InferEndpoint(0, forms, memory, repository.telemetry.traces)
+        traces = headers if headers.active else repository.telemetry.traces
+        self.infer = InferEndpoint(0, forms, memory, traces)
 
     def _control_answers(
         self, ready: Callable[[], bool]
@@ -142,7 +147,8 @@ class GrpcService:
         if method < 0:
             return None
         entry = self._methods[method]
-        return entry.open(Opening(connection, stream_id, headers, entry.limit))
+        parameters = self._headers.of(headers.fields) if self._headers.active else {}
+        return entry.open(Opening(connection, stream_id, headers, entry.limit, parameters))
 
     # -- methods: the fields of the response, or a coroutine that returns them ---------------------
 

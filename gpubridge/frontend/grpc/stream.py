@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from gpubridge.engine.workers import HEAVY_BYTES
 from gpubridge.errors import BridgeError
+from gpubridge.frontend.forwarded_headers import add_parameters
 from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.packing import PIECE, PREFIX, Packing
 from gpubridge.frontend.grpc.status import CallFailed
@@ -264,6 +265,7 @@ class StreamCall(Call):
         except BridgeError as error:
             self._fail_turn(turn, error, error_frame(error.message, _readable(identifier)))
             return
+        add_parameters(request, self._parameters)
         turn.known = known
         turn.request = request
         if known.model.config.decoupled:
