@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from gpubridge import cli
 from gpubridge.errors import unsupported
@@ -14,6 +13,8 @@ DESCRIPTION = (
     'Print a script that makes a shell complete these commands: eval "$(gpubridge completion bash)". '
     "It needs the package shtab: pip install 'gpubridge[completion]'."
 )
+
+_PATHS = ("DIR", "MODEL_DIR", "REPOSITORY")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     (commands,) = (a for a in whole._actions if isinstance(a, argparse._SubParsersAction))
     for command in (*commands.choices.values(), triton):
         for action in command._actions:
-            if action.type is Path:
+            if action.metavar in _PATHS:
                 action.complete = shtab.FILE
     for program in (whole, triton):
         sys.stdout.write(shtab.complete(program, options.shell) + "\n")

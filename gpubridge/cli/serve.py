@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpubridge.config.backends import is_model_directory
-from gpubridge.config.settings import ServerSettings
+from gpubridge.config.settings import ServerSettings, read_repository
 from gpubridge.flags import add_flags, from_flags
 from gpubridge.telemetry.server_telemetry import open_telemetry
 from gpubridge.tensor.native import require_native
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "repositories",
         nargs="*",
-        type=Path,
+        type=read_repository,
         metavar="REPOSITORY",
         help="a model repository, or the directory of one model",
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
@@ -28,6 +29,15 @@ _MIB = 1024 * 1024
 _MAX_PORT = 65535
 _USUAL_DEBUG_PORT = 5678
 """Where debuggers look first."""
+
+
+def read_repository(text: str) -> Path:
+    """Read a directory, for argparse; one of another machine is refused."""
+    if "://" in text:
+        raise ArgumentTypeError(
+            f"expected a directory of this machine, got {text!r}: copy or mount it first"
+        )
+    return Path(text)
 
 
 def read_debug_models(texts: Iterable[str]) -> dict[str, int]:
@@ -179,7 +189,7 @@ class ServerSettings:
         name="model-repository",
         alias="model-store",
         group=_REPOSITORY,
-        type=Path,
+        type=read_repository,
         metavar="DIR",
         read=tuple,
     )

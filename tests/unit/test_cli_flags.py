@@ -173,12 +173,21 @@ class TestTritonserver:
         (["--qqqqqqq"], "unknown flag --qqqqqqq"),
         (["--model-path=x"], "unknown flag --model-path"),
         (["--http-port=abc"], "argument --http-port: invalid int value: 'abc'"),
+        (
+            ["s3://bucket/models"],
+            (
+                "argument REPOSITORY: expected a directory of this machine, got 's3://bucket/models': "
+                "copy or mount it first"
+            ),
+        ),
         (["--allow-http=yes"], "argument --allow-http: expected true or false, got 'yes'"),
         (["--backend-config=python"], "--backend-config expects BACKEND,KEY=VALUE, got 'python'"),
         (
             ["--http-header-forward-pattern=("],
-            "--http-header-forward-pattern expects a regular expression (missing ), unterminated "
-            "subpattern at position 0), got '('",
+            (
+                "--http-header-forward-pattern expects a regular expression (missing ), "
+                "unterminated subpattern at position 0), got '('"
+            ),
         ),
         (["--model-config-name=a/b"], "--model-config-name expects a file's name, got 'a/b'"),
     ],
