@@ -68,6 +68,14 @@ class Unserved:
     idle: tuple[Any, ...]
     refused: bool
 
+    def asks(self, given: tuple[Any, ...]) -> bool:
+        """Whether some of the values that were given ask for something."""
+        return any(value not in self.idle for value in given)
+
+    def refuses(self, given: tuple[Any, ...]) -> bool:
+        """Whether some of the values that were given are refused."""
+        return self.refused and self.asks(given)
+
 
 def flag(
     default: Any,
@@ -126,20 +134,20 @@ def flags_of(kind: type) -> Any:
     return field(default_factory=kind, metadata={"flags": kind})
 
 
-def declared_flags(kind: type) -> Iterator[tuple[Field[Any], Flag]]:
-    """Give the fields of a dataclass, and of those in it, that have a flag."""
+def declared_flags(kind: type) -> Iterator[Flag]:
+    """Give the flags of a dataclass's fields, and of those of the dataclasses in it."""
     for each in fields(kind):
         if "flags" in each.metadata:
             yield from declared_flags(each.metadata["flags"])
         elif "flag" in each.metadata:
-            yield each, _flag(kind, each)
+            yield _flag(kind, each)
 
 
 def add_flags(command: argparse.ArgumentParser, kind: type) -> None:
     """Add the flags of a dataclass to a command, under their headings."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     ignored = []
-    for _, each in declared_flags(kind):
+    for each in declared_flags(kind):
         if each.group not in groups:
             groups[each.group] = command.add_argument_group(each.group)
         add = groups[each.group].add_argument
@@ -190,18 +198,19 @@ def check_flags(settings: Any) -> None:
         if declared.least is not None and not value >= declared.least:
             number = "an integer" if type(each.default) is int else "a number"
             raise invalid_flag(declared.name, f"{number} of at least {declared.least}", str(value))
-        if declared.unserved is not None and declared.unserved.refused:
-            for given in _asked_for(declared.unserved, value):
-                raise unsupported(f"{declared.name}={_text(given)}: {declared.unserved.why}")
+        if declared.unserved is not None and declared.unserved.refuses(value):
+            raise unsupported(f"{declared.name}: {declared.unserved.why}")
 
 
 def flags_without_effect(settings: Any) -> Iterator[str]:
-    """Give a sentence for each flag that was given and has no effect here."""
+    """Give a sentence for each flag that was given and has no effect here, without its value.
+
+    That may be a secret.
+    """
     for each in fields(settings):
         declared = _flag(type(settings), each)
-        if declared.unserved is not None:
-            for given in _asked_for(declared.unserved, getattr(settings, each.name)):
-                yield f"{declared.name}={_text(given)} has no effect: {declared.unserved.why}"
+        if declared.unserved is not None and declared.unserved.asks(getattr(settings, each.name)):
+            yield f"{declared.name} has no effect: {declared.unserved.why}"
 
 
 def invalid_flag(name: str, expected: str, got: str) -> BridgeError:
@@ -233,11 +242,3 @@ def _typed(default: Any) -> dict[str, Any]:
     if isinstance(default, (int, float)):
         return {"type": type(default), "metavar": "N" if isinstance(default, int) else "X"}
     return {}
-
-
-def _asked_for(flag: Unserved, given: tuple[Any, ...]) -> Iterator[Any]:
-    return (value for value in given if value not in flag.idle)
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -355,10 +355,9 @@ class ServerSettings:
     def notices(self) -> list[str]:
         """Return a sentence for the log for each flag that was given and has no effect here."""
         others = [
-            f"--backend-config={backend},{key}={value} has no effect: only the Python backend has "
-            "settings here"
+            f"--backend-config={backend},{key} has no effect: only the Python backend has settings here"
             for backend, pairs in self.backend_config.items()
-            for key, value in pairs.items()
+            for key in pairs
             if backend != PYTHON_BACKEND
         ]
         if self.backend_directory is not None and not self.backend_directory.exists():

@@ -77,6 +77,8 @@ def test_the_two_commands_of_the_readme_without_a_compiler(checkout, bare):
     run("./dev", "demo", cwd=checkout, variables=bare)
     assert (checkout / "demo-output" / "contact_sheet.png").exists()
     assert list(checkout.glob(".venv/lib/*/site-packages/gpubridge/_native*.so"))
+    started = run(".venv/bin/tritonserver", "--help", cwd=checkout, variables=bare)
+    assert "usage: tritonserver [FLAG ...]" in started
     (cache,) = checkout.glob("build/*/CMakeCache.txt")
     assert "cmake/zig.cmake" in cache.read_text()
     tests = [f"tests/unit/{name}" for name in ("test_tensor_native.py", "test_doctor.py")]

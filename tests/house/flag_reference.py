@@ -44,7 +44,7 @@ More about [limits of connections](protocol.md#limits), [shared memory](protocol
 
 def document() -> str:
     """The whole file."""
-    flags = [flag for _, flag in declared_flags(ServerSettings)]
+    flags = list(declared_flags(ServerSettings))
     served = [flag for flag in flags if flag.unserved is None]
     parts = [
         HEAD,

@@ -63,8 +63,8 @@ class TestTritons:
             ("--buffer-manager-thread-count=4", "copied"),
             ("--grpc-infer-allocation-pool-size=16", "kept for reuse"),
             ("--min-supported-compute-capability=6.0", "every GPU"),
-            ("--host-policy=gpu_0,numa-node=0", "NUMA"),
-            ("--cache-config=local,size=1048576", "every request is executed"),
+            ("--host-policy=gpu_0", "NUMA"),
+            ("--cache-config=redis", "every request is executed"),
             ("--response-cache-byte-size=1048576", "every request is executed"),
             ("--rate-limit=execution_count", "as they become free"),
             ("--rate-limit-resource=R1:10:0", "no resources"),
@@ -75,7 +75,8 @@ class TestTritons:
     )
     def test_what_tunes_another_server_is_said_to_have_no_effect(self, words, why):
         (notice,) = settings_of(words).notices()
-        assert notice.startswith(f"{words} has no effect: ")
+        # Without the value: it may be a secret.
+        assert notice.startswith(f"{words.rpartition('=')[0]} has no effect: ")
         assert why in notice
 
     @pytest.mark.parametrize(
@@ -90,8 +91,9 @@ class TestTritons:
         ],
     )
     def test_what_would_be_missed_is_refused(self, words, why):
-        assert error_of(words).startswith(f"{words}: ")
+        assert error_of(words).startswith(words.partition("=")[0] + ": ")
         assert why in error_of(words)
+        assert "secret" not in error_of(words)
 
     @pytest.mark.parametrize(
         ("words", "name", "value"),
@@ -214,7 +216,7 @@ def test_a_new_flag_is_its_field():
     options = parser.parse_args([REPOSITORY, "--spare-stubs", "3"])
     assert from_flags(Grown, options).spare_stubs == 3
     assert "--spare-stubs N" in parser.format_help()
-    (row,) = [each for _, each in declared_flags(Grown) if each.name == "--spare-stubs"]
+    (row,) = [each for each in declared_flags(Grown) if each.name == "--spare-stubs"]
     assert (row.group, row.text, row.default) == ("Server", "stubs kept in reserve", 1)
     refused: Any = parser.parse_args([REPOSITORY, "--spare-stubs=-1"])
     with pytest.raises(BridgeError, match="--spare-stubs expects an integer of at least 0, got -1"):
