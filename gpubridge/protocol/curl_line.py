@@ -13,6 +13,8 @@ from gpubridge.tensor.dtypes import item_size
 
 _WRITTEN_OUT = 16
 """Elements of an input that are shown; more of them come from a program."""
+_MOST_ELEMENTS = 1 << 22
+"""Elements of all inputs that a first request has; more of them are no quick question."""
 _BINARY_ONLY = ("FP16", "BF16")
 _SEQUENCE = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
 
@@ -20,10 +22,12 @@ _SEQUENCE = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
 def curl_line(config: ModelConfig, url: str) -> str:
     """Return a ``curl`` command that the model at ``url``, the server's, can take.
 
-    Empty where there is none: a decoupled model with inputs that JSON cannot carry.
+    Empty where there is none: a decoupled model with inputs that JSON cannot carry, or very large inputs.
     """
     model = f"{url}/v2/models/{quote_url(config.name, safe='')}"
-    inputs = [spec for spec in config.inputs if not spec.optional]
+    inputs = [spec for spec in config.inputs if not spec.optional] or list(config.inputs[:1])
+    if sum(_count(spec, config) for spec in inputs) > _MOST_ELEMENTS:
+        return ""
     sequence = config.message.WhichOneof("scheduling_choice") == "sequence_batching"
     parameters = _SEQUENCE if sequence else {}
     binary = any(spec.datatype in _BINARY_ONLY for spec in inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import subprocess
 from types import SimpleNamespace
@@ -55,6 +54,7 @@ MODELS = {
         "BOOL",
         BATCHED,
     ),
+    "all_optional": ('name: "IN" optional: true ' + ONE_FLOAT, "FP32", BATCHED),
     "large": (LARGE.format("FP32"), "FP32", BATCHED),
     "large_text": (LARGE.format("STRING"), "STRING", BATCHED),
     "half": (LARGE.format("FP16"), "FP16", BATCHED),
@@ -66,9 +66,15 @@ SIZES = {"numbers": 2, "large": 150528, "large_text": 150528, "half": 150528, "s
          "large_stream": 150528}  # fmt: skip
 
 
+HUGE = 'name: "IN" data_type: TYPE_FP32 dims: [1000000, 1000000]'
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "huge", SOURCE, inputs=HUGE, outputs=OUT.format("FP32"))
+    half_stream = LARGE.format("FP16")
+    write_model(repository, "half_stream", SOURCE, inputs=half_stream, config=STREAM)
     for name, (inputs, datatype, config) in MODELS.items():
         outputs = OUT.format(datatype)
         write_model(repository, name, SOURCE, config=config, inputs=inputs, outputs=outputs)
@@ -101,20 +107,28 @@ def test_each_model_has_a_line_that_works(server, tmp_path, name):
     assert f"[{name}_0] got [{SIZES.get(name, 1)}]" in server.log()
 
 
-def test_addresses_that_others_reach_are_a_warning(caplog):
+def test_what_curl_cannot_ask_has_no_line(server):
+    lines = [line for line in server.log().splitlines() if "curl " in line]
+    assert len(lines) == len(MODELS)
+    assert not [line for line in lines if "huge" in line or "half_stream" in line]
+
+
+def test_addresses_that_others_reach_are_a_warning(monkeypatch):
     doors = [
         SimpleNamespace(name="HTTPService", host=host, port=8000, is_local=host == "127.0.0.1")
         for host in ("127.0.0.1", "0.0.0.0")
     ]
-    logging.getLogger("gpubridge").propagate = True
+    said = []
+    monkeypatch.setattr(
+        server_module, "_logger", SimpleNamespace(warning=lambda text, *of: said.append(text % of))
+    )
     settings = SimpleNamespace(model_control_mode="explicit")
     server_module._warn_of_reach(doors[:1], settings)
-    assert caplog.records == []
+    assert said == []
     server_module._warn_of_reach(doors, settings)
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert record.getMessage().startswith("0.0.0.0:8000: whoever reaches this machine")
-    assert "load models, whose code runs here" in record.getMessage()
+    (line,) = said
+    assert line.startswith("0.0.0.0:8000: whoever reaches this machine")
+    assert "load models, whose code runs here" in line
 
 
 @pytest.mark.parametrize(

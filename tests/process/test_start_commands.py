@@ -138,6 +138,8 @@ def test_one_models_directory_is_served_alone(tmp_path, made):
     with running_server([], command=command) as server:
         assert server.ask("self.said = 'served'") == (200, "served")
         assert {name for name, _ in server.index()} == {"m"}
+        # Also of a configuration that the model has made.
+        assert '"name": "IN", "datatype": "BYTES"' in server.log()
 
 
 def test_one_models_directory_is_polled(tmp_path):
