@@ -77,18 +77,24 @@ class HttpConnections:
     max_connections: int = flag(
         4096,
         "connections open at once, at each HTTP endpoint; for one more the longest idle one is "
-        "closed, else it gets 503",
+        "closed, else it gets 503; 0 for any number",
         least=0,
     )
-    header_timeout: float = flag(30.0, "seconds that the head of a request may take", least=0)
+    header_timeout: float = flag(
+        30.0, "seconds that the head of a request may take; 0 for any", least=0
+    )
     body_timeout: float = flag(
-        60.0, "in each so many seconds a body must bring 500 bytes a second, or end", least=0
+        60.0,
+        "in each so many seconds a body must bring 500 bytes a second, or end; 0: never",
+        least=0,
     )
     idle_timeout: float = flag(
-        300.0, "seconds that a connection may be open without a request", least=0
+        300.0, "seconds that a connection may be open without a request; 0 for any", least=0
     )
     send_timeout: float = flag(
-        60.0, "in each so many seconds a client must take 500 bytes a second of answers", least=0
+        60.0,
+        "in each so many seconds a client must take 500 bytes a second of answers; 0: never",
+        least=0,
     )
 
     def __post_init__(self) -> None:
@@ -112,50 +118,58 @@ class GrpcConnections:
 
     max_connections: int = flag(
         4096,
-        "connections open at once; for one more the longest idle one gets GOAWAY, else it does",
+        "connections open at once; for one more the longest idle one gets GOAWAY, else it does; 0 for "
+        "any number",
         least=0,
     )
     preface_timeout: float = flag(
-        20.0, "seconds to the end of a client's preface and settings", least=0
+        20.0, "seconds to the end of a client's preface and settings; 0 for any", least=0
     )
     message_timeout: float = flag(
         60.0,
-        "in each so many seconds a message above 64 KiB must bring 500 bytes a second, or end",
+        "in each so many seconds a message above 64 KiB must bring 500 bytes a second, or end; 0: never",
         least=0,
     )
     idle_timeout: float = flag(
-        3600.0, "seconds that a connection may be open without a call", least=0
+        3600.0, "seconds that a connection may be open without a call; 0 for any", least=0
     )
     send_timeout: float = flag(
-        60.0, "in each so many seconds a client must take 500 bytes a second of answers", least=0
+        60.0,
+        "in each so many seconds a client must take 500 bytes a second of answers; 0: never",
+        least=0,
     )
     keepalive_time: int = flag(
-        7_200_000, "milliseconds of silence before a client is pinged", least=0
+        7_200_000, "milliseconds of silence before a client is pinged; 0: never", least=0
     )
     keepalive_timeout: int = flag(
         20_000,
-        "milliseconds that the answer to a ping may take before the connection ends",
+        "milliseconds that the answer to a ping may take before the connection ends; 0 for any",
         least=0,
     )
     keepalive_permit_without_calls: bool = flag(
         False, "ping, and take more than one ping in two hours, also while no call is open"
     )
     http2_max_pings_without_data: int = flag(
-        2, "pings sent while nothing else is to be sent", least=0
+        2, "pings sent while nothing else is to be sent; 0 for any number", least=0
     )
     http2_min_recv_ping_interval_without_data: int = flag(
         300_000, "milliseconds between a client's pings while nothing is sent to it", least=0
     )
     http2_max_ping_strikes: int = flag(
-        2, "too early pings that are tolerated before GOAWAY", least=0
+        2, "too early pings that are tolerated before GOAWAY; 0 for any number", least=0
     )
     max_connection_age: int = flag(
-        0, "milliseconds until a client is asked to connect anew", least=0
+        0,
+        "milliseconds, give or take a tenth, until a client is asked to connect anew; 0: never",
+        least=0,
     )
-    max_connection_age_grace: int = flag(0, "milliseconds that its open calls then get", least=0)
+    max_connection_age_grace: int = flag(
+        0, "milliseconds that its open calls then get; 0 for any time", least=0
+    )
     infer_response_compression_level: CompressionLevel = flag(
         "none",
-        "how well answers to inference are compressed, for clients that accept it",
+        "answers to inference are compressed by gzip, else deflate, at level 1, 6 or 9, where clients "
+        "accept it and it makes them shorter",
         choices=get_args(CompressionLevel),
     )
 

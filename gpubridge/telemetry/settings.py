@@ -44,10 +44,12 @@ class MetricsSettings:
         2000.0, "milliseconds between two measurements of the machine", name="metrics-interval-ms"
     )
     cpu: bool = flag(True, "measure the machine's CPU", name="allow-cpu-metrics")
-    gpu: bool = flag(True, "measure the machine's GPUs", name="allow-gpu-metrics")
+    gpu: bool = flag(
+        True, "measure the machine's GPUs: pip install nvidia-ml-py", name="allow-gpu-metrics"
+    )
     config: tuple[str, ...] = flag(
         (),
-        "a setting of metrics: counter_latencies summary_latencies summary_quantiles "
+        "a setting of metrics: counter_latencies (true), summary_latencies, summary_quantiles, "
         "histogram_latencies; may be given several times",
         name="metrics-config",
         metavar="KEY=VALUE",
