@@ -35,8 +35,7 @@ class TestTritons:
     def test_help_of_tritonserver_names_as_many(self):
         assert len(TRITON_2_51) == len(set(TRITON_2_51)) == 86
 
-    # --id is on its way with the name that the server tells.
-    @pytest.mark.parametrize("name", [*TRITON_2_51[1:], *NEWER])
+    @pytest.mark.parametrize("name", [*TRITON_2_51, *NEWER])
     def test_none_is_unknown(self, name):
         assert name in cli.command_parser("tritonserver")._option_string_actions
 
