@@ -22,6 +22,16 @@ std::string joined(const Parts&... parts) {
   return text;
 }
 
+// Takes as long wherever two texts of a length differ: one of them is a secret.
+inline bool equal_secret(std::string_view left, std::string_view right) {
+  if (left.size() != right.size()) return false;
+  unsigned char differences = 0;
+  for (std::size_t index = 0; index < left.size(); ++index) {
+    differences |= static_cast<unsigned char>(left[index] ^ right[index]);
+  }
+  return differences == 0;
+}
+
 // A hash for maps that are asked by views, without making a string.
 struct TextHash {
   using is_transparent = void;

@@ -164,6 +164,8 @@ class GrpcMethods:
     """
 
     def __init__(self, methods: Iterable[tuple[bytes, int, int]]) -> None: ...
+    def require(self, method: int, name: bytes, value: bytes, /) -> None:
+        """Have no call of a method ``admitted`` without a field; its name is in lower case."""
 
 class HeaderFields:
     """Header fields to be sent: names in lower case, pseudo-header fields first; checked by nobody.
@@ -183,6 +185,8 @@ class RequestHeaders:
     """All fields in their order, pseudo-header fields included."""
     plain: bool
     """Whether there is neither compression nor a time-out."""
+    admitted: bool
+    """Whether the field is there that the method requires, if it does."""
     coding: bytes
     """Return ``grpc-encoding``; empty where there is none."""
     accepted_codings: bytes
@@ -1086,10 +1090,11 @@ class InferTargets:
     """The endpoints of inference by the targets of requests, as clients write them.
 
     A connection gives POSTs to these targets, whose body comes as it is, to the endpoint itself. What that does not take goes
-    to its ``take_over(exchange, slot, start, length, copied)``.
+    to its ``take_over(exchange, slot, start, length, copied)``. Requests without the required field, whose name is in lower
+    case, are left to Python.
     """
 
-    def __init__(self) -> None: ...
+    def __init__(self, required_name: bytes = ..., required_value: bytes = ...) -> None: ...
     def __len__(self) -> int: ...
     def add(self, target: bytes, endpoint: HttpInferEndpoint, /) -> None: ...
     def remove(self, endpoint: HttpInferEndpoint, /) -> None:

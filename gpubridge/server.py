@@ -94,15 +94,9 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         workers,
         strict_readiness=settings.strict_readiness,
         headers=ForwardedHeaders(settings.http_header_forward_pattern),
+        restrictions=settings.http_restricted_api,
     )
-    service = GrpcService(
-        repository,
-        router.ready,
-        regions,
-        settings.grpc_max_message_size,
-        workers,
-        ForwardedHeaders(settings.grpc_header_forward_pattern),
-    )
+    service = GrpcService(repository, router.ready, regions, workers, settings)
     repository.listen(router.model_changed)
     repository.listen(service.model_changed)
     doors: list[_Door] = []
@@ -125,7 +119,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
             failed = _describe_failures(repository)
             return 1
         router.serving = True
-        _say_ready(doors, repository)
+        _say_ready(doors, repository, settings)
         await stopping
         return 0
     except asyncio.CancelledError:
@@ -219,7 +213,8 @@ async def _open_doors(
         reuse = settings.reuse_http_port
         doors.append(await _open_door(_HTTP, address, port, requests, reuse=reuse))
     if settings.allow_metrics:
-        listener = HttpListener(MetricsRouter(repository), http, workers, repository.regions.budget)
+        metrics = MetricsRouter(repository, settings.http_restricted_api)
+        listener = HttpListener(metrics, http, workers, repository.regions.budget)
         pages: _MakeProtocol = partial(HttpConnection, listener)
         address, port = settings.metrics_address, settings.metrics_port
         doors.append(await _open_door(_METRICS, address, port, pages))
@@ -294,7 +289,9 @@ def _warn_of_reach(doors: Sequence[_Door], settings: ServerSettings) -> None:
         )
 
 
-def _say_ready(doors: Sequence[_Door], repository: ModelRepository) -> None:
+def _say_ready(
+    doors: Sequence[_Door], repository: ModelRepository, settings: ServerSettings
+) -> None:
     """Tell where the server listens, who can connect, and how each model is asked."""
     forms = {_HTTP: "http://{}", _GRPC: "gRPC {}", _METRICS: "http://{}/metrics"}
     places = {door.name: forms[door.name].format(door.place) for door in doors}
@@ -308,7 +305,9 @@ def _say_ready(doors: Sequence[_Door], repository: ModelRepository) -> None:
     configs = {model.name: model.config for model in repository.loaded()}
     if _HTTP in places and configs:
         lines = [curl_line(config, places[_HTTP]) for _, config in sorted(configs.items())]
-        _logger.info("each model once:\n%s", "\n".join(filter(None, lines)))
+        header = settings.http_restricted_api.get("inference")
+        needs = "" if header is None else f", with -H '{header.header}: ...'"
+        _logger.info("each model once%s:\n%s", needs, "\n".join(filter(None, lines)))
 
 
 async def _close(

@@ -32,7 +32,8 @@ GrpcInferEndpoint::GrpcInferEndpoint(int method, nb::object templates, nb::objec
 
 bool GrpcInferEndpoint::takes(const Event& event) const {
   return (event.kind == EventKind::kCall || event.kind == EventKind::kBegin) &&
-         event.headers->method() == method_ && event.headers->plain() && !event.compressed &&
+         event.headers->method() == method_ && event.headers->plain() &&
+         event.headers->admitted() && !event.compressed &&
          !nb::cast<bool>(attribute<"active">(traces_));
 }
 

@@ -149,7 +149,10 @@ bool Connection::take_inference(Exchange& exchange) {
   const Head& head = *exchange.head_;
   if (length_ == 0 || head.method() != "POST") return false;
   const nb::handle endpoint = targets_->find(head.target());
-  if (!endpoint.is_valid() || nb::cast<InferEndpoint&>(endpoint).traced()) return false;
+  if (!endpoint.is_valid() || !targets_->admits(head) ||
+      nb::cast<InferEndpoint&>(endpoint).traced()) {
+    return false;
+  }
   const auto header = header_size(head, length_);
   if (!header) return false;
   nb::object charged = nb::none();

@@ -51,14 +51,21 @@ class InferEndpoint {
 // The endpoints by the targets of their requests, as clients write them.
 class InferTargets {
  public:
+  // Requests without a field, whose name is in lower case, are for Python; with an empty name none.
+  InferTargets(const nb::bytes& required_name, const nb::bytes& required_value)
+      : required_name_(view_of(required_name)), required_value_(view_of(required_value)) {}
   void add(const nb::bytes& target, nb::object endpoint);
   void remove(nb::handle endpoint);
   void clear() { endpoints_.clear(); }
   [[nodiscard]] std::size_t size() const { return endpoints_.size(); }
   // The endpoint, or a null handle.
   [[nodiscard]] nb::handle find(std::string_view target) const;
+  // The required field is there.
+  [[nodiscard]] bool admits(const Head& head) const;
 
  private:
+  std::string required_name_;
+  std::string required_value_;
   std::unordered_map<std::string, nb::object, TextHash, std::equal_to<>> endpoints_;
 };
 

@@ -37,6 +37,12 @@ nb::handle InferTargets::find(std::string_view target) const {
   return found == endpoints_.end() ? nb::handle() : nb::handle(found->second);
 }
 
+bool InferTargets::admits(const Head& head) const {
+  if (required_name_.empty()) return true;
+  const auto given = head.field(required_name_);
+  return given && equal_secret(*given, required_value_);
+}
+
 std::optional<std::uint64_t> header_size(const Head& head, std::uint64_t length) {
   const auto given = head.field("inference-header-content-length");
   if (!given) return length;
@@ -148,7 +154,8 @@ void bind_http1_inference(nb::module_& module) {
       .def(nb::init<nb::object>())
       .def("lead_to", &InferEndpoint::lead_to);
   nb::class_<InferTargets>(module, "InferTargets")
-      .def(nb::init<>())
+      .def(nb::init<const nb::bytes&, const nb::bytes&>(), nb::arg("required_name") = nb::bytes(""),
+           nb::arg("required_value") = nb::bytes(""))
       .def("add", &InferTargets::add)
       .def("remove", &InferTargets::remove)
       .def("clear", &InferTargets::clear)

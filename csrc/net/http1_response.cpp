@@ -4,9 +4,10 @@ namespace gpubridge::http1 {
 namespace {
 
 // "Not Allowed" is Triton's word.
-constexpr std::array<std::pair<int, std::string_view>, 11> kStatusLines{{
+constexpr std::array<std::pair<int, std::string_view>, 12> kStatusLines{{
     {200, "HTTP/1.1 200 OK\r\n"},
     {400, "HTTP/1.1 400 Bad Request\r\n"},
+    {403, "HTTP/1.1 403 Forbidden\r\n"},
     {404, "HTTP/1.1 404 Not Found\r\n"},
     {405, "HTTP/1.1 405 Not Allowed\r\n"},
     {408, "HTTP/1.1 408 Request Timeout\r\n"},

@@ -243,7 +243,7 @@ std::shared_ptr<GrpcMethods> methods_of(nb::handle methods) {
       throw nb::value_error("expected a kind of method");
     }
     made->add(std::string(view_of(nb::cast<nb::bytes>(parts[0]))),
-              {static_cast<GrpcKind>(kind), nb::cast<std::uint64_t>(parts[2])});
+              {static_cast<GrpcKind>(kind), nb::cast<std::uint64_t>(parts[2]), {}, {}});
   }
   return made;
 }
@@ -257,6 +257,7 @@ void bind_headers(nb::module_& module) {
   nb::class_<RequestHeaders>(module, "RequestHeaders")
       .def_prop_ro("path", [](const RequestHeaders& self) { return bytes_object(self.path()); })
       .def_prop_ro("plain", &RequestHeaders::plain)
+      .def_prop_ro("admitted", &RequestHeaders::admitted)
       .def_prop_ro("coding", [](const RequestHeaders& self) { return bytes_object(self.coding()); })
       .def_prop_ro("accepted_codings",
                    [](const RequestHeaders& self) { return bytes_object(self.accepted_codings()); })
@@ -279,7 +280,12 @@ void bind_settings(nb::module_& module) {
   nb::class_<Limits>(module, "Http2Limits").def(nb::new_([](const nb::kwargs& given) {
     return limits_of(given);
   }));
-  nb::class_<GrpcMethods>(module, "GrpcMethods").def(nb::new_(&methods_of), nb::arg("methods"));
+  nb::class_<GrpcMethods>(module, "GrpcMethods")
+      .def(nb::new_(&methods_of), nb::arg("methods"))
+      .def("require",
+           [](GrpcMethods& self, int number, const nb::bytes& name, const nb::bytes& value) {
+             self.require(number, std::string(view_of(name)), std::string(view_of(value)));
+           });
 }
 
 void bind_connection(nb::module_& module) {

@@ -60,6 +60,12 @@ int GrpcMethods::find(std::string_view path) const {
   return found == numbers_.end() ? kUnknown : found->second;
 }
 
+void GrpcMethods::require(int number, std::string name, std::string value) {
+  GrpcMethod& method = methods_.at(static_cast<std::size_t>(number));
+  method.required_name = std::move(name);
+  method.required_value = std::move(value);
+}
+
 bool check_fields(const HeaderList& fields, std::size_t first,
                   std::optional<std::uint64_t>& content_length) {
   std::optional<std::string_view> length;
@@ -90,10 +96,18 @@ std::shared_ptr<const RequestHeaders> RequestHeaders::read(HeaderList fields,
       !check_fields(headers->fields_, next, headers->content_length_)) {
     return nullptr;
   }
-  for (; next < headers->fields_.count(); ++next) {
-    headers->note(headers->fields_.name(next), headers->fields_.value(next));
-  }
   headers->method_ = methods.find(headers->path_);
+  const GrpcMethod* method =
+      headers->method_ == GrpcMethods::kUnknown ? nullptr : &methods[headers->method_];
+  headers->admitted_ = method == nullptr || method->required_name.empty();
+  for (; next < headers->fields_.count(); ++next) {
+    const std::string_view name = headers->fields_.name(next);
+    const std::string_view value = headers->fields_.value(next);
+    headers->note(name, value);
+    if (method != nullptr && name == method->required_name) {
+      headers->admitted_ = equal_secret(value, method->required_value);
+    }
+  }
   return headers;
 }
 

@@ -18,6 +18,9 @@ enum class GrpcKind : std::uint8_t {
 struct GrpcMethod {
   GrpcKind kind;
   std::uint64_t limit;  // bytes of the longest message
+  // A field that its calls must have; without a name none.
+  std::string required_name;
+  std::string required_value;
 };
 
 // The methods of a server, by path; what a path stands for is its number here.
@@ -28,6 +31,8 @@ class GrpcMethods {
   // Returns the method's number.
   int add(std::string path, GrpcMethod method);
   [[nodiscard]] int find(std::string_view path) const;
+  // Has a method's calls refused that do not have a field, whose name is in lower case.
+  void require(int number, std::string name, std::string value);
   [[nodiscard]] const GrpcMethod& operator[](int number) const {
     return methods_[static_cast<std::size_t>(number)];
   }
@@ -51,6 +56,8 @@ class RequestHeaders {
   // The number of the path's method, or GrpcMethods::kUnknown.
   [[nodiscard]] int method() const { return method_; }
   [[nodiscard]] std::optional<std::uint64_t> content_length() const { return content_length_; }
+  // The method's required field is there, if it has one.
+  [[nodiscard]] bool admitted() const { return admitted_; }
   // grpc-encoding and grpc-accept-encoding; empty where there are none.
   [[nodiscard]] std::string_view coding() const { return coding_; }
   [[nodiscard]] std::string_view accepted_codings() const { return accepted_codings_; }
@@ -68,6 +75,7 @@ class RequestHeaders {
   HeaderList fields_;
   std::string_view path_;
   int method_ = GrpcMethods::kUnknown;
+  bool admitted_ = true;
   std::optional<std::uint64_t> content_length_;
   std::string_view coding_;
   std::string_view accepted_codings_;

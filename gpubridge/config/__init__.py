@@ -21,6 +21,7 @@ from gpubridge.config.model_config import (
 )
 from gpubridge.config.model_settings import ModelSettings
 from gpubridge.config.python_backend import PythonBackendSettings
+from gpubridge.config.restrictions import Restrictions
 from gpubridge.config.schema import model_config_schema
 from gpubridge.config.settings import (
     CompressionLevel,
@@ -44,6 +45,7 @@ __all__ = [
     "ModelControlMode",
     "ModelSettings",
     "PythonBackendSettings",
+    "Restrictions",
     "ServerSettings",
     "TensorSpec",
     "VersionPolicy",

@@ -15,6 +15,11 @@ from typing import ClassVar, Literal, get_args
 
 from gpubridge.config.backends import PYTHON_BACKEND
 from gpubridge.config.normalise import GpuFallback
+from gpubridge.config.restrictions import (
+    Restrictions,
+    read_grpc_restrictions,
+    read_http_restrictions,
+)
 from gpubridge.config.triton_flags import TritonFlags
 from gpubridge.errors import invalid
 from gpubridge.flags import check_flags, flag, flags_of, flags_without_effect, invalid_flag
@@ -282,6 +287,15 @@ class ServerSettings:
         group=_HTTP,
         metavar="PATTERN",
     )
+    http_restricted_api: Restrictions = flag(
+        dict,
+        "endpoints that only requests with the header KEY: VALUE may use: health metadata inference "
+        "shared-memory model-config model-repository statistics trace logging, ours: settings (trace "
+        "and logging) metrics; may be given several times",
+        group=_HTTP,
+        metavar="API[,API...]:KEY=VALUE",
+        read=read_http_restrictions,
+    )
     http_connections: HttpConnections = flags_of(HttpConnections)
     allow_grpc: bool = flag(True, "serve gRPC", group=_GRPC)
     grpc_address: str = flag("127.0.0.1", "to listen on", group=_GRPC, metavar="ADDRESS")
@@ -297,6 +311,13 @@ class ServerSettings:
         "a regular expression: headers whose names it matches are parameters of their requests",
         group=_GRPC,
         metavar="PATTERN",
+    )
+    grpc_restricted_protocol: Restrictions = flag(
+        dict,
+        "as --http-restricted-api, but metrics; the header is triton-grpc-protocol-KEY",
+        group=_GRPC,
+        metavar="PROTOCOL[,PROTOCOL...]:KEY=VALUE",
+        read=read_grpc_restrictions,
     )
     grpc_connections: GrpcConnections = flags_of(GrpcConnections)
     allow_metrics: bool = flag(True, "serve metrics", group=_METRICS)

@@ -16,7 +16,6 @@ _TLS_FILE = "it is read with --grpc-use-ssl=true only"
 _NO_CACHE = "there is no response cache: every request is executed"
 _NO_VERTEX = "Vertex AI's endpoint is not served"
 _NO_SAGEMAKER = "SageMaker's endpoint is not served"
-_RESTRICTED = "no endpoint is restricted: put a proxy before the server that lets no others through"
 _ARENA = "tensors are in host memory that the server and one model share, and grow as needed"
 
 
@@ -37,7 +36,6 @@ class TritonFlags:
     )
     repoagent_directory: _Given = unserved(_MODELS, "no repository agents are run")
     http_thread_count: _Given = unserved(_HTTP, _LOOP, of=int)
-    http_restricted_api: _Given = unserved(_HTTP, _RESTRICTED, refused=True)
     grpc_infer_thread_count: _Given = unserved(_GRPC, _LOOP, of=int)
     grpc_infer_allocation_pool_size: _Given = unserved(
         _GRPC, "requests are not kept for reuse", of=int
@@ -50,7 +48,6 @@ class TritonFlags:
     grpc_server_cert: _Given = unserved(_GRPC, _TLS_FILE)
     grpc_server_key: _Given = unserved(_GRPC, _TLS_FILE)
     grpc_root_cert: _Given = unserved(_GRPC, _TLS_FILE)
-    grpc_restricted_protocol: _Given = unserved(_GRPC, _RESTRICTED, refused=True)
     allow_sagemaker: _Given = unserved(_CLOUDS, _NO_SAGEMAKER, False, of=boolean, refused=True)
     sagemaker_port: _Given = unserved(_CLOUDS, _NO_SAGEMAKER, of=int)
     sagemaker_safe_port_range: _Given = unserved(_CLOUDS, _NO_SAGEMAKER)

@@ -7,7 +7,7 @@ import base64
 import math
 import re
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import orjson
@@ -38,8 +38,20 @@ _TRACE = rb"/v2(?:/models/(?P<model>[^/]+))?/trace/setting"
 _HANDLE_BYTES = 64
 
 _Answer = Answer | Coroutine[Any, Any, Answer]
-Route = tuple[re.Pattern[bytes], bytes, Callable[[re.Match[bytes], HttpExchange], RequestHandler]]
-"""A pattern of whole paths, a method, and what makes the handler of a request for such a path."""
+
+
+class Route(NamedTuple):
+    """Requests with a method for some paths.
+
+    - ``group``: the restricted API that they belong to.
+    - ``paths``: a pattern of whole ones.
+    - ``open``: makes the handler of a request.
+    """
+
+    group: str
+    paths: re.Pattern[bytes]
+    method: bytes
+    open: Callable[[re.Match[bytes], HttpExchange], RequestHandler]
 
 
 class ControlRoutes:
@@ -56,32 +68,36 @@ class ControlRoutes:
         self._ready = ready
         self._tasks = ControlTasks()
         self.routes: list[Route] = [
-            self._route(b"GET", rb"/v2", self._server),
-            self._route(b"GET", rb"/v2/health/(live|ready)", self._health),
-            self._route(b"GET", rb"/v2/models/stats", self._statistics),
-            self._route(b"GET", MODEL + rb"/stats", self._statistics),
-            self._route(b"GET", MODEL, self._metadata),
-            self._route(b"GET", MODEL + rb"/ready", self._readiness),
-            self._route(b"GET", MODEL + rb"/config", self._config),
-            self._route(b"GET", rb"/v2/logging", self._log),
-            self._route(b"POST", rb"/v2/logging", self._change_log),
-            self._route(b"GET", _TRACE, self._trace),
-            self._route(b"POST", _TRACE, self._change_trace),
-            self._route(b"GET", _MEMORY + b"status", self._memory_status),
-            self._route(b"POST", _MEMORY + b"register", self._register),
-            self._route(b"POST", _MEMORY + b"unregister", self._unregister),
-            self._route(b"POST", rb"/v2/repository/index", self._index),
-            self._route(b"POST", _REPOSITORY + rb"unload", self._unload),
-            (re.compile(_REPOSITORY + rb"load"), b"POST", self._open_load),
+            self._route("metadata", b"GET", rb"/v2", self._server),
+            self._route("health", b"GET", rb"/v2/health/(live|ready)", self._health),
+            self._route("statistics", b"GET", rb"/v2/models/stats", self._statistics),
+            self._route("statistics", b"GET", MODEL + rb"/stats", self._statistics),
+            self._route("metadata", b"GET", MODEL, self._metadata),
+            self._route("health", b"GET", MODEL + rb"/ready", self._readiness),
+            self._route("model-config", b"GET", MODEL + rb"/config", self._config),
+            self._route("logging", b"GET", rb"/v2/logging", self._log),
+            self._route("logging", b"POST", rb"/v2/logging", self._change_log),
+            self._route("trace", b"GET", _TRACE, self._trace),
+            self._route("trace", b"POST", _TRACE, self._change_trace),
+            self._route("shared-memory", b"GET", _MEMORY + b"status", self._memory_status),
+            self._route("shared-memory", b"POST", _MEMORY + b"register", self._register),
+            self._route("shared-memory", b"POST", _MEMORY + b"unregister", self._unregister),
+            self._route("model-repository", b"POST", rb"/v2/repository/index", self._index),
+            self._route("model-repository", b"POST", _REPOSITORY + rb"unload", self._unload),
+            Route("model-repository", re.compile(_REPOSITORY + rb"load"), b"POST", self._open_load),
         ]
 
     def _route(
-        self, method: bytes, pattern: bytes, answer: Callable[[re.Match[bytes], bytes], _Answer]
+        self,
+        group: str,
+        method: bytes,
+        pattern: bytes,
+        answer: Callable[[re.Match[bytes], bytes], _Answer],
     ) -> Route:
         def open_call(path: re.Match[bytes], _: HttpExchange) -> ControlCall:
             return ControlCall(lambda call: answer(path, bytes(call.body)), self._tasks)
 
-        return re.compile(pattern), method, open_call
+        return Route(group, re.compile(pattern), method, open_call)
 
     # -- the server and its models ---------------------------------------------------------------
 

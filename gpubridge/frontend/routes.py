@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import partial
+from types import MappingProxyType
 
+from gpubridge.config import Restrictions
 from gpubridge.dataplane import HttpExchange, InferTargets
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.model import Model
@@ -27,19 +29,39 @@ from gpubridge.telemetry.statistics import DeviceWork
 _ROUTES_KEPT = 1024
 
 
-class _Failures:
-    """How a router's errors look."""
+class _Refused(BridgeError):
+    """A request that its method or its headers keep out, with a status of HTTP's own."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message, ErrorCode.INVALID_ARG)
+        self.status = status
+
+
+class _Router:
+    """The shared part of routers: who may use which endpoints, and how errors look."""
+
+    def __init__(self, restrictions: Restrictions) -> None:
+        self._restrictions = restrictions
+
+    def check(self, group: str, head: HttpExchange) -> None:
+        """Refuse a request that has not the header which its group of endpoints asks for."""
+        restriction = self._restrictions.get(group)
+        if restriction is not None and not restriction.admits(head.field(restriction.name)):
+            raise _Refused(restriction.refusal, 403)
 
     def failure(self, error: BridgeError, status: int | None) -> tuple[int, Pieces]:
         """Return status and JSON body of an error."""
+        if isinstance(error, _Refused):
+            status = error.status
         return status or http_status(error.code), error_body(error)
 
 
-class V2Router(_Failures):
+class V2Router(_Router):
     """Routes of the inference door.
 
     - ``strict_readiness``: whether the server is ready only when every model is.
     - ``headers``: those of requests that reach models.
+    - ``restrictions``: of groups of endpoints.
     """
 
     def __init__(
@@ -50,18 +72,28 @@ class V2Router(_Failures):
         *,
         strict_readiness: bool,
         headers: ForwardedHeaders = NO_HEADERS,
+        restrictions: Restrictions = MappingProxyType({}),
     ) -> None:
+        super().__init__(restrictions)
         self._workers = workers
         self._headers = headers
         self._repository = repository
         self._memory = RequestMemory(repository.regions, regions)
         self._strict = strict_readiness
-        self.targets = InferTargets()
+        inference = restrictions.get("inference")
+        self.targets = InferTargets(
+            *((inference.name, inference.value) if inference is not None else ())
+        )
         self._endpoints: dict[tuple[str, int | None], InferEndpoint] = {}
         self.serving = False
         self._routes: list[Route] = [
-            (re.compile(MODEL + rb"/infer"), b"POST", self._open_infer),
-            (re.compile(MODEL + rb"/generate(_stream)?"), b"POST", self._open_generate),
+            Route("inference", re.compile(MODEL + rb"/infer"), b"POST", self._open_infer),
+            Route(
+                "inference",
+                re.compile(MODEL + rb"/generate(_stream)?"),
+                b"POST",
+                self._open_generate,
+            ),
             *ControlRoutes(repository, regions, self.ready).routes,
         ]
 
@@ -93,24 +125,20 @@ class V2Router(_Failures):
         target = head.target
         endpoint: InferEndpoint | None = self.targets.find(target)
         if endpoint is not None and head.method == b"POST":
+            self.check("inference", head)
             return endpoint.request(head)
         path = target.partition(b"?")[0]
         if not path.startswith(b"/"):
             path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
         known = False
-        for pattern, method, open_call in self._routes:
-            match = pattern.fullmatch(path)
+        for route in self._routes:
+            match = route.paths.fullmatch(path)
             if match is not None:
-                if head.method == method:
-                    return open_call(match, head)
+                self.check(route.group, head)
+                if head.method == route.method:
+                    return route.open(match, head)
                 known = True
-        raise _MethodNotAllowed if known else not_found("Not Found")
-
-    def failure(self, error: BridgeError, status: int | None) -> tuple[int, Pieces]:
-        """Return status and JSON body of an error."""
-        if isinstance(error, _MethodNotAllowed):
-            status = 405
-        return super().failure(error, status)
+        raise _Refused("Method Not Allowed", 405) if known else not_found("Not Found")
 
     def _open_generate(self, path: re.Match[bytes], head: HttpExchange) -> RequestHandler:
         find = partial(self._repository.find, *named(path))
@@ -134,10 +162,11 @@ class V2Router(_Failures):
         return endpoint.request(head)
 
 
-class MetricsRouter(_Failures):
+class MetricsRouter(_Router):
     """The one route of the metrics door."""
 
-    def __init__(self, repository: ModelRepository) -> None:
+    def __init__(self, repository: ModelRepository, restrictions: Restrictions) -> None:
+        super().__init__(restrictions)
         self._repository = repository
         self._tasks = ControlTasks()
 
@@ -145,6 +174,7 @@ class MetricsRouter(_Failures):
         """Return who takes a request; raises BridgeError."""
         if head.target.partition(b"?")[0] != b"/metrics" or head.method != b"GET":
             raise not_found("Not Found: the metrics are at /metrics")
+        self.check("metrics", head)
         return ControlCall(self._page, self._tasks)
 
     def _page(self, call: ControlCall) -> Answer:
@@ -180,11 +210,6 @@ def _device_work(model: Model) -> DeviceWork:
     for instance in model.instances:
         work.include(instance.device_work)
     return work
-
-
-class _MethodNotAllowed(BridgeError):
-    def __init__(self) -> None:
-        super().__init__("Method Not Allowed", ErrorCode.INVALID_ARG)
 
 
 def _check_coupled(model: Model) -> None:

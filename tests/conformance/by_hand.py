@@ -31,6 +31,12 @@ BY_HAND = (
         "JSON parsers take the last one, too",
     ),
     (
+        "the header of a restricted endpoint, sent twice",
+        "the first counts",
+        "the last counts",
+        "as for every other header",
+    ),
+    (
         "statistics: errors that a model returns, requests that the sequence scheduler refuses",
         "no count knows of them",
         "are failures",

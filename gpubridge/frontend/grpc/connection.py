@@ -276,14 +276,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _open(self, stream_id: int, method: int, headers: RequestHeaders) -> Call | None:
         """A call begins; None if it has ended already."""
-        if not headers.plain:
-            error = _fault(headers)
-            if error is not None:
-                self._refuse(stream_id, error)
-                return None
-        call = self._service.open(method, self, stream_id, headers)
-        if call is None:
-            self._refuse(stream_id, CallFailed(Status.UNIMPLEMENTED, ""))
+        try:
+            if not headers.plain:
+                _check(headers)
+            call = self._service.open(method, self, stream_id, headers)
+        except CallFailed as error:
+            self.http2.send_headers(stream_id, failure(error, begun=False), True)
             return None
         self._calls[stream_id] = call
         if self._compression != "none":
@@ -293,9 +291,6 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if not headers.plain and headers.timeout is not None:
             call.limit_time(read_timeout(headers.timeout) or 0.0)
         return call
-
-    def _refuse(self, stream_id: int, error: CallFailed) -> None:
-        self.http2.send_headers(stream_id, failure(error, begun=False), True)
 
     def _abort(self, stream_id: int) -> None:
         """Nobody waits for a call's answer any more."""
@@ -319,17 +314,16 @@ class GrpcConnection(asyncio.BufferedProtocol):
             call.abort()
 
 
-def _fault(headers: RequestHeaders) -> CallFailed | None:
-    """Return what is wrong with the headers of a call, as gRPC reads them."""
+def _check(headers: RequestHeaders) -> None:
+    """Raise CallFailed for headers of a call that gRPC cannot read."""
     if headers.coding not in _CODINGS:
-        return CallFailed(
+        raise CallFailed(
             Status.UNIMPLEMENTED,
             f"grpc-encoding: expected identity, deflate or gzip, got {headers.coding!r}",
         )
     timeout = headers.timeout
     if timeout is not None and read_timeout(timeout) is None:
-        return CallFailed(
+        raise CallFailed(
             Status.INTERNAL,
             f"grpc-timeout: expected digits and a unit of H M S m u n, got {timeout!r}",
         )
-    return None

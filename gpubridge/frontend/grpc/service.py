@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpubridge.config import ServerSettings
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.dataplane import GrpcMethods, IdleConnections, RequestHeaders
 from gpubridge.engine.client_regions import ClientRegions
@@ -14,11 +15,12 @@ from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.control import CONTROL_BYTES, ControlTasks, is_ready, trace_settings
-from gpubridge.frontend.forwarded_headers import NO_HEADERS, ForwardedHeaders
+from gpubridge.frontend.forwarded_headers import ForwardedHeaders
 from gpubridge.frontend.grpc.call import Call, Opening, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
 from gpubridge.frontend.grpc.packing import MessageCoder
+from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol import metadata as documents
@@ -39,8 +41,14 @@ _UNARY, _INFER, _STREAM = range(3)
 
 
 class _Method(NamedTuple):
-    """A method: where, how its messages come, how long they may be, and what opens a call."""
+    """A method.
 
+    - ``group``: the restricted protocol that it belongs to.
+    - ``kind``: how its messages come; they are at most ``limit`` bytes long.
+    - ``open``: makes a call.
+    """
+
+    group: str
     path: bytes
     kind: int
     limit: int
@@ -50,9 +58,8 @@ class _Method(NamedTuple):
 class GrpcService:
     """GRPCInferenceService and the health service.
 
-    ``message_limit``: bytes of a message of inference, or with the files of a model, after
-    decompression too.
-    ``headers``: those of calls that reach models.
+    ``settings``: how long a message of inference, or with the files of a model, may be, also after
+    decompression; which headers reach models; which groups of methods are restricted.
     """
 
     def __init__(
@@ -60,11 +67,13 @@ class GrpcService:
         repository: ModelRepository,
         ready: Callable[[], bool],
         regions: ClientRegions,
-        message_limit: int,
         workers: Workers,
-        headers: ForwardedHeaders = NO_HEADERS,
+        settings: ServerSettings,
     ) -> None:
+        message_limit = settings.grpc_max_message_size
+        headers = ForwardedHeaders(settings.grpc_header_forward_pattern)
         self._repository = repository
+        self._restrictions = settings.grpc_restricted_protocol
         self._headers = headers
         self._regions = regions
         self._tasks = ControlTasks()
@@ -78,63 +87,86 @@ class GrpcService:
         # The compiled module knows each by its index, and ModelInfer is the first.
         self._methods = [
             _Method(
+                "inference",
                 _SERVICE + b"ModelInfer",
                 _INFER,
                 message_limit,
                 lambda opening: InferCall(opening, forms, memory),
             ),
             _Method(
+                "inference",
                 _SERVICE + b"ModelStreamInfer",
                 _STREAM,
                 message_limit,
                 lambda opening: StreamCall(opening, forms, memory),
             ),
             _Method(
+                "health",
                 _HEALTH + b"Watch",
                 _UNARY,
                 small,
                 lambda opening: HealthWatch(opening, self.health),
             ),
-            self._unary(_HEALTH + b"Check", small, self.health.answer),
+            self._unary("health", _HEALTH + b"Check", small, self.health.answer),
         ]
-        for name, answer in self._control_answers(ready).items():
-            # A model may be loaded with its files in the message.
-            limit = message_limit if name == "RepositoryModelLoad" else small
-            path = _SERVICE + name.encode()
-            self._methods.append(self._unary(path, limit, partial(_answered, name, answer)))
+        for group, answers in self._control_answers(ready).items():
+            for name, answer in answers.items():
+                # A model may be loaded with its files in the message.
+                limit = message_limit if name == "RepositoryModelLoad" else small
+                path, answered = _SERVICE + name.encode(), partial(_answered, name, answer)
+                self._methods.append(self._unary(group, path, limit, answered))
         self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
+        for number, method in enumerate(self._methods):
+            if (restriction := self._restrictions.get(method.group)) is not None:
+                self.methods.require(number, restriction.name, restriction.value)
         traces = headers if headers.active else repository.telemetry.traces
         self.infer = InferEndpoint(0, forms, memory, traces)
 
     def _control_answers(
         self, ready: Callable[[], bool]
-    ) -> dict[str, Callable[[ProtoMessage], _Answer]]:
-        """Return, by its name, the answer of each method that is no inference."""
+    ) -> dict[str, dict[str, Callable[[ProtoMessage], _Answer]]]:
+        """Return, by group and name, the answer of each method that is no inference."""
         return {
-            "ServerLive": lambda _: {"live": True},
-            "ServerReady": lambda _: {"ready": ready()},
-            "ServerMetadata": lambda _: documents.server_metadata(self._repository.server_id),
-            "ModelReady": self._model_ready,
-            "ModelMetadata": self._model_metadata,
-            "ModelConfig": self._model_config,
-            "ModelStatistics": self._model_statistics,
-            "RepositoryIndex": self._index,
-            "RepositoryModelLoad": self._load,
-            "RepositoryModelUnload": self._unload,
-            "LogSettings": self._log_settings,
-            "TraceSetting": self._trace_setting,
-            "SystemSharedMemoryRegister": self._register,
-            "SystemSharedMemoryUnregister": self._unregister,
-            "SystemSharedMemoryStatus": partial(self._memory_status, on_device=False),
-            "CudaSharedMemoryRegister": self._register_device,
-            "CudaSharedMemoryUnregister": lambda m: _done(self._regions.unregister_device(m.name)),
-            "CudaSharedMemoryStatus": partial(self._memory_status, on_device=True),
+            "health": {
+                "ServerLive": lambda _: {"live": True},
+                "ServerReady": lambda _: {"ready": ready()},
+                "ModelReady": self._model_ready,
+            },
+            "metadata": {
+                "ServerMetadata": lambda _: documents.server_metadata(self._repository.server_id),
+                "ModelMetadata": self._model_metadata,
+            },
+            "model-config": {"ModelConfig": self._model_config},
+            "statistics": {"ModelStatistics": self._model_statistics},
+            "model-repository": {
+                "RepositoryIndex": self._index,
+                "RepositoryModelLoad": self._load,
+                "RepositoryModelUnload": self._unload,
+            },
+            "logging": {"LogSettings": self._log_settings},
+            "trace": {"TraceSetting": self._trace_setting},
+            "shared-memory": {
+                "SystemSharedMemoryRegister": self._register,
+                "SystemSharedMemoryUnregister": self._unregister,
+                "SystemSharedMemoryStatus": partial(self._memory_status, on_device=False),
+                "CudaSharedMemoryRegister": self._register_device,
+                "CudaSharedMemoryUnregister": lambda m: _done(
+                    self._regions.unregister_device(m.name)
+                ),
+                "CudaSharedMemoryStatus": partial(self._memory_status, on_device=True),
+            },
         }
 
     def _unary(
-        self, path: bytes, limit: int, answer: Callable[[bytes], bytes | Coroutine[Any, Any, bytes]]
+        self,
+        group: str,
+        path: bytes,
+        limit: int,
+        answer: Callable[[bytes], bytes | Coroutine[Any, Any, bytes]],
     ) -> _Method:
-        return _Method(path, _UNARY, limit, lambda opening: UnaryCall(opening, answer, self._tasks))
+        return _Method(
+            group, path, _UNARY, limit, lambda opening: UnaryCall(opening, answer, self._tasks)
+        )
 
     def model_changed(self, name: str) -> None:
         """What is served of a model has changed: look it up again."""
@@ -142,11 +174,13 @@ class GrpcService:
 
     def open(
         self, method: int, connection: GrpcConnection, stream_id: int, headers: RequestHeaders
-    ) -> Call | None:
-        """Return the call that a stream is; None for a method that there is not."""
+    ) -> Call:
+        """Return the call that a stream is; raises CallFailed."""
         if method < 0:
-            return None
+            raise CallFailed(Status.UNIMPLEMENTED, "")
         entry = self._methods[method]
+        if not headers.admitted:
+            raise CallFailed(Status.UNAVAILABLE, self._restrictions[entry.group].refusal)
         parameters = self._headers.of(headers.fields) if self._headers.active else {}
         return entry.open(Opening(connection, stream_id, headers, entry.limit, parameters))
 

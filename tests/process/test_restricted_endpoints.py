@@ -1,0 +1,323 @@
+"""Groups of endpoints that only who knows a header's value may use, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import http.client
+import json
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as over_grpc
+from tritonclient.grpc import service_pb2 as messages, service_pb2_grpc
+
+from tests.process.server import running_server, wait_until, write_model
+
+SOURCE = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)])
+"""
+CALLER = SOURCE.replace(
+    "        return pb_utils.InferenceResponse([pb_utils.Tensor",
+    """        pb_utils.unload_model("spare")
+        pb_utils.load_model("spare")
+        call = pb_utils.InferenceRequest(
+            model_name="m", requested_output_names=["OUT"], inputs=request.inputs()
+        )
+        value = call.exec().output_tensors()[0].as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor""",
+)
+STREAM = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            out = pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())
+            final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            request.get_response_sender().send(pb_utils.InferenceResponse([out]), final)
+"""
+ENSEMBLE = """
+platform: "ensemble"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
+ensemble_scheduling { step [{
+  model_name: "m" model_version: -1
+  input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" }
+}] }
+"""
+GROUPS = (
+    "health", "metadata", "inference", "shared-memory", "model-config", "model-repository",
+    "statistics", "trace", "logging",
+)  # fmt: skip
+SECRET = "p4ss:w=rd, with a blank"
+TENSOR = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
+INFER, GENERATE = json.dumps({"inputs": [TENSOR]}), '{"IN": 1.0}'
+HTTP = [
+    ("health", "GET", "/v2/health/live", None),
+    ("health", "GET", "/v2/health/ready", None),
+    ("health", "GET", "/v2/models/m/ready", None),
+    ("metadata", "GET", "/v2", None),
+    ("metadata", "GET", "/v2/models/m", None),
+    ("metadata", "GET", "/v2/models/m/versions/1", None),
+    ("model-config", "GET", "/v2/models/m/config", None),
+    ("statistics", "GET", "/v2/models/stats", None),
+    ("statistics", "GET", "/v2/models/m/stats", None),
+    ("inference", "POST", "/v2/models/m/infer", INFER),
+    ("inference", "POST", "/v2/models/m/versions/1/infer", INFER),
+    ("inference", "POST", "/v2/models/m/generate", GENERATE),
+    ("inference", "POST", "/v2/models/stream/generate_stream", GENERATE),
+    ("model-repository", "POST", "/v2/repository/index", None),
+    ("model-repository", "POST", "/v2/repository/models/spare/load", None),
+    ("model-repository", "POST", "/v2/repository/models/spare/unload", None),
+    ("trace", "GET", "/v2/trace/setting", None),
+    ("trace", "POST", "/v2/models/m/trace/setting", "{}"),
+    ("logging", "GET", "/v2/logging", None),
+    ("logging", "POST", "/v2/logging", "{}"),
+    ("shared-memory", "GET", "/v2/systemsharedmemory/status", None),
+    ("shared-memory", "POST", "/v2/systemsharedmemory/unregister", None),
+    ("shared-memory", "GET", "/v2/cudasharedmemory/region/a/status", None),
+]
+CALL = messages.ModelInferRequest(
+    model_name="m",
+    inputs=[
+        messages.ModelInferRequest.InferInputTensor(
+            name="IN",
+            datatype="FP32",
+            shape=[1],
+            contents=messages.InferTensorContents(fp32_contents=[1]),
+        )
+    ],
+)
+METHODS = [
+    ("health", "ServerLive", messages.ServerLiveRequest()),
+    ("health", "ServerReady", messages.ServerReadyRequest()),
+    ("health", "ModelReady", messages.ModelReadyRequest(name="m")),
+    ("metadata", "ServerMetadata", messages.ServerMetadataRequest()),
+    ("metadata", "ModelMetadata", messages.ModelMetadataRequest(name="m")),
+    ("inference", "ModelInfer", CALL),
+    ("model-config", "ModelConfig", messages.ModelConfigRequest(name="m")),
+    ("statistics", "ModelStatistics", messages.ModelStatisticsRequest(name="m")),
+    ("model-repository", "RepositoryIndex", messages.RepositoryIndexRequest()),
+    (
+        "model-repository",
+        "RepositoryModelLoad",
+        messages.RepositoryModelLoadRequest(model_name="spare"),
+    ),
+    (
+        "model-repository",
+        "RepositoryModelUnload",
+        messages.RepositoryModelUnloadRequest(model_name="spare"),
+    ),
+    ("trace", "TraceSetting", messages.TraceSettingRequest()),
+    ("logging", "LogSettings", messages.LogSettingsRequest()),
+    ("shared-memory", "SystemSharedMemoryStatus", messages.SystemSharedMemoryStatusRequest()),
+    (
+        "shared-memory",
+        "SystemSharedMemoryUnregister",
+        messages.SystemSharedMemoryUnregisterRequest(),
+    ),
+    ("shared-memory", "CudaSharedMemoryStatus", messages.CudaSharedMemoryStatusRequest()),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    for name, source in (("m", SOURCE), ("spare", SOURCE), ("caller", CALLER)):
+        write_model(repository, name, source)
+    decoupled = "model_transaction_policy { decoupled: true }"
+    write_model(repository, "stream", STREAM, config=decoupled)
+    (repository / "chain" / "1").mkdir(parents=True)
+    (repository / "chain" / "config.pbtxt").write_text(ENSEMBLE)
+    flags = [f"--http-restricted-api={group}:K-{group}={SECRET}" for group in (*GROUPS, "metrics")]
+    flags += [f"--grpc-restricted-protocol={group}:K-{group}={SECRET}" for group in GROUPS]
+    explicit = ("--model-control-mode=explicit", "--load-model=*")
+    # Readiness is restricted, too.
+    with running_server(repository, *flags, *explicit, ready=False) as running:
+        with over_grpc.InferenceServerClient(running.grpc_url) as client:
+            header = key("health", grpc=True)
+            wait_until(lambda: client.is_server_ready(headers=header), "readiness", running)
+        yield running
+        assert SECRET not in running.log()
+
+
+def key(group, *, grpc=False, value=SECRET):
+    return {f"triton-grpc-protocol-k-{group}" if grpc else f"k-{group}": value}
+
+
+def refusal(group):
+    return {"error": f"This API is restricted, expecting header 'K-{group}'"}
+
+
+@pytest.mark.parametrize(("group", "method", "path", "body"), HTTP)
+def test_over_http(server, group, method, path, body):
+    others = {
+        name: value for other in GROUPS if other != group for name, value in key(other).items()
+    }
+    wrong = [key(group, value=value) for value in ("", SECRET[:-1], SECRET + "x", SECRET.upper())]
+    for headers in (others, *wrong):
+        status, _, said = server.request(method, path, body, headers)
+        assert (status, json.loads(said)) == (403, refusal(group))
+    status, _, said = server.request(method, path, body, key(group))
+    assert status == 200 or "'a'" in said.decode(), said
+
+
+def test_what_is_not_there_is_restricted_before_it_is_looked_for(server):
+    for method, path, group in (
+        ("GET", "/v2/models/none", "metadata"),
+        ("POST", "/v2/models/none/infer", "inference"),
+        ("GET", "/v2/models/m/infer", "inference"),
+        ("POST", "/v2/health/live", "health"),
+        ("GET", "/v2/models/m?x=1", "metadata"),
+    ):
+        assert json.loads(server.request(method, path)[2]) == refusal(group)
+    assert server.request("GET", "/v2/health/live", headers=key("health"))[0] == 200
+    assert server.request("POST", "/v2/health/live", headers=key("health"))[0] == 405
+    assert server.request("GET", "/v2/none")[0] == 404
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_inference_on_one_connection_again_and_again(server, size):
+    """Such requests are what compiled code takes alone, once it knows their form."""
+    data = np.ones(size, np.float32).tobytes()
+    entry = {"name": "IN", "datatype": "FP32", "shape": [size]}
+    head = json.dumps({"inputs": [{**entry, "parameters": {"binary_data_size": len(data)}}]})
+    length = {"Inference-Header-Content-Length": str(len(head))}
+    connection = http.client.HTTPConnection(server.http_url, timeout=150)
+    try:
+        for known in (False, True, True, False, True, False, False, True):
+            value = SECRET if known else "x" * len(SECRET)
+            headers = {**length, **key("inference", value=value)}
+            connection.request("POST", "/v2/models/m/infer", head.encode() + data, headers)
+            response = connection.getresponse()
+            assert response.status == (200 if known else 403)
+            assert response.read()
+    finally:
+        connection.close()
+
+
+def test_metrics(server):
+    connection = http.client.HTTPConnection(server.metrics_url, timeout=150)
+    try:
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        assert (response.status, json.loads(response.read())) == (403, refusal("metrics"))
+        connection.request("GET", "/metrics", headers=key("metrics"))
+        response = connection.getresponse()
+        assert (response.status, b"nv_inference" in response.read()) == (200, True)
+    finally:
+        connection.close()
+
+
+def outcome(call, *arguments, **options):
+    try:
+        return call(*arguments, timeout=150, **options)
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+
+
+def closed(group):
+    return (
+        grpc.StatusCode.UNAVAILABLE,
+        f"This protocol is restricted, expecting header 'triton-grpc-protocol-K-{group}'",
+    )
+
+
+def metadata(group, **options):
+    return tuple(key(group, grpc=True, **options).items())
+
+
+@pytest.mark.parametrize(("group", "name", "message"), METHODS, ids=[row[1] for row in METHODS])
+def test_over_grpc(server, group, name, message):
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        method = getattr(service_pb2_grpc.GRPCInferenceServiceStub(channel), name)
+        others = tuple(pair for other in GROUPS if other != group for pair in metadata(other))
+        for _ in range(2):
+            assert outcome(method, message) == closed(group)
+            for given in (others, metadata(group, value=""), tuple(key(group).items())):
+                assert outcome(method, message, metadata=given) == closed(group)
+            assert not isinstance(outcome(method, message, metadata=metadata(group)), tuple)
+
+
+def test_grpc_health_service(server):
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+
+        def watched(*arguments, **options):
+            return next(watch(*arguments, **options))
+
+        for call in (check, watched):
+            assert outcome(call, b"") == closed("health")
+            assert outcome(call, b"", metadata=metadata("health")) == b"\x08\x01"
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_grpc_inference_again_and_again(server, size, compression):
+    tensor = over_grpc.InferInput("IN", [size], "FP32")
+    tensor.set_data_from_numpy(np.ones(size, np.float32))
+    with over_grpc.InferenceServerClient(server.grpc_url) as client:
+        for known in (False, True, True, False, False, True):
+            value = SECRET if known else "x" * len(SECRET)
+            headers = key("inference", grpc=True, value=value)
+            options = {"headers": headers, "compression_algorithm": compression}
+            if known:
+                assert client.infer("m", [tensor], **options).as_numpy("OUT").size == size
+            else:
+                with pytest.raises(over_grpc.InferenceServerException) as caught:
+                    client.infer("m", [tensor], **options)
+                assert caught.value.message() == closed("inference")[1]
+
+
+@pytest.mark.parametrize("model", ["m", "stream"])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_grpc_streams(server, model, count):
+    calls = [messages.ModelInferRequest(model_name=model, inputs=CALL.inputs)] * count
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+        def answers(**options):
+            return [
+                len(one.infer_response.outputs)
+                for one in stub.ModelStreamInfer(iter(calls), **options)
+            ]
+
+        assert outcome(answers) == closed("inference")
+        assert outcome(answers, metadata=metadata("inference")) == [1] * count
+
+
+@pytest.mark.parametrize("model", ["caller", "chain"])
+def test_models_call_and_load_each_other_as_ever(server, model):
+    path = f"/v2/models/{model}/infer"
+    status, _, body = server.request("POST", path, INFER, key("inference"))
+    assert status == 200, body
+
+
+def test_settings_are_traces_and_logs(tmp_path):
+    write_model(tmp_path, "m", SOURCE)
+    flags = ("--http-restricted-api=settings:k=v", "--grpc-restricted-protocol=settings,health:k=v")
+    with running_server(tmp_path, *flags) as server:
+        for path in ("/v2/trace/setting", "/v2/logging"):
+            assert server.request("GET", path)[0] == 403
+            assert server.request("GET", path, headers={"k": "v"})[0] == 200
+        # Whoever follows the log sees what is to be added, and no value.
+        assert "each model once:" in server.log()
+        with grpc.insecure_channel(server.grpc_url) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            assert outcome(stub.LogSettings, messages.LogSettingsRequest())[0] == closed("")[0]
+            assert not isinstance(outcome(stub.ModelInfer, CALL), tuple)
+
+
+def test_the_line_for_each_model_names_the_header(server):
+    assert "each model once, with -H 'K-inference: ...':" in server.log()
