@@ -13,7 +13,7 @@ constexpr std::uint64_t kRaw = 7;
 constexpr MessageFault kNoText{"its id is no UTF-8"};
 constexpr std::size_t kLongestVarint = 10;
 constexpr unsigned kDeepest = 100;
-constexpr std::size_t kMostReserved = std::size_t{1} << 28U;
+constexpr std::size_t kLong = std::size_t{1} << 16U;
 
 // Takes a number, if it is all there.
 bool take_number(WireReader& fields, std::uint64_t& number) {
@@ -118,8 +118,8 @@ void FieldScanner::begin(std::uint64_t number, std::uint64_t length) {
   } else {
     inputs_ += number == kInputs ? 1 : 0;
     form_ += pending_;
-    // Growing by and by would move what is there again and again.
-    if (length > form_.size()) form_.reserve(form_.size() + std::min(length, kMostReserved));
+    // Growing by and by would move what is there again and again; what is not filled costs nothing.
+    if (length > kLong) form_.reserve(form_.size() + left_);
     sink_ = &form_;
     want_ = length;
   }

@@ -29,8 +29,12 @@ TemplateRules rules_of(std::uint64_t max_batch_size, std::uint64_t alignment,
   return rules;
 }
 
+// More bytes of strings are a worker's to check (gpubridge/protocol/body.py).
+constexpr std::size_t kLongStrings = std::size_t{32} << 20U;
+
 bool strings_fit(const InputPlace& place, std::span<const unsigned char> content) {
-  return place.item_size != 0 || holds_strings(content, place.strings);
+  return place.item_size != 0 ||
+         (content.size() <= kLongStrings && holds_strings(content, place.strings));
 }
 
 // The shapes of a request's inputs by their names, for the schedulers that ask: those of the first

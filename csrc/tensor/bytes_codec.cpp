@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::size_t kLengthSize = sizeof(uint32_t);
 constexpr std::size_t kLongest = UINT32_MAX;
+// More than that is counted without the interpreter's lock.
+constexpr std::size_t kLong = std::size_t{1} << 20U;
 
 // Walks a buffer that another process may be writing: a length is read once, checked, and only
 // that reading is used.
@@ -75,6 +77,8 @@ Element element_of(PyObject* item) {
 
 std::size_t count_strings(nb::handle buffer) {
   const BufferView view(buffer, PyBUF_SIMPLE);
+  std::optional<nb::gil_scoped_release> unlocked;
+  if (view.size() > kLong) unlocked.emplace();
   StringReader reader(view);
   std::size_t count = 0;
   for (; !reader.done(); ++count) reader.next();

@@ -13,7 +13,7 @@ import numpy as np
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import invalid
 from gpubridge.host_shm import HostArena
-from gpubridge.protocol.body import check_strings, pack_inputs
+from gpubridge.protocol.body import check_strings, input_copy
 from gpubridge.protocol.infer_request import parse_request
 from gpubridge.protocol.json_tensor import data_from_json
 from gpubridge.protocol.request_form import RequestForm
@@ -188,11 +188,12 @@ class RequestMaker:
     def make(self, arena: HostArena) -> InferRequest:
         """Make a request; who submits it gives its slot away. Nobody hears of its outcome yet."""
         form = self.form
-        slot, places, copied = pack_inputs(form, self._data, arena)
+        packed = input_copy(form, self._data, arena).run()
+        slot, places, copied = packed.slot, packed.places, packed.copied
         try:
             check_strings(form, self._model, [slot.memory[at : at + n] for at, n in places])
         except BaseException:
-            arena.free(slot)
+            packed.free()
             raise
         request = InferRequest(
             form.signature,

@@ -28,9 +28,12 @@ class Workers:
 
     The work should leave the interpreter's lock for all but short moments, as compiled code does. The
     threads have a lower priority than the event loop.
+
+    ``tasks``: those on the event loop that wait for such work.
     """
 
     def __init__(self) -> None:
+        self.tasks = TaskSet()
         self._pool = ThreadPoolExecutor(_THREADS, "worker", initializer=_lower_priority)
 
     def run(

@@ -12,7 +12,7 @@ from gpubridge.errors import BridgeError, ErrorCode, Pieces, invalid
 from gpubridge.frontend.control import JSON, PrivateBody
 from gpubridge.frontend.forwarded_headers import add_parameters
 from gpubridge.host_shm.request_arena import RequestArena
-from gpubridge.protocol.body import pack_inputs
+from gpubridge.protocol.body import InputCopy, input_copy
 from gpubridge.protocol.generate import encode_generated, parse_generate
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.protocol.status import error_body, http_status
@@ -54,28 +54,43 @@ class _Generation(PrivateBody):
         self._model = self._find()
         body, config = self.whole_body(), self._model.config
         if len(body) > HEAVY_BYTES:
-            self._workers.run(lambda: parse_generate(bytes(body), config), self._parsed)
+            self._workers.tasks.start(self._parse_beside(body))
         else:
-            self._submit(parse_generate(bytes(body), config))
+            form = parse_generate(bytes(body), config)
+            self._submit(form, self._input_copy(form).run())
 
-    def _parsed(self, form: RequestForm | BridgeError) -> None:
-        """Go on with a body that a worker has parsed."""
-        if self._aborted:
+    async def _parse_beside(self, body: memoryview) -> None:
+        """Have a worker parse a body that takes long, then give the request to the model."""
+        config = self._model.config
+        form = await self._workers.outcome(lambda: parse_generate(bytes(body), config))
+        if isinstance(form, BridgeError):
+            self._refuse(form)
             return
         try:
-            if isinstance(form, BridgeError):
-                raise form
-            self._submit(form)
+            inputs = await self._input_copy(form).run_in_turns()
+            if self._aborted:
+                inputs.free()
+            else:
+                self._submit(form, inputs)
         except BridgeError as error:
+            self._refuse(error)
+
+    def _refuse(self, error: BridgeError) -> None:
+        """Answer that the body is no request."""
+        if not self._aborted:
             self.release()
             self._exchange.fail(error)
 
-    def _submit(self, form: RequestForm) -> None:
+    def _input_copy(self, form: RequestForm) -> InputCopy:
+        return input_copy(form, memoryview(b""), self._arena_of(self._model.name))
+
+    def _submit(self, form: RequestForm, inputs: InputCopy) -> None:
         """Give the request to the model."""
         self._form = form
-        slot, places, packed = pack_inputs(form, memoryview(b""), self._arena_of(self._model.name))
         self.release()
-        request = self._request = form.request(slot, 0, places, self._done, packed)
+        request = self._request = form.request(
+            inputs.slot, 0, inputs.places, self._done, inputs.copied
+        )
         add_parameters(request, self._parameters)
         request.on_partial = self._respond
         self._model.submit(request)

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 
 from gpubridge.dataplane import HttpExchange, HttpInferEndpoint, JsonResponseTemplate
 from gpubridge.engine.model import Model
@@ -18,13 +19,15 @@ from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import Body, Slot
 from gpubridge.protocol.body import (
     ALIGNMENT,
+    LONG_STRINGS,
+    InputCopy,
     align_inputs,
     body_room,
     check_strings,
-    pack_inputs,
+    input_copy,
     write_length,
 )
-from gpubridge.protocol.infer_request import FormCache, raw_request
+from gpubridge.protocol.infer_request import FormCache, parse_request, raw_request
 from gpubridge.protocol.infer_response import (
     EncodedResponse,
     encode_response,
@@ -57,6 +60,19 @@ class ServedModel:
         self.inputs = len(model.config.inputs)
         self._memory = memory
         self._workers = workers
+
+    def parse_once(self, body: memoryview, header_size: int) -> RequestForm:
+        """Parse a request that takes long, and check its strings; any thread may; raises BridgeError."""
+        form = parse_request(
+            bytes(body[:header_size]),
+            self.model.config,
+            len(body) - header_size,
+            self._memory.check,
+        )
+        binary = body[header_size:]
+        check_strings(form, self.model.name, [binary[at : at + n] for at, n in form.places])
+        form.strings = ()
+        return form
 
     def share(self, request: InferRequest, regions: RequestRegions) -> None:
         """Give a request its places in the client's memory; see `RequestMemory.share`."""
@@ -211,40 +227,55 @@ class _InferHandler:
         self._exchange = exchange
         header_size = _header_size(self._header_length, self._length)
         copied = max(0, copied - header_size)
-        if header_size > HEAVY_BYTES:
-            self._parse_beside(header_size, copied)
+        if header_size > HEAVY_BYTES or (header_size and self._length > LONG_STRINGS):
+            self._working = True
+            work = self._parse_beside(exchange, header_size, copied)
+            self._endpoint.workers.tasks.start(work)
         else:
             self._parse_here(header_size, copied)
 
-    def _parse_beside(self, header_size: int, copied: int) -> None:
-        """Have a worker parse a large header; the request goes on when that is done."""
-        slot, served = self._slot, self._endpoint.served
-        assert slot is not None
-        header = slot.memory[self._start : self._start + header_size]
-        following = self._length - header_size
-        self._working = True
-
-        def parsed(form: RequestForm | BridgeError) -> None:
+    async def _parse_beside(self, exchange: HttpExchange, header_size: int, copied: int) -> None:
+        """Have a worker parse a request that takes long, then give it to the model."""
+        error: BridgeError | None = None
+        try:
+            form, packed = await self._parsed(header_size)
             self._working = False
-            exchange = self._exchange
-            assert exchange is not None
-            try:
-                if self._aborted:
-                    self.abort()
-                elif served is not self._endpoint.served:
-                    # The model was loaded anew meanwhile.
-                    self._parse_beside(header_size, copied)
-                elif isinstance(form, BridgeError):
-                    raise form
-                else:
-                    self._submit(form, header_size, copied)
-            except BridgeError as error:
-                self.abort()
-                exchange.fail(error)
+            if not self._aborted:
+                self._submit(form, header_size, copied, packed)
+                return
+            if packed is not None:
+                packed.free()
+        except BridgeError as caught:
+            # Without the traceback, which would hold the request until the next collection.
+            error = caught.copy()
+        self._working = False
+        self.abort()
+        if error is not None:
+            exchange.fail(error)
 
-        self._endpoint.workers.run(
-            lambda: served.forms.parse_once(bytes(header), following), parsed
-        )
+    async def _parsed(self, header_size: int) -> tuple[RequestForm, InputCopy | None]:
+        """Return what a request says, its strings being checked, and its inputs if some came as JSON.
+
+        Raises BridgeError.
+        """
+        endpoint, slot = self._endpoint, self._slot
+        assert slot is not None
+        body = slot.memory[self._start : self._start + self._length]
+        while True:
+            served = endpoint.served
+            form = await endpoint.workers.outcome(partial(served.parse_once, body, header_size))
+            if isinstance(form, BridgeError):
+                raise form
+            if served is not endpoint.served:
+                # The model was loaded anew meanwhile.
+                continue
+            if not form.packed or self._aborted:
+                return form, None
+            packed = input_copy(form, body[header_size:], endpoint.arena)
+            await packed.run_in_turns()
+            if served is endpoint.served:
+                return form, packed
+            packed.free()
 
     def _parse_here(self, header_size: int, copied: int) -> None:
         """Give the model the request, whose header is short or absent."""
@@ -260,13 +291,20 @@ class _InferHandler:
             form = served.forms.parse(header, self._length - header_size)
         self._submit(form, header_size, copied)
 
-    def _submit(self, form: RequestForm, header_size: int, copied: int) -> None:
-        """Give the model the request whose header says so."""
+    def _submit(
+        self, form: RequestForm, header_size: int, copied: int, packed: InputCopy | None = None
+    ) -> None:
+        """Give the model the request whose header says so.
+
+        ``packed``: its inputs, if they have been put together.
+        """
         data = self._start + header_size
         self._form = form
         served = self._served = self._endpoint.served
-        make = self._packed if form.packed else self._in_place
-        request = make(form, data, copied)
+        if form.packed:
+            request = self._packed(form, data, copied, packed)
+        else:
+            request = self._in_place(form, data, copied)
         add_parameters(request, self._parameters)
         if form.shared:
             served.share(request, form.regions())
@@ -302,28 +340,32 @@ class _InferHandler:
         self._slot = None
         return form.request(slot, data, places, self._done, copied)
 
-    def _packed(self, form: RequestForm, data: int, copied: int) -> InferRequest:
+    def _packed(
+        self, form: RequestForm, data: int, copied: int, packed: InputCopy | None
+    ) -> InferRequest:
         """Make the request of inputs of which some came as JSON."""
         endpoint = self._endpoint
         body = self._slot
-        binary = memoryview(b"")
-        if body is not None:
-            binary = body.memory[data : data + form.binary_bytes]
-        slot, places, packed = pack_inputs(form, binary, endpoint.arena)
+        if packed is None:
+            binary = memoryview(b"")
+            if body is not None:
+                binary = body.memory[data : data + form.binary_bytes]
+            packed = input_copy(form, binary, endpoint.arena).run()
+        slot, places = packed.slot, packed.places
         try:
             if form.strings:
                 check_strings(
                     form, endpoint.served.model.name, [slot.memory[at : at + n] for at, n in places]
                 )
         except BridgeError:
-            endpoint.arena.free(slot)
+            packed.free()
             raise
         if body is not None:
             charged = body.body
             endpoint.arena.free(body)
             slot.charge(charged)
             self._slot = None
-        return form.request(slot, 0, places, self._done, copied + packed)
+        return form.request(slot, 0, places, self._done, copied + packed.copied)
 
     def _done(self, outcome: Outcome) -> None:
         """Send what the model answered."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpubridge.errors import BridgeError, invalid, unavailable
-from gpubridge.host_shm import HostArena, Slot
+from gpubridge.host_shm import HostArena
 from gpubridge.protocol.request_form import LENGTH_BYTES, RequestForm
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.bytes_codec import string_fault
@@ -14,7 +15,11 @@ from gpubridge.tensor.dtypes import item_size
 ALIGNMENT = 64
 """The first tensor after a header starts at a multiple of this."""
 
+LONG_STRINGS = 32 << 20
+"""Checking more bytes of strings than this takes long: it is a worker's. The compiled module knows, too."""
+
 _WIDEST = 8
+_PIECE = 1 << 20
 
 
 def body_room(nbytes: int, inputs: int) -> int:
@@ -64,31 +69,81 @@ def align_inputs(
     return places, sum(nbytes for _, _, nbytes in moves)
 
 
-def pack_inputs(
-    form: RequestForm, binary: memoryview, arena: HostArena
-) -> tuple[Slot, list[tuple[int, int]], int]:
-    """Put inputs of both kinds, JSON values and binary data, together in a new slot.
+Places = Sequence[tuple[int, int]]
+"""Offset and size of each input that is sent."""
 
-    It returns:
 
-    - ``slot``: the caller's to free.
-    - ``places``: offset in the slot and size of each input.
-    - ``copied``: bytes copied.
-    """
+def packed_places(sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return the places of inputs of these sizes in a slot of their own: each is aligned."""
     places = []
     end = 0
-    for entry in form.sent:
-        places.append((end, entry.nbytes))
-        end = -(-(end + entry.nbytes) // ALIGNMENT) * ALIGNMENT
-    slot = arena.allocate(max(end, 1))
+    for nbytes in sizes:
+        begin = -(-end // ALIGNMENT) * ALIGNMENT
+        places.append((begin, nbytes))
+        end = begin + nbytes
+    return tuple(places)
+
+
+class InputCopy:
+    """Puts the inputs of a request together in a slot of their own; owns that until it is given away.
+
+    - ``places``: where in the slot each belongs.
+    - ``sources``: the data of each.
+    - ``slot``: the caller's, from the end of `run` on.
+
+    Raises BridgeError: UNAVAILABLE when the arena is at its limit.
+    """
+
+    def __init__(
+        self, places: Places, sources: Sequence[bytes | memoryview], arena: HostArena
+    ) -> None:
+        self.places = places
+        self.copied = sum(nbytes for _, nbytes in places)
+        self.slot = arena.allocate(sum(places[-1]) or 1 if places else 1)
+        self._sources = sources
+        self._arena = arena
+
+    def run(self) -> InputCopy:
+        """Copy all at once."""
+        for _ in self._pieces():
+            pass
+        return self
+
+    async def run_in_turns(self) -> InputCopy:
+        """Copy a piece in each turn of the event loop; cancelled, it frees the slot."""
+        try:
+            for _ in self._pieces():
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.free()
+            raise
+        return self
+
+    def free(self) -> None:
+        """Give the slot back."""
+        self._arena.free(self.slot)
+
+    def _pieces(self) -> Iterator[None]:
+        there = self.slot.memory
+        for (start, nbytes), source in zip(self.places, self._sources, strict=True):
+            data = memoryview(source)
+            for at in range(0, nbytes, _PIECE):
+                end = min(at + _PIECE, nbytes)
+                there[start + at : start + end] = data[at:end]
+                yield
+
+
+def input_copy(form: RequestForm, binary: memoryview, arena: HostArena) -> InputCopy:
+    """Return what puts inputs of both kinds, JSON values and binary data, together in a new slot."""
+    sources: list[bytes | memoryview] = []
     at = 0
-    for entry, (there, nbytes) in zip(form.sent, places, strict=True):
+    for entry in form.sent:
         if entry.data is not None:
-            slot.memory[there : there + nbytes] = entry.data
+            sources.append(entry.data)
         else:
-            slot.memory[there : there + nbytes] = binary[at : at + nbytes]
-            at += nbytes
-    return slot, places, sum(nbytes for _, nbytes in places)
+            sources.append(binary[at : at + entry.nbytes])
+            at += entry.nbytes
+    return InputCopy(packed_places([entry.nbytes for entry in form.sent]), sources, arena)
 
 
 def check_strings(form: RequestForm, model: str, data: Sequence[memoryview]) -> None:

@@ -76,13 +76,6 @@ class FormCache:
             self.templates.add_json(header, self._config.max_batch_size, rules, template)
         return form
 
-    def parse_once(self, header: bytes, following: int) -> RequestForm:
-        """Do the same for a header that is too long to be remembered; any thread may.
-
-        Raises BridgeError when it is no valid request for the model.
-        """
-        return parse_request(header, self._config, following, self._check_region)
-
 
 def parse_request(
     header: bytes,

@@ -10,9 +10,10 @@ from hypothesis import given, settings, strategies as st
 
 from gpubridge import dataplane
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.grpc import infer, stream
+from gpubridge.frontend.grpc import stream
+from gpubridge.protocol import body
 from gpubridge.protocol.fields import parse_json
-from gpubridge.protocol.grpc import infer_request
+from gpubridge.protocol.grpc import infer_request, receiver
 from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.infer_request import FormCache, build_form, parse_form
 from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
@@ -229,7 +230,7 @@ def long_call(stream_id, method, *, model="m", end=True):
 @pytest.fixture
 def readers(monkeypatch):
     """The threads that have read forms, of which shorter ones are long here."""
-    for module in (infer, infer_request, stream):
+    for module in (infer_request, receiver):
         monkeypatch.setattr(module, "LONG_FORM_BYTES", 100_000)
     monkeypatch.setattr(stream, "HEAVY_BYTES", 100_000)
     readers = []
@@ -243,11 +244,11 @@ def readers(monkeypatch):
     return readers
 
 
-async def wait(condition):
-    for _ in range(500):
+async def wait(condition, seconds=0.01):
+    for _ in range(500 if seconds else 1_000_000):
         if condition():
             return
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(seconds)
     raise AssertionError("nothing came of it")
 
 
@@ -279,11 +280,65 @@ def test_a_call_that_is_gone_before_it_is_read_leaves_nothing(readers, method):
     async def run():
         door = GrpcDoor(deferred=True)
         door.receive(PREFACE, long_call(1, method))
+        # A worker begins to read it.
+        await asyncio.sleep(0)
         door.lose()
         await wait(lambda: readers)
         await asyncio.sleep(0.05)
         assert not door.waiting
         assert door.regions.lent() == (0, 0)
         assert door.connection.account.held == 0
+
+    asyncio.run(run())
+
+
+def unary(made):
+    return head(1, "ModelInfer") + frame(0, 1, 1, message(made.SerializeToString()))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_long_contents_are_copied_in_turns(readers, monkeypatch, lost):
+    monkeypatch.setattr(body, "_PIECE", 1000)
+
+    async def run():
+        door = GrpcDoor(deferred=True)
+        made = Request(model_name="m")
+        made.inputs.add(name="A", datatype="FP32", shape=[COUNT])
+        made.inputs[0].contents.fp32_contents.extend(range(COUNT))
+        door.receive(PREFACE, unary(made))
+        if lost:
+            await wait(lambda: door.regions.lent() != (0, 0), 0)
+            assert not door.waiting
+            door.lose()
+            await asyncio.sleep(0)
+        else:
+            await wait(lambda: door.waiting)
+            ((_, sent),) = door.waiting
+            ((at, nbytes),) = sent.places
+            assert sent.slot.memory[at : at + nbytes].cast("f").tolist() == list(range(COUNT))
+            await door.settle()
+            door.lose()
+        assert not door.waiting
+        assert door.regions.lent() == (0, 0)
+        assert door.connection.account.held == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_worker_checks_long_strings(readers, monkeypatch, count):
+    monkeypatch.setattr(receiver, "LONG_STRINGS", 100_000)
+
+    async def run():
+        door = GrpcDoor()
+        string = b"s" * 200_000
+        tensors = ("A", "FP32", [1], b"good"), ("S", "BYTES", [1])
+        strings = count * (len(string).to_bytes(4, "little") + string)
+        door.receive(PREFACE, unary(raw(tensors[0], (*tensors[1], strings))))
+        await wait(lambda: 1 in door.statuses())
+        assert door.statuses()[1] == [0 if count == 1 else 3]
+        assert threading.main_thread() not in readers
+        door.lose()
+        assert door.regions.lent() == (0, 0)
 
     asyncio.run(run())

@@ -16,7 +16,7 @@ from gpubridge.protocol.body import (
     align_inputs,
     body_room,
     check_strings,
-    pack_inputs,
+    input_copy,
     write_length,
 )
 from gpubridge.protocol.infer_request import parse_request, raw_request
@@ -105,7 +105,8 @@ def test_inputs_of_both_kinds_are_packed_apart_and_aligned(tensors, chosen):
     form, data = request(numbers, chosen)
     arena = HostArena(1, 1 << 20)
     try:
-        slot, places, copied = pack_inputs(form, memoryview(b"".join(data)), arena)
+        packed = input_copy(form, memoryview(b"".join(data)), arena).run()
+        slot, places, copied = packed.slot, packed.places, packed.copied
         for index, ((at, nbytes), entry) in enumerate(zip(places, form.inputs, strict=True)):
             assert at % ALIGNMENT == 0
             expected = entry.data if index in chosen else data[index]

@@ -59,6 +59,8 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None
         # Gives a compressed message as it was.
         self._unpacking: asyncio.Task[None] | None = None
+        # Reads a message that takes long.
+        self._reading: asyncio.Task[None] | None = None
         self._told = False
         self._done = False
 
@@ -153,9 +155,10 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._unpacking is not None:
-            self._unpacking.cancel()
-            self._unpacking = None
+        for task in (self._unpacking, self._reading):
+            if task is not None:
+                task.cancel()
+        self._unpacking = self._reading = None
 
     def _late(self) -> None:
         self._timer = None

@@ -27,7 +27,6 @@ from gpubridge.frontend.grpc.status import (
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import LARGE_BYTES, Account
 from gpubridge.protocol.grpc.infer_request import (
-    LONG_FORM_BYTES,
     FormCache,
     KnownRequest,
     MadeRequest,
@@ -113,8 +112,6 @@ class InferCall(Call):
         self._began = time.monotonic_ns()
         # Takes a large message, which comes in pieces.
         self._receiver: RequestReceiver | None = None
-        # All of it has come, and a worker reads it.
-        self._reading = False
         self._request: InferRequest | None = None
         self._known: KnownRequest | None = None
 
@@ -180,7 +177,7 @@ class InferCall(Call):
     def check(self, now: float, window: float) -> None:
         """Fail if a message comes too slowly that holds memory already."""
         receiver = self._receiver
-        if receiver is not None and not self._reading:
+        if receiver is not None and self._reading is None:
             arrived = receiver.arrived(self._connection.http2.missing(self._stream_id))
             self._check_rate(now, window, receiver, arrived, arrived)
 
@@ -201,18 +198,17 @@ class InferCall(Call):
             if end:
                 raise CallFailed(Status.INTERNAL, "the request ends in the middle of its message")
             return
-        if self._reading:
+        if self._reading is not None:
             return
         receiver.copied += self._connection.http2.copied(self._stream_id)
-        if receiver.form_bytes > LONG_FORM_BYTES:
-            self._reading = True
-            self._connection.coder.read(receiver, self._forms, self._read)
+        if receiver.takes_long:
+            self._reading = self._connection.coder.read(receiver, self._forms, self._read)
         else:
             self._make(receiver, partial(receiver.request, self._forms, self._answer))
 
     def _read(self, known: KnownRequest | BridgeError) -> None:
         """Make the request whose message a worker has read."""
-        receiver = self._receiver
+        receiver, self._reading = self._receiver, None
         if receiver is None:
             return
         try:

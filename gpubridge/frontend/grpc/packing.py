@@ -17,7 +17,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.coding import Inflater, compress
 from gpubridge.frontend.grpc.status import RESPONSE_FIELDS, CallFailed, Status
 from gpubridge.host_shm import Account, Body, Budget, PrivateBytes
-from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest, ReadRequest
+from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import FrameSegments
 from gpubridge.protocol.grpc.receiver import RequestReceiver
 
@@ -127,22 +127,36 @@ class MessageCoder:
         receiver: RequestReceiver,
         forms: FormCache,
         done: Callable[[KnownRequest | BridgeError], None],
+    ) -> asyncio.Task[None]:
+        """Read a complete request that takes long; return the task that does, which can be cancelled.
+
+        ``done`` gets what it says, or what is wrong; its inputs are where it wants them then.
+        """
+        return asyncio.get_running_loop().create_task(self._read(receiver, forms, done))
+
+    async def _read(
+        self,
+        receiver: RequestReceiver,
+        forms: FormCache,
+        done: Callable[[KnownRequest | BridgeError], None],
     ) -> None:
-        """Read a complete request, whose form is long; ``done`` gets what it says, or what is wrong."""
-
-        def known(read: ReadRequest | BridgeError) -> None:
-            outcome: KnownRequest | BridgeError | None
+        outcome: KnownRequest | BridgeError | None = None
+        # Once more if its model was loaded anew meanwhile.
+        while outcome is None:
+            read = await self._workers.outcome(partial(receiver.read, forms))
+            if isinstance(read, BridgeError):
+                outcome = read
+                break
             try:
-                outcome = read if isinstance(read, BridgeError) else forms.known(read)
+                outcome = forms.known(read)
+                copy = None if outcome is None else receiver.copy(outcome)
+                if outcome is not None and copy is not None:
+                    receiver.move(await copy.run_in_turns(), outcome)
+                    outcome = forms.known(read)
             except BridgeError as error:
-                outcome = error
-            if outcome is None:
-                # The model was loaded anew meanwhile.
-                self.read(receiver, forms, done)
-            else:
-                done(outcome)
-
-        self._workers.run(partial(receiver.read, forms), known)
+                # Without the traceback, which would hold the message until the next collection.
+                outcome = error.copy()
+        done(outcome)
 
     def pack(
         self,

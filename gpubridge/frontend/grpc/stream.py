@@ -22,7 +22,6 @@ from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
 from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.infer_request import (
-    LONG_FORM_BYTES,
     FormCache,
     KnownRequest,
     MadeRequest,
@@ -226,15 +225,16 @@ class StreamCall(Call):
             return
         if end < len(message):
             asyncio.get_running_loop().call_soon(self._feed, turn, message, end)
-        elif receiver.complete and receiver.form_bytes > LONG_FORM_BYTES:
-            self._connection.coder.read(receiver, self._forms, partial(self._read, turn))
+        elif receiver.complete and receiver.takes_long:
+            read = partial(self._read, turn)
+            self._reading = self._connection.coder.read(receiver, self._forms, read)
         else:
             make = partial(receiver.request, self._forms, partial(self._answer, turn))
             self._make(turn, make, lambda: read_request(message).identifier)
 
     def _read(self, turn: _Turn, known: KnownRequest | BridgeError) -> None:
         """Make the request whose message a worker has read."""
-        receiver = self._receiver
+        receiver, self._reading = self._receiver, None
         if receiver is None:
             return
         make: Callable[[], MadeRequest]

@@ -16,10 +16,10 @@ from gpubridge.config import ModelConfig
 from gpubridge.config.schema import ProtoMessage
 from gpubridge.dataplane import RequestTemplates
 from gpubridge.errors import invalid
-from gpubridge.host_shm import HostArena, Slot
+from gpubridge.host_shm import Slot
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.model_io import InputForm, check_inputs
-from gpubridge.protocol.body import ALIGNMENT, check_strings
+from gpubridge.protocol.body import ALIGNMENT, check_strings, packed_places
 from gpubridge.protocol.grpc.contents import data_from_contents
 from gpubridge.protocol.grpc.fields import RequestHead
 from gpubridge.protocol.grpc.messages import parse_message
@@ -202,18 +202,8 @@ def build_form(
             f"model '{config.name}', one for each input that is not in shared memory, got "
             f"{len(head.sizes)}"
         )
-    places = _places([entry.nbytes for entry in sent_inputs(inputs)])
+    places = packed_places([entry.nbytes for entry in sent_inputs(inputs)])
     return placed_form(inputs, outputs, places, context, options, config), empty_final
-
-
-def _places(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    places = []
-    end = 0
-    for nbytes in sizes:
-        begin = -(-end // ALIGNMENT) * ALIGNMENT
-        places.append((begin, nbytes))
-        end = begin + nbytes
-    return tuple(places)
 
 
 def _inputs(
@@ -309,28 +299,26 @@ def _check_dims(identifier: str, inputs: list[InputForm], config: ModelConfig) -
             )
 
 
-def pack_inputs(
-    form: RequestForm, head: RequestHead, memory: bytes | memoryview, arena: HostArena
-) -> Slot:
-    """Copy a request's inputs into a new slot, each to its place in the form.
-
-    ``memory``: what ``head.offsets`` are offsets of.
-
-    Returns: the caller's to free, or to give away with the request.
-
-    Raises BridgeError: UNAVAILABLE when the arena is at its limit.
-    """
-    places = form.places
-    slot = arena.allocate(sum(places[-1]) or 1 if places else 1)
-    there = slot.memory
+def input_data(
+    form: RequestForm, offsets: Sequence[int], memory: bytes | memoryview
+) -> list[bytes | memoryview]:
+    """Return the data of a request's inputs: typed contents, or what has ``offsets`` in ``memory``."""
     if form.packed:
-        for entry, (at, nbytes) in zip(form.sent, places, strict=True):
-            assert entry.data is not None
-            there[at : at + nbytes] = entry.data
-        return slot
-    for (at, nbytes), begin in zip(places, head.offsets, strict=True):
-        there[at : at + nbytes] = memory[begin : begin + nbytes]
-    return slot
+        return [entry.data or b"" for entry in form.sent]
+    view = memoryview(memory)
+    return [
+        view[begin : begin + nbytes]
+        for (_, nbytes), begin in zip(form.places, offsets, strict=True)
+    ]
+
+
+def check_input_strings(
+    form: RequestForm, identifier: str, model: str, data: Sequence[bytes | memoryview]
+) -> None:
+    """Raise BridgeError: INVALID_ARG for BYTES inputs that are not what their shapes say."""
+    if form.strings:
+        named = replace(form, identifier=identifier) if identifier else form
+        check_strings(named, model, [memoryview(each) for each in data])
 
 
 def infer_request(
@@ -350,8 +338,7 @@ def infer_request(
     form = known.form
     if form.strings:
         memory = slot.memory
-        named = replace(form, identifier=head.identifier) if head.identifier else form
         views = [memory[at : at + nbytes] for at, nbytes in form.places]
-        check_strings(named, known.model.config.name, views)
+        check_input_strings(form, head.identifier, known.model.config.name, views)
     request = form.request(slot, 0, form.places, on_done, copied, head.identifier)
     return known, request, form.regions() if form.shared else None

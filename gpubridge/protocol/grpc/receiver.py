@@ -6,14 +6,17 @@ from collections.abc import Callable
 
 from gpubridge.dataplane import MessageReceiver
 from gpubridge.errors import BridgeError
+from gpubridge.protocol.body import LONG_STRINGS, InputCopy
 from gpubridge.protocol.grpc.fields import RequestHead, read_request
 from gpubridge.protocol.grpc.infer_request import (
+    LONG_FORM_BYTES,
     FormCache,
     KnownRequest,
     MadeRequest,
     ReadRequest,
+    check_input_strings,
     infer_request,
-    pack_inputs,
+    input_data,
 )
 from gpubridge.request import Outcome
 
@@ -37,12 +40,11 @@ def whole_request(
     head = read_request(message)
     known = forms.read(head)
     form, arena = known.form, known.arena
-    slot = pack_inputs(form, head, message, arena)
-    copied = sum(nbytes for _, nbytes in form.places) if form.packed else form.binary_bytes
+    packed = InputCopy(form.places, input_data(form, head.offsets, message), arena).run()
     try:
-        return infer_request(known, head, slot, on_done, copied)
+        return infer_request(known, head, packed.slot, on_done, packed.copied)
     except BridgeError:
-        arena.free(slot)
+        packed.free()
         raise
 
 
@@ -52,6 +54,13 @@ class RequestReceiver(MessageReceiver):
     That is a slot of the arena of the model that the message has named by then. Where it has named
     none yet, or one that there is not, it is memory of this process alone.
     """
+
+    _moved = False
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether a complete message has to be read by a worker, by `read`."""
+        return self.form_bytes > LONG_FORM_BYTES or sum(self.sizes) > LONG_STRINGS
 
     def request(self, forms: FormCache, on_done: Callable[[Outcome], None]) -> MadeRequest:
         """Make the request of the complete message, as `whole_request`; the slot goes with it.
@@ -64,8 +73,41 @@ class RequestReceiver(MessageReceiver):
         return self.make(forms.read(self._head()), on_done)
 
     def read(self, forms: FormCache) -> ReadRequest:
-        """Return what a complete message says whose form is long; any thread may; raises BridgeError."""
-        return forms.read_once(self._head())
+        """Return what a complete message says, its strings being checked; any thread may.
+
+        Raises BridgeError when it is no valid request.
+        """
+        head = self._head()
+        read = forms.read_once(head)
+        form = read.form
+        if not self._moved:
+            data = input_data(form, head.offsets, self.memory or b"")
+            check_input_strings(form, head.identifier, read.model.config.name, data)
+        form.strings = ()
+        return read
+
+    def copy(self, known: KnownRequest) -> InputCopy | None:
+        """Return what copies the inputs to where the request wants them; None where they are there.
+
+        They were not expected there when they came as typed fields, behind the raw contents or before
+        the model's name. Raises BridgeError: UNAVAILABLE when the arena is at its limit.
+        """
+        form, arena = known.form, known.arena
+        if self._moved or (
+            self.arena is arena
+            and all(there == at for there, (at, _) in zip(self.offsets, form.places, strict=False))
+        ):
+            return None
+        data = input_data(form, self.offsets, self.memory or b"")
+        return InputCopy(form.places, data, arena)
+
+    def move(self, copied: InputCopy, known: KnownRequest) -> None:
+        """Take the slot that the inputs have been copied to, in the place of the one they came in."""
+        self._moved = True
+        self.copied += copied.copied
+        self.close()
+        copied.slot.charge(self.body)
+        self.slot, self.arena = copied.slot, known.arena
 
     def _head(self) -> RequestHead:
         return RequestHead(self.form, self.identifier, self.sizes, self.offsets)
@@ -73,18 +115,9 @@ class RequestReceiver(MessageReceiver):
     def make(self, known: KnownRequest, on_done: Callable[[Outcome], None]) -> MadeRequest:
         """Make the request of a complete message that says so; as `request`."""
         head = RequestHead(b"", self.identifier, self.sizes, self.offsets)
-        form, arena = known.form, known.arena
-        in_place = self.arena is arena and all(
-            there == at for there, (at, _) in zip(head.offsets, form.places, strict=False)
-        )
-        if not in_place:
-            # The inputs came as typed fields, behind the raw contents or before the model's name:
-            # they were not expected there.
-            slot = pack_inputs(form, head, self.memory or b"", arena)
-            self.copied += sum(nbytes for _, nbytes in form.places)
-            self.close()
-            slot.charge(self.body)
-            self.slot, self.arena = slot, arena
+        copy = self.copy(known)
+        if copy is not None:
+            self.move(copy.run(), known)
         made = infer_request(known, head, self.slot, on_done, self.copied)
         self.give_away()
         return made
