@@ -130,12 +130,12 @@ void RequestsAtStub::tell(const Taken& taken, Duration now, const nb::object& er
 }
 
 void RequestsAtStub::complete(std::string_view message, Duration now, Taken& taken) {
-  const auto decoded = named_errors("RESULTS message: ", [&] { return decode_results(message); });
-  for (const ResultBatch& batch : decoded) complete_batch(batch, now, taken);
+  auto decoded = named_errors("RESULTS message: ", [&] { return decode_results(message); });
+  for (ResultBatch& batch : decoded) complete_batch(batch, now, taken);
 }
 
 // A batch changes nothing until all of it is understood.
-void RequestsAtStub::complete_batch(const ResultBatch& batch, Duration now, Taken& taken) {
+void RequestsAtStub::complete_batch(ResultBatch& batch, Duration now, Taken& taken) {
   if (core_.end_withdrawn(batch.sequence)) {
     // There is room for others.
     taken.closed = true;
@@ -153,10 +153,13 @@ void RequestsAtStub::complete_batch(const ResultBatch& batch, Duration now, Take
   }
   std::vector<nb::object> requests;
   bool traced = false;
+  Duration arrived = 0;
   for (const Ticket ticket : core_.end_batch(batch.sequence)) {
+    arrived = std::max(arrived, held_[ticket].arrived);
     traced = traced || held_[ticket].traced;
     requests.push_back(held_[ticket].request);
   }
+  batch.bound_times(arrived, now);
   std::vector<Run> runs;
   for (const Ending& ending : endings) {
     const Held& held = held_[ending.ticket];

@@ -231,7 +231,7 @@ class RequestsAtStub {
   void write_slot(const InferRequest& source, RecordParts& parts, std::string& records);
 
   void complete(std::string_view message, Duration now, Taken& taken);
-  void complete_batch(const ResultBatch& batch, Duration now, Taken& taken);
+  void complete_batch(ResultBatch& batch, Duration now, Taken& taken);
   nb::object end(const Ending& ending, Taken& taken);
   void respond(std::string_view message, Duration now, Taken& taken);
   void tell(const Taken& taken, Duration now, const nb::object& error);

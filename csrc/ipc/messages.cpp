@@ -43,6 +43,12 @@ void check_end(std::string_view message, std::size_t at) {
 
 }  // namespace
 
+void ResultBatch::bound_times(std::uint64_t earliest, std::uint64_t now) {
+  started = std::clamp(started, std::min(earliest, now), now);
+  called = std::clamp(called, started, now);
+  ended = std::clamp(ended, called, now);
+}
+
 std::vector<ResultBatch> decode_results(std::string_view message) {
   std::size_t at = 0;
   const std::size_t count = count_at(take(message, at, kFrame), 4);

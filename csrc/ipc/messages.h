@@ -21,6 +21,9 @@ struct ResultBatch {
   std::uint64_t ended = 0;
   std::uint64_t copied = 0;  // bytes
   std::vector<RecordView> records;
+
+  // Puts the times, which a stub may say anything of, in their order between two moments.
+  void bound_times(std::uint64_t earliest, std::uint64_t now);
 };
 
 struct ResponsesMessage {

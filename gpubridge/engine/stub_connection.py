@@ -439,33 +439,35 @@ class _ExecuteWatch:
     def __init__(self, control: ControlPage, in_flight: InFlightRequests) -> None:
         self._control = control
         self._in_flight = in_flight
-        self._stalled_at: tuple[int, int] | None = None
+        # Of what it does: which batch it has begun last, whether that is executed, since when.
+        self._seen: tuple[int, bool, int] | None = None
+        self._looked = time.monotonic_ns()
 
     def overdue(self, seconds: float) -> str | None:
         """Say what has taken longer than ``seconds``, if anything has."""
-        busy = self._busy_since()
-        if busy is None:
-            return None
-        since, executing = busy
-        if time.monotonic_ns() - since <= seconds * 1e9:
+        now = time.monotonic_ns()
+        since, executing = self._busy_since(now)
+        self._looked = now
+        if now - since <= seconds * 1e9:
             return None
         return "execute ran" if executing else "no execute began for"
 
-    def _busy_since(self) -> tuple[int, bool] | None:
+    def _busy_since(self, now: int) -> tuple[int, bool]:
         """Since when (CLOCK_MONOTONIC ns) the stub is at what it does, and whether that is ``execute``.
 
-        Else it has work and starts on none of it: that is seen only by asking again and again.
-        None when it has nothing to do.
+        Else it has work and starts on none of it: that is seen only by asking again and again. Since
+        ``now`` when it has nothing to do. A stub may say anything of when it began: not before it was
+        last seen at something else, nor later than now.
         """
         started = self._control.started
-        if self._in_flight.holds(started):
-            return self._control.started_at, True
-        if self._in_flight.idle:
-            self._stalled_at = None
-            return None
-        if self._stalled_at is None or self._stalled_at[0] != started:
-            self._stalled_at = (started, time.monotonic_ns())
-        return self._stalled_at[1], False
+        executing = self._in_flight.holds(started)
+        if not executing and self._in_flight.idle:
+            self._seen = None
+            return now, False
+        if self._seen is None or self._seen[:2] != (started, executing):
+            since = min(max(self._control.started_at, self._looked), now) if executing else now
+            self._seen = started, executing, since
+        return self._seen[2], executing
 
 
 def _number(fields: dict[str, Any], name: str) -> int:

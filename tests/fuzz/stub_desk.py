@@ -37,7 +37,7 @@ from tests.unit.model_configs import model_config
 
 __all__ = ["Asked", "Desk", "record"]
 
-NOW = 100
+NOW = 1_000_000_000
 """When messages come; batches begin at 1, are executed from 2 on, and end at 3 ns."""
 _NOTHING = encode_tensors(())
 CONFIG = model_config("IN FP32 [1]", "OUT FP32 [-1]")

@@ -94,10 +94,6 @@ LIES = {
         "results(record(0, NONE, ()), record(1, NONE, ()))",
         "results of batch 1, which is not at the stub",
     ),
-    "backward_clock": (
-        "results(record(0, NONE, ()), started=2, ended=1)",
-        "results of batch 1, which ended before it began",
-    ),
     "other_region": (
         "results(record(0, TEXT, (7 << 32, 0, 8, 0)))",
         "8 bytes at 0 of region 0x700000000 under lease 0 do not exist",
@@ -141,7 +137,18 @@ The first request of a stub is batch 1 and has ticket 0.
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    for name in ("bystander", "forker", "parallel", "talker", "placer", "memory", "long", *LIES):
+    clocks = ("clock_zero", "clock_back", "clock_late", "clock_odd")
+    for name in (
+        *clocks,
+        "bystander",
+        "forker",
+        "parallel",
+        "talker",
+        "placer",
+        "memory",
+        "long",
+        *LIES,
+    ):
         write_code_model(repository, name)
     with running_server(repository) as running:
         yield running
@@ -166,6 +173,41 @@ def test_a_lie_ends_its_stub_and_no_other(server, lie):
     assert error in server.log()
     assert said(server, "self.said = 'honest'", lie) == "honest"
     assert said(server, "self.said = os.getpid()", "bystander") == bystander
+
+
+@pytest.mark.parametrize(
+    ("name", "started", "ended"),
+    [
+        ("clock_zero", 0, 0),
+        ("clock_back", 2, 1),
+        ("clock_late", 0, (1 << 64) - 1),
+        ("clock_odd", (1 << 64) - 1, 0),
+    ],
+)
+def test_times_that_are_made_up_spoil_no_figure(server, name, started, ended):
+    before = _durations(server, name)
+    code = f"""{CHANNEL}
+channel().send(results(record(0, NONE, ()), started={started}, ended={ended}))
+os._exit(0)
+"""
+    # Its answer counts: it has only lied about when it was made.
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [code]}
+    status, _, body = server.request(
+        "POST", f"/v2/models/{name}/infer", json.dumps({"inputs": [tensor]})
+    )
+    assert (status, json.loads(body).get("outputs")) == (200, []), body
+    for figure, before_ns in zip(_durations(server, name), before, strict=True):
+        assert 0 <= figure - before_ns < 600e9, figure
+    durations = {key: us for key, us in server.metrics().items() if "_duration_us{" in key}
+    assert durations
+    assert all(0 <= us < 600e6 for us in durations.values()), durations
+
+
+def _durations(server, name):
+    """Return the nanoseconds of each figure of a model's statistics."""
+    _, _, body = server.request("GET", f"/v2/models/{name}/stats")
+    (stats,) = json.loads(body)["model_stats"]
+    return [each["ns"] for each in stats["inference_stats"].values()]
 
 
 @pytest.mark.parametrize("offset", [1 << 20, (1 << 64) - 8])

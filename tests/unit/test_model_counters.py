@@ -6,7 +6,7 @@ import pytest
 
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.statistics import LatencyWindow, ModelStatistics
-from gpubridge.transport.messages import ResponseFlag
+from gpubridge.transport.messages import Kind, ResponseFlag, encode_frame, encode_result_batch
 from tests.fuzz.stub_desk import NOW, Desk, record
 
 OPEN = ResponseFlag.OPEN | ResponseFlag.EMPTY
@@ -110,7 +110,9 @@ def test_durations_of_single_requests_are_kept_where_that_is_wanted():
     desk = Desk(statistics)
     try:
         complete(desk, enter(desk, 1, 1), 0, ResponseFlag.ERROR)
-        assert statistics.window.quantiles((1.0,), now=NOW) == [[0]] * 5
+        # Microseconds; the last step takes all but three nanoseconds.
+        expected = [NOW // 1000, 0, 0, 0, STEPS[2] // 1000]
+        assert statistics.window.quantiles((1.0,), now=NOW) == [[us] for us in expected]
         assert list(statistics.window._observations) == [(NOW, (NOW, 1, *STEPS))]
     finally:
         desk.close()
@@ -125,3 +127,36 @@ def test_only_what_is_followed_is_told_of_its_batch(desk):
     desk.sent += 1
     assert complete(desk, [followed], 0).traced == [(desk.sent, 1, 2, 3, [followed])]
     assert desk.complete((desk.sent - 1, [record(requests[0].ticket)])).traced == []
+
+
+END = (1 << 64) - 1
+
+
+@pytest.mark.parametrize(
+    ("times", "bounded"),
+    [
+        ((END, END, END), (NOW, NOW, NOW)),
+        ((0, 0, 0), (NOW // 2, NOW // 2, NOW // 2)),
+        ((0, END, 0), (NOW // 2, NOW, NOW)),
+        ((NOW - 1, NOW - 2, NOW - 3), (NOW - 1, NOW - 1, NOW - 1)),
+        ((NOW - 3, NOW - 2, NOW + 1), (NOW - 3, NOW - 2, NOW)),
+    ],
+)
+def test_times_that_a_stub_makes_up_are_bounded_by_arrival_and_now(times, bounded):
+    desk = Desk(ModelStatistics("m", 1, window=LatencyWindow()))
+    try:
+        request = InferRequest(b"", None, 0, (), lambda _: None)
+        request.arrived, request.trace = NOW // 2, object()
+        desk.feed.submit([request])
+        batch = encode_result_batch(1, times, 0, [record(request.ticket)])
+        heard = desk.take(encode_frame(Kind.RESULTS, [batch]))
+        (traced,) = heard.traced
+        started, called, ended = bounded
+        assert (traced.started, traced.called, traced.ended) == bounded
+        counters = desk.counters
+        assert figures(counters) == (1, NOW - NOW // 2, started - NOW // 2, 0)
+        steps = called - started, ended - called, NOW - ended
+        assert (counters.input_ns, counters.infer_ns, counters.output_ns) == steps
+        assert counters.last_ended_ns == ended
+    finally:
+        desk.close()

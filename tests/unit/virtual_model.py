@@ -197,9 +197,10 @@ class VirtualInstance:
 
     def answer(self, sequence, records):
         """Send the results of a batch."""
-        times = (1, 2, 1 + self.execute_ns * len(records))
-        batch = encode_result_batch(sequence, times, 0, records)
-        self.requests.take(encode_frame(Kind.RESULTS, [batch]), self.model.now)
+        now = self.model.now
+        ended = now + self.execute_ns * len(records)
+        batch = encode_result_batch(sequence, (now, now, ended), 0, records)
+        self.requests.take(encode_frame(Kind.RESULTS, [batch]), ended)
 
     def land(self, failing=(), rescheduled=(), going_on=()):
         """End the first batch; requests at some places fail, want to run again, or are not over."""
