@@ -20,9 +20,11 @@ from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
+from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.engine.model_loader import ModelLoader
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.served_models import VersionStatus
 from gpubridge.engine.stub_process import StartStub, StubProcess
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import unavailable
@@ -114,7 +116,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
             loading.cancel()
         await asyncio.gather(loading, return_exceptions=False)
         _log_backends(repository, settings)
-        _log_models(repository)
+        _log_models(await repository.listed())
         if repository.failures and settings.exit_on_error and not stop.is_set():
             failed = _describe_failures(repository)
             return 1
@@ -157,7 +159,10 @@ def build_repository(
         _logger.info("%s", notice)
     calls = BlsServer()
     regions = Regions(settings.request_arena_limit)
-    environments = ModelEnvironments(backend.environment_cache, backend.environment_limit_bytes)
+    threads = LoadThreads()
+    environments = ModelEnvironments(
+        backend.environment_cache, backend.environment_limit_bytes, threads
+    )
     devices = DeviceMemory(backend.device_arena_bytes, backend.device_memory_handles)
     context = EngineContext(
         regions,
@@ -168,6 +173,7 @@ def build_repository(
         calls,
         devices,
         workers,
+        threads,
         start_stub=start_stub,
     )
     repository = ModelRepository(
@@ -264,9 +270,9 @@ def _log_backends(repository: ModelRepository, settings: ServerSettings) -> None
     _logger.info("\n%s", boxed(rows))
 
 
-def _log_models(repository: ModelRepository) -> None:
+def _log_models(index: Sequence[VersionStatus]) -> None:
     rows = [("Model", "Version", "Status")]
-    for status in repository.index():
+    for status in index:
         text = f"UNAVAILABLE: {status.reason}" if status.reason else status.state
         rows.append((status.name, str(status.version or "-"), text))
     widths = [max(len(row[i].splitlines()[0]) for row in rows) for i in (0, 1)]

@@ -13,6 +13,7 @@ from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.devices.region import Closable
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.in_flight import send_turn
+from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.stub_process import StartStub, StubProcess
 from gpubridge.engine.workers import Workers
@@ -46,6 +47,7 @@ class EngineContext:
     calls: CallServer
     devices: DeviceMemory
     workers: Workers
+    threads: LoadThreads
     metrics: CustomMetrics = field(default_factory=CustomMetrics)
     turn: SendTurn = field(default_factory=send_turn)
     start_stub: StartStub = StubProcess

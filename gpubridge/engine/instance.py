@@ -26,7 +26,7 @@ from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.starting import Completion
 from gpubridge.engine.stub_process import next_backoff, was_healthy
-from gpubridge.engine.stub_run import StubRun
+from gpubridge.engine.stub_run import REAP_SECONDS, StubRun
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, StubDied
 from gpubridge.request import InferRequest
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_REAP_SECONDS = 5.0
 _IDLE_SECONDS = 30.0
 
 
@@ -142,8 +141,7 @@ class Instance:
         elif keeper is not None:
             keeper.cancel()
         if keeper is not None:
-            # Not longer: a process that waits for a driver may outlive even SIGKILL.
-            await asyncio.wait([keeper], timeout=_REAP_SECONDS)
+            await asyncio.wait([keeper], timeout=REAP_SECONDS)
         self.state = InstanceState.STOPPED
 
     async def _finalize(self, seconds: float) -> None:

@@ -15,7 +15,7 @@ from gpubridge.config import ModelConfig
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.devices.staging import DeviceStaging
 from gpubridge.engine.dispatcher import Dispatcher, Submission
-from gpubridge.engine.environments.provider import StubEnvironment, environment_parameters
+from gpubridge.engine.environments.provider import StubEnvironment
 from gpubridge.engine.instance import Instance, InstanceState
 from gpubridge.engine.instance_settings import InstanceSettings, debugged, place_instances
 from gpubridge.engine.ready_check import ReadyCheck
@@ -155,9 +155,7 @@ class StubModel(Model):
     async def load(self) -> None:
         """Start every instance; when one fails, none is left; raises BridgeError."""
         try:
-            environment = await self._context.environments.of_model(
-                self.name, self._directory, environment_parameters(self.config)
-            )
+            environment = await self._context.environments.of_model(self._directory, self.config)
             entries = await self._settings(environment)
         except BridgeError:
             # There is nothing else yet that an unload would give back.
@@ -220,8 +218,10 @@ class StubModel(Model):
 
     async def _complete(self, environment: StubEnvironment, returned: str | None) -> None:
         """Go on with the configuration that the model returned, if it can be served."""
-        # It may be long: not on the event loop.
-        self.config = await asyncio.to_thread(self._finish, returned)
+        self.config = await self._context.threads.run(
+            f"reading what model '{self.name}' made of its configuration",
+            partial(self._finish, returned),
+        )
         former = self._dispatcher
         self._use_dispatcher(self.config)
         former.close()
@@ -239,7 +239,10 @@ class StubModel(Model):
         """Return what each instance needs to know, by the configuration as it is now."""
         warmup: Sequence[WarmupSample] = ()
         if not self.config.draft:
-            warmup = await asyncio.to_thread(warmup_samples, self.config, self._directory)
+            warmup = await self._context.threads.run(
+                f"reading the warm-up of model '{self.name}'",
+                partial(warmup_samples, self.config, self._directory),
+            )
         settings = place_instances(
             self.config, self.version, self._directory, environment, warmup, self._context
         )

@@ -27,6 +27,7 @@ _logger = logging.getLogger(__name__)
 
 _PREFIX = "gpubridge-models-"
 _LOCK = "lock"
+_LAST_WRITE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,18 @@ def _states(directory: Path) -> list[tuple[str, int, int]]:
     return states
 
 
-def model_directories(directory: Path) -> list[Path]:
-    """Return the directories of the models in a repository, by name; raises OSError."""
-    entries = sorted(directory.iterdir())
-    return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+def list_repository(directory: Path) -> dict[Path, bool]:
+    """Return the directories in a repository, and links, for which it is true; raises OSError.
+
+    A link may lead to a mount that does not answer: none is followed.
+    """
+    with os.scandir(directory) as entries:
+        return {
+            Path(entry.path): entry.is_symlink()
+            for entry in sorted(entries, key=lambda entry: entry.name)
+            if not entry.name.startswith(".")
+            and (entry.is_symlink() or entry.is_dir(follow_symlinks=False))
+        }
 
 
 class OverrideDirectory:
@@ -172,13 +181,16 @@ class FileOverrides:
         return directory
 
     def close(self) -> None:
-        """Remove everything, once what is being written is; idempotent."""
-        with self._turn:
-            self._closed = True
-            root, self._root = self._root, None
-            if root is not None:
-                shutil.rmtree(root, ignore_errors=True)
-                os.close(self._lock)
+        """Remove everything, once what is being written is, or hangs; idempotent."""
+        if self._turn.acquire(timeout=_LAST_WRITE_SECONDS):
+            try:
+                self._closed = True
+                root, self._root = self._root, None
+                if root is not None:
+                    shutil.rmtree(root, ignore_errors=True)
+                    os.close(self._lock)
+            finally:
+                self._turn.release()
 
     def _open_root(self) -> Path:
         if self._closed:

@@ -154,13 +154,26 @@ class ModelLoader:
         Raises NotPrepared: INTERNAL when the configuration is none, INVALID_ARG when it cannot be
         served.
         """
+        threads, read = self.context.threads, partial(self._read, name, source)
+        try:
+            prepared = await threads.run(f"reading the files of model '{name}'", read)
+        except NotPrepared as error:
+            if "KIND_GPU" in error.message:
+                self.context.devices.tell_absence()
+            raise
+        if prepared.config.fallbacks:
+            self.context.devices.tell_absence()
+        for notice in prepared.config.notices:
+            _logger.warning("%s", notice)
+        return prepared
+
+    def _read(self, name: str, source: ModelSource) -> PreparedModel:
         # Before anything is read: what changes from here on is another state of the files.
-        files = await asyncio.to_thread(read_model_files, source.directory)
+        files = read_model_files(source.directory)
         custom_name = self.context.settings.model_config_name
         try:
             # Counting GPUs, where it has to be done, takes long.
-            config = await asyncio.to_thread(
-                load_model_config,
+            config = load_model_config(
                 source.directory,
                 gpu_count=self._gpu_count,
                 gpu_fallback=self._gpu_fallback,
@@ -169,11 +182,7 @@ class ModelLoader:
                 draft=self._auto_complete,
             )
         except BridgeError as error:
-            if "KIND_GPU" in error.message:
-                self.context.devices.tell_absence()
             raise not_found(name, error.message) from error
-        if config.fallbacks:
-            self.context.devices.tell_absence()
         try:
             self._refuse_unsupported(config)
             self._refuse_many(config)
@@ -181,8 +190,6 @@ class ModelLoader:
         except BridgeError as error:
             told = f"load failed for model '{name}'"
             raise NotPrepared(told, error.message, ErrorCode.INVALID_ARG) from error
-        for notice in config.notices:
-            _logger.warning("%s", notice)
         return PreparedModel(source, config, tuple(versions), files)
 
     def _refuse_many(self, config: ModelConfig) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpubridge.engine.load_threads import ANSWER_SECONDS, LatestAnswers, LoadThreads
 from gpubridge.engine.model_files import (
     FileOverrides,
     ModelFiles,
     files_digest,
-    model_directories,
+    list_repository,
     read_model_files,
 )
 from gpubridge.engine.model_loader import LoadFailed, ModelSource, not_found
@@ -32,32 +34,44 @@ class ModelSources:
 
     - ``directories``: repositories.
     - ``models``: directories of single models.
+
+    One that does not answer, as on a dead mount, holds up nothing but what is in it.
     """
 
-    def __init__(self, directories: Sequence[Path], models: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, threads: LoadThreads, directories: Sequence[Path], models: Sequence[Path] = ()
+    ) -> None:
+        self._threads = threads
         self._directories = directories
         self._models = models
         self._overrides = FileOverrides()
+        # A listing waits for the links in it.
+        self._links = {
+            path: LatestAnswers(self._is_directory, ANSWER_SECONDS / 2) for path in directories
+        }
+        self._listings = LatestAnswers(self._list)
+        self._states = LatestAnswers(self._look)
 
-    def names(self) -> list[str]:
-        """Return the names of the models in the directories; raises BridgeError."""
+    async def listings(self) -> AsyncIterator[list[str]]:
+        """Yield the names in each repository, once that answers; raises BridgeError."""
+        yield [path.name for path in self._models]
+        for listing in asyncio.as_completed([self._list(path) for path in self._directories]):
+            yield [path.name for path in await listing]
+
+    async def names(self) -> list[str]:
+        """Return the names of the models in the directories that answer; raises BridgeError."""
         names = {path.name for path in self._models}
-        for directory in self._directories:
-            try:
-                names.update(path.name for path in model_directories(directory))
-            except OSError as error:
-                raise invalid(
-                    f"failed to stat model repository {directory}: {error.strerror}"
-                ) from error
+        for listing in (await self._listings.get(self._directories)).values():
+            names.update(path.name for path in listing.result())
         return sorted(names)
 
-    def locate(self, name: str) -> ModelSource:
+    async def locate(self, name: str) -> ModelSource:
         """Find a model's directory; raises NotPrepared."""
-        found = []
+        found: list[Path] = []
         if _is_file_name(name):
             candidates = [directory / name for directory in self._directories]
             candidates += [path for path in self._models if path.name == name]
-            found = [path for path in candidates if path.is_dir()]
+            found = await self._existing(candidates)
         if not found:
             raise not_found(name, "model not found in any model repository")
         if len(found) > 1:
@@ -65,6 +79,20 @@ class ModelSources:
             reason = f"model is defined in both {parents}: every model must have one directory"
             raise not_found(name, reason)
         return ModelSource(found[0])
+
+    async def _existing(self, candidates: Sequence[Path]) -> list[Path]:
+        """Return those that are directories; where one is, the others have little time to answer."""
+        looks = {asyncio.ensure_future(self._is_directory(path)): path for path in candidates}
+        pending = set(looks)
+        found: list[Path] = []
+        try:
+            while pending and not found:
+                done, pending = await asyncio.wait(pending, timeout=ANSWER_SECONDS)
+                found = [looks[look] for look in done if look.result()]
+        finally:
+            for look in pending:
+                look.cancel()
+        return found
 
     def sent(
         self, name: str, config: str | None, files: Mapping[str, bytes], served: ModelSource | None
@@ -92,17 +120,51 @@ class ModelSources:
             raise not_found(name, error.message) from error
         return ModelSource(overrides.model, config, digest, overrides)
 
-    def read(self) -> _Files:
-        """Look at the files of every model; raises OSError while a repository cannot be listed."""
+    async def read(self) -> _Files:
+        """Look at the files of every model; raises BridgeError while a repository cannot be listed.
+
+        What does not answer is as it was.
+        """
+        listings = (await self._listings.get(self._directories)).values()
+        paths = [path for listing in listings for path in listing.result()]
+        paths += self._models
         found: _Files = {}
-        paths = [path for each in self._directories for path in model_directories(each)]
-        for path in (*paths, *(path for path in self._models if path.is_dir())):
-            found.setdefault(path.name, []).append(read_model_files(path))
+        for path, look in (await self._states.get(paths)).items():
+            state = look.result()
+            if state is not None:
+                found.setdefault(path.name, []).append(state)
         return found
+
+    async def _list(self, directory: Path) -> list[Path]:
+        """Return the directories in a repository; what may be one but does not answer, too."""
+        what = f"listing the model repository {directory}"
+        try:
+            entries = await self._threads.run(what, partial(list_repository, directory))
+        except OSError as error:
+            raise invalid(
+                f"failed to stat model repository {directory}: {error.strerror}"
+            ) from error
+        links = [path for path, is_link in entries.items() if is_link]
+        files = {
+            path
+            for path, answer in (await self._links[directory].get(links)).items()
+            if not answer.result()
+        }
+        return [path for path in entries if path not in files]
+
+    async def _is_directory(self, path: Path) -> bool:
+        return await self._threads.run(f"looking for {path}", partial(os.path.isdir, path))
+
+    async def _look(self, model: Path) -> ModelFiles | None:
+        return await self._threads.run(f"looking at the files of {model}", partial(_state, model))
 
     def close(self) -> None:
         """Remove the files that clients sent; idempotent."""
         self._overrides.close()
+
+
+def _state(model: Path) -> ModelFiles | None:
+    return read_model_files(model) if model.is_dir() else None
 
 
 def _is_file_name(name: str) -> bool:
@@ -173,12 +235,12 @@ class RepositoryPoller:
     async def _look(self) -> _Files | None:
         """Return the files of every model; None while a repository cannot be listed."""
         try:
-            found = await asyncio.to_thread(self._sources.read)
-        except OSError as error:
+            found = await self._sources.read()
+        except BridgeError as error:
             # Not as if all of its models were deleted: it may be mounted again in a moment.
-            if self._unreadable != str(error):
-                self._unreadable = str(error)
-                _logger.error("failed to poll model repository: %s", error)  # noqa: TRY400
+            if self._unreadable != error.message:
+                self._unreadable = error.message
+                _logger.error("failed to poll model repository: %s", error.message)  # noqa: TRY400
             return None
         self._unreadable = ""
         return found

@@ -70,8 +70,11 @@ class ModelRepository(ServedModels):
         self.devices = loader.context.devices
         self.telemetry = loader.context.telemetry
         self.metrics = loader.context.metrics
+        self.threads = loader.context.threads
         self.telemetry.log.on_change(self._tell_log_levels)
-        self._sources = ModelSources(settings.model_repositories, settings.model_directories)
+        self._sources = ModelSources(
+            self.threads, settings.model_repositories, settings.model_directories
+        )
         self._locks = ModelLocks()
         self._dependents = Dependents()
         self._tasks = TaskSet()
@@ -87,25 +90,28 @@ class ModelRepository(ServedModels):
                 self.running, self._loader.context.backend.execute_timeout_seconds, self.regions
             )
         )
-        poller = None
         if settings.model_control_mode == "poll" and settings.repository_poll_secs:
             poller = RepositoryPoller(self._sources, self)
             await poller.look()
-        names = self._sources.names()
-        if settings.model_control_mode == "explicit" and tuple(settings.load_models) != (
-            ALL_MODELS,
-        ):
-            names = sorted(set(settings.load_models))
-        elif not names:
-            folders = ", ".join(map(str, settings.model_repositories))
-            _logger.warning(
-                "there is no model in %s: a model is a directory there, named like it, with its "
-                "versions in it",
-                folders,
-            )
-        await asyncio.gather(*(self._load_and_tell(name) for name in names))
-        if poller is not None:
             self._tasks.start(poller.run(settings.repository_poll_secs))
+        named = settings.model_control_mode == "explicit" and settings.load_models != (ALL_MODELS,)
+        names = set(settings.load_models) if named else set[str]()
+        loads = [self._tasks.start(self._load_and_tell(name)) for name in sorted(names)]
+        if named:
+            # Whatever is to be loaded from them: they must be there.
+            await self._sources.names()
+        else:
+            async for listing in self._sources.listings():
+                fresh = sorted(set(listing) - names)
+                names.update(fresh)
+                loads += [self._tasks.start(self._load_and_tell(name)) for name in fresh]
+            if not names:
+                _logger.warning(
+                    "there is no model in %s: a model is a directory there, named like it, with its "
+                    "versions in it",
+                    ", ".join(map(str, settings.model_repositories)),
+                )
+        await asyncio.gather(*loads)
 
     async def close(self, seconds: float) -> None:
         """Drain and unload every model, then give the arenas back."""
@@ -121,7 +127,7 @@ class ModelRepository(ServedModels):
     async def _load_and_tell(self, name: str) -> None:
         """Load a model at the start; a failure goes to the log and to the index."""
         try:
-            await self._load(name, self._locate, partial=True)
+            await self._load(name, self._sources.locate, partial=True)
         except NotPrepared as error:
             self._index.set(name, 0, "UNAVAILABLE", error.reason)
             _logger.error("failed to load '%s': %s", name, error.reason)  # noqa: TRY400
@@ -150,11 +156,13 @@ class ModelRepository(ServedModels):
 
         async def source(name: str) -> ModelSource:
             if not files:
-                return ModelSource(self._sources.locate(name).directory, config)
+                return ModelSource((await self._sources.locate(name)).directory, config)
             was = self._served.get(name)
             before = None if was is None else was.prepared.source
-            # Many bytes, perhaps: not on the event loop.
-            return await asyncio.to_thread(self._sources.sent, name, config, files, before)
+            return await self.threads.run(
+                f"writing the files of model '{name}'",
+                lambda: self._sources.sent(name, config, files, before),
+            )
 
         await self._see_through(self._load_with_dependents(name, source))
 
@@ -184,7 +192,7 @@ class ModelRepository(ServedModels):
 
     async def reload(self, name: str) -> None:
         """Load a model from its directory, whatever the mode; raises BridgeError as :meth:`load`."""
-        await self._load_with_dependents(name, self._locate)
+        await self._load_with_dependents(name, self._sources.locate)
 
     async def withdraw(self, name: str) -> None:
         """Unload a model that there is no more, whatever the mode."""
@@ -241,17 +249,18 @@ class ModelRepository(ServedModels):
                 if chain and name in self._served:
                     # Required, and there: nobody has asked for a change of it.
                     return
-                source = await find_source(name)
-                try:
-                    prepared = await self._loader.prepare(name, source)
-                    missing = set(required_models(prepared.config)) - set(self._served)
-                    if not missing:
-                        await self._replace(name, prepared, partial=partial)
-                        self._served[name].asked = self._served[name].asked or not chain
-                        self._dependents.forget(name)
-                        return
-                finally:
-                    source.release()
+                with self._index.loading(name):
+                    source = await find_source(name)
+                    try:
+                        prepared = await self._loader.prepare(name, source)
+                        missing = set(required_models(prepared.config)) - set(self._served)
+                        if not missing:
+                            await self._replace(name, prepared, partial=partial)
+                            self._served[name].asked = self._served[name].asked or not chain
+                            self._dependents.forget(name)
+                            return
+                    finally:
+                        source.release()
             # Not while the lock is held: who waits for a model never keeps others waiting.
             if missing & (tried | {name, *chain}):
                 circle = missing & {name, *chain}
@@ -262,14 +271,12 @@ class ModelRepository(ServedModels):
                 )
                 raise NotPrepared(f"load failed for model '{name}'", reason, ErrorCode.INVALID_ARG)
             tried |= missing
-            loads = (self._load(m, self._locate, chain=(*chain, name)) for m in sorted(missing))
+            locate, behind = self._sources.locate, (*chain, name)
+            loads = (self._load(each, locate, chain=behind) for each in sorted(missing))
             results = await asyncio.gather(*loads, return_exceptions=True)
             for result in results:
                 if isinstance(result, BaseException) and not isinstance(result, BridgeError):
                     raise result
-
-    async def _locate(self, name: str) -> ModelSource:
-        return self._sources.locate(name)
 
     async def _replace(self, name: str, prepared: PreparedModel, *, partial: bool) -> None:
         """Bring up the versions that are new or have changed, then serve those, at once."""
@@ -317,11 +324,11 @@ class ModelRepository(ServedModels):
             told = f"load failed for model '{name}'"
             raise NotPrepared(told, error.message, ErrorCode.INVALID_ARG) from error
 
-    def index(self) -> list[VersionStatus]:
-        """The repository index, by name and version; in explicit mode also what is not loaded."""
+    async def listed(self) -> list[VersionStatus]:
+        """Return the index with, in explicit mode, what the directories have besides."""
         if self._settings.model_control_mode == "explicit":
-            return self._index.rows(self._sources.names())
-        return super().index()
+            return self._index.rows(await self._sources.names())
+        return self.index()
 
     def _tell_log_levels(self) -> None:
         for model in self.running():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +55,16 @@ class ModelIndex:
         rows.pop(0, None)
         rows[version] = row
         return row
+
+    @contextmanager
+    def loading(self, name: str) -> Iterator[None]:
+        """List a model that was not listed as loading, until its versions are known."""
+        row = None if self._rows.get(name) else self.set(name, 0, "LOADING")
+        try:
+            yield
+        finally:
+            if row is not None and self._rows.get(name, {}).get(0) is row:
+                self.forget(name)
 
     def unloaded(self, row: VersionStatus) -> None:
         """What that row tells of is gone; another that took its place is not."""

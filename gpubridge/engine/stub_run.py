@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _LAST_WORDS_SECONDS = 0.5
 _LEAST_CONNECTING_SECONDS = 10.0
+REAP_SECONDS = 5.0
+"""A process that waits for a driver or a dead mount may outlive even SIGKILL."""
 
 
 class StubRun:
@@ -100,6 +103,8 @@ class StubRun:
         instance = self._instance
         with calls:
             try:
+                if instance.settings.environment.python != sys.executable:
+                    await self._context.environments.answers(instance.settings.environment)
                 settings, fds = await self._context.devices.equip(instance.settings, self.link)
                 self._offered = bool(fds) if self.link.device else None
                 environment, model = instance.settings.environment, instance.settings.stub["name"]
@@ -147,15 +152,18 @@ class StubRun:
             self._process.kill(why)
 
     async def end(self) -> None:
-        """Kill the process, if there is one, and wait until it is gone."""
+        """Kill the process, if there is one, and wait until it is gone, or cannot be killed."""
         if self._process is not None:
             self._process.kill()
-            await self._ended
+            await asyncio.wait([self._ended], timeout=REAP_SECONDS)
 
     def close(self) -> tuple[list[InferRequest], list[InferRequest]]:
         """Close what led to a dead stub; returns the requests that it had started, and had not."""
         # The process's, if there ever was one.
         self._theirs.close()
+        if self._process is not None:
+            # One that could not be killed may end at any time.
+            self._process.exited.remove_done_callback(self._on_exit)
         if self._offer is not None:
             self._offer.cancel()
         door, self._call_door = self._call_door, None

@@ -135,9 +135,10 @@ class ControlRoutes:
 
     # -- the repository --------------------------------------------------------------------------
 
-    def _index(self, path: re.Match[bytes], body: bytes) -> Answer:
-        rows = self._repository.index()
-        if metadata.ready_models_only(body):
+    async def _index(self, path: re.Match[bytes], body: bytes) -> Answer:
+        ready_only = metadata.ready_models_only(body)
+        rows = await self._repository.listed()
+        if ready_only:
             rows = [row for row in rows if row.state == "READY"]
         return document(metadata.repository_index(rows))
 

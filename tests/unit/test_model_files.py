@@ -1,10 +1,13 @@
 """What counts as a change of a model's files."""
 
+import asyncio
 import os
 
 import pytest
 
-from gpubridge.engine.model_files import model_directories, read_model_files
+from gpubridge.engine.load_threads import LoadThreads
+from gpubridge.engine.model_files import read_model_files
+from gpubridge.engine.model_sources import ModelSources
 
 
 @pytest.fixture
@@ -85,4 +88,10 @@ def test_the_models_of_a_repository_are_its_directories(tmp_path):
     for name in ("b", "a", ".hidden"):
         (tmp_path / name).mkdir()
     (tmp_path / "file").write_text("")
-    assert [path.name for path in model_directories(tmp_path)] == ["a", "b"]
+    (tmp_path / "to_file").symlink_to("file")
+    (tmp_path / "to_a").symlink_to("a")
+
+    async def names():
+        return await ModelSources(LoadThreads(), [tmp_path]).names()
+
+    assert asyncio.run(names()) == ["a", "b", "to_a"]

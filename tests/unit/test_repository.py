@@ -11,6 +11,7 @@ from gpubridge.engine import model_loader
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.instance import InstanceState
+from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.engine.model_files import FileOverrides, ModelFiles
 from gpubridge.engine.model_loader import NotPrepared, PreparedModel
 from gpubridge.engine.model_sources import ModelSources, RepositoryPoller
@@ -38,7 +39,8 @@ class FakeLoader:
 
     def __init__(self, required, broken=()):
         self.context = SimpleNamespace(
-            environments=ModelEnvironments(None, limit=1),
+            threads=(threads := LoadThreads()),
+            environments=ModelEnvironments(None, 1, threads),
             regions=SimpleNamespace(arena=None, close=lambda: None),
             backend=SimpleNamespace(execute_timeout_seconds=None),
             telemetry=SimpleNamespace(log=SimpleNamespace(on_change=lambda listener: None)),
@@ -192,7 +194,7 @@ def test_a_poll_tells_what_has_changed_once(tmp_path):
         for name in ("same", "changed", "gone"):
             (tmp_path / name / "1").mkdir(parents=True)
         holder = _Holder()
-        poller = RepositoryPoller(ModelSources([tmp_path]), holder)
+        poller = RepositoryPoller(ModelSources(LoadThreads(), [tmp_path]), holder)
         await poller.look()
         await poller.poll()
         (tmp_path / "changed" / "1" / "model.py").write_text("")

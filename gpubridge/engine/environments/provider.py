@@ -8,11 +8,12 @@ import os
 import stat
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gpubridge.config import ModelConfig, ModelSettings
-from gpubridge.engine.environments.store import open_store
 from gpubridge.engine.environments.unpacker import Unpacker
+from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.errors import BridgeError, invalid
 
 PARAMETER = "EXECUTION_ENV_PATH"
@@ -203,52 +204,68 @@ class ModelEnvironments:
     - ``limit``: the most bytes that may come out of one archive.
     """
 
-    def __init__(self, cache: Path | None, limit: int) -> None:
-        self._cache = cache
-        self._limit = limit
-        self._unpacker: Unpacker | None = None
+    def __init__(self, cache: Path | None, limit: int, threads: LoadThreads) -> None:
+        self._threads = threads
+        self._unpacker = Unpacker(cache, limit, threads)
         self._checked: dict[tuple[str, int, int, int], str] = {}
 
-    async def of_model(
-        self, model: str, directory: Path, parameters: dict[str, str]
-    ) -> StubEnvironment:
+    async def of_model(self, directory: Path, config: ModelConfig) -> StubEnvironment:
         """Return what a model's parameters ask for; without, the server's own interpreter.
 
         Raises BridgeError with what is wrong with the environment, and what to do.
         """
-        path = environment_path(directory, parameters)
+        look = partial(self._threads.run, f"looking for the environment of model '{config.name}'")
+        path, is_directory = await look(partial(_find_environment, directory, config))
         if path is None:
             return own_environment()
-        # Disks of the network may be slow, even to say what is there.
-        if await asyncio.to_thread(_is_directory, path):
-            root = path
-        else:
-            root = await self._ready_unpacker().unpack(path)
-        environment = await asyncio.to_thread(environment_at, root, path)
+        root = path if is_directory else await self._unpacker.unpack(path)
+        environment = await look(partial(environment_at, root, path))
         version = await self._checked_version(environment, path)
-        _logger.info("model '%s' runs on Python %s of %s", model, version, path)
+        _logger.info("model '%s' runs on Python %s of %s", config.name, version, path)
         return environment
 
     async def close(self) -> None:
         """Stop what is being unpacked."""
-        if self._unpacker is not None:
-            await self._unpacker.close()
-
-    def _ready_unpacker(self) -> Unpacker:
-        if self._unpacker is None:
-            store = open_store(self._cache)
-            _logger.info("unpacked environments are kept in %s", store.cache)
-            self._unpacker = Unpacker(store, self._limit)
-        return self._unpacker
+        await self._unpacker.close()
 
     async def _checked_version(self, environment: StubEnvironment, source: Path) -> str:
         """Return the interpreter's version; one that has not changed is not asked again."""
-        status = await asyncio.to_thread(os.stat, environment.python)
+        status = await self.answers(environment)
         key = (environment.python, status.st_dev, status.st_ino, status.st_mtime_ns)
         version = self._checked.get(key)
         if version is None:
             version = self._checked[key] = await check_interpreter(environment, source)
         return version
+
+    async def answers(self, environment: StubEnvironment) -> os.stat_result:
+        """Return the state of an interpreter's file, once that can be read.
+
+        Before that, to start it would block the event loop. Raises BridgeError: INVALID_ARG.
+        """
+        python = environment.python
+        try:
+            return await self._threads.run(f"reading {python}", partial(_read_first, python))
+        except OSError as error:
+            raise invalid(f"the interpreter {python} cannot be read: {error}") from error
+
+
+def _find_environment(directory: Path, config: ModelConfig) -> tuple[Path | None, bool]:
+    """Return what a model's parameters name, and whether that is a directory."""
+    path = environment_path(directory, environment_parameters(config))
+    return path, path is not None and _is_directory(path)
+
+
+def _read_first(path: str) -> os.stat_result:
+    """Read a byte, where that is allowed; returns the state of the file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError:
+        return os.stat(path)  # noqa: PTH116  (an open file's is the same type)
+    try:
+        os.read(descriptor, 1)
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _is_directory(path: Path) -> bool:

@@ -8,11 +8,13 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gpubridge
-from gpubridge.engine.environments.store import EnvironmentStore
+from gpubridge.engine.environments.store import Entry, EnvironmentStore, open_store
+from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.errors import BridgeError, ErrorCode, unavailable
 
 _logger = logging.getLogger(__name__)
@@ -25,14 +27,21 @@ _PROGRAM = (
 
 _TELL_EVERY = 5.0
 _STOP_SECONDS = 5.0
+_SILENT_SECONDS = 10.0
+"""Whoever unpacks tells of it far more often, unless it waits for the archive or the disk."""
 
 
 class Unpacker:
-    """Unpacks archives into a store; owns the processes that do."""
+    """Unpacks archives into a store; owns the processes that do.
 
-    def __init__(self, store: EnvironmentStore, limit: int) -> None:
-        self._store = store
+    ``cache``: see :func:`open_store`, which is called for the first archive.
+    """
+
+    def __init__(self, cache: Path | None, limit: int, threads: LoadThreads) -> None:
+        self._cache = cache
+        self._store: EnvironmentStore | None = None
         self._limit = limit
+        self._threads = threads
         self._running: dict[Path, asyncio.Task[Path]] = {}
         # More at a time would only wait for each other.
         self._room = asyncio.Semaphore(len(os.sched_getaffinity(0)))
@@ -70,13 +79,14 @@ class Unpacker:
             task.exception()
 
     async def _unpack(self, archive: Path) -> Path:
-        found = await asyncio.to_thread(self._store.find, archive)
+        what = f"looking for what was unpacked of {archive}"
+        store, found = await self._threads.run(what, partial(self._find, archive))
         if found is not None:
             return found.environment
-        async with self._room:
-            process = await self._start(archive)
+        async with _Turn(self._room) as turn:
+            process = await self._start(archive, store)
             try:
-                answer = await _Follower(archive).follow(process)
+                answer = await _Follower(archive, turn).follow(process)
                 code = await process.wait()
             finally:
                 await _end(process)
@@ -88,12 +98,20 @@ class Unpacker:
             f"environment {archive} was not unpacked: the process that did it ended with code {code}"
         )
 
-    async def _start(self, archive: Path) -> asyncio.subprocess.Process:
+    def _find(self, archive: Path) -> tuple[EnvironmentStore, Entry | None]:
+        """Return the store, and in it what an archive was unpacked to before; in a thread."""
+        store = self._store
+        if store is None:
+            store = self._store = open_store(self._cache)
+            _logger.info("unpacked environments are kept in %s", store.cache)
+        return store, store.find(archive)
+
+    async def _start(self, archive: Path, store: EnvironmentStore) -> asyncio.subprocess.Process:
         package = Path(gpubridge.__file__).parents[1]
         try:
             return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", "-c", _PROGRAM, str(package)),
-                *(str(archive), str(self._store.cache), str(self._limit), str(os.getpid())),
+                *(str(archive), str(store.cache), str(self._limit), str(os.getpid())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,
@@ -113,14 +131,38 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await asyncio.wait_for(process.wait(), _STOP_SECONDS)
     except asyncio.TimeoutError:
         os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        # Not longer: while it waits for a device or a mount, not even that ends it.
+        await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=_STOP_SECONDS)
+
+
+class _Turn:
+    """One of the archives that are unpacked at a time; whoever waits for a file lets others."""
+
+    def __init__(self, room: asyncio.Semaphore) -> None:
+        self._room = room
+        self._held = False
+
+    async def __aenter__(self) -> _Turn:
+        await self._room.acquire()
+        self._held = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.give_way()
+
+    def give_way(self) -> None:
+        """Let another archive be unpacked; idempotent."""
+        if self._held:
+            self._held = False
+            self._room.release()
 
 
 class _Follower:
     """Reads what an unpacking process prints, and tells of it in the log while it takes long."""
 
-    def __init__(self, archive: Path) -> None:
+    def __init__(self, archive: Path, turn: _Turn) -> None:
         self._archive = archive
+        self._turn = turn
         self._clock = asyncio.get_running_loop().time
         self._begin = self._clock()
         self._next = self._begin + _TELL_EVERY
@@ -130,7 +172,14 @@ class _Follower:
         """Return the last line, once there are no more; empty if there was none."""
         assert process.stdout is not None
         fields: dict[str, Any] = {}
-        async for line in process.stdout:
+        loop = asyncio.get_running_loop()
+        while True:
+            doing = fields.get("doing", "opening it")
+            silence = loop.call_later(_SILENT_SECONDS, self._on_silence, doing)
+            line = await process.stdout.readline()
+            silence.cancel()
+            if not line:
+                break
             fields = json.loads(line)
             if "doing" in fields:
                 self._report(fields)
@@ -144,6 +193,15 @@ class _Follower:
                 fields["environment"],
             )
         return fields
+
+    def _on_silence(self, doing: str) -> None:
+        self._turn.give_way()
+        _logger.warning(
+            "environment %s: %s for %g s without news",
+            self._archive,
+            doing,
+            _SILENT_SECONDS,
+        )
 
     def _report(self, fields: dict[str, Any]) -> None:
         doing = fields["doing"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
+from functools import partial
+from io import FileIO
 from typing import Any, Protocol
 
 from gpubridge.engine.custom_metrics import MetricOwner
@@ -164,16 +165,15 @@ class ControlRequests:
             return self._repository.load(name, config)
         if not _are_sizes(sizes) or not fds:
             raise MalformedMessage("files of a model without their sizes or their bytes")
-        return self._load_files(name, config, sizes, os.dup(fds[0]))
+        return self._load_files(name, config, sizes, os.fdopen(os.dup(fds[0]), "rb", buffering=0))
 
     async def _load_files(
-        self, name: str, config: str | None, sizes: list[tuple[str, int]], fd: int
+        self, name: str, config: str | None, sizes: list[tuple[str, int]], memory: FileIO
     ) -> None:
-        try:
-            # Many bytes, perhaps: not on the event loop.
-            files = await asyncio.to_thread(_read_files, sizes, fd)
-        finally:
-            os.close(fd)
+        # Many bytes, perhaps, and of whatever file the stub has sent.
+        files = await self._repository.threads.run(
+            f"reading the files sent for model '{name}'", partial(_read_files, sizes, memory)
+        )
         await self._repository.load(name, config, files)
 
     def _unload(self, fields: dict[str, Any]) -> Coroutine[Any, Any, None]:
@@ -205,7 +205,8 @@ def _are_sizes(sizes: Any) -> bool:
     )
 
 
-def _read_files(sizes: list[tuple[str, int]], fd: int) -> dict[str, bytes]:
+def _read_files(sizes: list[tuple[str, int]], memory: FileIO) -> dict[str, bytes]:
+    fd = memory.fileno()
     total = sum(size for _, size in sizes)
     if os.fstat(fd).st_size != total:
         raise _cut_short(total)

@@ -213,9 +213,9 @@ class GrpcService:
             models = self._repository.selected(message.name, version)
         return documents.model_statistics(model.statistics for model in models)
 
-    def _index(self, message: ProtoMessage) -> JsonObject:
+    async def _index(self, message: ProtoMessage) -> JsonObject:
         control.refuse_repository_name(message)
-        rows = self._repository.index()
+        rows = await self._repository.listed()
         if message.ready:
             rows = [row for row in rows if row.state == "READY"]
         return {"models": documents.repository_index(rows)}
