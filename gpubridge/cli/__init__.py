@@ -9,8 +9,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import gpubridge
@@ -28,6 +31,8 @@ COMMANDS = {
 }
 """All commands, each with its line in the help."""
 
+_SERVERS = ("serve", "tritonserver")
+
 
 def main(arguments: Sequence[str] | None = None, program: str = "") -> int:
     """Run a command, as ``program`` if that is not ``gpubridge COMMAND``; returns the exit code."""
@@ -35,9 +40,10 @@ def main(arguments: Sequence[str] | None = None, program: str = "") -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if words and words[0] in COMMANDS:
-            options = command_parser(words[0], program).parse_known(words[1:])
-            code: int = _module(words[0]).run(options)
-            return code
+            with _ended_by_signals() if words[0] in _SERVERS else nullcontext():
+                options = command_parser(words[0], program).parse_known(words[1:])
+                code: int = _module(words[0]).run(options)
+                return code
         parser = whole_parser(())
         if words:
             # Prints what it was asked for, or refuses what is no command.
@@ -75,6 +81,25 @@ def whole_parser(commands: Sequence[str] = tuple(COMMANDS)) -> argparse.Argument
         of_command = [command_parser(name)] if name in commands else []
         choices.add_parser(name, help=line, parents=of_command, add_help=False)
     return parser
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGINT end the process with code 0, until a server takes them.
+
+    As process 1 it would not hear of SIGTERM otherwise.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    # No exception: wherever it were raised, in the midst of an import, it might be lost.
+    before = {number: signal.signal(number, lambda *_: os._exit(0)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _open_standard_streams() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 from gpubridge.config.backends import is_model_directory
 from gpubridge.config.settings import ServerSettings, read_repository
+from gpubridge.errors import BridgeError
 from gpubridge.flags import add_flags, from_flags
 from gpubridge.telemetry.server_telemetry import open_telemetry
 from gpubridge.tensor.native import require_native
@@ -53,7 +57,24 @@ def run(options: argparse.Namespace) -> int:
 def server_settings(options: argparse.Namespace) -> ServerSettings:
     """Return the settings that the arguments spell; raises BridgeError."""
     given = [Path(os.path.abspath(path)) for path in options.repositories]  # noqa: PTH100
-    models = tuple(path for path in given if is_model_directory(path))
+    models = _model_directories(given)
     repositories = [path for path in given if path not in models]
     options.model_repository = [*options.model_repository, *repositories]
     return from_flags(ServerSettings, options, model_directories=models)
+
+
+def _model_directories(given: Sequence[Path]) -> tuple[Path, ...]:
+    """Return those that are directories of single models.
+
+    A thread looks at them, which may hang, as on a dead mount: signals are heard of meanwhile.
+    """
+    found: Future[tuple[Path, ...]] = Future()
+
+    def look() -> None:
+        try:
+            found.set_result(tuple(filter(is_model_directory, given)))
+        except (BridgeError, OSError) as error:
+            found.set_exception(error)
+
+    threading.Thread(target=look, daemon=True).start()
+    return found.result()

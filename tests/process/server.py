@@ -21,6 +21,7 @@ __all__ = [
     "alive",
     "children",
     "descendants",
+    "named_memory",
     "open_files",
     "running_server",
     "state",
@@ -215,6 +216,12 @@ def open_files(pid: int) -> list[str]:
         except FileNotFoundError:
             continue  # closed meanwhile
     return found
+
+
+def named_memory(pid: int) -> set[str]:
+    """The objects of /dev/shm that a process has open or mapped."""
+    mapped = re.findall(r"/.*", Path(f"/proc/{pid}/maps").read_text())
+    return {path for path in (*open_files(pid), *mapped) if path.startswith("/dev/shm/")}
 
 
 def state(pid: int) -> str:

@@ -20,7 +20,7 @@ from tests.process.server import (
     Server,
     alive,
     descendants,
-    open_files,
+    named_memory,
     running_server,
     wait_until,
     write_code_model,
@@ -209,12 +209,6 @@ class TritonPythonModel:
 
 
 # -- SIGKILL --------------------------------------------------------------------------------------
-
-
-def named_memory(pid):
-    """The objects of /dev/shm that a process has open or mapped."""
-    mapped = re.findall(r"/.*", Path(f"/proc/{pid}/maps").read_text())
-    return {path for path in (*open_files(pid), *mapped) if path.startswith("/dev/shm/")}
 
 
 def test_named_memory_is_found():

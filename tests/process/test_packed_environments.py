@@ -164,6 +164,7 @@ def test_a_server_that_is_told_to_stop_leaves_nothing_half_unpacked(place):
         working = descendants(server.pid)
         assert len(working) == 2
         assert server.stop() == 0
+        assert "Traceback" not in server.log()
     assert not any(map(alive, working))
     assert place.entries() == []
 
