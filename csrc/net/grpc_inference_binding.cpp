@@ -182,7 +182,6 @@ bool GrpcInferCall::submit(const nb::object& self, const Message& message, const
     calls[nb::int_(stream_)] = self;
     give(made);
   } catch (nb::python_error& error) {
-    if (!error.matches(bridge_error())) throw;
     refuse(error.value());
   }
   return true;
@@ -211,7 +210,6 @@ bool GrpcInferCall::receive(const nb::object& self, const Event& event, const nb
       try {
         take_part(self, event);
       } catch (nb::python_error& error) {
-        if (!error.matches(bridge_error())) throw;
         refuse(error.value());
       }
       return true;
@@ -285,7 +283,6 @@ void GrpcInferCall::answer(nb::handle outcome) {
     const auto& endpoint = nb::cast<const GrpcInferEndpoint&>(endpoint_);
     connection_->core().send_response(stream_, endpoint.headers(), body, endpoint.trailers());
   } catch (nb::python_error& error) {
-    if (!error.matches(bridge_error())) throw;
     fail(error.value());
     return;
   }

@@ -140,7 +140,6 @@ std::uint64_t Exchange::begin_inference(nb::handle endpoint, std::uint64_t heade
   try {
     inference_ = std::make_unique<Inference>(nb::borrow(endpoint), head_->length, header, charged);
   } catch (nb::python_error& error) {
-    if (!error.matches(bridge_error())) throw;
     fail(nb::borrow(error.value()), nb::none());
     return 0;
   }
@@ -151,7 +150,6 @@ std::uint64_t Exchange::grow_inference(std::uint64_t arrived) {
   try {
     return inference_->grow(arrived);
   } catch (nb::python_error& error) {
-    if (!error.matches(bridge_error())) throw;
     give_up(nb::borrow(error.value()));
     return 0;
   }
@@ -169,7 +167,6 @@ bool Exchange::submit_inference(std::uint64_t copied, nb::handle origin) {
   try {
     return inference_->submit(nb::find(*this), copied, origin);
   } catch (nb::python_error& error) {
-    if (!error.matches(bridge_error())) throw;
     if (const auto inference = std::move(inference_)) inference->abort();
     fail(nb::borrow(error.value()), nb::none());
     return true;
@@ -188,7 +185,13 @@ bool Exchange::infer(nb::object endpoint, nb::object slot, const InferenceBody& 
 }
 
 void Exchange::answer(nb::handle outcome) {
-  if (const auto inference = std::move(inference_)) inference->answer(*this, outcome);
+  const auto inference = std::move(inference_);
+  if (inference == nullptr) return;
+  try {
+    inference->answer(*this, outcome);
+  } catch (nb::python_error& error) {
+    fail(nb::borrow(error.value()), nb::none());
+  }
 }
 
 void Exchange::begin(int status, nb::bytes fields, nb::object on_sent, nb::bytes filler) {

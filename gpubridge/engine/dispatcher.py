@@ -201,6 +201,12 @@ class Dispatcher:
         """Refuse a request that the queue does not take: it takes none any more, or is full."""
         self.refuse(request, stopping_error() if stopped else queue_full(request))
 
+    def fail_new(self, request: InferRequest, error: BridgeError) -> None:
+        """End a request that never came to the queue."""
+        self._free(request)
+        self._statistics.failed("OTHER", 0)
+        request.finish(error)
+
     def refuse_late(self, requests: Sequence[InferRequest]) -> None:
         """Refuse requests that waited too long."""
         self.refuse_items([(request, late_error()) for request in requests])

@@ -24,6 +24,7 @@ from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.engine.warmup import WarmupSample, warmup_samples
 from gpubridge.errors import BridgeError
 from gpubridge.request import InferRequest, InferResponse
+from gpubridge.telemetry.logs import request_error
 from gpubridge.telemetry.settings import MetricsSettings
 from gpubridge.telemetry.statistics import (
     FIRST_RESPONSE_BUCKETS_MS,
@@ -290,7 +291,14 @@ class StubModel(Model):
     # -- work ----------------------------------------------------------------------------------
 
     def _prepare(self, request: InferRequest, origin: Origin | None) -> bool:
-        """Do what some requests need before they are queued; returns False where that takes longer."""
+        """Do what some requests need before they are queued; returns False where they are not."""
+        try:
+            return self._is_prepared(request, origin)
+        except Exception as error:  # noqa: BLE001  (a bug of ours is an error of the request's)
+            self._dispatcher.fail_new(request, request_error(error))
+            return False
+
+    def _is_prepared(self, request: InferRequest, origin: Origin | None) -> bool:
         if self.traces.active:
             self.tracing.begin(request, origin)
             self.tracing.tell(request)

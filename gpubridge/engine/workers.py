@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gpubridge.errors import BridgeError
+from gpubridge.telemetry.logs import request_error
 
 HEAVY_BYTES = 1 << 20
 """Reading, parsing, formatting or decompressing more than this is a worker's."""
@@ -19,8 +19,6 @@ HEAVY_BYTES = 1 << 20
 _THREADS = 2
 _NICE = 10
 _Result = TypeVar("_Result")
-
-_logger = logging.getLogger(__name__)
 
 
 class Workers:
@@ -100,12 +98,10 @@ def _outcome(future: Future[_Result]) -> _Result | BridgeError:
     error = future.exception()
     if error is None:
         return future.result()
+    told = request_error(cast(Exception, error))
     # The frames of a traceback would hold the request's memory.
-    text, error.__traceback__ = f"{type(error).__name__}: {error}", None
-    if isinstance(error, BridgeError):
-        return BridgeError(error.message, error.code)
-    _logger.error("a piece of work failed: %s", text)
-    return BridgeError(f"internal error: {text}")
+    error.__traceback__ = None
+    return told.copy() if told is error else told
 
 
 def _lower_priority() -> None:

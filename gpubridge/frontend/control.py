@@ -6,14 +6,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from gpubridge.dataplane import HttpExchange
 from gpubridge.engine.model import Model
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.workers import TaskSet
-from gpubridge.errors import BridgeError, InternalError, invalid
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.host_shm import Body, PrivateMemory
+from gpubridge.telemetry.logs import request_error
 from gpubridge.telemetry.settings import TraceSettings
 
 CONTROL_BYTES = 4 << 20
@@ -43,10 +44,7 @@ class ControlTasks:
             # The loop ends, and nobody is left to be told.
             return
         error = task.exception()
-        if error is not None and not isinstance(error, BridgeError):
-            _logger.error("a request failed by a fault of the server", exc_info=error)
-            error = InternalError(f"a fault of the server: {error!r}")
-        then(task.result() if error is None else error)
+        then(request_error(cast(Exception, error)) if error else task.result())
 
 
 async def is_ready(model: Model) -> bool:
@@ -165,7 +163,7 @@ class ControlCall(PrivateBody):
         self.whole_body()
         try:
             answer = self._answer(self)
-        except BridgeError:
+        except Exception:
             self.release()
             raise
         if isinstance(answer, Answer):

@@ -8,7 +8,7 @@ from functools import partial
 from gpubridge.dataplane import HttpExchange
 from gpubridge.engine.model import Model
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
-from gpubridge.errors import BridgeError, ErrorCode, Pieces, invalid
+from gpubridge.errors import BridgeError, ErrorCode, InternalError, Pieces, invalid
 from gpubridge.frontend.control import JSON, PrivateBody
 from gpubridge.frontend.forwarded_headers import add_parameters
 from gpubridge.host_shm.request_arena import RequestArena
@@ -17,6 +17,7 @@ from gpubridge.protocol.generate import encode_generated, parse_generate
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.telemetry.logs import request_error
 
 _EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\n"
 _COMMENT = b":\n\n"
@@ -72,10 +73,10 @@ class _Generation(PrivateBody):
                 inputs.free()
             else:
                 self._submit(form, inputs)
-        except BridgeError as error:
+        except Exception as error:
             self._refuse(error)
 
-    def _refuse(self, error: BridgeError) -> None:
+    def _refuse(self, error: Exception) -> None:
         """Answer that the body is no request."""
         if not self._aborted:
             self.release()
@@ -128,7 +129,7 @@ class GenerateHandler(_Generation):
             if not isinstance(outcome, InferResponse):
                 raise outcome.copy()
             self._only = outcome
-        except BridgeError as error:
+        except Exception as error:
             # What else the model sends changes nothing.
             self._request.cancel()
             self._fail(error)
@@ -145,7 +146,7 @@ class GenerateHandler(_Generation):
                 return
             assert only is not None
             self._answer(self._encoded(only))
-        except BridgeError as error:
+        except Exception as error:
             self._fail(error)
 
     def _answer(self, body: Pieces | BridgeError) -> None:
@@ -154,7 +155,8 @@ class GenerateHandler(_Generation):
         else:
             self._exchange.respond(200, JSON, b"", body, plain=True)
 
-    def _fail(self, error: BridgeError) -> None:
+    def _fail(self, failed: Exception) -> None:
+        error = request_error(failed)
         self._exchange.respond(_status(error), JSON, b"", error_body(error), plain=True)
 
 
@@ -178,8 +180,9 @@ class GenerateStreamHandler(_Generation):
         status = 200
         try:
             body = self._encoded(outcome)
-        except BridgeError as error:
+        except Exception as failed:
             # The status is that of the first response; those of others stand in their events.
+            error = request_error(failed)
             status, body = _status(error), error_body(error)
         self._begin(status)
         self._exchange.send((b"data: ", *body, b"\n\n"))
@@ -197,8 +200,9 @@ class GenerateStreamHandler(_Generation):
 
 
 def _status(error: BridgeError) -> int:
-    """Return the status of a response that is an error: Triton's, but one may try again after 503."""
-    return http_status(error.code) if error.code == ErrorCode.UNAVAILABLE else 400
+    """Return the status of a response that is an error: Triton's, but 503 and for bugs of our own 500."""
+    own = error.code == ErrorCode.UNAVAILABLE or isinstance(error, InternalError)
+    return http_status(error.code) if own else 400
 
 
 def _not_one() -> BridgeError:

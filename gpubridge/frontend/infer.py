@@ -36,6 +36,7 @@ from gpubridge.protocol.infer_response import (
 )
 from gpubridge.protocol.request_form import RequestForm, RequestRegions
 from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.telemetry.logs import request_error
 from gpubridge.transport.signatures import Signature
 
 _HEADER_LENGTH = b"inference-header-content-length"
@@ -87,7 +88,7 @@ class ServedModel:
     def respond(
         self, exchange: HttpExchange, form: RequestForm, identifier: str, outcome: Outcome
     ) -> None:
-        """Answer by an outcome that `plain_template` is not for."""
+        """Answer by an outcome that `plain_template` is not for; what this raises is the answer."""
         if not isinstance(outcome, InferResponse):
             # Not raised: its traceback would hold frames that hold it, and all that they see.
             exchange.fail(outcome)
@@ -101,12 +102,7 @@ class ServedModel:
                 lambda encoded: _send(exchange, encoded),
             )
             return
-        try:
-            encoded = encode_response(form, identifier, outcome, model.config, model.version)
-        except BridgeError as error:
-            exchange.fail(error)
-            return
-        _send(exchange, encoded)
+        _send(exchange, encode_response(form, identifier, outcome, model.config, model.version))
 
 
 def _send(exchange: HttpExchange, encoded: EncodedResponse | BridgeError) -> None:
@@ -162,7 +158,7 @@ class InferEndpoint(HttpInferEndpoint):
         handler.begin(slot, start, length)
         try:
             handler.parse(exchange, copied)
-        except BridgeError as error:
+        except Exception as error:
             exchange.give_up(error)
 
 
@@ -245,9 +241,9 @@ class _InferHandler:
                 return
             if packed is not None:
                 packed.free()
-        except BridgeError as caught:
+        except Exception as caught:
             # Without the traceback, which would hold the request until the next collection.
-            error = caught.copy()
+            error = request_error(caught).copy()
         self._working = False
         self.abort()
         if error is not None:
@@ -357,7 +353,7 @@ class _InferHandler:
                 check_strings(
                     form, endpoint.served.model.name, [slot.memory[at : at + n] for at, n in places]
                 )
-        except BridgeError:
+        except Exception:
             packed.free()
             raise
         if body is not None:
@@ -374,7 +370,10 @@ class _InferHandler:
         assert form is not None
         assert served is not None
         assert request is not None
-        served.respond(exchange, form, request.identifier, outcome)
+        try:
+            served.respond(exchange, form, request.identifier, outcome)
+        except Exception as error:
+            exchange.fail(error)
 
 
 def _header_size(value: bytes | None, body: int) -> int:

@@ -41,7 +41,7 @@ class RequestMemory:
         """
         try:
             _share(request, given, self.regions)
-        except BridgeError:
+        except Exception:
             if request.slot is not None:
                 self.arenas.arena(model).free(request.slot)
             raise

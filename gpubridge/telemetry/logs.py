@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gpubridge.errors import invalid
+from gpubridge.errors import BridgeError, InternalError, invalid
 from gpubridge.flags import boolean, check_flags, flag
 
 VERBOSE = logging.DEBUG
@@ -31,6 +31,7 @@ _NAMES = {logging.INFO: "info", logging.WARNING: "warning", VERBOSE: "verbose"}
 # The numbers of pb_utils.Logger's levels.
 _STUB_LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: VERBOSE}
 _model_logger = logging.getLogger("gpubridge.model")
+_logger = logging.getLogger(__name__)
 
 
 def _verbose_level(text: str) -> int:
@@ -135,6 +136,17 @@ def log_from_stub(model: str, instance: str, fields: dict[str, Any]) -> None:
         "model_line": fields.get("line", 0),
     }
     _model_logger.log(level, "%s", fields.get("text", ""), extra=place)
+
+
+def request_error(error: Exception) -> BridgeError:
+    """Return what a request is told that failed; a bug of gpubridge itself is logged, and named as one."""
+    if isinstance(error, BridgeError):
+        return error
+    _logger.error("a request failed by a bug of gpubridge", exc_info=error)
+    return InternalError(
+        f"internal error: {type(error).__name__}: {error}; this is a bug of gpubridge, not of the "
+        "request: the server's log has its traceback"
+    )
 
 
 class _Lines(logging.Formatter):

@@ -86,7 +86,7 @@ class Call:
         """The memory that was named for part of a large message is full."""
         raise NotImplementedError
 
-    def refuse(self, error: BridgeError | CallFailed) -> None:
+    def refuse(self, error: Exception) -> None:
         """End the call: what comes on its stream is no request, or there is no memory for it."""
         self._give_up()
         self.fail(error)
@@ -117,7 +117,7 @@ class Call:
 
     # -- how it ends -----------------------------------------------------------------------------
 
-    def fail(self, error: BridgeError | CallFailed) -> None:
+    def fail(self, error: Exception) -> None:
         """End the call with an error."""
         if self._done:
             return
@@ -239,7 +239,7 @@ class UnaryCall(Call):
             return
         try:
             answer = self._answer(message)
-        except (BridgeError, CallFailed) as error:
+        except Exception as error:
             self.fail(error)
             return
         if isinstance(answer, bytes):

@@ -219,20 +219,31 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def take(self, events: Sequence[tuple[Any, ...]]) -> None:
         """Take what has happened."""
         for event in events:
-            kind = event[0]
-            if kind == CALL:
-                _, stream_id, method, headers, message, compressed = event
-                call = self._open(stream_id, method, headers)
-                if call is not None:
-                    call.complete(message, compressed)
-            elif kind == BEGIN:
-                self._open(*event[1:4])
-            elif kind == CLOSED:
-                self._abort_calls()
-            elif kind == PING:
-                self._ping_came()
-            else:
-                self._tell_call(kind, event)
+            try:
+                self._take(event)
+            except Exception as error:
+                # A bug fails its call alone; the others of the connection go on.
+                call = self._calls.get(event[1])
+                if call is None:
+                    self._refuse(event[1], error)
+                else:
+                    call.refuse(error)
+
+    def _take(self, event: tuple[Any, ...]) -> None:
+        kind = event[0]
+        if kind == CALL:
+            _, stream_id, method, headers, message, compressed = event
+            call = self._open(stream_id, method, headers)
+            if call is not None:
+                call.complete(message, compressed)
+        elif kind == BEGIN:
+            self._open(*event[1:4])
+        elif kind == CLOSED:
+            self._abort_calls()
+        elif kind == PING:
+            self._ping_came()
+        else:
+            self._tell_call(kind, event)
 
     def hand_over(
         self,
@@ -281,7 +292,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 _check(headers)
             call = self._service.open(method, self, stream_id, headers)
         except CallFailed as error:
-            self.http2.send_headers(stream_id, failure(error, begun=False), True)
+            self._refuse(stream_id, error)
             return None
         self._calls[stream_id] = call
         if self._compression != "none":
@@ -291,6 +302,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if not headers.plain and headers.timeout is not None:
             call.limit_time(read_timeout(headers.timeout) or 0.0)
         return call
+
+    def _refuse(self, stream_id: int, error: Exception) -> None:
+        self.http2.send_headers(stream_id, failure(error, begun=False), True)
 
     def _abort(self, stream_id: int) -> None:
         """Nobody waits for a call's answer any more."""

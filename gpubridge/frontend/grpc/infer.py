@@ -97,7 +97,7 @@ class InferEndpoint(GrpcInferEndpoint):
         return encode_response(known.form, identifier, outcome, model.config, model.version)
 
     @staticmethod
-    def failure(error: BridgeError | CallFailed) -> HeaderFields:
+    def failure(error: Exception) -> HeaderFields:
         """Return the fields that end a call with an error."""
         return failure(error, begun=False)
 
@@ -126,7 +126,7 @@ class InferCall(Call):
             return
         try:
             self._hand_over(whole_request(message, self._forms, self._answer))
-        except (BridgeError, CallFailed) as error:
+        except Exception as error:
             self.fail(error)
 
     def large(self, nbytes: int) -> None:
@@ -157,7 +157,7 @@ class InferCall(Call):
                 if receiver.target is not None:
                     self._connection.http2.receive_into(self._stream_id, receiver.target)
             self._end(receiver, end)
-        except (BridgeError, CallFailed) as error:
+        except Exception as error:
             self.refuse(error)
 
     def _feed(self, message: memoryview) -> None:
@@ -171,7 +171,7 @@ class InferCall(Call):
                 asyncio.get_running_loop().call_soon(self._feed, message[PIECE:])
             else:
                 self._end(receiver, True)
-        except (BridgeError, CallFailed) as error:
+        except Exception as error:
             self.refuse(error)
 
     def check(self, now: float, window: float) -> None:
@@ -215,7 +215,7 @@ class InferCall(Call):
             if isinstance(known, BridgeError):
                 raise known
             self._make(receiver, partial(receiver.make, known, self._answer))
-        except (BridgeError, CallFailed) as error:
+        except Exception as error:
             self.refuse(error)
 
     def _make(self, receiver: RequestReceiver, make: Callable[[], MadeRequest]) -> None:
@@ -261,7 +261,7 @@ class InferCall(Call):
         assert self._request is not None
         try:
             frame = InferEndpoint.frame(known, self._request.identifier, outcome)
-        except BridgeError as error:
+        except Exception as error:
             self.fail(error)
             return
         packing, packed = self._packing, None

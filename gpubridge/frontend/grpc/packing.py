@@ -20,6 +20,7 @@ from gpubridge.host_shm import Account, Body, Budget, PrivateBytes
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import FrameSegments
 from gpubridge.protocol.grpc.receiver import RequestReceiver
+from gpubridge.telemetry.logs import request_error
 
 PREFIX = 5
 """Bytes before each message: a flag and its length."""
@@ -153,9 +154,9 @@ class MessageCoder:
                 if outcome is not None and copy is not None:
                     receiver.move(await copy.run_in_turns(), outcome)
                     outcome = forms.known(read)
-            except BridgeError as error:
+            except Exception as error:
                 # Without the traceback, which would hold the message until the next collection.
-                outcome = error.copy()
+                outcome = request_error(error).copy()
         done(outcome)
 
     def pack(

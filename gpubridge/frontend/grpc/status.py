@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 
 from gpubridge.dataplane import HeaderFields
-from gpubridge.errors import BridgeError
 from gpubridge.protocol.grpc.status import MESSAGE_LIMIT, grpc_message, grpc_status
+from gpubridge.telemetry.logs import request_error
 
 _STATUS = (b":status", b"200")
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
@@ -39,15 +39,16 @@ class CallFailed(Exception):
         self.message = message
 
 
-def failure(error: BridgeError | CallFailed, *, begun: bool) -> HeaderFields:
+def failure(error: Exception, *, begun: bool) -> HeaderFields:
     """Return the fields that end a call with an error.
 
     ``begun``: whether the headers of the response were sent; they are among the fields if not.
     """
-    if isinstance(error, BridgeError):
+    if isinstance(error, CallFailed):
+        number, text = int(error.status), error.message
+    else:
+        error = request_error(error)
         # One more than is sent, so that the end shows that there is more.
         number, text = grpc_status(error.code), error.opening(MESSAGE_LIMIT + 1)
-    else:
-        number, text = int(error.status), error.message
     fields = [(b"grpc-status", b"%d" % number), (b"grpc-message", grpc_message(text))]
     return HeaderFields(fields if begun else [_STATUS, _CONTENT_TYPE, *fields])

@@ -17,7 +17,6 @@ from gpubridge.errors import BridgeError
 from gpubridge.frontend.forwarded_headers import add_parameters
 from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.packing import PIECE, PREFIX, Packing
-from gpubridge.frontend.grpc.status import CallFailed
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
 from gpubridge.protocol.grpc.fields import read_request
@@ -35,6 +34,7 @@ from gpubridge.protocol.grpc.infer_response import (
 )
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.telemetry.logs import request_error
 
 _OPEN_REQUESTS = 64
 """Requests of a stream that may be at models; further ones are not read."""
@@ -131,7 +131,7 @@ class StreamCall(Call):
                 if plain is not None:
                     self._waiting.append(plain)
             self._count()
-        except (BridgeError, CallFailed) as error:
+        except Exception as error:
             self.refuse(error)
             return
         self._advance()
@@ -220,7 +220,7 @@ class StreamCall(Call):
         end = at + PIECE
         try:
             receiver.feed(memoryview(message)[at:end])
-        except BridgeError as error:
+        except Exception as error:
             self._make(turn, partial(_fail, error), lambda: read_request(message).identifier)
             return
         if end < len(message):
@@ -262,7 +262,8 @@ class StreamCall(Call):
             known, request, regions = make()
             if regions is not None:
                 self._memory.share(request, regions, known.model.config.name)
-        except BridgeError as error:
+        except Exception as failed:
+            error = request_error(failed)
             self._fail_turn(turn, error, error_frame(error.message, _readable(identifier)))
             return
         add_parameters(request, self._parameters)
@@ -316,7 +317,8 @@ class StreamCall(Call):
         assert request is not None
         try:
             turn.frame = _frame(known, request, outcome, final=True)
-        except BridgeError as error:
+        except Exception as failed:
+            error = request_error(failed)
             self._fail_turn(turn, error, _failure(known, request, error, final=True))
             return
         self._send_ready()
@@ -363,7 +365,8 @@ class StreamCall(Call):
     def _send_response(self, flow: _Flow, outcome: Outcome, *, final: bool) -> None:
         try:
             frame = _frame(flow.known, flow.request, outcome, final=final)
-        except BridgeError as error:
+        except Exception as failed:
+            error = request_error(failed)
             if self._errors_end:
                 self._send(error)
                 return
@@ -417,7 +420,7 @@ def _failure(
     return failure_frame(error, known.model.name, request.identifier, final=final)
 
 
-def _fail(error: BridgeError) -> NoReturn:
+def _fail(error: Exception) -> NoReturn:
     raise error
 
 

@@ -18,7 +18,7 @@ from gpubridge.dataplane import (
     InferTargets,
 )
 from gpubridge.engine.workers import Workers
-from gpubridge.errors import BridgeError, Pieces, invalid
+from gpubridge.errors import Pieces, invalid
 from gpubridge.frontend.connection_limits import longest_idle
 from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody
 from gpubridge.frontend.http.faults import FAULTS, Fault
@@ -26,6 +26,7 @@ from gpubridge.frontend.http.message import HttpSettings, RequestHandler, Router
 from gpubridge.frontend.http.watch import Late, Stage, Watch
 from gpubridge.frontend.lateness import bytes_per_second
 from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget
+from gpubridge.telemetry.logs import request_error
 
 _RECEIVE_BYTES = 16 * 1024
 _PIPELINE_LIMIT = 32
@@ -207,7 +208,8 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._receive_large(exchange, handler, length)
             elif length:
                 exchange.receive_into(handler.body_memory(length, None), length)
-        except BridgeError as error:
+        except Exception as error:
+            # Also a bug: it fails this request, and the connection goes on.
             exchange.fail(error)
             return
         if exchange.whole:
@@ -219,7 +221,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         body = self.new_body(exchange)
         try:
             memory = handler.body_memory(length, body)
-        except BridgeError:
+        except Exception:
             body.release()
             raise
         granted = self.grow(exchange, 0)
@@ -235,7 +237,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         handler: RequestHandler = exchange.handler
         try:
             return handler.grow(arrived)
-        except BridgeError as error:
+        except Exception as error:
             exchange.give_up(error)
             return 0
 
@@ -245,7 +247,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         assert handler is not None
         try:
             handler.complete(exchange, copied)
-        except BridgeError as error:
+        except Exception as error:
             exchange.give_up(error)
 
     def collect(self, exchange: HttpExchange, body: bytearray) -> None:
@@ -263,9 +265,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Answer with a coding that the client accepts."""
         self._listener.coded.pack(exchange, status, fields, [body, *buffers])
 
-    def failure(self, error: BridgeError, status: int | None) -> tuple[int, Pieces]:
+    def failure(self, error: Exception, status: int | None) -> tuple[int, Pieces]:
         """Return status and JSON body that tell an error."""
-        return self._listener.router.failure(error, status)
+        return self._listener.router.failure(request_error(error), status)
 
     def refuse(self, fault: int, exchange: HttpExchange | None) -> None:
         """Refuse what the client sends, by the number of the fault."""

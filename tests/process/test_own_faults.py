@@ -1,0 +1,191 @@
+"""A request that fails by a bug of gpubridge is an error of that request alone.
+
+A server with faults planted in its own code: in what takes, makes and answers the requests of models
+named for them. Other requests of the same connections, and of the same streams, are answered.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+
+import numpy as np
+import pytest
+from tritonclient import grpc
+from tritonclient.utils import InferenceServerException
+
+from tests.process.server import running_server, write_code_model
+
+PLANTED = """
+import sys
+
+if "serve" in sys.orig_argv:
+    from gpubridge.engine.model import StubModel
+    from gpubridge.frontend import generate, infer
+    from gpubridge.frontend.grpc import connection as grpc_connection, infer as grpc_infer, stream
+    from gpubridge.protocol import infer_request
+    from gpubridge.protocol.grpc import infer_request as grpc_request
+
+    def plant(owner, name, model_of, fault):
+        planted = getattr(owner, name)
+
+        def changed(*given, **named):
+            if model_of(*given) == fault:
+                raise ZeroDivisionError("planted")
+            return planted(*given, **named)
+
+        setattr(owner, name, changed)
+
+    plant(infer_request.FormCache, "parse", lambda self, *_: self._config.name, "parse")
+    plant(grpc_request.FormCache, "known", lambda _, read: read.model.config.name, "parse")
+    plant(grpc_request.FormCache, "_known", lambda _, read: read.model.config.name, "parse")
+    plant(generate, "parse_generate", lambda _, config: config.name, "parse")
+    for module in (infer, grpc_infer):
+        plant(module, "plain_template", lambda form, signature, config, _: config.name, "encode")
+        plant(module, "encode_response", lambda *given: given[3].name, "encode")
+    plant(stream, "encode_response", lambda *given: given[3].name, "encode")
+    plant(generate, "encode_generated", lambda *given: given[2].name, "encode")
+    plant(StubModel, "_is_prepared", lambda self, *_: self.name, "prepare")
+"""
+MODELS = ("good", "parse", "encode", "prepare")
+COUNT = 6
+LARGE = 16 << 20
+# With the histogram all requests are prepared; four of the large requests fit.
+FLAGS = "--metrics-config=histogram_latencies=true", f"--request-arena-limit={4 * LARGE}"
+SAYS = "is a bug of gpubridge, not of the request: the server's log has its traceback"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "sitecustomize.py").write_text(PLANTED)
+    for name in MODELS:
+        write_code_model(folder / "models", name)
+    with running_server(
+        folder / "models", *FLAGS, environment={"PYTHONPATH": str(folder)}
+    ) as running:
+        yield running
+        log = running.log()
+        assert "ZeroDivisionError: planted" in log
+        assert "a request failed by a bug of gpubridge" in log
+        assert "Fatal error" not in log
+        assert "Exception in callback" not in log
+        for name in MODELS:
+            assert (
+                running.metrics()[f'gpubridge_queued_requests{{model="{name}",version="1"}}'] == 0
+            )
+
+
+def infer_body(code="self.said = 'good'", **more):
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [code]}
+    return json.dumps({"inputs": [tensor], **more}).encode()
+
+
+def answers(server, asked):
+    """Send requests in one go; returns the status and the body of each answer."""
+    host, port = server.http_url.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        for path, body in asked:
+            head = b"POST %s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
+            client.sendall(head % (path.encode(), len(body)) + body)
+        stream = client.makefile("rb")
+        for _ in asked:
+            status = int(stream.readline().split()[1])
+            length = 0
+            while line := stream.readline().strip():
+                name, _, value = line.partition(b":")
+                if name.lower() == b"content-length":
+                    length = int(value)
+            yield status, stream.read(length)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("faulty", MODELS[1:])
+def test_the_others_of_a_pipeline_are_answered(server, faulty, binary):
+    body = infer_body(parameters={"binary_data_output": binary})
+    asked = [f"/v2/models/{name}/infer" for name in ("good", faulty, "good", faulty, "good")]
+    got = list(answers(server, [(path, body) for path in asked]))
+    assert [status for status, _ in got] == [200, 500, 200, 500, 200]
+    for status, text in got:
+        assert (SAYS in json.loads(text)["error"]) if status == 500 else b"good" in text
+
+
+@pytest.mark.parametrize("faulty", ["parse", "encode"])
+def test_generate_fails_alone(server, faulty):
+    body = json.dumps({"IN": "self.said = 'good'"}).encode()
+    asked = [f"/v2/models/{name}/generate" for name in ("good", faulty, "good")]
+    got = list(answers(server, [(path, body) for path in asked]))
+    assert [status for status, _ in got] == [200, 500, 200]
+    assert SAYS in json.loads(got[1][1])["error"]
+
+
+def tensors(code="self.said = 'good'"):
+    made = grpc.InferInput("IN", [1], "BYTES")
+    made.set_data_from_numpy(np.array([code.encode()], dtype=object))
+    return [made]
+
+
+@pytest.mark.parametrize("faulty", MODELS[1:])
+def test_the_other_calls_of_an_http2_connection_are_answered(server, faulty):
+    with grpc.InferenceServerClient(server.grpc_url) as client:
+        got = queue.Queue()
+        names = ["good", faulty] * COUNT
+        for index, name in enumerate(names):
+            client.async_infer(
+                name,
+                tensors("time.sleep(0.01); self.said = 'good'"),
+                lambda result, error, index=index: got.put((index, result, error)),
+            )
+        for _ in names:
+            index, result, error = got.get(timeout=60)
+            if names[index] == "good":
+                assert error is None, error
+                assert result.as_numpy("OUT").tolist() == [b"good"]
+            else:
+                assert error.status() == "StatusCode.INTERNAL"
+                assert SAYS in error.message()
+
+
+@pytest.mark.parametrize("faulty", MODELS[1:])
+def test_the_other_requests_of_a_stream_are_answered(server, faulty):
+    with grpc.InferenceServerClient(server.grpc_url) as client:
+        got = queue.Queue()
+        client.start_stream(lambda result, error: got.put((result, error)))
+        names = ["good", faulty, "good", faulty, "good"]
+        for name in names:
+            client.async_stream_infer(name, tensors())
+        for name in names:
+            result, error = got.get(timeout=60)
+            if name == "good":
+                assert error is None, error
+                assert result.as_numpy("OUT").tolist() == [b"good"]
+            else:
+                assert SAYS in str(error)
+        client.stop_stream()
+
+
+def large_body():
+    text = b"self.said = 'good' #".ljust(LARGE * 3 // 4, b"x")
+    data = len(text).to_bytes(4, "little") + text
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1]}
+    tensor["parameters"] = {"binary_data_size": len(data)}
+    return json.dumps({"inputs": [tensor]}).encode(), data
+
+
+@pytest.mark.parametrize("faulty", MODELS[1:])
+def test_memory_of_failed_requests_goes_back(server, faulty):
+    """More of them fail, one after the other, than the server has memory for."""
+    header, data = large_body()
+    headers = {"Inference-Header-Content-Length": str(len(header))}
+    for _ in range(6):
+        status, _, body = server.request(
+            "POST", f"/v2/models/{faulty}/infer", header + data, headers
+        )
+        assert (status, SAYS in json.loads(body)["error"]) == (500, True), body
+    with grpc.InferenceServerClient(server.grpc_url) as client:
+        given = tensors(data[4:].decode())
+        for _ in range(6):
+            with pytest.raises(InferenceServerException, match="bug of gpubridge"):
+                client.infer(faulty, given)
+    assert server.ask("self.said = 'good'", "good") == (200, "good")
