@@ -9,6 +9,7 @@ the median of each.
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import gzip
 import http.client
@@ -21,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
@@ -30,9 +32,10 @@ from typing import Any
 import grpc
 import numpy as np
 import tritonclient.grpc as triton_grpc
+from tritonclient.utils import triton_to_np_dtype
 
 from benchmarks.serve import Gpubridge
-from benchmarks.server_process import ServerProcess
+from benchmarks.server_process import Launch, Ports, ServerProcess
 
 _SECONDS = 8.0
 _PAUSE_SECONDS = 0.01
@@ -46,9 +49,16 @@ _PARAMETER_BYTES = 240_000_000
 _PARAMETERS = 16_000
 _MESSAGE_BYTES = 120_000_000
 _LOGGED_BYTES = 50_000_000
+_VALUES = 10_000_000
+_CLASSES = 1_000_000
+_TENSORS = 5_000
+_CONFIGURED = 3_000
+_FILE_BYTES = 40_000_000
+_LOADED_BYTES = 200_000_000
 _GRPC_LIMIT = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 _MODEL = """
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -70,6 +80,16 @@ _CALL = (
     " requested_output_names=['OUT'], parameters={{'text': 'x' * {}}}).exec();"
     "return pb_utils.InferenceResponse(called.output_tensors())"
 )
+_MANY = (
+    f"out = pb_utils.Tensor('OUT', np.random.default_rng(0).normal(size={_VALUES}));"
+    "return pb_utils.InferenceResponse([out])"
+)
+_LOADING = (
+    "files = {'file:1/model.py': open(__file__, 'rb').read().replace(b'load_model', b'exec'),"
+    f" 'file:1/data': bytes({_LOADED_BYTES})}};"
+    'config = \'{"backend": "python"}\';'
+    "pb_utils.load_model('loaded', config=config, files=files);" + _ECHO
+)
 _FAILURE = f"return pb_utils.InferenceResponse([], pb_utils.TritonError('x' * {_SPILLED_BYTES}))"
 _MODELS = {
     "numbers": ("FP64", _ECHO),
@@ -80,6 +100,8 @@ _MODELS = {
     "telling": ("FP32", _TOLD.format(_PARAMETER_BYTES)),
     "logging": ("FP32", f"pb_utils.Logger.log_info('x' * {_LOGGED_BYTES});" + _ECHO),
     "asking": ("FP32", _CALL.format("telling", 1)),
+    "many": ("FP64", _MANY),
+    "loading": ("FP32", _LOADING),
     "calling": ("FP32", _CALL.format("other", _PARAMETER_BYTES)),
 }
 _MEMBER = """
@@ -104,7 +126,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpubridge-neighbours-") as folder:
         repository = Path(folder) / "models"
         _write_models(repository)
-        with ServerProcess(Gpubridge(), repository, Path(folder) / "log") as server:
+        with ServerProcess(_LoadedByClients(), repository, Path(folder) / "log") as server:
             server.wait_ready()
             rows = []
             for row in _rows(server, options.seconds, options.only):
@@ -114,6 +136,16 @@ def main() -> int:
     if options.output is not None:
         options.output.write_text("".join(rows), encoding="utf-8")
     return 0
+
+
+class _LoadedByClients(Gpubridge):
+    """The server with all models, and clients that load others."""
+
+    def launch(self, repository: Path, ports: Ports) -> Launch:
+        """Return how to serve the repository."""
+        launch = super().launch(repository, ports)
+        control = ["--model-control-mode=explicit", "--load-model=*"]
+        return replace(launch, command=[*launch.command, *control])
 
 
 def _write_models(repository: Path) -> None:
@@ -127,6 +159,13 @@ def _write_models(repository: Path) -> None:
         ]
         config = "\n".join(['backend: "python"', *tensors])
         (folder.parent / "config.pbtxt").write_text(config)
+    outputs = [_TENSOR.format(name=f"OUT{i}", kind="FP32") for i in range(_TENSORS)]
+    folder = repository / "wide" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(_MODEL.format(_ECHO))
+    inputs = "in" + _TENSOR.format(name="IN", kind="FP32")
+    tensors = ['backend: "python"', inputs, *(f"out{output}" for output in outputs)]
+    (folder.parent / "config.pbtxt").write_text("\n".join(tensors))
     for member in ("failing", "telling"):
         folder = repository / f"ensemble_of_{member}" / "1"
         folder.mkdir(parents=True)
@@ -198,13 +237,23 @@ def _binary(datatype: str, count: int, data: bytes) -> tuple[bytes, dict[str, st
     return document + data, {"Inference-Header-Content-Length": str(len(document))}
 
 
-def _post(port: int, model: str, body: bytes, headers: dict[str, str]) -> None:
+def _request(
+    port: int,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
-    connection.request("POST", f"/v2/models/{model}/infer", body, headers)
+    connection.request(method, f"/v2/{path}", body, headers or {})
     response = connection.getresponse()
     while response.read(_READ_BYTES):
         pass
     connection.close()
+
+
+def _post(port: int, model: str, body: bytes, headers: dict[str, str]) -> None:
+    _request(port, "POST", f"models/{model}/infer", body, headers)
 
 
 def _call(port: int, model: str, parameter: int = 0, coding: str | None = None) -> None:
@@ -212,6 +261,13 @@ def _call(port: int, model: str, parameter: int = 0, coding: str | None = None) 
     parameters = {"text": "x" * parameter}
     tensor = _tensor(_SPILLED_BYTES // 4 if coding else 1)
     client.infer(model, [tensor], parameters=parameters, compression_algorithm=coding)
+    client.close()
+
+
+def _classify(port: int, model: str) -> None:
+    client = triton_grpc.InferenceServerClient(f"127.0.0.1:{port}", channel_args=_GRPC_LIMIT)
+    output = triton_grpc.InferRequestedOutput("OUT", class_count=_CLASSES)
+    client.infer(model, [_tensor(1, "FP64")], outputs=[output])
     client.close()
 
 
@@ -264,18 +320,44 @@ def _raw(model: str) -> bytes:
     return bytes(request.SerializeToString())
 
 
-def _tensor(elements: int) -> triton_grpc.InferInput:
-    tensor = triton_grpc.InferInput("IN", [elements], "FP32")
-    tensor.set_data_from_numpy(np.ones(elements, np.float32))
+def _tensor(elements: int, datatype: str = "FP32") -> triton_grpc.InferInput:
+    tensor = triton_grpc.InferInput("IN", [elements], datatype)
+    tensor.set_data_from_numpy(np.ones(elements, triton_to_np_dtype(datatype)))
     return tensor
 
 
-def _heavy_requests(
-    server: ServerProcess,
-) -> Iterator[tuple[str, int, Callable[[], None]]]:
+def _configuration(inputs: int) -> bytes:
+    """Return a load's body whose configuration has as many inputs, of about a kilobyte each."""
+    tensors = [
+        {"name": f"IN{i}", "data_type": "TYPE_FP32", "dims": [1] * 480} for i in range(inputs)
+    ]
+    config = json.dumps({"backend": "python", "input": tensors})
+    return json.dumps({"parameters": {"config": config}}).encode()
+
+
+def _file_load() -> bytes:
+    """Return a load's body with a large file."""
+    files = {
+        "file:1/model.py": _MODEL.format(_ECHO).encode(),
+        "file:1/data": bytes(_FILE_BYTES),
+    }
+    encoded = {name: base64.b64encode(data).decode() for name, data in files.items()}
+    return json.dumps({"parameters": {"config": '{"backend": "python"}', **encoded}}).encode()
+
+
+_Row = tuple[str, int, Callable[[], None]]
+
+
+def _heavy_requests(server: ServerProcess) -> Iterator[_Row]:
     """Yield what each is called, how many clients send it at once, and how."""
-    post = partial(_post, server.http_port)
-    call = partial(_call, server.ports.grpc)
+    yield from _long_tensors(partial(_post, server.http_port))
+    yield from _long_texts(server)
+    yield from _long_messages(server)
+    yield from _long_answers(server)
+    yield from _loads(partial(_request, server.http_port))
+
+
+def _long_tensors(post: Callable[[str, bytes, dict[str, str]], None]) -> Iterator[_Row]:
     values = np.random.default_rng(0).normal(size=_NUMBERS).tolist()
     body = _document("FP64", values)
     yield f"JSON numbers, {len(body) / 1e6:.0f} MB", 1, partial(post, "numbers", body, {})
@@ -287,6 +369,10 @@ def _heavy_requests(
     bomb = gzip.compress(bytes(_BOMB_BYTES), 9)
     headers = {"Content-Encoding": "gzip"}
     yield "eight gzip bombs of 1 MB", 8, partial(post, "numbers", bomb, headers)
+
+
+def _long_texts(server: ServerProcess) -> Iterator[_Row]:
+    post, call = partial(_post, server.http_port), partial(_call, server.ports.grpc)
     body = _document("FP32", [1.0])
     yield "an error of 250 MB from a stub", 1, partial(post, "failing", body, {})
     yield "the same through an ensemble", 1, partial(post, "ensemble_of_failing", body, {})
@@ -298,6 +384,10 @@ def _heavy_requests(
     yield "a log message of 50 MB", 1, partial(post, "logging", body, {})
     large = json.dumps({**json.loads(body), "parameters": {"text": "x" * 50_000_000}}).encode()
     yield "request parameters of 50 MB, HTTP", 1, partial(post, "other", large, {})
+
+
+def _long_messages(server: ServerProcess) -> Iterator[_Row]:
+    call = partial(_call, server.ports.grpc)
     yield "request parameters of 240 MB, gRPC", 1, partial(call, "other", _PARAMETER_BYTES)
     send = partial(_send, server.ports.grpc)
     long = _message("other")
@@ -312,6 +402,29 @@ def _heavy_requests(
     stream = partial(_stream, server.ports.grpc, "other", _MESSAGE_BYTES // 4)
     yield "a stream's message of 120 MB", 1, stream
     yield "a gzip message of 250 MB, gRPC", 1, partial(call, "other", 0, "gzip")
+    identified = _message("other")
+    identified.id = "x" * _LOGGED_BYTES
+    yield "an id of 50 MB, gRPC", 1, partial(send, identified.SerializeToString())
+
+
+def _long_answers(server: ServerProcess) -> Iterator[_Row]:
+    yield "classes of 10 M values, gRPC", 1, partial(_classify, server.ports.grpc, "many")
+    body = _document("FP64", [1.0])
+    yield "10 M numbers as JSON", 1, partial(_post, server.http_port, "many", body, {})
+    ask = partial(_request, server.http_port)
+    event = partial(ask, "POST", "models/many/generate_stream", b'{"IN":1.0}')
+    yield "10 M numbers in an event", 1, event
+    yield "a configuration of 5,000 outputs", 1, partial(ask, "GET", "models/wide/config")
+
+
+def _loads(ask: Callable[..., None]) -> Iterator[_Row]:
+    load = partial(ask, "POST", "repository/models/other/load")
+    body = _configuration(_CONFIGURED)
+    yield "a load with a configuration of 3,000 inputs", 1, partial(load, body)
+    load = partial(ask, "POST", "repository/models/loaded/load")
+    yield "a load with a file of 40 MB", 1, partial(load, _file_load())
+    call = partial(ask, "POST", "models/loading/infer", _document("FP32", [1.0]))
+    yield "a load of 200 MB by a model", 1, call
 
 
 def _neighbours(server: ServerProcess) -> dict[str, Callable[[], None]]:

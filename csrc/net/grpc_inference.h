@@ -105,6 +105,7 @@ class GrpcInferCall {
   bool receive(const nb::object& self, const Event& event, const nb::dict& calls);
   // Hands a message over that is still coming: Python looks how fast.
   void check(nb::handle now, nb::handle window);
+  // Takes the outcome, or the pieces of a frame that Python's `frame` was to give later.
   void answer(nb::handle outcome);
   void refuse(nb::handle error);
   void fail(nb::handle error);
@@ -119,7 +120,8 @@ class GrpcInferCall {
   void give(const MadeRequest& made);
   void close_receiver();
   void finish();
-  // Returns the frame of a response, which Python encodes if it is not plain.
+  // Returns the frame of a response, which Python encodes if it is not plain; nothing for one that
+  // this is called with when a worker has encoded it.
   std::vector<nb::object> frame(nb::handle outcome) const;
 
   nb::object connection_object_;

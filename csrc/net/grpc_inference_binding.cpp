@@ -279,7 +279,9 @@ void GrpcInferCall::close_receiver() {
 void GrpcInferCall::answer(nb::handle outcome) {
   if (connection_ == nullptr) return;
   try {
-    const std::vector<Segment> body = segments_of(frame(outcome));
+    const std::vector<nb::object> pieces = frame(outcome);
+    if (pieces.empty()) return;
+    const std::vector<Segment> body = segments_of(pieces);
     const auto& endpoint = nb::cast<const GrpcInferEndpoint&>(endpoint_);
     connection_->core().send_response(stream_, endpoint.headers(), body, endpoint.trailers());
   } catch (nb::python_error& error) {
@@ -305,10 +307,13 @@ std::vector<nb::object> GrpcInferCall::frame(nb::handle outcome) const {
       if (!made.pieces.empty()) return std::move(made.pieces);
     }
   }
-  std::vector<nb::object> pieces;
-  for (const nb::handle piece : attribute<"frame">(endpoint_)(known_->given, identifier, outcome)) {
-    pieces.push_back(nb::borrow(piece));
+  nb::object made = nb::borrow(outcome);
+  if (!nb::isinstance<nb::list>(outcome)) {
+    made = attribute<"frame">(endpoint_)(known_->given, identifier, outcome, nb::find(*this));
   }
+  std::vector<nb::object> pieces;
+  if (made.is_none()) return pieces;
+  for (const nb::handle piece : made) pieces.push_back(nb::borrow(piece));
   return pieces;
 }
 

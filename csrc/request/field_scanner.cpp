@@ -110,6 +110,7 @@ void FieldScanner::begin(std::uint64_t number, std::uint64_t length) {
   if (number == kRaw) {
     raw_ = length;
   } else if (number == kId) {
+    if (length > kLongestId) throw MessageFault{{}, length};
     // The last one counts, but each has to be one.
     if (!is_utf8(identifier_)) throw kNoText;
     identifier_.clear();

@@ -7,15 +7,19 @@
 
 namespace gpubridge {
 
-// Bytes are no message, or one of too many fields, which has no reason.
+// Bytes are no message, or one of too many fields or with an id of so many bytes, which have no
+// reason.
 struct MessageFault {
   std::string_view reason;
+  std::uint64_t id_bytes = 0;
 };
 
 class FieldScanner {
  public:
   // Each takes time, and two bytes are enough for one.
   static constexpr unsigned kMostFields = 1U << 14U;
+  // Bytes of an id (gpubridge/protocol/fields.py).
+  static constexpr std::uint64_t kLongestId = std::uint64_t{1} << 20U;
 
   // `nbytes` are the bytes of the whole message.
   explicit FieldScanner(std::uint64_t nbytes) : left_(nbytes) {}

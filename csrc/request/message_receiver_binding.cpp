@@ -14,7 +14,8 @@ auto checked_message(Call&& call) {
     return call();
   } catch (const MessageFault& fault) {
     const nb::object fields = nb::module_::import_("gpubridge.protocol.grpc.fields");
-    const nb::object error = fault.reason.empty()
+    const nb::object error = fault.id_bytes != 0 ? fields.attr("long_id")(fault.id_bytes)
+                             : fault.reason.empty()
                                  ? fields.attr("too_many_fields")(FieldScanner::kMostFields)
                                  : fields.attr("malformed")(text_object(fault.reason));
     PyErr_SetObject(bridge_error().ptr(), error.ptr());

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from gpubridge.dataplane import HttpExchange
 from gpubridge.engine.model import Model
@@ -141,7 +143,7 @@ class GenerateHandler(_Generation):
             if (outcome is None) == (self._only is None):
                 raise _not_one()
             only = self._only if outcome is None else outcome
-            if isinstance(only, InferResponse) and sum(map(len, only.buffers)) > HEAVY_BYTES:
+            if isinstance(only, InferResponse) and _is_long(only):
                 self._workers.run(partial(self._encoded, only), self._answer)
                 return
             assert only is not None
@@ -165,25 +167,53 @@ class GenerateStreamHandler(_Generation):
 
     _begun = False
     _unsent = 0
+    # A worker encodes a response.
+    _encoding = False
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        # Responses behind that one, in their order; None for the end.
+        self._waiting: deque[Outcome | None] = deque()
 
     def _respond(self, outcome: Outcome) -> None:
-        self._unsent += 1
-        self._event(outcome)
+        self._waiting.append(outcome)
+        self._advance()
 
     def _done(self, outcome: Outcome | None) -> None:
         if outcome is not None:
-            self._event(outcome)
-        self._begin(200)
-        self._exchange.end()
+            self._waiting.append(outcome)
+        self._waiting.append(None)
+        self._advance()
 
-    def _event(self, outcome: Outcome) -> None:
+    def _advance(self) -> None:
+        """Send what waits."""
+        while self._waiting and not self._encoding:
+            outcome = self._waiting.popleft()
+            if outcome is None:
+                self._begin(200)
+                self._exchange.end()
+            elif isinstance(outcome, InferResponse) and _is_long(outcome):
+                self._encoding = True
+                self._workers.run(partial(self._encoded, outcome), self._encoded_beside)
+            else:
+                try:
+                    self._event(self._encoded(outcome))
+                except Exception as error:
+                    self._event(request_error(error))
+
+    def _encoded_beside(self, body: Pieces | BridgeError) -> None:
+        """Send what a worker has encoded."""
+        self._encoding = False
+        if not self._aborted:
+            self._event(body)
+            self._advance()
+
+    def _event(self, body: Pieces | BridgeError) -> None:
         status = 200
-        try:
-            body = self._encoded(outcome)
-        except Exception as failed:
+        if isinstance(body, BridgeError):
             # The status is that of the first response; those of others stand in their events.
-            error = request_error(failed)
-            status, body = _status(error), error_body(error)
+            status, body = _status(body), error_body(body)
+        self._unsent += 1
         self._begin(status)
         self._exchange.send((b"data: ", *body, b"\n\n"))
 
@@ -197,6 +227,11 @@ class GenerateStreamHandler(_Generation):
         unsent, self._unsent = self._unsent, 0
         if unsent and self._request is not None:
             self._request.passed_on(unsent)
+
+
+def _is_long(response: InferResponse) -> bool:
+    """Return whether a worker has to encode a response."""
+    return sum(map(len, response.buffers)) > HEAVY_BYTES
 
 
 def _status(error: BridgeError) -> int:

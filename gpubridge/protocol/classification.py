@@ -25,6 +25,12 @@ _UNSUPPORTED = ("BOOL", "BYTES", "FP16", "BF16")
 _PIECE = 4096
 
 
+def classified_bytes(response: InferResponse, classes: Mapping[str, int]) -> int:
+    """Return the bytes of the outputs of a response whose classes are wanted."""
+    named = zip(response.signature.tensors, response.buffers, strict=True)
+    return sum(len(buffer) for spec, buffer in named if spec.name in classes)
+
+
 def classified(
     response: InferResponse, classes: Mapping[str, int], config: ModelConfig
 ) -> InferResponse:
@@ -74,7 +80,7 @@ def _values(spec: TensorSpec, buffer: memoryview) -> npt.NDArray[np.generic]:
     return np.frombuffer(buffer, numpy_dtype(spec.datatype))
 
 
-def _classes(rows: npt.NDArray[np.generic], count: int, labels: Sequence[bytes]) -> bytes:
+def _classes(rows: npt.NDArray[np.generic], count: int, labels: Sequence[bytes]) -> bytearray:
     """Return the classes of all rows, encoded."""
     texts = (
         _text(row[i], i, labels)
@@ -87,7 +93,12 @@ def _classes(rows: npt.NDArray[np.generic], count: int, labels: Sequence[bytes])
     pieces = []
     while piece := list(islice(texts, _PIECE)):
         pieces.append(bytes_codec.encode(np.array(piece, dtype=object)))
-    return b"".join(pieces)
+    encoded = bytearray(sum(map(len, pieces)))
+    at = 0
+    for text in pieces:
+        encoded[at : at + len(text)] = text
+        at += len(text)
+    return encoded
 
 
 def _highest(row: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.intp]:

@@ -8,9 +8,12 @@ from typing import Any
 
 import orjson
 
-from gpubridge.errors import BridgeError, ErrorCode, unsupported
+from gpubridge.errors import BridgeError, ErrorCode, invalid, unsupported
 from gpubridge.transport.context import LONG_TEXT
 
+LONGEST_ID = 1 << 20
+"""Bytes of a request's id: each record and answer has it. The compiled module knows, too."""
+_LONGEST_CHARACTER = 4
 _SEQUENCE_TEXT_BYTES = 128
 """A string correlation id may be as long as this; longer ones have no room at Triton."""
 
@@ -106,6 +109,20 @@ def json_parameters(parameters: JsonObject) -> str | memoryview:
         return raw.decode() if len(raw) <= LONG_TEXT else memoryview(raw)
     # orjson makes null of infinities, which JSON does not know but models are given.
     return json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
+
+
+def long_id(nbytes: int) -> BridgeError:
+    """Make the error of an id that is too long."""
+    return invalid(f"expected a request id of at most {LONGEST_ID} bytes, got one of {nbytes}")
+
+
+def checked_id(identifier: str) -> str:
+    """Return a request's id, if it is not too long; raises BridgeError."""
+    if len(identifier) > LONGEST_ID // _LONGEST_CHARACTER:
+        nbytes = len(identifier.encode(errors="replace"))
+        if nbytes > LONGEST_ID:
+            raise long_id(nbytes)
+    return identifier
 
 
 def text_of_sequence(value: str) -> str:

@@ -11,7 +11,7 @@ import orjson
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.model_io import InputForm
-from gpubridge.protocol.fields import JsonObject, internal, json_parameters, parse_json
+from gpubridge.protocol.fields import JsonObject, checked_id, internal, json_parameters, parse_json
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.infer_response import json_members
 from gpubridge.protocol.json_tensor import data_from_json, data_to_json
@@ -21,6 +21,8 @@ from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.context import RequestContext
 
 _NESTED = "parameters"
+_LONG_TEXT = 1 << 16
+"""A longer answer is not copied into one piece."""
 _FEW_NAMES = 32
 """Each of more names is not looked for in the whole body: that would cost their square."""
 
@@ -47,7 +49,7 @@ def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
         elif name == "id" and not nested:
             if type(value) is not str:
                 raise internal("Unable to parse 'id': attempt to access JSON non-string as string")
-            identifier = value
+            identifier = checked_id(value)
         elif type(value) in (bool, int, str, float):
             parameters[name] = value
         else:
@@ -153,7 +155,7 @@ def encode_generated(
 
     Returns its text in pieces. Raises BridgeError when an output cannot be told as JSON.
     """
-    members: dict[str, bytes] = {
+    members: dict[str, bytes | memoryview] = {
         "model_name": orjson.dumps(config.name),
         "model_version": b'"%d"' % version,
     }
@@ -167,14 +169,16 @@ def encode_generated(
     for spec, shape, buffer in tensors:
         count = element_count(shape)
         data = data_to_json(spec.name, spec.datatype, count, buffer)
-        members[spec.name] = data[1:-1] if count == 1 else data
+        members[spec.name] = memoryview(data)[1:-1] if count == 1 else data
+    pieces: list[bytes | memoryview] = []
+    if isinstance(parameters, LongParameters):
+        # What is so long is not taken apart. Of equal names the last one counts.
+        pieces = [b"{", *json_members(parameters)]
     # Triton's order.
-    pairs = [b"%b:%b" % (orjson.dumps(name), members[name]) for name in sorted(members)]
-    text = b"{" + b",".join(pairs) + b"}"
-    if not isinstance(parameters, LongParameters):
-        return [text]
-    # Not in that order: what is so long is not taken apart. Of equal names the last one counts.
-    return [b"{", *json_members(parameters), b"," + text[1:]]
+    for name in sorted(members):
+        pieces += (b"," if pieces else b"{", orjson.dumps(name), b":", members[name])
+    pieces.append(b"}")
+    return pieces if sum(map(len, pieces)) > _LONG_TEXT else [b"".join(pieces)]
 
 
 def _value(value: object) -> bytes:

@@ -17,6 +17,7 @@ from gpubridge.protocol.fields import (
     JsonObject,
     array,
     boolean,
+    checked_id,
     internal,
     json_parameters,
     parse_json,
@@ -98,7 +99,7 @@ def parse_request(
 def _read_request(
     document: Any, config: ModelConfig, following: int, check_region: CheckRegion
 ) -> RequestForm:
-    identifier = string(document, "id") if _has(document, "id") else ""
+    identifier = checked_id(string(document, "id")) if _has(document, "id") else ""
     context, binary_default, options = _parameters(document)
     inputs = [_input(entry, check_region) for entry in array(document, "inputs")]
     outputs = _outputs(document, config, check_region)

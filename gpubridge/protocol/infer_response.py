@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, compress
 
 import orjson
 
@@ -20,6 +21,11 @@ from gpubridge.transport.signatures import Shapes, Signature, TensorSpec
 
 # How an output is told; the numbers are those of csrc/request/response_templates.h.
 _ELSEWHERE, _BINARY, _JSON = 0, 1, 2
+
+_LONG_TEXT = 1 << 16
+"""Longer JSON values are not copied."""
+_PLACE = b"\0"
+"""Stands for such values: JSON has no such byte."""
 
 
 @dataclass(slots=True)
@@ -95,13 +101,22 @@ def encode_response(
         rest = [*json_members(parameters), b"}}"]
     elif parameters:
         short = _json(parameters)
-    header, nbytes = answer.template.encode(identifier, short, shapes, values)
+    texts: list[bytes | memoryview] = []
+    if not answer.simple:
+        told = zip(answer.forms, values, strict=True)
+        long = [form == _JSON and len(value) > _LONG_TEXT for form, value in told]
+        texts = list(compress(values, long))
+        values = [_PLACE if is_long else value for is_long, value in zip(long, values, strict=True)]
+    text, nbytes = answer.template.encode(identifier, short, shapes, values)
+    # Between what is made here, and behind it: what is that long is not copied.
+    jsons = text.split(_PLACE)
     if rest:
-        # Behind the outputs: what is that long is not copied.
-        header = header[:-1] + b',"parameters":{'
+        jsons[-1] = jsons[-1][:-1] + b',"parameters":{'
+    header, *following = jsons
+    pieces = [*chain.from_iterable(zip(texts, following, strict=True)), *rest]
     # Without a byte after it, the JSON is the whole answer: so it is at Triton.
-    header_bytes = len(header) + sum(map(len, rest))
-    return EncodedResponse(header, [*rest, *buffers], header_bytes, nbytes or -1)
+    header_bytes = len(header) + sum(map(len, pieces))
+    return EncodedResponse(header, [*pieces, *buffers], header_bytes, nbytes or -1)
 
 
 def _answer(form: RequestForm, signature: Signature, config: ModelConfig, version: int) -> _Answer:

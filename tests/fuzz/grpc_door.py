@@ -18,6 +18,7 @@ from gpubridge.frontend.grpc.call import Opening
 from gpubridge.frontend.grpc.connection import GrpcConnection
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
 from gpubridge.frontend.grpc.packing import MessageCoder
+from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc.infer_request import FormCache
@@ -82,6 +83,7 @@ class Model:
     def __init__(self, door: GrpcDoor, config) -> None:
         self.door = door
         self.config = config
+        self.name = config.name
 
     def submit(self, request, received=None):
         request.cancelled = self.door.cancelled.append
@@ -120,7 +122,8 @@ class GrpcDoor:
                 regions, ClientRegions(regions, DeviceMemory(0), allowed=True, most=4)
             )
             self._forms = self._new_forms()
-            self.infer = InferEndpoint(0, self._forms, self._memory, _UNTRACED)
+            coder = MessageCoder(_WORKERS, regions.budget)
+            self.infer = InferEndpoint(0, self._forms, self._memory, _UNTRACED, coder)
             self.connections: set = set()
             self.idle = IdleConnections()
         else:
@@ -151,7 +154,7 @@ class GrpcDoor:
 
     def open(self, method, connection, stream_id, headers):
         if method < 0:
-            return None
+            raise CallFailed(Status.UNIMPLEMENTED, "")
         kind = (InferCall, StreamCall)[method]
         opening = Opening(connection, stream_id, headers, _MESSAGE_LIMIT)
         return kind(opening, self._forms, self._memory)

@@ -36,6 +36,19 @@ class TritonPythonModel:
         told = [np.array([f"{len(text)} {text[:3]}{text[-3:]}".encode()], object) for text in texts]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each)]) for each in told]
 """
+EVENTS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for count in request.inputs()[0].as_numpy().tolist():
+                out = pb_utils.Tensor("OUT", np.arange(int(count), dtype=np.float64))
+                sender.send(pb_utils.InferenceResponse([out]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 LIMITS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 LEAST_ANSWERS = 20
 """A neighbour gets more than that while a request of seconds is worked on; it got one to three."""
@@ -55,6 +68,13 @@ def server(tmp_path_factory):
         TOLD,
         inputs='name: "IN" data_type: TYPE_FP32 dims: [-1]',
         outputs='name: "OUT" data_type: TYPE_STRING dims: [-1]',
+    )
+    write_model(
+        repository,
+        "events",
+        EVENTS,
+        config="model_transaction_policy { decoupled: true }",
+        outputs='name: "OUT" data_type: TYPE_FP64 dims: [-1]',
     )
     with running_server(repository) as server:
         yield server
@@ -199,6 +219,34 @@ def test_a_large_generate_request_is_answered_beside_others(server):
     )
     assert status == 200
     assert json.loads(answer)["OUT"] == text
+
+
+def test_large_and_small_events_keep_their_order(server):
+    counts = [2, 600_000, 3, 500_000, 500_000, 4]
+    with Neighbour(server) as neighbour:
+        status, _, body = server.request(
+            "POST", "/v2/models/events/generate_stream", json.dumps({"IN": counts})
+        )
+    assert status == 200
+    events = [json.loads(line.removeprefix(b"data: ")) for line in body.split(b"\n\n") if line]
+    assert [event["OUT"] for event in events] == [list(range(count)) for count in counts]
+    assert neighbour.answers
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["unary", "stream"])
+def test_classes_of_a_million_values_over_grpc(server, streamed):
+    values = np.random.default_rng(1).permutation(2_000_000).astype(float)
+    request = service_pb2.ModelInferRequest(model_name="numbers", id="one")
+    request.inputs.add(name="IN", datatype="FP64", shape=[values.size])
+    request.raw_input_contents.append(values.tobytes())
+    request.outputs.add(name="OUT").parameters["classification"].int64_param = 200_000
+    order = np.argsort(-values)
+    for answer in messages(server, request, request, streamed=streamed):
+        assert answer.outputs[0].shape == [200_000]
+        first, second = (f"{values[i]:f}:{i}".encode() for i in order[:2])
+        encoded = answer.raw_output_contents[0]
+        assert encoded.startswith(len(first).to_bytes(4, "little") + first)
+        assert encoded[4 + len(first) :].startswith(len(second).to_bytes(4, "little") + second)
 
 
 def messages(server, *requests, streamed=False):

@@ -23,7 +23,7 @@ import sys
 if "serve" in sys.orig_argv:
     from gpubridge.engine.model import StubModel
     from gpubridge.frontend import generate, infer
-    from gpubridge.frontend.grpc import connection as grpc_connection, infer as grpc_infer, stream
+    from gpubridge.frontend.grpc import infer as grpc_infer, packing
     from gpubridge.protocol import infer_request
     from gpubridge.protocol.grpc import infer_request as grpc_request
 
@@ -43,8 +43,8 @@ if "serve" in sys.orig_argv:
     plant(generate, "parse_generate", lambda _, config: config.name, "parse")
     for module in (infer, grpc_infer):
         plant(module, "plain_template", lambda form, signature, config, _: config.name, "encode")
+    for module in (infer, packing):
         plant(module, "encode_response", lambda *given: given[3].name, "encode")
-    plant(stream, "encode_response", lambda *given: given[3].name, "encode")
     plant(generate, "encode_generated", lambda *given: given[2].name, "encode")
     plant(StubModel, "_is_prepared", lambda self, *_: self.name, "prepare")
 """

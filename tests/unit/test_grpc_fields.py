@@ -8,11 +8,37 @@ from hypothesis import example, given, settings, strategies as st
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Account, Body, Budget
+from gpubridge.protocol.fields import LONGEST_ID
+from gpubridge.protocol.generate import parse_generate
 from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.messages import message_class, parse_message
 from gpubridge.protocol.grpc.receiver import RequestReceiver
+from gpubridge.protocol.infer_request import parse_request
+from tests.unit.model_configs import model_config
 
 Request = message_class("ModelInferRequest")
+
+
+@pytest.mark.parametrize("nbytes", [LONGEST_ID, LONGEST_ID + 1])
+def test_an_id_is_not_too_long(nbytes):
+    message = Request(model_name="m", id="x" * nbytes).SerializeToString()
+    config = model_config("A FP32 [-1] optional: true")
+    header = b'{"inputs":[],"id":"%b"}' % (b"\xc3\xa9" * (nbytes // 2) + b"x" * (nbytes % 2))
+    told = []
+    for read in (
+        lambda: read_request(message),
+        lambda: parse_request(header, config, 0),
+        lambda: parse_generate(header.replace(b'"inputs":[],', b""), config),
+    ):
+        if nbytes <= LONGEST_ID:
+            assert len(read().identifier.encode()) == nbytes
+        else:
+            with pytest.raises(BridgeError) as error:
+                read()
+            told.append((error.value.code, error.value.message))
+    expected = "expected a request id of at most 1048576 bytes, got one of 1048577"
+    assert set(told) <= {(ErrorCode.INVALID_ARG, expected)}
+
 
 NAMES = st.text(max_size=6)
 RAWS = st.lists(st.binary(max_size=300), max_size=4)

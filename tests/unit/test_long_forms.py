@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import threading
 
 import pytest
@@ -10,12 +11,13 @@ from hypothesis import given, settings, strategies as st
 
 from gpubridge import dataplane
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.grpc import stream
+from gpubridge.frontend.grpc import packing, stream
 from gpubridge.protocol import body
 from gpubridge.protocol.fields import parse_json
-from gpubridge.protocol.grpc import infer_request, receiver
+from gpubridge.protocol.grpc import infer_request, infer_response as grpc_response, receiver
 from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.infer_request import FormCache, build_form, parse_form
+from gpubridge.transport.signatures import Signature
 from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
 from tests.unit.grpc_requests import Request, raw
 from tests.unit.model_configs import model_config
@@ -338,6 +340,47 @@ def test_a_worker_checks_long_strings(readers, monkeypatch, count):
         await wait(lambda: 1 in door.statuses())
         assert door.statuses()[1] == [0 if count == 1 else 3]
         assert threading.main_thread() not in readers
+        door.lose()
+        assert door.regions.lent() == (0, 0)
+
+    asyncio.run(run())
+
+
+# -- answers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "method"), [("m", "ModelInfer"), ("m", "ModelStreamInfer"), ("d", "ModelStreamInfer")]
+)
+@pytest.mark.parametrize("datatype", ["FP32", "FP16"])
+def test_a_worker_finds_classes_of_much(monkeypatch, model, method, datatype):
+    monkeypatch.setattr(packing, "HEAVY_BYTES", 3)
+    threads = []
+    find = grpc_response.classified
+
+    def note(response, classes, config):
+        threads.append(threading.current_thread())
+        (spec,) = response.signature.tensors
+        response.signature = Signature((spec._replace(datatype=datatype),), ())
+        return find(response, classes, config)
+
+    monkeypatch.setattr(grpc_response, "classified", note)
+
+    async def run():
+        door = GrpcDoor()
+        made = raw(("A", "FP32", [1], struct.pack("<f", 2.5)), id="one")
+        made.model_name = model
+        made.outputs.add(name="OUT").parameters["classification"].int64_param = 1
+        sent = message(made.SerializeToString())
+        streamed = "Stream" in method
+        door.receive(PREFACE, head(1, method) + frame(0, 1, 1, sent))
+        await wait(lambda: 1 in door.statuses())
+        assert door.statuses()[1] == [0 if datatype == "FP32" or streamed else 3]
+        data = door.data(1)
+        assert (b"2.500000:0" in data) == (datatype == "FP32")
+        assert (b"unsupported type" in data) == (datatype == "FP16" and streamed)
+        assert threads
+        assert threading.main_thread() not in threads
         door.lose()
         assert door.regions.lent() == (0, 0)
 

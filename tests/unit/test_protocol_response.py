@@ -12,11 +12,12 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.protocol import infer_response
 from gpubridge.protocol.infer_request import parse_request
 from gpubridge.protocol.infer_response import encode_response
 from gpubridge.protocol.json_tensor import data_from_json, data_to_json
 from gpubridge.protocol.status import error_body, http_status
-from gpubridge.request import InferResponse
+from gpubridge.request import EncodedParameters, InferResponse, LongParameters
 from gpubridge.tensor.dtypes import DATATYPE_OF_DTYPE
 from gpubridge.transport.signatures import SignatureCache, decode_shapes, encode_tensors
 from tests.unit.model_configs import model_config
@@ -93,6 +94,25 @@ def test_all_as_json():
         b'{"name":"B","datatype":"BYTES","shape":[1],"data":["hi"]}]}'
     )
     assert (encoded.buffers, encoded.binary) == ([], False)
+
+
+LONG = LongParameters((EncodedParameters(b'"a":1', b""), {"b": 2}))
+
+
+@pytest.mark.parametrize("parameters", [None, {"n": 1}, LONG], ids=["none", "some", "long"])
+@pytest.mark.parametrize("binary", [[], ["A"], ["B"], ["A", "B"]], ids="-".join)
+def test_long_json_is_sent_in_pieces(monkeypatch, parameters, binary):
+    wanted = [{"name": name, "parameters": {"binary_data": name in binary}} for name in "AB"]
+    shown = []
+    for longest in (1 << 16, 4):
+        monkeypatch.setattr(infer_response, "_LONG_TEXT", longest)
+        response = answer(*TWO, parameters=parameters)
+        encoded = encode_response(form(outputs=wanted), "\0", response, CONFIG, 1)
+        whole = b"".join([encoded.header, *encoded.buffers])
+        shown.append((whole, encoded.header_bytes, encoded.nbytes))
+    assert shown[0] == shown[1]
+    for name, values in ("A", b"[1.5,2.0]"), ("B", b'["hi"]'):
+        assert (values in list(encoded.buffers)) == (name not in binary)
 
 
 def test_all_as_binary_data():

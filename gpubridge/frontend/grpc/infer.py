@@ -16,7 +16,7 @@ from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.forwarded_headers import ForwardedHeaders, add_parameters
 from gpubridge.frontend.grpc.call import Call, Opening
-from gpubridge.frontend.grpc.packing import PIECE, Packing
+from gpubridge.frontend.grpc.packing import PIECE, MessageCoder, Packing
 from gpubridge.frontend.grpc.status import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
@@ -31,11 +31,7 @@ from gpubridge.protocol.grpc.infer_request import (
     KnownRequest,
     MadeRequest,
 )
-from gpubridge.protocol.grpc.infer_response import (
-    FrameSegments,
-    encode_response,
-    plain_template,
-)
+from gpubridge.protocol.grpc.infer_response import FrameSegments, plain_template
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.protocol.request_form import RequestRegions
 from gpubridge.request import InferRequest, InferResponse, Outcome
@@ -58,9 +54,12 @@ class InferEndpoint(GrpcInferEndpoint):
         forms: FormCache,
         memory: RequestMemory,
         traces: Traces | ForwardedHeaders,
+        coder: MessageCoder,
     ) -> None:
         super().__init__(method, forms.templates, traces, RESPONSE_HEADERS, OK_TRAILERS)
         self._memory = memory
+        # Encodes outcomes that `plain_template` is not for.
+        self.frame = coder.frame
 
     def share(self, request: InferRequest, regions: RequestRegions, known: KnownRequest) -> None:
         """Give a request its places in the client's memory; see `RequestMemory.share`."""
@@ -87,14 +86,6 @@ class InferEndpoint(GrpcInferEndpoint):
     def plain_template(known: KnownRequest, signature: Signature) -> MessageResponseTemplate | None:
         """Return the template of answers of which nothing has to be formatted."""
         return plain_template(known.form, signature, known.model.config, known.model.version)
-
-    @staticmethod
-    def frame(known: KnownRequest, identifier: str, outcome: Outcome) -> FrameSegments:
-        """Encode an outcome that `plain_template` is not for; raises BridgeError for an error."""
-        if not isinstance(outcome, InferResponse):
-            raise outcome.copy()
-        model = known.model
-        return encode_response(known.form, identifier, outcome, model.config, model.version)
 
     @staticmethod
     def failure(error: Exception) -> HeaderFields:
@@ -253,27 +244,30 @@ class InferCall(Call):
         """Send what the model answered."""
         if self._done:
             return
-        known = self._known
+        known, coder = self._known, self._connection.coder
         if not isinstance(outcome, InferResponse) or known is None:
             assert isinstance(outcome, BridgeError)
             self.fail(outcome)
             return
         assert self._request is not None
         try:
-            frame = InferEndpoint.frame(known, self._request.identifier, outcome)
+            frame = coder.frame(known, self._request.identifier, outcome, self._framed)
         except Exception as error:
             self.fail(error)
             return
-        packing, packed = self._packing, None
-        if packing is None:
-            packed = frame
-        else:
-            packed = self._connection.coder.pack(packing, frame, self._packed)
+        if frame is not None:
+            self._framed(frame)
+
+    def _framed(self, frame: FrameSegments | BridgeError) -> None:
+        """Send an answer that is encoded."""
+        packed: FrameSegments | BridgeError | None = frame
+        if self._packing is not None and not self._done and not isinstance(frame, BridgeError):
+            packed = self._connection.coder.pack(self._packing, frame, self._packed)
         if packed is not None:
-            self._answer_all(packed)
+            self._packed(packed)
 
     def _packed(self, frame: FrameSegments | BridgeError) -> None:
-        """Send an answer that a worker has compressed."""
+        """Send an answer as it is sent."""
         if self._done:
             return
         if isinstance(frame, BridgeError):

@@ -12,14 +12,17 @@ from io import BytesIO
 
 from gpubridge.config import CompressionLevel
 from gpubridge.dataplane import HeaderFields
-from gpubridge.engine.workers import Workers
+from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.coding import Inflater, compress
 from gpubridge.frontend.grpc.status import RESPONSE_FIELDS, CallFailed, Status
 from gpubridge.host_shm import Account, Body, Budget, PrivateBytes
+from gpubridge.protocol.classification import classified_bytes
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
-from gpubridge.protocol.grpc.infer_response import FrameSegments
+from gpubridge.protocol.grpc.infer_response import FrameSegments, encode_response
 from gpubridge.protocol.grpc.receiver import RequestReceiver
+from gpubridge.protocol.request_form import classes_of
+from gpubridge.request import InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
 
 PREFIX = 5
@@ -158,6 +161,30 @@ class MessageCoder:
                 # Without the traceback, which would hold the message until the next collection.
                 outcome = request_error(error).copy()
         done(outcome)
+
+    def frame(
+        self,
+        known: KnownRequest,
+        identifier: str,
+        outcome: Outcome,
+        done: Callable[[FrameSegments | BridgeError], None],
+        *,
+        final: bool | None = None,
+    ) -> FrameSegments | None:
+        """Encode an outcome as `encode_response` does; raises BridgeError for an error.
+
+        None where classes of much have to be found: a worker does, and ``done`` gets the frame.
+        """
+        if not isinstance(outcome, InferResponse):
+            raise outcome.copy()
+        model, form = known.model, known.form
+        encode = partial(
+            encode_response, form, identifier, outcome, model.config, model.version, final=final
+        )
+        if classified_bytes(outcome, classes_of(form.outputs)) <= HEAVY_BYTES:
+            return encode()
+        self._workers.run(encode, done)
+        return None
 
     def pack(
         self,

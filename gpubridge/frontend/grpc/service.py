@@ -120,7 +120,7 @@ class GrpcService:
             if (restriction := self._restrictions.get(method.group)) is not None:
                 self.methods.require(number, restriction.name, restriction.value)
         traces = headers if headers.active else repository.telemetry.traces
-        self.infer = InferEndpoint(0, forms, memory, traces)
+        self.infer = InferEndpoint(0, forms, memory, traces, self.coder)
 
     def _control_answers(
         self, ready: Callable[[], bool]

@@ -27,7 +27,6 @@ from gpubridge.protocol.grpc.infer_request import (
 )
 from gpubridge.protocol.grpc.infer_response import (
     FrameSegments,
-    encode_response,
     error_frame,
     failure_frame,
     final_frame,
@@ -64,14 +63,12 @@ class _Flow:
     unsent: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _Outgoing:
-    """An answer on its way: what is sent, None while that is compressed; an error ends the stream."""
+    """An answer on its way: what is sent, None while a worker makes that; an error ends the stream."""
 
-    __slots__ = ("frame", "nbytes")
-
-    def __init__(self, frame: FrameSegments | BridgeError) -> None:
-        self.frame: FrameSegments | BridgeError | None = frame
-        self.nbytes = 0 if isinstance(frame, BridgeError) else sum(map(len, frame))
+    frame: FrameSegments | BridgeError | None = None
+    nbytes: int = 0
 
 
 class StreamCall(Call):
@@ -92,7 +89,7 @@ class StreamCall(Call):
         self._waiting: deque[bytes] = deque()
         # Compressed messages, and what came behind such: in their order.
         self._coded: deque[tuple[bytes, bool]] = deque()
-        # Answers that are being compressed, and what stands behind them.
+        # Answers that workers encode or compress, and what stands behind them.
         self._outgoing: deque[_Outgoing] = deque()
         # Bytes of all messages, and of the one that is on its way; what that and the waiting ones are
         # charged to.
@@ -315,12 +312,27 @@ class StreamCall(Call):
         known, request = turn.known, turn.request
         assert known is not None
         assert request is not None
+        done = partial(self._framed, turn)
+        frame: FrameSegments | BridgeError | None
         try:
-            turn.frame = _frame(known, request, outcome, final=True)
-        except Exception as failed:
-            error = request_error(failed)
-            self._fail_turn(turn, error, _failure(known, request, error, final=True))
+            frame = self._connection.coder.frame(
+                known, request.identifier, outcome, done, final=True
+            )
+        except Exception as error:
+            frame = request_error(error).copy()
+        if frame is not None:
+            done(frame)
+
+    def _framed(self, turn: _Turn, frame: FrameSegments | BridgeError) -> None:
+        """Send an answer that is encoded, when its turn comes."""
+        if self._done:
             return
+        if isinstance(frame, BridgeError):
+            assert turn.known is not None
+            assert turn.request is not None
+            self._fail_turn(turn, frame, _failure(turn.known, turn.request, frame, final=True))
+            return
+        turn.frame = frame
         self._send_ready()
 
     def _fail_turn(self, turn: _Turn, error: BridgeError, frame: FrameSegments) -> None:
@@ -363,23 +375,46 @@ class StreamCall(Call):
         self._advance()
 
     def _send_response(self, flow: _Flow, outcome: Outcome, *, final: bool) -> None:
+        outgoing = _Outgoing()
+        self._outgoing.append(outgoing)
+
+        def framed(frame: FrameSegments | BridgeError) -> None:
+            if isinstance(frame, BridgeError) and not self._errors_end:
+                frame = _failure(flow.known, flow.request, frame, final=final)
+            self._fill(outgoing, frame)
+
+        def framed_by_worker(frame: FrameSegments | BridgeError) -> None:
+            if not self._done:
+                framed(frame)
+                self._caught_up()
+
+        known, identifier = flow.known, flow.request.identifier
+        frame: FrameSegments | BridgeError | None
         try:
-            frame = _frame(flow.known, flow.request, outcome, final=final)
-        except Exception as failed:
-            error = request_error(failed)
-            if self._errors_end:
-                self._send(error)
-                return
-            frame = _failure(flow.known, flow.request, error, final=final)
-        self._send(frame)
+            frame = self._connection.coder.frame(
+                known, identifier, outcome, framed_by_worker, final=final
+            )
+        except Exception as error:
+            frame = request_error(error).copy()
+        if frame is not None:
+            framed(frame)
+        elif isinstance(outcome, InferResponse):
+            outgoing.nbytes = sum(map(len, outcome.buffers))
 
     def _send(self, frame: FrameSegments | BridgeError) -> None:
-        """Send an answer, or the error that ends the stream, behind those that are compressed."""
-        outgoing = _Outgoing(frame)
-        if self._packing is not None and not isinstance(frame, BridgeError):
-            done = partial(self._packed, outgoing)
-            outgoing.frame = self._connection.coder.pack(self._packing, frame, done)
+        """Send an answer, or the error that ends the stream, behind those that workers make."""
+        outgoing = _Outgoing()
         self._outgoing.append(outgoing)
+        self._fill(outgoing, frame)
+
+    def _fill(self, outgoing: _Outgoing, frame: FrameSegments | BridgeError) -> None:
+        """Send an answer in its place, compressed if it has to be."""
+        outgoing.frame = frame
+        if not isinstance(frame, BridgeError):
+            outgoing.nbytes = sum(map(len, frame))
+            if self._packing is not None:
+                done = partial(self._packed, outgoing)
+                outgoing.frame = self._connection.coder.pack(self._packing, frame, done)
         self._send_outgoing()
 
     def _packed(self, outgoing: _Outgoing, frame: FrameSegments | BridgeError) -> None:
@@ -388,6 +423,10 @@ class StreamCall(Call):
         if self._done:
             return
         self._send_outgoing()
+        self._caught_up()
+
+    def _caught_up(self) -> None:
+        """Go on when a worker has made an answer."""
         if not self._done:
             self.writable()
 
@@ -399,18 +438,6 @@ class StreamCall(Call):
                 return
             self._connection.http2.send_data(self._stream_id, frame)
             self._connection.flush_soon()
-
-
-def _frame(
-    known: KnownRequest, request: InferRequest, outcome: Outcome, *, final: bool
-) -> FrameSegments:
-    """Encode a response and whether it is its request's last; raises BridgeError."""
-    if not isinstance(outcome, InferResponse):
-        raise outcome.copy()
-    model = known.model
-    return encode_response(
-        known.form, request.identifier, outcome, model.config, model.version, final=final
-    )
 
 
 def _failure(

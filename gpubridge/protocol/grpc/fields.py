@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from gpubridge.dataplane import read_fields
 from gpubridge.errors import BridgeError, ErrorCode, invalid
+from gpubridge.protocol.fields import long_id
 from gpubridge.protocol.grpc.messages import MALFORMED
+
+__all__ = ["RequestHead", "long_id", "malformed", "read_request", "too_many_fields"]
 
 
 def malformed(reason: str) -> BridgeError:
