@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import gzip
 import io
 import os
@@ -138,6 +139,8 @@ def _in_this_process():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unpacking, "_limited_memory", contextlib.nullcontext)
         patch.setattr(unpacking, "_flush", lambda folder: None)
+        # Descriptors in garbage of earlier tests are closed now, not between two counts.
+        gc.collect()
         yield
 
 

@@ -279,6 +279,7 @@ async def _converse(pieces, deferred, ends=False):
 @fuzzed(3)
 @given(st.data(), st.booleans(), st.booleans())
 def test_no_traffic_of_a_connection_escapes_or_leaves_anything(data, deferred, ends):
+    """`_converse` asserts what must hold during the connection and after it."""
     pieces = data.draw(splits(data.draw(_TRAFFIC)))
     asyncio.run(_converse(pieces, deferred, ends))
 

@@ -119,6 +119,7 @@ async def _converse(pieces, deferred, ends):
 @fuzzed(5)
 @given(st.data(), st.booleans(), st.booleans())
 def test_no_traffic_of_a_connection_escapes_or_leaves_a_request_behind(data, deferred, ends):
+    """`_converse` asserts what must hold during the connection and after it."""
     pieces = data.draw(splits(data.draw(_TRAFFIC)))
     asyncio.run(_converse(pieces, deferred, ends))
 

@@ -72,6 +72,7 @@ def stub_side():
 
 @pytest.mark.parametrize("path", stub_side(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_3_9_can_parse_what_a_stub_runs(path):
+    """`ast.parse` raises SyntaxError where it cannot."""
     ast.parse(path.read_text(), feature_version=(3, 9))
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
-from tests.process.server import running_server, write_model
+from gpubridge.host_shm import Segment
+from gpubridge.transport.control import ControlPage
+from tests.process.server import running_server, wait_until, write_model
 from tests.simcuda.machine import running_machine
 
 __all__ = [
@@ -173,6 +177,24 @@ class DeviceServer:
         if status != 200:
             return status, answer["error"]
         return status, answer["outputs"][0]["data"]
+
+    def wait_until_complete(self, pid):
+        """Wait until a stub has seen all GPU work complete that it handed on.
+
+        A stub that is killed earlier loses that work, even if its kernels have ended: the server
+        does not ask the driver about a dead process.
+        """
+        control = next(
+            fd
+            for fd in Path(f"/proc/{pid}/fd").iterdir()
+            if "memfd:gpubridge" in str(fd.readlink()) and fd.stat().st_size == ControlPage.SIZE
+        )
+        segment = Segment.open(0, os.open(control, os.O_RDONLY), ControlPage.SIZE, writable=False)
+        page = ControlPage(segment)
+        try:
+            wait_until(lambda: not any(page.pending), "GPU work to be complete", self.server)
+        finally:
+            page.close()
 
     def work(self, model):
         """What was done on GPUs for a model: bytes and copies by kind, and waits."""

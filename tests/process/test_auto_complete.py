@@ -217,6 +217,7 @@ def test_a_directory_without_config_is_found_when_polled(models):
     with running_server(models, *poll) as server:
         write_completing(models)
         wait_until(lambda: server.is_ready("m"), "the model", server)
+        assert config_of(server)["max_batch_size"] != 5
         (models / "m" / "1" / "model.py").unlink()
         write_completing(models, complete="c.set_max_batch_size(5)\n" + FULL)
         wait_until(lambda: config_of(server)["max_batch_size"] == 5, "the new model", server)

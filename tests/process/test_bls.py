@@ -342,7 +342,10 @@ def test_what_a_called_model_says_to_its_cancellation_is_read(server):
 
 def test_an_iterator_that_is_dropped_ends_the_call(server):
     before = answered(server, "repeat")
-    run(server, "it = repeat(-1).exec(decoupled=True)\nnext(it); del it")
+    run(server, "self.kept = repeat(-1).exec(decoupled=True)\nnext(self.kept)")
+    # The model runs on until the iterator is dropped.
+    assert answered(server, "repeat") == before
+    run(server, "del self.kept")
     wait_until(lambda: answered(server, "repeat") == before + 1, "the model to stop", server)
 
 

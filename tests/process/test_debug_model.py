@@ -147,6 +147,8 @@ def test_a_port_that_is_taken_is_told(models):
         with running_server(models, *flags, ready=False) as server:
             told = f"cannot listen for a debugger at 127.0.0.1:{port}"
             wait_until(lambda: told in server.log(), "the reason", server)
+            assert not server.is_ready("m")
+            assert server.stop() == 0
 
 
 def test_an_interpreter_without_debugpy_is_told_what_to_do(tmp_path):

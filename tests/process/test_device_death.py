@@ -82,12 +82,6 @@ def values():
     return np.random.default_rng().random(COUNT, np.float32)
 
 
-def kill(served, model):
-    (pid,) = pids_of(served, model)
-    os.kill(pid, signal.SIGKILL)
-    return pid
-
-
 @pytest.mark.parametrize("handles", HANDLES)
 def test_what_a_dead_stub_has_handed_on_is_there_until_nobody_needs_it(tmp_path, handles):
     write_device_model(tmp_path, "arena", IN_ARENA)
@@ -99,13 +93,16 @@ def test_what_a_dead_stub_has_handed_on_is_there_until_nobody_needs_it(tmp_path,
         "fd": ("cuMemAddressFree", "cuMemAddressFree"),
     }[handles]
     with (
-        running_device_server(tmp_path, handles=handles) as served,
+        # A failure stops the server first, which ends the request that the pool waits for.
         ThreadPoolExecutor(1) as pool,
+        running_device_server(tmp_path, handles=handles) as served,
     ):
         given = values()
         future = pool.submit(served.infer, "both", given)
         wait_until((marks / "begun").exists, "the second model to begin", served.server)
-        pid = kill(served, "arena")
+        (pid,) = pids_of(served, "arena")
+        served.wait_until_complete(pid)
+        os.kill(pid, signal.SIGKILL)
         wait_until(lambda: pids_of(served, "arena") not in ([], [pid]), "a new stub", served.server)
         wait_until(served.server.is_ready, "the server to be ready", served.server)
         (marks / "go").touch()

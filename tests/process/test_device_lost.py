@@ -108,6 +108,7 @@ def test_what_was_complete_before_its_producer_died_is_good(served, repository):
             answer = pool.submit(served.infer, "four", given)
             last.wait_for("made")
             pid = pid_of(served, "maker")
+            served.wait_until_complete(pid)
             os.kill(pid, signal.SIGKILL)
             wait_until(
                 lambda: pids_of(served, "maker") not in ([], [pid]), "a new stub", served.server
