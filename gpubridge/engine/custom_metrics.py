@@ -6,6 +6,7 @@ import math
 import re
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,8 +76,8 @@ class MetricMemory:
         self.segment.close()
 
 
-class Series:
-    """What the kinds have in common; owns the cells' units.
+class Series(ABC):
+    """A series of any kind; owns the units of its cells.
 
     - ``units``: how many units a cell takes.
     - ``head``: the unit of the first cell, the server's own; 0 where there is none.
@@ -124,12 +125,12 @@ class Series:
     def _inherited(self) -> bool:
         return True
 
-    def _keep(self, unit: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _keep(self, unit: int) -> None: ...
 
+    @abstractmethod
     def show(self, family: Family) -> None:
         """Add its samples to the metrics page."""
-        raise NotImplementedError
 
 
 class ScalarSeries(Series):

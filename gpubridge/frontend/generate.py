@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,7 +27,7 @@ _COMMENT = b":\n\n"
 """A line that readers of server-sent events ignore."""
 
 
-class _Generation(PrivateBody):
+class _Generation(PrivateBody, ABC):
     """A generate request; owns its body, and its slot until the model takes that over.
 
     - ``find``: returns the model that is served when the body is there: it may be another by then.
@@ -111,11 +112,11 @@ class _Generation(PrivateBody):
             raise outcome.copy()
         return encode_generated(self._form, outcome, self._model.config, self._model.version)
 
-    def _respond(self, outcome: Outcome) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _respond(self, outcome: Outcome) -> None: ...
 
-    def _done(self, outcome: Outcome | None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _done(self, outcome: Outcome | None) -> None: ...
 
 
 class GenerateHandler(_Generation):

@@ -351,19 +351,19 @@ class SequenceScheduler(ABC):
     def _in_order(self, item: SequenceItem, _now_ns: int) -> list[SequenceItem]:
         return [item]
 
-    def _offer(self, sequence: Sequence) -> None:  # noqa: B027  (nothing to do for one of two)
+    def _offer(self, sequence: Sequence) -> None:
         """The sequence has a slot or not, and perhaps an item that could go."""
 
-    def _restore(self, items: Series[SequenceItem]) -> None:  # noqa: B027
+    def _restore(self, items: Series[SequenceItem]) -> None:
         """Items that were put back are the first of their sequences again."""
 
-    def _withdraw(self, item: SequenceItem) -> None:  # noqa: B027
+    def _withdraw(self, item: SequenceItem) -> None:
         """A queued item is about to leave without being taken."""
 
-    def _instance_added(self, instance: int) -> None:  # noqa: B027
+    def _instance_added(self, instance: int) -> None:
         """An instance has slots now."""
 
-    def _instance_removed(self, instance: int) -> None:  # noqa: B027
+    def _instance_removed(self, instance: int) -> None:
         """An instance has no slots any more."""
 
 

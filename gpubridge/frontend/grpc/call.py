@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,8 +50,8 @@ class Opening(NamedTuple):
     parameters: Mapping[str, str] = MappingProxyType({})
 
 
-class Call:
-    """What all calls have in common: how they end."""
+class Call(ABC):
+    """A call of any kind: its state, its deadline and how it ends."""
 
     def __init__(self, opening: Opening) -> None:
         self._connection, self._stream_id, self._headers, self._limit, self._parameters = opening
@@ -66,25 +67,9 @@ class Call:
 
     # -- what the connection tells ---------------------------------------------------------------
 
-    def complete(self, message: bytes, compressed: bool) -> None:
-        """Take the request's only message."""
-        raise NotImplementedError
-
+    @abstractmethod
     def messages(self, nbytes: int, messages: list[bytes], compressed: bool, end: bool) -> None:
         """Take messages; so many bytes were received for them, and for the beginning of another."""
-        self.complete(messages[0], compressed)
-
-    def large(self, nbytes: int) -> None:
-        """Hear that a large message of so many bytes begins."""
-        raise NotImplementedError
-
-    def data(self, view: memoryview, end: bool) -> None:
-        """Take part of the large message."""
-        raise NotImplementedError
-
-    def filled(self, end: bool) -> None:
-        """The memory that was named for part of a large message is full."""
-        raise NotImplementedError
 
     def refuse(self, error: Exception) -> None:
         """End the call: what comes on its stream is no request, or there is no memory for it."""
@@ -204,8 +189,20 @@ class Call:
         self._unpacking = plain
         return None
 
+
+class SingleMessageCall(Call):
+    """A call whose request is one message."""
+
+    @abstractmethod
+    def complete(self, message: bytes, compressed: bool) -> None:
+        """Take the message."""
+
+    def messages(self, nbytes: int, messages: list[bytes], compressed: bool, end: bool) -> None:
+        """Take the message."""
+        self.complete(messages[0], compressed)
+
     def _complete_packed(self, message: bytes) -> None:
-        """Take the request's only message, which is compressed."""
+        """Take the message, which is compressed."""
         try:
             plain = self._unpack(message, lambda plain: self.complete(plain, False))
         except CallFailed as error:
@@ -215,7 +212,7 @@ class Call:
                 self.complete(plain, False)
 
 
-class UnaryCall(Call):
+class UnaryCall(SingleMessageCall):
     """A call that is answered once.
 
     ``answer``: makes the answer's message of the request's, or a coroutine that does; may raise

@@ -235,7 +235,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             _, stream_id, method, headers, message, compressed = event
             call = self._open(stream_id, method, headers)
             if call is not None:
-                call.complete(message, compressed)
+                call.messages(len(message), [message], compressed, True)
         elif kind == BEGIN:
             self._open(*event[1:4])
         elif kind == CLOSED:
@@ -272,12 +272,15 @@ class GrpcConnection(asyncio.BufferedProtocol):
             return
         if kind == MESSAGES:
             call.messages(*event[2:])
-        elif kind == DATA:
-            call.data(event[2], event[3])
-        elif kind == LARGE:
-            call.large(event[2])
-        elif kind == FILLED:
-            call.filled(event[2])
+        elif kind in (DATA, LARGE, FILLED):
+            # Only an inference call takes a message in parts.
+            assert isinstance(call, InferCall)
+            if kind == DATA:
+                call.data(event[2], event[3])
+            elif kind == LARGE:
+                call.large(event[2])
+            else:
+                call.filled(event[2])
         elif kind == WRITABLE:
             call.writable()
         elif kind == FAILED:

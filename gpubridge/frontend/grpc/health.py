@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.grpc.call import Call, Opening
+from gpubridge.frontend.grpc.call import Opening, SingleMessageCall
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.protocol.grpc import control
 from gpubridge.protocol.grpc.infer_response import encode_frame
@@ -46,7 +46,7 @@ class Health:
             watch.update()
 
 
-class HealthWatch(Call):
+class HealthWatch(SingleMessageCall):
     """A call of Watch: the state at once, then at every change, until the client leaves."""
 
     def __init__(self, opening: Opening, health: Health) -> None:
