@@ -6,7 +6,6 @@ Such a module has ``USAGE`` (the arguments in a line), ``DESCRIPTION``, ``add_ar
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import signal
@@ -47,6 +46,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "") -> int:
         parser = whole_parser(())
         if words:
             # Prints what it was asked for, or refuses what is no command.
+            parser.refuse_unknown(words[0])
             parser.parse_args(words)
         parser.print_help()
     except UsageError as error:
@@ -68,7 +68,7 @@ def command_parser(command: str, program: str = "") -> Parser:
     return parser
 
 
-def whole_parser(commands: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+def whole_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
     """Return the parser of everything; only some ``commands`` with what follows them."""
     parser = Parser(
         prog="gpubridge",

@@ -29,6 +29,11 @@ class Parser(argparse.ArgumentParser):
             self.error(self._say_unknown(unknown[0]))
         return options
 
+    def refuse_unknown(self, word: str) -> None:
+        """Raise UsageError for a flag that there is not."""
+        if word.startswith("-") and word.partition("=")[0] not in self._option_string_actions:
+            self.error(self._say_unknown(word))
+
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         raise UsageError(self.usage or self.prog, self.prog, message)

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from gpubridge.config import CONFIG_FILENAME, available_versions
@@ -104,8 +105,20 @@ def list_repository(directory: Path) -> dict[Path, bool]:
             Path(entry.path): entry.is_symlink()
             for entry in sorted(entries, key=lambda entry: entry.name)
             if not entry.name.startswith(".")
+            and _is_text(entry.name)
             and (entry.is_symlink() or entry.is_dir(follow_symlinks=False))
         }
+
+
+@cache
+def _is_text(name: str) -> bool:
+    """Return whether a name is UTF-8, as those of models are; warns once of one that is not."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        _logger.warning("%r is no model: its name is not UTF-8, so no client can ask for it", name)
+        return False
+    return True
 
 
 class OverrideDirectory:

@@ -212,8 +212,8 @@ def document(content: Any) -> Answer:
 
 
 def text_of(name: bytes) -> str:
-    """Return a model's name in a path."""
-    return name.decode("utf-8", "surrogateescape")
+    """Return a model's name in a path, where clients may quote it."""
+    return unquote_to_bytes(name).decode(errors="replace")
 
 
 def named(path: re.Match[bytes]) -> tuple[str, int | None]:

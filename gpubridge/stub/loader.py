@@ -63,7 +63,18 @@ def register_aliases() -> None:
         sys.meta_path.insert(0, _RealSpelling)
 
 
-_ALIASES = {"triton_python_backend_utils": pb_utils, "c_python_backend_utils": c_module}
+def _without_modules() -> types.ModuleType:
+    """Return pb_utils without its modules, which have the names that tutorials invent: tensor."""
+    made = types.ModuleType("triton_python_backend_utils", pb_utils.__doc__)
+    for name in (*pb_utils.__all__, "__all__", "__file__", "__getattr__", "__path__", "__spec__"):
+        setattr(made, name, getattr(pb_utils, name))
+    return made
+
+
+_ALIASES = {
+    "triton_python_backend_utils": _without_modules(),
+    "c_python_backend_utils": c_module,
+}
 
 
 class _RealSpelling:

@@ -320,6 +320,15 @@ def test_models_that_do_not_load_tell_why_and_the_others_serve(half_broken):
         assert server.log().count("Finalize\n") == 1
 
 
+def test_a_directory_whose_name_is_no_text_is_left_out_with_a_warning(tmp_path):
+    write_code_model(tmp_path, "good")
+    (tmp_path / os.fsdecode(b"b\xff") / "1").mkdir(parents=True)
+    with running_server(tmp_path) as server:
+        assert set(server.index()) == {("good", 1)}
+        (line,) = [line for line in server.log().splitlines() if "not UTF-8" in line]
+        assert r"'b\udcff' is no model: " in line
+
+
 def test_without_strict_readiness_a_server_with_a_failed_model_is_ready(half_broken):
     flags = ("--exit-on-error=false", "--strict-readiness=false")
     with running_server(half_broken, *flags) as server:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import pytest
 
@@ -48,6 +49,7 @@ LARGE = "name: \"A 'photo'\" data_type: TYPE_{} dims: [3, 224, 224]"
 ONE_FLOAT = "data_type: TYPE_FP32 dims: [1]"
 MODELS = {
     "numbers": ('name: "IN" data_type: TYPE_INT8 dims: [-1, 2]', "FP32", BATCHED),
+    "a ü, 100%": ('name: "IN" data_type: TYPE_INT8 dims: [-1]', "FP32", BATCHED),
     "text": ('name: "IN" data_type: TYPE_STRING dims: [-1]', "STRING", BATCHED),
     "optional": (
         'name: "IN" data_type: TYPE_BOOL dims: [1] }, { name: "B" optional: true ' + ONE_FLOAT,
@@ -93,7 +95,7 @@ def test_it_names_its_urls_and_who_can_connect(server):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_each_model_has_a_line_that_works(server, tmp_path, name):
-    lines = re.findall(rf"^.*curl .*/v2/models/{name}/.*$", server.log(), re.MULTILINE)
+    lines = re.findall(rf"^.*curl .*/v2/models/{quote(name)}/.*$", server.log(), re.MULTILINE)
     assert len(lines) == 1
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", lines[0].replace("curl ", "curl -sS --fail-with-body ")],

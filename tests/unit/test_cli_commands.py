@@ -37,7 +37,8 @@ def test_the_version_alone(capsys):
         (["doctor", "x"], "gpubridge doctor", "expected flags only, got 'x'"),
         (["init"], "gpubridge init MODEL_DIR", "the following arguments are required"),
         (["srve"], "gpubridge COMMAND ...", "invalid choice: 'srve'"),
-        (["--nope"], "gpubridge COMMAND ...", "required: COMMAND"),
+        (["--nope"], "gpubridge COMMAND ...", "unknown flag --nope"),
+        (["--versoin"], "gpubridge COMMAND ...", "did you mean --version?"),
         (["bench", "zero"], "gpubridge bench zero-copy [FLAG ...]", "invalid choice: 'zero'"),
     ],
 )  # fmt: skip

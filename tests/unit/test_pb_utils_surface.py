@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 import sys
 
@@ -152,8 +153,13 @@ def test_aliases_in_a_process_that_has_no_shims(monkeypatch):
         import c_python_backend_utils
         import triton_python_backend_utils
 
-        assert triton_python_backend_utils is pb_utils
+        for name in PB_UTILS:
+            assert getattr(triton_python_backend_utils, name) is getattr(pb_utils, name)
         assert c_python_backend_utils is c_module
+        # Not a module of ours, which has that name.
+        with pytest.raises(AttributeError, match="'tensor'; did you mean Tensor"):
+            triton_python_backend_utils.tensor  # noqa: B018
+        assert importlib.util.find_spec("triton_python_backend_utils") is not None
     finally:
         sys.modules.pop("triton_python_backend_utils")
         sys.modules.pop("c_python_backend_utils")
