@@ -31,12 +31,6 @@ BY_HAND = (
         "JSON parsers take the last one, too",
     ),
     (
-        "a model's name that is percent-encoded in a path, as tritonclient does: `a%2Cb`",
-        "no such model",
-        "the model `a,b`",
-        "RFC 3986: the two are the same",
-    ),
-    (
         "the header of a restricted endpoint, sent twice",
         "the first counts",
         "the last counts",

@@ -77,6 +77,12 @@ SERVER_NAME = Difference(
     "our own; `gpubridge(VERSION)` is among the extensions",
     "the name is `triton`, as clients expect it; who asks can tell the two apart",
 )
+ENCODED_NAME = Difference(
+    "a model's name that is percent-encoded in a path, as tritonclient does: `a%2Cb`",
+    "no such model",
+    "the model `a,b`",
+    "RFC 3986: both are written for the same",
+)
 CLOSE_IN_CAPITALS = Difference(
     "`Connection: CLOSE`", "stays open", "closes", "RFC 9110: the case does not matter"
 )
