@@ -176,7 +176,7 @@ class CopyStream:
             call("cuStreamSynchronize", stream)
 
     def done(self) -> bool:
-        """Whether all that this stream has to do is done; raises as `wait`."""
+        """Return whether this stream has completed its work; raises as `wait`."""
         with self._context.pushed():
             return not status_of("cuStreamQuery", self._open(), expected=(NOT_READY,))
 
@@ -237,7 +237,7 @@ class CopyMark:
         self._event = event
 
     def done(self) -> bool:
-        """Whether the stream has passed it; raises as `CopyStream.wait`."""
+        """Return whether the stream has passed it; raises as `CopyStream.wait`."""
         stream = self._stream
         if stream._stream is None:  # close has waited
             return True

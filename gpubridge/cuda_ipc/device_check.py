@@ -80,7 +80,7 @@ def _exported(
 
 
 class _Device:
-    """What both have: the device, a stream, the other one's lines, and a socket for descriptors."""
+    """Resources of both processes: device, stream, line pipes, and a socket for descriptors."""
 
     def __init__(
         self, device_uuid: str, inbound: IO[str], outbound: IO[str], fds: socket.socket

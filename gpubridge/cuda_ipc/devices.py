@@ -88,7 +88,7 @@ def driver_release() -> str:
 
 
 def is_exclusive(device: DeviceInfo) -> bool:
-    """Whether the device is set to be used by one process, or none; raises as `list_devices`."""
+    """Return whether a device is restricted to one process or none; raises as `list_devices`."""
     attribute = load().CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
     mode = call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", device.ordinal))
     return bool(mode != _SHARED)
@@ -121,13 +121,13 @@ class Ability:
 
     @property
     def works(self) -> bool:
-        """Whether it does."""
+        """Return whether it works."""
         return not self.reason
 
 
 @dataclass(frozen=True)
 class DeviceCheck:
-    """What two processes can do with a device.
+    """Abilities of a device that two processes use.
 
     One uses the other's ``memory`` by a legacy handle, or by a descriptor that it maps; streams
     wait for each other's ``events``; shared host memory is pinned.
@@ -171,7 +171,7 @@ def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck
 
 
 def probe_peers(device: DeviceInfo, peer: DeviceInfo) -> Ability:
-    """Whether a device reaches another one's memory; creates no context."""
+    """Check whether a device reaches the memory of another; creates no context."""
     try:
         ordinals = call("cuDeviceGet", device.ordinal), call("cuDeviceGet", peer.ordinal)
         if call("cuDeviceCanAccessPeer", *ordinals):

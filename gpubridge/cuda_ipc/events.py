@@ -81,7 +81,7 @@ class SharedEvents:
             call("cuStreamWaitEvent", stream, event, 0)
 
     def done(self, number: int) -> bool:
-        """Whether what the event means is done; it never is when its recorder died before."""
+        """Return whether the recorded work is complete; it never is if the recorder died before."""
         event = self._event(number)
         with self._context.pushed():
             return not status_of("cuEventQuery", event, expected=(NOT_READY,))
@@ -127,7 +127,7 @@ class EventRing:
         return lease
 
     def free(self) -> int:
-        """How many are not leased."""
+        """Return the number of events that are not leased."""
         return len(self._free)
 
 

@@ -1,4 +1,4 @@
-"""Who gets the memory for requests: rules without a clock, a socket or a byte of memory.
+"""Accounting of request memory: rules without a clock, a socket or a byte of memory.
 
 What arrives in pieces is charged a piece at a time. Each connection has a share, and may take more while nobody else needs
 it: when the limit is reached, the newest body of a connection that holds more than its share is refused.
@@ -30,7 +30,7 @@ class Reclaimable(Protocol):
 
 
 class Account:
-    """What one connection holds.
+    """Memory that one connection holds.
 
     ``unread``: returns the bytes of answers that its client has not read yet: they count, too.
 
@@ -80,7 +80,7 @@ class Body:
 
     @property
     def above_share(self) -> bool:
-        """Whether the connection holds more than its share."""
+        """Return whether the connection holds more than its share."""
         return self._account.total > self.budget.share
 
     def charge(self, nbytes: int) -> None:

@@ -45,7 +45,7 @@ class ClientSegment:
         return cls(region, fd, end)
 
     def has(self, end: int) -> bool:
-        """Whether the object still has so many bytes."""
+        """Return whether the object still has so many bytes."""
         return os.fstat(self.fd).st_size >= end
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ class _Space:
 
     @property
     def idle(self) -> bool:
-        """Whether no slot is lent."""
+        """Return whether no slot is lent."""
         return all(bucket.free == bucket.slots for bucket in self.buckets.values())
 
 

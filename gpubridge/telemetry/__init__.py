@@ -1,1 +1,1 @@
-"""What the server says of itself: log lines and counters."""
+"""Logs, metrics, statistics and traces of the server."""

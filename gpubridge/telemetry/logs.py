@@ -41,7 +41,7 @@ def _verbose_level(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is logged, and how."""
+    """Settings of logging: levels, target and format."""
 
     flag_prefix: ClassVar[str] = "log-"
     flag_group: ClassVar[str] = "Logging"
@@ -63,7 +63,7 @@ class LogSettings:
         check_flags(self)
 
     def shows(self, level: int) -> bool:
-        """Whether lines of one of :mod:`logging`'s levels are written."""
+        """Return whether lines of a :mod:`logging` level are written."""
         if level <= VERBOSE:
             return self.verbose_level > 0
         if level <= logging.INFO:

@@ -30,7 +30,7 @@ _FAMILIES = (
 _ENERGY = "nv_energy_consumption"
 _logger = logging.getLogger(__name__)
 _DRIVER = Path("/dev/nvidiactl")
-"""Where it is, the metrics of a GPU are missed."""
+"""Exists where the NVIDIA driver is loaded: there, missing GPU metrics are worth a log line."""
 
 
 class GpuMetrics:

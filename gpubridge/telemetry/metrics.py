@@ -27,7 +27,7 @@ _DURATIONS: tuple[tuple[str, Callable[[ModelStatistics], int]], ...] = (
     ("compute inference", lambda s: s.infer_ns),
     ("inference compute output", lambda s: s.output_ns),
 )
-"""How Triton calls each of ``STEPS``, and its sum."""
+"""Triton's name for each of ``STEPS``, and its cumulative duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ModelState:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What tells its samples from other models'."""
+        """Labels that distinguish its samples from those of other models."""
         return self.statistics.labels
 
 

@@ -22,7 +22,7 @@ _INT32 = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Which metrics are offered; defaults are Triton's.
+    """Metrics that are offered; defaults are Triton's.
 
     Durations are offered as counters, summaries and histograms. ``summary_quantiles`` has each quantile
     and the error that it may have; here none has any but that of its window.
@@ -99,7 +99,7 @@ def _quantiles(text: str) -> tuple[tuple[float, float], ...]:
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """How requests are traced; defaults are Triton's.
+    """Settings of request tracing; defaults are Triton's.
 
     - ``level``: of ``TRACE_LEVELS``, in that order; empty for no traces.
     - ``rate``, ``count``: one of so many requests is traced; traces still to be made, -1 for any.

@@ -1,4 +1,4 @@
-"""What one model version has done: the figures of the statistics extension and of the metrics."""
+"""Counters of one model version, for the statistics extension and the metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpubridge.dataplane import ModelCounters
 
 _KINDS = ("h2d", "d2h", "d2d", "p2p")
 STEPS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
-"""What is measured of a request, in the order of an observation."""
+"""Measured steps of a request, in the order of an observation."""
 
 FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
 """Triton's upper bounds."""
@@ -66,7 +66,7 @@ class DeviceWork:
 
     @property
     def any(self) -> bool:
-        """Whether there was any."""
+        """Return whether there was any work."""
         return any(self._words)
 
 

@@ -241,11 +241,11 @@ class Sampler:
 
     @property
     def active(self) -> bool:
-        """Whether it may choose any request."""
+        """Return whether any request can be chosen."""
         return bool(self.settings.level) and self.settings.count != 0
 
     def chooses(self) -> bool:
-        """Whether the next request is traced."""
+        """Count a request, and return whether it is traced."""
         settings = self.settings
         if not self.active:
             return False

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 
 class DLDevice(ctypes.Structure):
-    """Where the memory is."""
+    """Device of the memory: ``DLDevice`` of DLPack."""
 
     _fields_: ClassVar = [("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32)]
 
 
 class DLDataType(ctypes.Structure):
-    """What an element is."""
+    """Type of an element: ``DLDataType`` of DLPack."""
 
     _fields_: ClassVar = [
         ("code", ctypes.c_uint8),

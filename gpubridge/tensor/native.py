@@ -28,7 +28,7 @@ Capsule = Any
 
 
 class CapsuleFields(NamedTuple):
-    """What a DLPack capsule says of its tensor, as found: nothing here has been checked."""
+    """Fields of a DLPack capsule as found: nothing here has been checked."""
 
     address: int
     device_type: int
@@ -81,7 +81,7 @@ class NativeStubLoop(Protocol):
 
 
 class CapsuleEngine(Protocol):
-    """What makes and reads capsules: the compiled module, or `gpubridge.tensor.dlpack_ctypes`."""
+    """Maker and reader of capsules: the compiled module, or `gpubridge.tensor.dlpack_ctypes`."""
 
     def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]:
         """Read the fields of an unconsumed capsule, in the order of `CapsuleFields`."""
@@ -104,7 +104,7 @@ class CapsuleEngine(Protocol):
 
 
 class NativeModule(CapsuleEngine, Protocol):
-    """What is in ``gpubridge._native``; a class of it that has a twin in Python is of that one's form."""
+    """Contents of ``gpubridge._native``; a class with a Python counterpart has the same interface."""
 
     StubLoop: Callable[..., NativeStubLoop]
     CallWriter: Callable[..., NativeCallWriter]
