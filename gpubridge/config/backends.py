@@ -1,4 +1,4 @@
-"""Which backend runs a model: Python's, or one whose ``model.py`` runs the models of many."""
+"""Backend of a model: Python's, or one whose ``model.py`` runs many models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BACKENDS_OF_FILES = {
     "model.savedmodel": "tensorflow",
     "model.plan": "tensorrt",
 }
-"""What Triton takes a model for whose configuration names neither backend nor platform."""
+"""Backend that Triton assumes, by file name, if neither backend nor platform is configured."""
 
 _DEFAULT_FILES = {PYTHON_BACKEND: "model.py", "onnxruntime": "model.onnx", "pytorch": "model.pt"}
 
@@ -71,7 +71,7 @@ class Backends:
 
 
 def is_model_directory(path: Path) -> bool:
-    """Whether a directory is that of one model, by its configuration or a version's file."""
+    """Return whether a directory is a model: it has a configuration or a version with a model file."""
     if not path.is_dir():
         return False
     return (path / "config.pbtxt").is_file() or any(

@@ -1,4 +1,4 @@
-"""What a model is, as its ``config.pbtxt`` says: plain values that every room may read."""
+"""Configuration of a model, read from its ``config.pbtxt``, as plain values."""
 
 from __future__ import annotations
 

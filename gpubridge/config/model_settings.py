@@ -11,7 +11,7 @@ from gpubridge.flags import documented
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """What a model's parameters say to the server; empty where it says nothing.
+    """Parameters of a model that the server reads; empty where one is not set.
 
     A parameter is its field's name in capitals. All others are the model's own.
     """

@@ -33,7 +33,7 @@ _REPOSITORY, _BACKENDS, _MEMORY = "Model repository", "Backends", "Memory"
 _MIB = 1024 * 1024
 _MAX_PORT = 65535
 _USUAL_DEBUG_PORT = 5678
-"""Where debuggers look first."""
+"""Default port of debugpy clients."""
 
 
 def read_repository(text: str) -> Path:
@@ -384,7 +384,7 @@ class ServerSettings:
 
     @property
     def auto_complete(self) -> bool:
-        """Whether models may complete their configuration."""
+        """Return whether models may complete their configuration."""
         return not (self.disable_auto_complete_config or self.strict_model_config)
 
     def notices(self) -> list[str]:

@@ -88,5 +88,5 @@ class TritonFlags:
 
     @property
     def rate_limited(self) -> bool:
-        """Whether the resources of models are to be kept to, which nobody does."""
+        """Return whether Triton would limit executions by resources, which this server does not."""
         return self.rate_limit[-1:] == ("execution_count",)

@@ -1,4 +1,4 @@
-"""What a configuration must satisfy, once its defaults are filled in.
+"""Validation of a model configuration whose defaults are filled in.
 
 Where Triton refuses the same thing, the message is Triton's (2.51); what it lets through although
 it cannot work is refused here with a message of our own.

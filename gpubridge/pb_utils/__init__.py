@@ -1,4 +1,4 @@
-"""What a model author imports; ``triton_python_backend_utils`` is another name of this package.
+"""Public interface for model authors; also named ``triton_python_backend_utils``.
 
 Works inside a server and outside: a model can be unit-tested by building requests with the public
 constructors and calling its ``execute``.

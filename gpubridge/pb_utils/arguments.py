@@ -1,4 +1,4 @@
-"""Which Python values the public surface takes for text, numbers and lists.
+"""Checks of public functions' arguments: text, numbers and lists.
 
 Models may rely on a TypeError where Triton raises one, so None, floats for integers or a str for a
 list of names are refused here, before anything else looks at them.

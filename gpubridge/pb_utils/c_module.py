@@ -1,4 +1,4 @@
-"""What a model finds in ``c_python_backend_utils``: Triton's embedded module."""
+"""Contents of ``c_python_backend_utils``, Triton's embedded module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process around a model gives to tensors in CUDA memory; it may make calls of the driver."""
+"""CUDA memory for tensors, injected by the process that runs the model; may call the driver."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class DeviceTensor(OutputTensor):
 
     @property
     def device(self) -> str:
-        """Where the data is, with the number that frameworks use."""
+        """Device of the data, with the number that frameworks use."""
         return f"cuda:{self._device_bytes.ordinal}"
 
     def as_numpy(self) -> NDArray[Any]:  # noqa: D102

@@ -1,4 +1,4 @@
-"""What a model raises and returns when it fails."""
+"""Exceptions and errors of models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process around a model gives to the model's side of the bridge.
+"""Services that the process which runs a model injects into this package.
 
 The stub attaches one `Host` before it imports the model. Outside of a server there is none: logs go
 to stderr, and what only a server can do says so.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Host(NamedTuple):
-    """What a server injects.
+    """Services that a server injects.
 
     - ``model_dir``: the version directory, or a Python-based backend's model directory.
     - ``log``: takes level (a ``Logger.LogLevel`` number), message, file and line; must not raise.

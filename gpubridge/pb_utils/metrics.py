@@ -34,7 +34,7 @@ MetricKind.__module__ = "c_python_backend_utils"
 
 
 class MetricStore(Protocol):
-    """Where the metrics of an ``instance`` live; given by the process around the model."""
+    """Store of the metrics of an ``instance``; injected by the process that runs the model."""
 
     instance: str
 

@@ -1,4 +1,4 @@
-"""What a tensor is to be that a model asks memory for: the words of frameworks, and ours."""
+"""Form of a tensor that a model requests memory for, in the words of frameworks or in ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OutputForm(NamedTuple):
-    """What a tensor is to be; the dtype is None for BF16 where ml_dtypes is not installed."""
+    """Form of a requested tensor; the dtype is None for BF16 where ml_dtypes is not installed."""
 
     name: str
     datatype: str
@@ -98,7 +98,7 @@ def wants_device(device: Any) -> bool:
 
 
 class MemoryType(NamedEnum):
-    """Where a caller wants the outputs of a model it calls."""
+    """Kind of memory in which a caller wants the outputs of a model it calls."""
 
     TRITONSERVER_MEMORY_GPU = 0
     TRITONSERVER_MEMORY_CPU = 1
@@ -108,7 +108,7 @@ MemoryType.__module__ = "c_python_backend_utils"
 
 
 class PreferredMemory:
-    """Where a caller wants the outputs of a model it calls.
+    """Memory in which a caller wants the outputs of a model it calls.
 
     - ``preferred_memory_type``: ``TRITONSERVER_MEMORY_GPU`` or ``TRITONSERVER_MEMORY_CPU``.
     - ``preferred_device_id``: the GPU's ordinal.

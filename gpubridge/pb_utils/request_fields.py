@@ -1,4 +1,4 @@
-"""What a request consists of, in Python: the compiled module has the same as a C type."""
+"""Fields of a request in Python; the compiled module has the same as a C type."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _MOST_UNSIGNED = (1 << 64) - 1
 
 
 class RequestOrigin(Protocol):
-    """What a received request is connected to; given by the process around the model."""
+    """Connection of a received request; injected by the process that runs the model."""
 
     def cancelled(self) -> bool:
         """Tell whether the client no longer waits."""

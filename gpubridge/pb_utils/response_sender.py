@@ -1,4 +1,4 @@
-"""What a model sends responses with by itself, during ``execute`` or after it."""
+"""Response sender: a model sends responses by itself, during ``execute`` or after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpubridge.pb_utils.response import InferenceResponse
 
 
 class ResponseLine(Protocol):
-    """Where the responses of one request go; given by the process around the model."""
+    """Sink of one request's responses; injected by the process that runs the model."""
 
     decoupled: bool
 

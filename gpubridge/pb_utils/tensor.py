@@ -136,7 +136,7 @@ class Tensor(_Fields):
 
     @property
     def device(self) -> str:
-        """Where the data is: ``"cpu"``, or ``"cuda:0"`` with the number that frameworks use."""
+        """Device of the data: ``"cpu"``, or ``"cuda:0"`` with the number that frameworks use."""
         return "cpu"
 
     def _view(self, source: memoryview | None) -> NDArray[Any]:
@@ -321,7 +321,7 @@ class SharedTensor(Tensor):
 
 
 class OutputTensor(Tensor):
-    """What ``InferenceRequest.output()`` gives: a tensor that need not be copied to be sent."""
+    """Result of ``InferenceRequest.output()``: a tensor that is sent without a copy."""
 
     __module__ = "c_python_backend_utils"
     __slots__ = ("_final",)

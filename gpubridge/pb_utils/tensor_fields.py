@@ -1,4 +1,4 @@
-"""What a tensor consists of, in Python: the compiled module has the same as a C type."""
+"""Fields of a tensor in Python; the compiled module has the same as a C type."""
 
 from __future__ import annotations
 

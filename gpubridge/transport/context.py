@@ -38,7 +38,7 @@ LONG_TEXT = 64 * 1024
 
 
 class FieldKind:
-    """How the value of a field is encoded."""
+    """Encoding of a field's value."""
 
     U64 = "u64"
     I64 = "i64"
@@ -98,7 +98,7 @@ def _context(kind: type[K]) -> type[K]:
 
 
 class Context:
-    """What all contexts have in common; a context never changes, so it is encoded once."""
+    """Base of all contexts; a context is immutable, so it is encoded once."""
 
     __slots__ = ("_encoded",)
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -134,7 +134,7 @@ Control = Sequence[Any]
 
 @_context
 class RequestContext(Context):
-    """What the server says of a request to the stub that executes it.
+    """Context of a request, from the server to the stub that executes it.
 
     - ``flags``: bits as ``TRITONSERVER_REQUEST_FLAG_...`` has them.
     - ``correlation_id``, ``correlation_text``: its sequence, by number or by name; 0 and None for
@@ -186,7 +186,7 @@ class RequestContext(Context):
 
 @_context
 class CallContext(Context):
-    """What a stub says of its model's call of another model, the server's choice of version for -1.
+    """Context of a model's call of another, from its stub; version -1 leaves the choice to the server.
 
     - ``decoupled``: whether the caller takes more than one response.
     - ``handed_on``: whether tensors go on that the caller may look at, too; others were copied.
@@ -216,7 +216,7 @@ class CallContext(Context):
 
 @_context
 class ResponseContext(Context):
-    """What is said of a response: by a stub of its model's, by the server of one to a model's call.
+    """Context of a response: from a stub, of its model's; from the server, of one to a model's call.
 
     - ``parameters``: the text of a JSON object; empty for none.
     - ``error``, ``code``: where the record's flags say that it is one; None for an internal one.

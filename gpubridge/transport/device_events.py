@@ -1,4 +1,4 @@
-"""How records name the events that tensors on a GPU wait for: fields of their contexts.
+"""Events that tensors on a GPU wait for, as fields of the contexts of records.
 
 A stub's record says with ``event`` that all its tensors on the device are complete when that event of
 its own arena has come to pass, and with ``event_lease`` under which lease it is lent; without it, they are
@@ -70,7 +70,7 @@ def arena_region(owner: int) -> int:
 
 
 def is_arena(region: int) -> bool:
-    """Whether a region is a device arena."""
+    """Return whether a region is a device arena."""
     return region & _ARENA != 0
 
 

@@ -1,4 +1,4 @@
-"""Memory lent across the wall: the lender's slots and the borrower's views.
+"""Memory lent between processes: the lender's slots and the borrower's views.
 
 Both directions work alike. The lender gives each slot it lends a lease, sets the lease's byte in the
 control page and names it in the tensor references; the borrower clears the byte when its last view
@@ -33,7 +33,7 @@ def read_only_id(region: int) -> int:
 
 
 def is_read_only(region: int) -> bool:
-    """Whether an id is one by which a region is mapped to be read only."""
+    """Return whether an id maps its region read-only."""
     return region & _READ_ONLY != 0
 
 
@@ -62,7 +62,7 @@ class LeaseBook:
 
     @property
     def held(self) -> int:
-        """How many leases last, because views under them exist."""
+        """Return the number of leases that last because views under them exist."""
         return len(self._leases)
 
     def add(self, region: int, memory: memoryview) -> None:
@@ -168,12 +168,12 @@ class LentSlots:
 
     @property
     def free(self) -> int:
-        """How many leases are left."""
+        """Return the number of leases that are left."""
         return len(self._free)
 
     @property
     def exhausted(self) -> bool:
-        """Whether no lease is left."""
+        """Return whether no lease is left."""
         return not self._free
 
     def lend(self, slot: object | None) -> int:
@@ -252,7 +252,7 @@ class BorrowedMemory:
         self.arena = self.arena or is_arena(segment.region)
 
     def knows(self, region: int) -> bool:
-        """Whether a region is mapped, or known without that."""
+        """Return whether a region is mapped, or known without a mapping."""
         return region in self._segments
 
     def segment(self, region: int) -> Any:

@@ -54,7 +54,7 @@ class Kind:
 
 
 class Completes:
-    """Who completes a model's configuration before it is initialized: field ``completion`` of INITIALIZE.
+    """Stub that completes the model's configuration: field ``completion`` of INITIALIZE.
 
     HERE: the stub asks its model, and sends COMPLETED. ELSEWHERE: another stub of the model does.
     Either way, CONFIGURE then brings the settings of the complete configuration. Empty: nobody.

@@ -69,7 +69,7 @@ class MetricBoard:
 
 
 class _Cell:
-    """What all cells have: a lock for the threads of this process, and an end."""
+    """Base of all cells: a lock for the threads of this process, and `closed`."""
 
     __slots__ = ("__weakref__", "_amounts", "_at", "_board", "_words", "closed", "lock")
 

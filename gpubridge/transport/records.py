@@ -33,7 +33,7 @@ from gpubridge.transport.signatures import (
 
 
 class TensorRef(NamedTuple):
-    """Where a tensor's bytes lie, and under which lease they are lent."""
+    """Location of a tensor's bytes, and the lease under which they are lent."""
 
     region: int
     offset: int

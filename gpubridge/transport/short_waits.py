@@ -1,4 +1,4 @@
-"""Whether the next message is likely to be there soon: then it is worth staying awake for.
+"""Prediction of short waits: for a message that is likely to come soon, polling pays.
 
 To wake a sleeping processor takes as long as a small request takes altogether. Where one request
 follows the other, both sides therefore look again and again for a moment before they sleep.
@@ -15,9 +15,9 @@ from gpubridge.tensor.native import native
 _RUN = 8
 """So many waits in a row have to be short, each for a single request."""
 _TAKEN_NS = 20_000
-"""Who offers the processor and gets it back later than this has given it to somebody."""
+"""A yield of the processor that takes longer than this let another thread run."""
 _CONTENDED_NS = 500_000
-"""After so long that somebody was no client, which soon waits for its answer, but other work."""
+"""A yield that takes so long let other work run, not a client that soon waits for its answer."""
 _PENALTY = 200
 """Waits for which a processor with other work is left alone."""
 _SHORT = 2
@@ -53,7 +53,7 @@ class ShortWaits:
 
     @property
     def likely(self) -> bool:
-        """Whether the next wait is likely to be short."""
+        """Return whether the next wait is likely to be short."""
         return self._run >= _RUN
 
     def end(self, now: int) -> None:

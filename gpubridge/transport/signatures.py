@@ -104,7 +104,7 @@ def decode_shapes(signature: Signature, dims: bytes) -> Shapes:
 
 
 class SignatureCache(dict[bytes, Signature]):
-    """What signatures say, by their bytes; bounded. MalformedMessage on looking up what is none."""
+    """Decoded signatures by their bytes; bounded. Raises MalformedMessage for invalid bytes."""
 
     __slots__ = ("_limit",)
 
