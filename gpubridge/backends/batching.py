@@ -35,7 +35,7 @@ def object_array(items: Sequence[object], shape: Sequence[int]) -> npt.NDArray[n
 
 
 class Program(Protocol):
-    """What a library made of a model's file; its arrays are sliced along the first dimension."""
+    """A model's file as loaded by a library; its arrays are sliced along the first dimension."""
 
     def take(self, tensor: pb_utils.Tensor) -> Any:
         """Return a request's input as an array of the library, or raise UnusableInput."""

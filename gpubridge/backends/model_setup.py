@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 _NEAR = 0.8
-"""How like each other misspelt keys are: not every key of Triton's backends is known here."""
+"""Similarity from which a key counts as misspelt: not every key of Triton's backends is known."""
 _OF_THE_SERVER = (
     "EXECUTION_ENV_PATH",
     "FORCE_CPU_ONLY_INPUT_TENSORS",
@@ -161,7 +161,7 @@ class TensorSetup:
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """What a model and one of its instances are configured to be.
+    """Configuration of a model and one of its instances.
 
     - ``max_batch_size``: 0 when the model has no batch dimension.
     - ``control_inputs``: inputs that the server makes: a sequence's controls and its states.

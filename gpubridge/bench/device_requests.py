@@ -21,7 +21,7 @@ _TIMEOUT = 60
 
 
 class Way(str, Enum):
-    """Where a request's tensors are when they are sent and when they are answered."""
+    """Location of a request's input and output tensors at the client."""
 
     REGIONS = "CUDA shared memory"
     NETWORK = "HTTP"
@@ -39,7 +39,7 @@ class BenchPath:
 
     @property
     def stays(self) -> bool:
-        """Whether the tensor has no reason to leave the device."""
+        """Return whether the tensor can stay on the device."""
         return self.way is Way.REGIONS
 
 

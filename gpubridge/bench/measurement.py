@@ -134,7 +134,7 @@ class OwnServer:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was seen of one path at one size; quantiles of a request's time are in microseconds.
+    """Measurement of one path at one size; quantiles of a request's time are in microseconds.
 
     - ``copied``: bytes that the bridge says that it has copied, by kind.
     - ``pcie``: over PCIe above idle; None where nobody tells.

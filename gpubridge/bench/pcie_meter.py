@@ -1,4 +1,4 @@
-"""What crosses PCIe, as ``nvidia-smi dmon`` tells it: figures that are not the bridge's own."""
+"""PCIe traffic as ``nvidia-smi dmon`` reports it, independent of the bridge's own counters."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class PcieMeter:
         self._reader.join()
 
     def has(self, count: int, since: float) -> bool:
-        """Whether so many samples fall into the time since a moment, or no more will come."""
+        """Return whether there are so many samples since a moment, or no more will come."""
         with self._more:
             return self._ended or len(self._within(since, float("inf"))) >= count
 

@@ -42,14 +42,14 @@ _MIB = 1 << 20
 
 @dataclass(slots=True)
 class Verdict:
-    """What crossed or was copied that should not (``failures``), and what could not be seen."""
+    """Unexpected transfers and copies (``failures``), and missing measurements (``doubts``)."""
 
     failures: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
 
     @property
     def holds(self) -> bool:
-        """Whether nothing speaks against it."""
+        """Return whether there are no failures."""
         return not self.failures
 
     def text(self) -> str:

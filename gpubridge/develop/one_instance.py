@@ -77,7 +77,7 @@ class StubHere:
 
 
 class Here:
-    """Which stub runs here; the engine puts stubs into a queue, and None behind the last.
+    """Stub that runs in this process; the engine queues stubs, and None behind the last.
 
     ``instance``: the name of the instance that runs here; empty until its model is known.
     """

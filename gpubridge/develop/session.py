@@ -34,7 +34,7 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What is to be run: a version (None for the highest) of the model in a directory.
+    """A run of a version (None for the highest) of the model in a directory.
 
     - ``inputs``: ``NAME=VALUE``; see :func:`~gpubridge.develop.requests.read_input`.
     - ``outputs``: files that outputs are written to, by name.

@@ -28,7 +28,7 @@ class ImageRequest:
 
     @property
     def failed(self) -> bool:
-        """Whether the response is an error by now."""
+        """Return whether the response is an error by now."""
         return bool(self._complaints) or self._failure is not None
 
     def ask_for_output(self, device: str | None = None) -> bool:

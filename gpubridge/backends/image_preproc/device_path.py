@@ -204,7 +204,7 @@ class DevicePath:
 
     @property
     def description(self) -> str:
-        """What is used, for the log."""
+        """Description of the decoder and the GPU, for the log."""
         decoding = f"decoding with {self._host_decoder.name} on the CPU ({self._reason})"
         if self._decoder is not None:
             decoding = f"decoding with nvimagecodec ({', '.join(self._settings.decode_engines)})"

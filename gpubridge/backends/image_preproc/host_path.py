@@ -204,7 +204,7 @@ class HostPath:
 
     @property
     def description(self) -> str:
-        """What is used, for the log."""
+        """Description of the decoder and its parallelism, for the log."""
         return (
             f"decoding with {self._decoder.name} on the CPU, "
             f"{self._settings.threads} images at a time"

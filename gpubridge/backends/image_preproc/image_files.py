@@ -1,4 +1,4 @@
-"""What a file is, told from its first bytes alone, and what is refused before anything decodes it."""
+"""Recognition of image files by their first bytes, and refusals before anything decodes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of an image goes where: planned from its size alone, the same for CPU and GPU.
+"""Resizing of an image: planned from its size alone, the same for CPU and GPU.
 
 `plan_resize` decides; `resize_on_host` and the GPU's kernel (`fused_kernel`) carry it out, in one
 antialiased pass, with the same levels.
@@ -35,7 +35,7 @@ class Box(NamedTuple):
 
 
 class ResizePlan(NamedTuple):
-    """Which part (``box``) of an upright source becomes which part of an output of padding.
+    """Mapping of a part (``box``) of an upright source to a part of a padded output.
 
     ``down_first``: whether the columns are resized before the rows. Levels are rounded in between,
     so that the order shows.

@@ -1,4 +1,4 @@
-"""What a model of this backend is configured to be, read once and checked."""
+"""Configuration of a model of this backend, read once and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ONNX graph takes and gives, and whether a configuration says the same."""
+"""Inputs and outputs of an ONNX graph, and their comparison with a configuration."""
 
 from __future__ import annotations
 
