@@ -79,6 +79,8 @@ class BusyPoll:
             self._waits.stay_awake(self._events, min(left, glance))
             # Whoever wanted the processor is to have it, and not to share it with who only waits.
             self._on = not self._waits.taken
+        else:
+            self._waits.give_up()
         if self._on:
             self._loop.call_soon(self._turn)
 

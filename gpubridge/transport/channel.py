@@ -129,7 +129,10 @@ class Channel:
 
         Given up early where others want the processor, which ``waits`` finds out.
         """
-        return waits.stay_awake(self.socket.fileno(), nanoseconds)
+        readable = waits.stay_awake(self.socket.fileno(), nanoseconds)
+        if not (readable or waits.taken):
+            waits.give_up()
+        return readable
 
     def wait(self, seconds: float) -> bool:
         """Wait until `receive` would not wait, for so long at most; tell whether that is so."""

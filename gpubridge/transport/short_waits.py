@@ -20,6 +20,8 @@ _CONTENDED_NS = 500_000
 """A yield that takes so long let other work run, not a client that soon waits for its answer."""
 _PENALTY = 200
 """Waits for which a processor with other work is left alone."""
+_MOST = 4 * _RUN
+"""A longer run excuses no more waits that were spent awake in vain."""
 _SHORT = 2
 """A wait is short that is up to so many times as long as one would stay awake: asleep it is longer."""
 
@@ -35,12 +37,13 @@ class ShortWaits:
     ``taken`` says whether others wanted the processor when one stayed awake last.
     """
 
-    __slots__ = ("_limit", "_look", "_run", "_since", "alone", "taken")
+    __slots__ = ("_limit", "_look", "_run", "_since", "_waiting", "alone", "taken")
 
     def __init__(self, awake_ns: int) -> None:
         self._limit = _SHORT * awake_ns
         self._since = 0
         self._run = 0
+        self._waiting = False
         self.alone = True
         self.taken = False
         compiled = native()
@@ -49,6 +52,7 @@ class ShortWaits:
     def begin(self, now: int) -> bool:
         """Begin to wait; returns whether that is likely to be short."""
         self._since = now
+        self._waiting = True
         return self._run >= _RUN and self.alone
 
     @property
@@ -58,7 +62,11 @@ class ShortWaits:
 
     def end(self, now: int) -> None:
         """Note that what was waited for is there."""
-        self._run = self._run + 1 if now - self._since < self._limit else min(self._run, 0)
+        self._waiting = False
+        if now - self._since < self._limit:
+            self._run = min(self._run + 1, _MOST)
+        else:
+            self._run = min(self._run, 0)
 
     def stay_awake(self, descriptor: int, nanoseconds: int) -> bool:
         """Look so long for something to read, offering the processor to others; return if it is."""
@@ -67,6 +75,11 @@ class ShortWaits:
         if away > _CONTENDED_NS:
             self._run = -_PENALTY
         return readable
+
+    def give_up(self) -> None:
+        """Note that one has stayed awake in vain: where that happens again and again, one sleeps."""
+        if self._waiting:
+            self._run -= _RUN
 
     def crowd(self) -> None:
         """Note that there is no waiting: work comes faster than it is done."""

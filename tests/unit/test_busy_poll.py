@@ -112,6 +112,38 @@ def test_a_run_begins_anew_after(spoil: str) -> None:
     assert not waits.begin(0)
 
 
+def in_vain(waits: ShortWaits, count: int) -> ShortWaits:
+    """Give up so many waits that were likely to be short, and were asleep."""
+    for _ in range(count):
+        waits.begin(0)
+        waits.give_up()
+        waits.end(AWAKE)
+    return waits
+
+
+def test_a_wait_now_and_then_may_be_spent_awake_in_vain() -> None:
+    waits = after_short_waits(32)
+    for _ in range(10):
+        assert in_vain(waits, 1).begin(0)
+        for _ in range(8):
+            waits.end(0)
+
+
+@pytest.mark.parametrize("run", [32, 1000])
+def test_nobody_stays_awake_in_vain_again_and_again(run: int) -> None:
+    waits = in_vain(after_short_waits(run), 4)
+    for _ in range(4):
+        assert not waits.begin(0)
+        waits.end(0)
+    assert waits.begin(0)
+
+
+def test_a_wait_that_has_ended_was_not_in_vain() -> None:
+    waits = after_short_waits(8)
+    waits.give_up()
+    assert waits.begin(0)
+
+
 def test_nobody_stays_awake_where_things_are_done_at_once() -> None:
     waits = after_short_waits(8)
     waits.alone = False
@@ -174,6 +206,24 @@ def test_the_loop_stays_awake_where_one_request_follows_the_other(clock: Clock) 
     assert clock.offers == 5
 
 
+def test_the_loop_sleeps_where_it_stayed_awake_in_vain(clock: Clock) -> None:
+    loop: Any = Loop()
+    poll = BusyPoll(loop, AWAKE)
+    one_after_the_other(poll, clock, 9)
+    # The client is not to be heard for as long as the loop stays awake for it.
+    clock.now += AWAKE
+    loop.turn()
+    assert not loop.due
+    poll.sent(alone=True)
+    assert loop.due
+    clock.now += AWAKE // 2
+    poll.answered()
+    # Later than the loop stays awake for the stub, and sooner than it would for the client.
+    clock.now += AWAKE // 2 + 1
+    loop.turn()
+    assert not loop.due
+
+
 def test_the_loop_sleeps_where_requests_come_together(clock: Clock) -> None:
     loop: Any = Loop()
     poll = BusyPoll(loop, AWAKE)
@@ -220,6 +270,24 @@ def test_poll_ends_without_a_message(ends: tuple[Channel, Channel], waits: Short
     assert not here.poll(1000, waits)
     there.send(b"\x20later")
     assert here.receive() == (b"\x20later", [])
+
+
+def test_poll_without_a_message_was_in_vain(
+    ends: tuple[Channel, Channel], waits: ShortWaits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever else runs meanwhile is to be no reason to sleep.
+    monkeypatch.setattr(short_waits, "_TAKEN_NS", 10**12)
+    monkeypatch.setattr(short_waits, "_CONTENDED_NS", 10**12)
+    for _ in range(8):
+        waits.begin(0)
+        waits.end(0)
+    assert waits.begin(0)
+    ends[1].send(b"\x20message")
+    assert ends[0].poll(0, waits)
+    assert waits.begin(0)
+    ends[0].receive()
+    assert not ends[0].poll(0, waits)
+    assert not waits.begin(0)
 
 
 def test_poll_sees_what_comes_while_it_looks(
