@@ -69,11 +69,11 @@ class Unserved:
     refused: bool
 
     def asks(self, given: tuple[Any, ...]) -> bool:
-        """Whether some of the values that were given ask for something."""
+        """Return whether some of the given values request something."""
         return any(value not in self.idle for value in given)
 
     def refuses(self, given: tuple[Any, ...]) -> bool:
-        """Whether some of the values that were given are refused."""
+        """Return whether some of the given values are refused."""
         return self.refused and self.asks(given)
 
 

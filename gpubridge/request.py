@@ -48,7 +48,7 @@ class MemoryRange(NamedTuple):
 
 
 class PendingMemory:
-    """What keeps memory on a device whose contents are complete when an event has come to pass.
+    """Owner of device memory whose contents are complete when an event has come to pass.
 
     - ``keep``: as that of a `MemoryRange`; such an object, too, for memory that has been handed on.
     - ``event``: what has to come to pass (`gpubridge.engine.devices.edge_events`); that of ``keep``
@@ -63,7 +63,7 @@ class PendingMemory:
 
 
 class ClientUse(Protocol):
-    """What a request has to do with its client's own memory.
+    """A request's use of its client's own memory.
 
     ``outputs``: the outputs that are written there.
     """
@@ -181,7 +181,7 @@ Outcome = InferResponse | BridgeError
 
 @dataclass(slots=True, eq=False)
 class RequestOptions:
-    """What a scheduler wants to know of a request; the same object for the same form of request.
+    """Scheduling options of a request; requests of one form share the object.
 
     - ``priority``: 1 is the highest, 0 means the model's default.
     - ``timeout_us``: how long it may wait, if the model lets requests say so; 0 for nothing.

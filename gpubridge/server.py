@@ -60,7 +60,7 @@ class _Door:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can connect."""
+        """Return whether only this machine can connect."""
         return ip_address(self.host).is_loopback
 
     @property

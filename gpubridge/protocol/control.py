@@ -23,7 +23,7 @@ _UINT32 = (1 << 32) - 1
 
 
 class LoadParameters(NamedTuple):
-    """What a model is loaded with instead of what the repository has.
+    """Configuration and files that replace those of the repository when a model is loaded.
 
     ``files``: contents by ``file:<version>/<path>``.
     """

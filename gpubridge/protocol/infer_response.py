@@ -45,15 +45,15 @@ class EncodedResponse:
 
     @property
     def binary(self) -> bool:
-        """Whether any output's bytes follow the JSON, which decides the content type."""
+        """Return whether any output's bytes follow the JSON, which decides the content type."""
         return self.nbytes >= 0
 
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """What all answers of a signature to requests of a form have in common.
+    """State shared by all responses of a signature to requests of a form.
 
-    - ``forms``: how each output is told.
+    - ``forms``: the encoding of each output.
     - ``simple``: whether all outputs are binary, with the shapes that the model gives them.
     """
 

@@ -1,4 +1,4 @@
-"""What a request's header says, without any data: names, shapes, and where bytes are to be found."""
+"""Parsed header of a request, without any data: names, shapes, and the location of bytes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def region_of(parameters: Mapping[str, Any]) -> SharedRegion | None:
 
 @dataclass(slots=True)
 class OutputForm:
-    """How one output is wanted: as binary data after the header, or as JSON values in it.
+    """Requested form of an output: binary data after the header, or JSON values in it.
 
     - ``classes``: how many of its classes are wanted instead of its values; 0 for the values.
     - ``region``: the client's memory, if it is wanted there and in the response not at all.
@@ -74,7 +74,7 @@ def classes_of(outputs: dict[str, OutputForm] | None) -> dict[str, int]:
 
 
 class RequestRegions(NamedTuple):
-    """Where a request's inputs and outputs lie in the client's memory.
+    """Location of a request's inputs and outputs in the client's memory.
 
     - ``inputs``: one for each input; None for those that come with the request.
     - ``outputs``: by name, of those that are wanted there.

@@ -63,7 +63,7 @@ VaryingValues = Sequence[tuple[int, int, str]]
 
 
 class RequestTemplate:
-    """What requests with one skeleton have in common.
+    """State shared by requests with one skeleton.
 
     ``form``: the first request; others differ in ids, dims, sizes, and the values that `vary` names.
     """

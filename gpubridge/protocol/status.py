@@ -1,4 +1,4 @@
-"""How errors look over HTTP."""
+"""Errors over HTTP."""
 
 from __future__ import annotations
 

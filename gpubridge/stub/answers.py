@@ -25,7 +25,7 @@ _PLAIN = ResponseContext()
 
 
 class ModelIdentity:
-    """Which model and instance this process runs; ``note`` gets what it raises, not the log.
+    """Model and instance that this process runs; ``note`` gets its exceptions instead of the log.
 
     ``warn``: gets the name of an output that is not as configured, and a sentence.
     """

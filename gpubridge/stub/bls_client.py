@@ -73,7 +73,7 @@ class Call:
 
     @property
     def ready(self) -> bool:
-        """Whether there is a response, or never will be another."""
+        """Return whether there is a response, or never will be another."""
         return bool(self._responses) or self._over
 
     def next(self) -> InferenceResponse | None:

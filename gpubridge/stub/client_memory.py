@@ -22,7 +22,7 @@ from gpubridge.transport.records import Record
 
 
 class Target(NamedTuple):
-    """Where the client wants an output: a region, an offset in it, and how many bytes are free there."""
+    """Place that a client gave for an output: a region, an offset in it, and the bytes free there."""
 
     region: int
     offset: int

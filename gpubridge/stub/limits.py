@@ -8,7 +8,7 @@ from gpubridge.transport.channel import FRAME_LIMIT
 
 
 class StubLimits(NamedTuple):
-    """What the executor, the sender of results and the compiled loop agree on.
+    """Limits that the executor, the sender of results and the compiled loop share.
 
     - ``gathered_ns``, ``gathered_bytes``: so long, or up to this size, results are gathered.
     - ``long_ns``, ``watched_batches``: after a batch that ran longer so many are watched.

@@ -107,7 +107,7 @@ class PassingOn:
 
 
 class _Inputs:
-    """Where the large inputs of a request lie in one region."""
+    """Spans of the large inputs of a request in one region."""
 
     __slots__ = ("_ends", "_starts")
 

@@ -1,4 +1,4 @@
-"""What a model asks of the server and waits for: one question, until its answer has come."""
+"""Control requests of a model to the server: each waits for its answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 
 
 class Waiting(Protocol):
-    """What a thread waits for.
+    """Something that a thread waits for.
 
     ``event``: made by who waits; set when it may be ready, or when somebody else has to read now.
     """
@@ -18,7 +18,7 @@ class Waiting(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether there is nothing to wait for any more."""
+        """Return whether the wait is over."""
 
 
 class Question:

@@ -33,7 +33,7 @@ _LONGEST_LOOK = 0.01
 
 
 class ResponseDesk:
-    """What the response lines of all requests have in common; ``loop`` sends plain responses."""
+    """State that the response streams of all requests share; ``loop`` sends plain responses."""
 
     __slots__ = ("answers", "control", "identity", "loop", "outputs", "results")
 
@@ -67,7 +67,7 @@ class ResponseDesk:
 
 
 class RequestOrigin:
-    """What a received request is connected to: its client may leave, its answers go there."""
+    """Connection of a received request: its cancellation, its outputs and its responses."""
 
     # ``over`` is only there once the request is: most requests are gone with their batch.
     __slots__ = ("_desk", "over", "record", "rescheduled", "sender")
@@ -180,7 +180,7 @@ class DecoupledOrigin(RequestOrigin):
 
 
 class _Line:
-    """Where the responses of one request go.
+    """Response stream of one request.
 
     The ticket stays this request's until the final record, so its cells in the control page do, too.
     """

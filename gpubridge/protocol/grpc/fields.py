@@ -34,7 +34,7 @@ def too_many_fields(most: int) -> BridgeError:
 
 @dataclass(slots=True)
 class RequestHead:
-    """What the top level of a message says.
+    """Top level of a message.
 
     - ``form``: the message without its id and raw contents; a message itself.
     - ``sizes``: bytes of each raw content.

@@ -62,7 +62,7 @@ class ServedModel(Protocol):
 
 
 class KnownRequest(RequestTemplate):
-    """What a request says, and the model that it is for; all requests with its skeleton share it.
+    """A parsed request and its model; all requests with its skeleton share it.
 
     - ``model``: as found by name and version.
     - ``empty_final_response``: see `read_parameters`.
@@ -144,7 +144,7 @@ class FormCache:
 
 
 class ReadRequest(NamedTuple):
-    """What a request says: the model's name and version as it spells them, and as `KnownRequest`."""
+    """A parsed request: the model's name and version as it spells them; the rest as `KnownRequest`."""
 
     name: str
     version: str
@@ -154,7 +154,7 @@ class ReadRequest(NamedTuple):
 
 
 class LongParts(NamedTuple):
-    """What was taken out of a long form.
+    """Parts taken out of a long form.
 
     - ``parameters``: those of the request, JSON in UTF-8; None where the message has them.
     - ``contents``: likewise the typed contents of each input, serialised.

@@ -34,7 +34,7 @@ _ERROR_MESSAGE = 1 << 3 | 2
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """What all answers of a signature to requests of a form have in common.
+    """State shared by all responses of a signature to requests of a form.
 
     - ``template``: makes the frame.
     - ``reshaped``: whether clients may see other shapes than the model gives.

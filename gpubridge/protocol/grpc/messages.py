@@ -23,7 +23,7 @@ from gpubridge.config.schema import ProtoMessage, model_config_schema
 from gpubridge.errors import BridgeError, ErrorCode
 
 MALFORMED = "Unable to parse request"
-"""What Triton answers to bytes that are no message."""
+"""Triton's error for bytes that are no message."""
 
 
 @functools.cache

@@ -59,7 +59,7 @@ class RequestReceiver(MessageReceiver):
 
     @property
     def takes_long(self) -> bool:
-        """Whether a complete message has to be read by a worker, by `read`."""
+        """Return whether a complete message has to be read by a worker, by `read`."""
         return self.form_bytes > LONG_FORM_BYTES or sum(self.sizes) > LONG_STRINGS
 
     def request(self, forms: FormCache, on_done: Callable[[Outcome], None]) -> MadeRequest:

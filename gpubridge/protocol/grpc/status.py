@@ -1,4 +1,4 @@
-"""How errors look over gRPC: a status number and a percent-encoded message, both in trailers."""
+"""Errors over gRPC: a status number and a percent-encoded message, both in trailers."""
 
 from __future__ import annotations
 

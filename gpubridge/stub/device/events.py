@@ -1,7 +1,7 @@
-"""How tensors cross to other stubs of a GPU without a wait: by events, which streams wait for.
+"""Events that order tensors handed to other stubs of a GPU, so that no thread waits.
 
-Who makes them records an event of its own behind them; who gets them has each stream that is to use
-them wait for it. Nobody's thread waits, but where there are no events, or none is left.
+The producer records an event of its own behind them; the consumer has each stream that is to use
+them wait for it. A thread waits only where there are no events, or none is left.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class EdgeEvents:
 
     @property
     def unfinished(self) -> bool:
-        """Whether what was handed on may not be complete yet."""
+        """Return whether what was handed on may be incomplete."""
         return bool(self._recorded)
 
     def sweep(self) -> None:

@@ -45,7 +45,7 @@ class DeviceInputs:
         self._said = False
 
     def has(self, region: int) -> bool:
-        """Whether a region is on the device."""
+        """Return whether a region is on the device."""
         return self.device.regions.get(region) is not None
 
     def placed(self, inputs: Sequence[Tensor], record: Record, *, private: bool) -> list[Tensor]:

@@ -16,11 +16,11 @@ from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 
 _PAUSE_BATCHES = 16
-"""Where the arena had no room for two batches, nothing is placed ahead for so many of them."""
+"""Batches for which nothing is placed ahead, after the arena had no room for two batches."""
 
 
 class _Placed:
-    """What was done for a batch by its turn, by the tickets of its requests."""
+    """Inputs placed for a batch, and failures to place them, by the tickets of its requests."""
 
     __slots__ = ("failed", "looked_at", "tensors")
 
@@ -76,7 +76,7 @@ class InputsAhead(DeviceInputs):
         return self._now.failed.get(ticket)
 
     def has_looked_at(self, ticket: int) -> bool:
-        """Whether the memory of a request of this turn goes back by itself."""
+        """Return whether a request's memory goes back with its last view."""
         return ticket in self._now.looked_at
 
     def _place(self, record: Record, placed: _Placed, *, patient: bool) -> None:

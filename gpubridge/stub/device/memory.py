@@ -254,7 +254,7 @@ class StubDevice:
 
     @property
     def busy(self) -> bool:
-        """Whether streams may still use what is over, or write what was handed on."""
+        """Return whether streams may still use unreferenced memory, or write what was handed on."""
         return self._over.left or self.uploads.busy or self.events.unfinished
 
     def check(self) -> None:

@@ -1,6 +1,6 @@
-"""What of a stub's GPU nobody looks at any more, until all streams that may have used it have passed.
+"""Deferred-free queue: device memory is reclaimed once every stream that used it has completed.
 
-The copy stream is ordered behind the streams that used it; when that has passed, it goes back.
+The copy stream is ordered behind those streams; when it has passed, the memory goes back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpubridge.cuda_ipc.driver import call
 from gpubridge.tensor.device_bytes import DeviceBytes
 
 Over = deque[tuple[object, set[int], Optional[CopyMark]]]
-"""What nobody looks at any more, with the streams that used it and the upload that filled it."""
+"""Unreferenced memory, each with the streams that used it and the upload that filled it."""
 
 _LOOKS = 50
 
@@ -76,7 +76,7 @@ class OverMemory:
 
     @property
     def left(self) -> bool:
-        """Whether streams may still use what is over."""
+        """Return whether streams may still use unreferenced memory."""
         return bool(self._passing or self._over)
 
     def hold(self, kept: object) -> DeviceHold:
@@ -187,7 +187,7 @@ class Uploads:
 
     @property
     def busy(self) -> bool:
-        """Whether host memory may still be read."""
+        """Return whether uploads may still read host memory."""
         return bool(self._under_way)
 
     def sweep(self) -> None:

@@ -38,7 +38,7 @@ class DevicePlacement:
         self._clients = clients
 
     def reaches(self, target: Target) -> bool:
-        """Whether a client's memory is on the GPU."""
+        """Return whether a client's memory is on the GPU."""
         return self._device.regions.get(target.region) is not None
 
     def in_client_memory(self, form: OutputForm, target: Target) -> Tensor | None:
@@ -179,7 +179,7 @@ class _Job:
         self._refs.append(tuple(ref))
 
     def follow(self, data: DeviceBytes | None) -> None:
-        """What the model does with bytes that were lent to it comes before what others do."""
+        """Order the model's work on bytes lent to it before the work of others."""
         if data is not None:
             self._referred.append(data)
 
