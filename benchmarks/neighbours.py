@@ -331,7 +331,7 @@ def _configuration(inputs: int) -> bytes:
     tensors = [
         {"name": f"IN{i}", "data_type": "TYPE_FP32", "dims": [1] * 480} for i in range(inputs)
     ]
-    config = json.dumps({"backend": "python", "input": tensors})
+    config = json.dumps({"backend": "python", "input": tensors}, separators=(",", ":"))
     return json.dumps({"parameters": {"config": config}}).encode()
 
 

@@ -26,6 +26,23 @@ def split_json_data(document: bytes | memoryview, /) -> tuple[bytes, list[tuple[
     names: what is taken out, and what is left, has still to be parsed.
     """
 
+def split_long_strings(
+    document: bytes | memoryview, /
+) -> tuple[bytes, list[tuple[int, int]]] | None:
+    """Take the strings of more than 64 KiB out of a JSON document.
+
+    Returns: the document with strings of a NUL and a number, from 0 on, in their places, and where what
+    stands between their quotation marks is (start, bytes). None where a name is that long, a string that
+    stays has an escaped NUL, or one does not end; all has still to be parsed. Holds no lock of the
+    interpreter while it works.
+    """
+
+def plain_json_string(document: bytes | memoryview, start: int, nbytes: int, /) -> bytes | None:
+    """Return a JSON string, whose text has that place in a document, without needless escapes.
+
+    None for what is no such text. Holds no lock of the interpreter while it works.
+    """
+
 def split_form(form: bytes, /) -> tuple[bytes, bytes, Sequence[tuple[int, int] | None]] | None:
     """Take what may be long out of a ModelInferRequest without id and raw contents.
 

@@ -42,9 +42,11 @@ from gpubridge._native import (
     pack_json_parameters,
     pack_json_values,
     pack_typed_contents,
+    plain_json_string,
     read_fields,
     split_form,
     split_json_data,
+    split_long_strings,
 )
 
 __all__ = [
@@ -81,7 +83,9 @@ __all__ = [
     "pack_json_parameters",
     "pack_json_values",
     "pack_typed_contents",
+    "plain_json_string",
     "read_fields",
     "split_form",
     "split_json_data",
+    "split_long_strings",
 ]

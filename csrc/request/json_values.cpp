@@ -392,6 +392,38 @@ std::optional<SplitDocument> split_data(std::string_view document) {
   return split;
 }
 
+std::optional<SplitDocument> split_long_strings(std::string_view document) {
+  constexpr std::size_t kLongString = std::size_t{1} << 16U;
+  JsonCursor cursor(document);
+  SplitDocument split;
+  std::size_t copied = 0;
+  while (!cursor.at_end()) {
+    if (cursor.next() != '"') continue;
+    const std::size_t start = cursor.position();
+    const auto raw = cursor.raw_string();
+    if (!raw) return std::nullopt;
+    if (raw->size() <= kLongString) {
+      if (raw->find("\\u0000") != std::string_view::npos) return std::nullopt;
+      continue;
+    }
+    cursor.skip_space();
+    if (cursor.peek() == ':') return std::nullopt;
+    split.skeleton.append(document.substr(copied, start - copied)).append("\\u0000");
+    split.skeleton.append(std::to_string(split.values.size()));
+    split.values.push_back(*raw);
+    copied = start + raw->size();
+  }
+  split.skeleton.append(document.substr(copied));
+  return split;
+}
+
+bool append_plain_string(std::string_view raw, std::string& out) {
+  std::string decoded;
+  if (!append_decoded(raw, decoded)) return false;
+  append_json_text(decoded, out);
+  return true;
+}
+
 bool pack_values(std::string_view array, ElementType type, std::size_t count, std::string& out) {
   JsonCursor cursor(array);
   std::size_t found = 0;

@@ -16,18 +16,28 @@ struct ElementType {
   std::size_t size;
 };
 
-// A request's JSON without the values of its inputs, and where those are.
+// A JSON document without values that may be long, and where those are.
 struct SplitDocument {
-  // The document with an empty array in the place of each `inputs[i].data` that is an array.
+  // The document with something short in the place of each value that was taken out.
   std::string skeleton;
-  // The taken values in order, brackets included: views of the document.
+  // The taken values in order: views of the document.
   std::vector<std::string_view> values;
 };
 
-// Takes the `data` arrays out of a request's JSON. Nothing where a name has an escape, `inputs` or
-// `data` come twice in an object, brackets do not match or nesting is deeper than 64. What is kept
-// and what is taken has still to be parsed: nothing else is checked here.
+// Takes the `data` arrays, brackets included, out of a request's JSON, which has empty arrays in
+// their places then. Nothing where a name has an escape, `inputs` or `data` come twice in an
+// object, brackets do not match or nesting is deeper than 64. What is kept and what is taken has
+// still to be parsed: nothing else is checked here.
 std::optional<SplitDocument> split_data(std::string_view document);
+
+// Takes the text of each string of more than 64 KiB out of a JSON document, which has a NUL and the
+// text's number in its place then. Nothing where a name is that long, a string that stays has an
+// escaped NUL, or one does not end. All has still to be parsed, as above.
+std::optional<SplitDocument> split_long_strings(std::string_view document);
+
+// Appends the text between the quotation marks of a JSON string, decoded and encoded anew, so that
+// it has no needless escapes. False where it is no such text.
+bool append_plain_string(std::string_view raw, std::string& out);
 
 // Writes the leaves of an array, which may be nested, as `count` elements behind one another;
 // strings as a BYTES tensor has them. Integers and FP32 are within their range. False where a value

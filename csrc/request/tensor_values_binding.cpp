@@ -43,31 +43,42 @@ nb::object made_unlocked(Make&& make) {
   return good ? long_bytes_object(bytes) : nb::none();
 }
 
-nb::object split_json_data(nb::handle document) {
+// Returns the skeleton of a document and the places of its taken values; None where there is none.
+template <std::optional<SplitDocument> (*split_document)(std::string_view)>
+nb::object split_json(nb::handle document) {
   const BufferView buffer(document, PyBUF_SIMPLE);
   std::optional<SplitDocument> split;
   {
     const nb::gil_scoped_release unlocked;
-    split = split_data(buffer.text());
+    split = split_document(buffer.text());
   }
   if (!split) return nb::none();
   nb::list ranges;
   for (const std::string_view value : split->values) {
     ranges.append(nb::make_tuple(value.data() - buffer.text().data(), value.size()));
   }
-  return nb::make_tuple(bytes_object(split->skeleton), ranges);
+  return nb::make_tuple(long_bytes_object(split->skeleton), ranges);
+}
+
+std::string_view part_of(const BufferView& document, std::size_t start, std::size_t size) {
+  if (start > document.size() || size > document.size() - start) {
+    throw nb::value_error("expected a range inside the document");
+  }
+  return document.text().substr(start, size);
 }
 
 nb::object pack_json_values(nb::handle document, std::size_t start, std::size_t size,
                             std::string_view datatype, std::size_t count) {
   const BufferView buffer(document, PyBUF_SIMPLE);
   const ElementType type = type_of(datatype);
-  if (start > buffer.size() || size > buffer.size() - start) {
-    throw nb::value_error("expected a range inside the document");
-  }
-  return made_unlocked([&](std::string& bytes) {
-    return pack_values(buffer.text().substr(start, size), type, count, bytes);
-  });
+  const std::string_view values = part_of(buffer, start, size);
+  return made_unlocked([&](std::string& bytes) { return pack_values(values, type, count, bytes); });
+}
+
+nb::object plain_json_string(nb::handle document, std::size_t start, std::size_t size) {
+  const BufferView buffer(document, PyBUF_SIMPLE);
+  const std::string_view raw = part_of(buffer, start, size);
+  return made_unlocked([&](std::string& json) { return append_plain_string(raw, json); });
 }
 
 nb::object format_json_values(nb::handle data, std::string_view datatype, std::size_t count) {
@@ -129,7 +140,9 @@ nb::object pack_contents(nb::handle message, unsigned field, std::string_view fo
 void bind_tensor_values(nb::module_& module) {
   module.def("pack_typed_contents", &pack_contents);
   module.def("split_form", &split_long_form);
-  module.def("split_json_data", &split_json_data);
+  module.def("split_json_data", &split_json<split_data>);
+  module.def("split_long_strings", &split_json<split_long_strings>);
+  module.def("plain_json_string", &plain_json_string);
   module.def("pack_json_parameters", &pack_json_parameters);
   module.def("pack_json_values", &pack_json_values);
   module.def("format_json_string", &format_json_string);

@@ -161,6 +161,7 @@ class ModelConfig:
     inputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
     outputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
     required_inputs: tuple[str, ...] = field(init=False, repr=False)
+    _json: str | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         required = tuple(spec.name for spec in self.inputs if not spec.optional)
@@ -170,11 +171,16 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Return the JSON object of ``GET /v2/models/{name}/config``, made anew by each call."""
-        return message_to_triton_json(self.message)
+        document: dict[str, JsonValue] = orjson.loads(self.to_json())
+        return document
 
     def to_json(self) -> str:
-        """Return the text that a model gets as ``args["model_config"]``."""
-        return orjson.dumps(self.to_dict()).decode()
+        """Return the answer to ``GET /v2/models/{name}/config``, made once: of thousands of tensors slowly."""
+        text = self._json
+        if text is None:
+            text = orjson.dumps(message_to_triton_json(self.message)).decode()
+            object.__setattr__(self, "_json", text)
+        return text
 
     def unscheduled(self) -> ModelConfig:
         """Return this configuration without its choice of a scheduler."""

@@ -63,6 +63,7 @@ def place_instances(
     """Give each instance of a model its name, its device and its ``initialize`` arguments."""
     placement = _input_placement(config, context)
     settings: list[InstanceSettings] = []
+    model_config = json.dumps(config.to_dict())
     for group in config.instance_groups:
         places = [device for device in group.gpus or (0,) for _ in range(group.count)]
         for index, device in enumerate(places):
@@ -73,7 +74,7 @@ def place_instances(
                 "busy_poll_us": context.backend.busy_poll_us,
                 "input_placement": placement,
                 "args": {
-                    "model_config": json.dumps(config.to_dict()),
+                    "model_config": model_config,
                     "model_instance_kind": group.kind.removeprefix("KIND_"),
                     "model_instance_name": name,
                     "model_instance_device_id": str(device),

@@ -244,8 +244,17 @@ class StubModel(Model):
                 f"reading the warm-up of model '{self.name}'",
                 partial(warmup_samples, self.config, self._directory),
             )
-        settings = place_instances(
-            self.config, self.version, self._directory, environment, warmup, self._context
+        settings = await self._context.threads.run(
+            f"placing the instances of model '{self.name}'",
+            partial(
+                place_instances,
+                self.config,
+                self.version,
+                self._directory,
+                environment,
+                warmup,
+                self._context,
+            ),
         )
         for index, entry in enumerate(settings):
             here = Completes.ELSEWHERE if index else Completes.HERE

@@ -121,7 +121,7 @@ class ControlRoutes:
         return document(metadata.model_metadata(config, versions))
 
     def _config(self, path: re.Match[bytes], body: bytes) -> Answer:
-        return document(self._repository.find(*named(path)).config.to_dict())
+        return Answer(self._repository.find(*named(path)).config.to_json().encode())
 
     async def _readiness(self, path: re.Match[bytes], body: bytes) -> Answer:
         name, version = named(path)

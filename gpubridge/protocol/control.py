@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from gpubridge.errors import BridgeError, invalid, unavailable, unsupported
 from gpubridge.protocol.fields import JsonObject, internal, parse_json
+from gpubridge.protocol.long_strings import LongStrings
 from gpubridge.telemetry.logs import LOG_FORMATS, LogSettings
 from gpubridge.telemetry.settings import (
     TraceSettings,
@@ -20,6 +21,7 @@ from gpubridge.telemetry.settings import (
 _TRACE_MODE = "triton"
 SEVERITIES = ("info", "warning", "error")
 _UINT32 = (1 << 32) - 1
+_PIECE = 1 << 20
 
 
 class LoadParameters(NamedTuple):
@@ -38,9 +40,23 @@ def read_load(body: bytes) -> LoadParameters:
     Raises BridgeError: INTERNAL, in Triton's words, for what cannot be read; INVALID_ARG for a file
     that is not in base64.
     """
+    long = LongStrings(body)
+    try:
+        load = _read_load(long)
+    except BridgeError:
+        if not long:
+            raise
+    else:
+        if long.used:
+            return load
+    # The whole document decides what is wrong first.
+    return _read_load(LongStrings(body, split=False))
+
+
+def _read_load(long: LongStrings) -> LoadParameters:
     config: str | None = None
     files: dict[str, bytes] = {}
-    for name, value in _load_parameters(body).items():
+    for name, value in _load_parameters(long.document).items():
         if name != "config" and not name.startswith("file:"):
             raise internal(
                 f"unexpected error on creating Triton parameter: unrecognized load parameter '{name}', "
@@ -48,16 +64,28 @@ def read_load(body: bytes) -> LoadParameters:
             )
         if type(value) is not str:
             raise internal("attempt to access JSON non-string as string")
-        if name == "config":
-            config = value
+        text = long.text(value)
+        if name != "config":
+            files[name] = _decoded(name, value if text is None else text)
         else:
-            try:
-                files[name] = base64.b64decode(value, validate=True)
-            except (binascii.Error, ValueError) as error:
-                raise invalid(
-                    f"expected the content of '{name}' in base64, got what is none: {error}"
-                ) from error
+            config = value if text is None else parse_json(b'"%b"' % bytes(text))
     return LoadParameters(config, files)
+
+
+def _decoded(name: str, text: str | memoryview) -> bytes:
+    pieces = []
+    try:
+        # In pieces, between which others get to run.
+        for at in range(0, len(text), _PIECE):
+            piece = base64.b64decode(text[at : at + _PIECE], validate=True)
+            if len(piece) < _PIECE // 4 * 3 and at + _PIECE < len(text):
+                raise ValueError("Excess data after padding")
+            pieces.append(piece)
+    except (binascii.Error, ValueError) as error:
+        raise invalid(
+            f"expected the content of '{name}' in base64, got what is none: {error}"
+        ) from error
+    return b"".join(pieces)
 
 
 def read_unload(body: bytes) -> bool:

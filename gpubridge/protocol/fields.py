@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ _SEQUENCE_TEXT_BYTES = 128
 """A string correlation id may be as long as this; longer ones have no room at Triton."""
 
 JsonObject = dict[str, Any]
+NO_TEXTS: Mapping[str, bytes] = {}
 
 
 def internal(message: str) -> BridgeError:
@@ -102,8 +104,25 @@ def boolean(value: Any, name: str) -> bool:
     return value
 
 
-def json_parameters(parameters: JsonObject) -> str | memoryview:
-    """Return the parameters of a request as the JSON that models are given; long ones as UTF-8."""
+def json_parameters(
+    parameters: JsonObject, texts: Mapping[str, bytes] = NO_TEXTS
+) -> str | memoryview:
+    """Return the parameters of a request as the JSON that models are given; long ones as UTF-8.
+
+    ``texts``: those that are JSON already.
+    """
+    if texts:
+        pieces = [b"{"]
+        if parameters:
+            short = json_parameters(parameters)
+            pieces += (
+                (bytes(short, "utf-8") if isinstance(short, str) else bytes(short))[1:-1],
+                b",",
+            )
+        for name, text in texts.items():
+            pieces += orjson.dumps(name), b":", text, b","
+        pieces[-1] = b"}"
+        return memoryview(b"".join(pieces))
     if all(math.isfinite(value) for value in parameters.values() if isinstance(value, float)):
         raw = orjson.dumps(parameters)
         return raw.decode() if len(raw) <= LONG_TEXT else memoryview(raw)

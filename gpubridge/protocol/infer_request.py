@@ -32,6 +32,7 @@ from gpubridge.protocol.json_tensor import (
     data_from_json,
     parse_without_values,
 )
+from gpubridge.protocol.long_strings import NO_LONG_STRINGS, LongStrings
 from gpubridge.protocol.request_form import (
     LENGTH_BYTES,
     CheckRegion,
@@ -89,18 +90,25 @@ def parse_request(
     Raises BridgeError: in Triton's words.
     """
     try:
-        document = parse_without_values(header)
-        return _read_request(document, config, following, check_region)
+        document, long = parse_without_values(header)
+        form = _read_request(document, config, following, check_region, long)
+        if long.used:
+            return form
     except (NotPacked, BridgeError):
-        # The whole document decides what is wrong first.
-        return _read_request(parse_json(header), config, following, check_region)
+        pass
+    # The whole document decides what is wrong first.
+    return _read_request(parse_json(header), config, following, check_region, NO_LONG_STRINGS)
 
 
 def _read_request(
-    document: Any, config: ModelConfig, following: int, check_region: CheckRegion
+    document: Any,
+    config: ModelConfig,
+    following: int,
+    check_region: CheckRegion,
+    long: LongStrings,
 ) -> RequestForm:
     identifier = checked_id(string(document, "id")) if _has(document, "id") else ""
-    context, binary_default, options = _parameters(document)
+    context, binary_default, options = _parameters(document, long)
     inputs = [_input(entry, check_region) for entry in array(document, "inputs")]
     outputs = _outputs(document, config, check_region)
     _check_following(sent_inputs(inputs), following, config.name)
@@ -301,7 +309,9 @@ def _classes(parameters: JsonObject) -> int:
     return classes
 
 
-def _parameters(document: JsonObject) -> tuple[RequestContext, bool, RequestOptions]:
+def _parameters(
+    document: JsonObject, long: LongStrings
+) -> tuple[RequestContext, bool, RequestOptions]:
     """Return the context that goes to the stub, whether outputs are binary by default, and the options."""
     if not _has(document, "parameters"):
         return NO_CONTEXT, False, NO_OPTIONS
@@ -309,6 +319,7 @@ def _parameters(document: JsonObject) -> tuple[RequestContext, bool, RequestOpti
     correlation: str | int = 0
     flags = timeout = 0
     parameters: JsonObject = {}
+    texts: dict[str, bytes] = {}
     binary_default = False
     priority = 0
     for name, value in given.items():
@@ -324,6 +335,10 @@ def _parameters(document: JsonObject) -> tuple[RequestContext, bool, RequestOpti
             priority = unsigned(value, name)
         else:
             parameters[name] = _parameter(name, value)
+            text = _long_text(value, long)
+            if text is not None:
+                del parameters[name]
+                texts[name] = text
     options = RequestOptions(
         priority,
         timeout,
@@ -335,9 +350,16 @@ def _parameters(document: JsonObject) -> tuple[RequestContext, bool, RequestOpti
         **correlated(correlation),
         flags=flags,
         timeout=timeout,
-        parameters=json_parameters(parameters) if parameters else "",
+        parameters=json_parameters(parameters, texts) if parameters or texts else "",
     )
     return context, binary_default, options
+
+
+def _long_text(value: Any, long: LongStrings) -> bytes | None:
+    try:
+        return long.json(value)
+    except ValueError:
+        raise NotPacked from None
 
 
 _SEQUENCE_FLAGS = {"sequence_start": 1, "sequence_end": 2}

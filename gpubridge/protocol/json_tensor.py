@@ -14,6 +14,7 @@ import numpy as np
 from gpubridge import dataplane
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.protocol.fields import internal, parse_json
+from gpubridge.protocol.long_strings import LongStrings
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import DATATYPES, numbers_to_bytes
 
@@ -134,17 +135,24 @@ class JsonValues:
         return packed
 
 
-def parse_without_values(document: bytes) -> Any:
+def parse_without_values(document: bytes) -> tuple[Any, LongStrings]:
     """Parse a request's JSON; each array ``inputs[i].data`` becomes a `JsonValues`.
 
-    Raises NotPacked when there are none that can be taken out.
+    Returns: the document, and the long strings that it is without.
+
+    Raises NotPacked when there is nothing that can be taken out.
     Raises BridgeError as `parse_json` does, of what is left.
     """
     split = dataplane.split_json_data(document)
-    if split is None or not split[1]:
+    if split is None:
         raise NotPacked
     skeleton, ranges = split
-    parsed = parse_json(skeleton)
+    long = LongStrings(skeleton)
+    if not ranges and not long:
+        raise NotPacked
+    parsed = parse_json(long.document)
+    if not ranges:
+        return parsed, long
     entries = [
         entry for entry in parsed["inputs"] if type(entry) is dict and entry.get("data") == []
     ]
@@ -152,4 +160,4 @@ def parse_without_values(document: bytes) -> Any:
         raise NotPacked
     for entry, (start, nbytes) in zip(entries, ranges, strict=True):
         entry["data"] = JsonValues(document, start, nbytes)
-    return parsed
+    return parsed, long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import threading
@@ -76,7 +77,8 @@ def server(tmp_path_factory):
         config="model_transaction_policy { decoupled: true }",
         outputs='name: "OUT" data_type: TYPE_FP64 dims: [-1]',
     )
-    with running_server(repository) as server:
+    flags = "--model-control-mode=explicit", "--load-model=*"
+    with running_server(repository, *flags) as server:
         yield server
 
 
@@ -260,6 +262,35 @@ def messages(server, *requests, streamed=False):
             answers = [stub.ModelInfer(request) for request in requests]
         assert neighbour.answers - before > LEAST_ANSWERS
     return answers
+
+
+def test_long_parameters_over_http_reach_the_model(server):
+    text = 'é"\\\n' * 5_000_000
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
+    body = {"inputs": [tensor], "parameters": {"text": text, "number": 1}}
+    answer, meanwhile = infer_beside(server, "told", json.dumps(body, ensure_ascii=False).encode())
+    told = f"{len(text)} {text[:3]}{text[-3:]}"
+    assert answer["outputs"][0]["data"] == [told]
+    assert meanwhile > LEAST_ANSWERS
+
+
+def test_others_are_served_beside_long_loads(server):
+    data = np.random.default_rng(1).bytes(20_000_000)
+    tensors = [{"name": f"IN{i}", "data_type": "TYPE_FP32", "dims": [1] * 99} for i in range(2000)]
+    parameters = {
+        "config": json.dumps({"backend": "python", "input": tensors}, separators=(",", ":")),
+        "file:1/model.py": base64.b64encode(ECHO.encode()).decode(),
+        "file:1/data": base64.b64encode(data).decode(),
+    }
+    body = json.dumps({"parameters": parameters})
+    with Neighbour(server) as neighbour:
+        status, _, _ = server.request("POST", "/v2/repository/models/loaded/load", body)
+    assert status == 200
+    assert neighbour.answers > LEAST_ANSWERS
+    _, _, config = server.request("GET", "/v2/models/loaded/config")
+    assert [tensor["name"] for tensor in json.loads(config)["input"]] == [
+        tensor["name"] for tensor in tensors
+    ]
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["unary", "stream"])

@@ -213,14 +213,16 @@ def _read_files(sizes: list[tuple[str, int]], memory: FileIO) -> dict[str, bytes
     files = {}
     at = 0
     for path, size in sizes:
-        content = bytearray()
-        while len(content) < size:
-            part = os.pread(fd, size - len(content), at + len(content))
+        parts = []
+        end = at + size
+        while at < end:
+            # Without the interpreter's lock; mostly all at once, which is not copied then.
+            part = os.pread(fd, end - at, at)
             if not part:
                 raise _cut_short(total)
-            content += part
-        files[path] = bytes(content)
-        at += size
+            parts.append(part)
+            at += len(part)
+        files[path] = b"".join(parts)
     return files
 
 
