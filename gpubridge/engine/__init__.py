@@ -1,1 +1,1 @@
-"""The work floor: models, their instances, and the processes that run them."""
+"""Models, their instances, and the processes that run them."""

@@ -1,4 +1,4 @@
-"""What a stub has been told of memory: through which channel, and what of it may still be open there."""
+"""Regions announced to a stub: through which channel, and which may still be open there."""
 
 from __future__ import annotations
 

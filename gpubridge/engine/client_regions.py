@@ -44,7 +44,7 @@ class ClientRegion:
 
     @property
     def on_device(self) -> bool:
-        """Whether it is CUDA memory."""
+        """Return whether it is CUDA memory."""
         return self.device_id is not None
 
     def described(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class RegionUse:
 
     @property
     def segments(self) -> list[ClientSegment | ClientDeviceSegment]:
-        """What the stub has to have mapped."""
+        """Return the segments that the stub has to have mapped."""
         return [region.segment for region in self._regions]
 
     def __del__(self) -> None:

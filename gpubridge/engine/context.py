@@ -1,4 +1,4 @@
-"""What all models of a server share."""
+"""State that all models of a server share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallServer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:
-    """What every model and instance is given.
+    """State that every model and instance gets.
 
     ``settings``, ``backend``: bounds that hold for every model, and where models wait for a
     debugger.

@@ -36,7 +36,7 @@ _NAME = re.compile(r"(?!__)[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _RESERVED = ("nv_", "gpubridge_")
 _UNITS_OF_ONE = 1 << 15
-"""What one stub may have of the board, so that one without bounds leaves room for others."""
+"""Units of the board that one stub may have, so that one without bounds leaves room for others."""
 
 
 class MetricMemory:
@@ -95,11 +95,11 @@ class Series(ABC):
 
     @property
     def shown(self) -> bool:
-        """Whether somebody has it."""
+        """Return whether some stub has it."""
         return bool(self._cells)
 
     def wanted(self) -> bool:
-        """Whether somebody has it, or may have it again."""
+        """Return whether some stub has it, or may have it again."""
         return bool(self._cells) or any(not heir.over for heir in self._heirs)
 
     def open(self) -> int:
@@ -212,7 +212,7 @@ class HistogramSeries(Series):
 
 
 class OpenedCell(NamedTuple):
-    """Where a stub counts: the series' head, its own cell, and the bounds of a histogram."""
+    """Place in which a stub counts: the series' head, its own cell, and the bounds of a histogram."""
 
     head: int
     unit: int
@@ -248,7 +248,7 @@ class _Membership:
 
 @dataclass(slots=True, eq=False)
 class MetricOwner:
-    """What one stub has of the metrics.
+    """Metrics of one stub.
 
     ``catch_up``: takes what the stub has said and is not heard yet.
     """

@@ -1,4 +1,4 @@
-"""What a stub's record says became of a request."""
+"""Decoding of a stub's record into the outcome of a request."""
 
 from __future__ import annotations
 

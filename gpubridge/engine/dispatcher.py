@@ -234,7 +234,7 @@ class Dispatcher:
         request.on_done = partial(self._hold, self._item(request), request.on_done)
 
     def _is_held_back(self, on_done: Any) -> TypeGuard[partial[None]]:
-        """Whether this is how an outcome gets into the order of outcomes."""
+        """Return whether this is the callback that puts an outcome into the order of outcomes."""
         return isinstance(on_done, partial) and on_done.func == self._hold
 
     def _item(self, request: InferRequest) -> Any:

@@ -24,7 +24,7 @@ from gpubridge.transport.records import Record, record_reader
 
 
 class InFlightHooks(NamedTuple):
-    """What Python does for the requests at a stub.
+    """Callbacks for the requests at a stub.
 
     - ``free``: takes back a slot of the arena.
     - ``share``: makes what holds such a slot for several.

@@ -43,7 +43,7 @@ _IDLE_SECONDS = 30.0
 
 
 class InstanceState(enum.Enum):
-    """Where an instance is in its life."""
+    """State of an instance."""
 
     STOPPED = "stopped"
     STARTING = "starting"
@@ -102,7 +102,7 @@ class Instance:
 
     @property
     def device_work(self) -> DeviceWork:
-        """What its stubs have done on their GPU."""
+        """Return the work that its stubs have done on their GPU."""
         run = self._run
         return self._dead_work if run is None else self._dead_work.plus(run.link.device_work())
 
@@ -253,7 +253,7 @@ class Instance:
 
     @property
     def over(self) -> bool:
-        """Whether no further stub will be started."""
+        """Return whether no further stub will be started."""
         return self._stopping or self.state is InstanceState.STOPPED
 
     @property

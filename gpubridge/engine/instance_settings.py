@@ -1,4 +1,4 @@
-"""Where a model's instances run, and what each of their stubs is told."""
+"""Placement of a model's instances, and the settings of their stubs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ that is there when that begins, for the same."""
 
 @dataclass(frozen=True, slots=True)
 class InstanceSettings:
-    """What an instance needs to know to run its stub.
+    """Settings by which an instance runs its stub.
 
     - ``name``: Triton's form, ``{model}_{group}_{index}``.
     - ``stub``: the fields of the INITIALIZE message: model path, version, ``initialize`` arguments.

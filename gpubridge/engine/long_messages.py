@@ -95,7 +95,7 @@ class LongMessages(Generic[_Message]):
 
     @property
     def reading(self) -> bool:
-        """Whether one is being read."""
+        """Return whether one is being read."""
         return self._reading is not None
 
     def begin(self, notice: bytes, fds: list[int]) -> None:

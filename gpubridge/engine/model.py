@@ -1,4 +1,4 @@
-"""One version of a model: what doors see of any, and the one that stubs execute."""
+"""One version of a model: the interface for endpoints, and the implementation by stubs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from gpubridge.transport.messages import Completes
 _logger = logging.getLogger(__name__)
 
 _FINALIZE_SECONDS = 1.0
-"""What ``finalize`` gets at the least, when answering requests has used up the time."""
+"""Least time for ``finalize``, when answering requests has used up the time."""
 
 _FINALIZE_LIMIT = 30.0
-"""What ``finalize`` gets at the most."""
+"""Most time for ``finalize``."""
 
 
 class Model(ABC):
@@ -71,7 +71,7 @@ class Model(ABC):
     @property
     @abstractmethod
     def ready(self) -> bool:
-        """Whether a request would be executed now."""
+        """Return whether a request would be executed now."""
 
     @abstractmethod
     def ready_checks(self) -> list[ReadyCheck]:
@@ -266,7 +266,7 @@ class StubModel(Model):
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be executed now: some instance is up."""
+        """Return whether a request would be executed now: some instance is up."""
         return not self._stopping and any(
             instance.state is InstanceState.READY for instance in self.instances
         )

@@ -22,7 +22,7 @@ FileStates = tuple[tuple[str, int, int], ...]
 """Path, time of the last change in nanoseconds, and bytes, of each file."""
 
 _NOT_THE_MODELS = "__pycache__"
-"""What the interpreter writes beside a model is no change of it."""
+"""Directory of the interpreter's cache, whose files are no change of a model."""
 
 _logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _LAST_WRITE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What the files of a model's directory were like when they were looked at.
+    """Snapshot of the files of a model's directory.
 
     - ``config``: of config.pbtxt; none when there is no such file.
     - ``shared``: of what is in no version's directory, config.pbtxt excepted.

@@ -57,7 +57,7 @@ async def report_progress(model: Model, every: float = 5.0) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from.
+    """Source of a model.
 
     - ``config``: JSON instead of the directory's config.pbtxt.
     - ``digest``: tells the files of one client from those of another; empty for a directory of the
@@ -95,7 +95,7 @@ class PreparedModel:
     files: ModelFiles
 
     def same_version(self, other: PreparedModel, version: int) -> bool:
-        """Whether a version is the same in both, so that it need not be loaded again."""
+        """Return whether a version is the same in both, so that it need not be loaded again."""
         return (
             self.source.directory == other.source.directory
             and self.files.shared == other.files.shared

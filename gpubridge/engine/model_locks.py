@@ -1,4 +1,4 @@
-"""Who changes a model holds its lock; nobody waits for a lock that is never given back."""
+"""Locks of models for changes, with detection of deadlocks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ModelLocks:
                 del self._waits[asker]
 
     def _waits_for(self, name: str, other: str) -> bool:
-        """Whether the load of a model waits for that of another, if through third ones."""
+        """Return whether the load of a model waits for that of another, directly or through others."""
         found = {name}
         waiting = [name]
         while waiting:

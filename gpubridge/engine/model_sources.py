@@ -1,4 +1,4 @@
-"""Where models come from: the directories of the repository, and files that clients send."""
+"""Sources of models: the directories of the repository, and files that clients send."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class ReadyCheck:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a stub whose model can be asked."""
+        """Return whether there is a stub whose model can be asked."""
         return self._socket is not None
 
     def connect(self, fd: int) -> None:

@@ -1,4 +1,4 @@
-"""What sequence batching adds to requests on their way to a stub, and what it tells the stub first."""
+"""Data that sequence batching adds to requests for a stub, and announces to the stub first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is served: every model's versions, who hears when they change, and the last of the old ones."""
+"""Served versions of all models, listeners to changes, and old versions that still finish."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ModelIndex:
                 self.forget(name)
 
     def unloaded(self, row: VersionStatus) -> None:
-        """What that row tells of is gone; another that took its place is not."""
+        """Mark the version of a row as unloaded, unless another row has replaced it."""
         if self._rows.get(row.name, {}).get(row.version) is row:
             self.set(row.name, row.version, "UNAVAILABLE", _UNLOADED, wanted=False)
 
@@ -100,7 +100,7 @@ class ModelIndex:
 
     @property
     def failures(self) -> list[VersionStatus]:
-        """What should be served and is not."""
+        """Return the versions that should be served and are not."""
         return [row for row in self.rows() if row.state == "UNAVAILABLE" and row.wanted]
 
 
@@ -185,7 +185,7 @@ class ServedModels:
 
     @property
     def failures(self) -> list[VersionStatus]:
-        """What should be served and is not."""
+        """Return the versions that should be served and are not."""
         return self._index.failures
 
     def _versions(self, name: str) -> Mapping[int, Model]:

@@ -22,7 +22,7 @@ _FIRST = 0.1
 _HEALTHY_AFTER = 10.0
 
 _STREAMS = {"stdout": 0, "stderr": 1}
-"""What models print is information, and what they complain of a warning: levels of ``Logger``."""
+"""Log levels (``Logger``) of a model's streams: information and warning."""
 
 _BOOTSTRAP = Path(gpubridge.__file__).parent / "stub" / "bootstrap.py"
 
@@ -96,7 +96,7 @@ class PrintedLines:
 
 
 def was_healthy(seconds: float) -> bool:
-    """Whether a stub that ran for so long has not died of what those before it died of."""
+    """Return whether a stub ran long enough to reset the back-off."""
     return seconds > _HEALTHY_AFTER
 
 
@@ -106,7 +106,7 @@ def next_backoff(seconds: float, limit: float) -> float:
 
 
 class RunningStub(Protocol):
-    """Where a stub runs: in a process of its own, unless somebody develops the model.
+    """A running stub: in a process of its own, or in this one when a model is developed.
 
     ``exited``: resolves to how it ended ("exited with code 3", "was killed by signal 9 (SIGKILL)").
     """

@@ -29,7 +29,7 @@ REAP_SECONDS = 5.0
 
 
 class StubRun:
-    """A stub of an instance; owns its process, the link to it, and the door that its calls come through.
+    """A stub of an instance; owns its process, the connection to it, and the endpoint of its calls.
 
     - ``instance``: whose stub it is; its settings may change while the model completes its
       configuration.

@@ -15,11 +15,11 @@ from gpubridge.tensor.bytes_codec import spell_values
 from gpubridge.transport.signatures import SignatureCache, TensorSpec, decode_shapes
 
 _WAITED = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}
-"""What Triton calls the time in which a door gets a request."""
+"""Triton's name for the time in which a request is received, by protocol."""
 
 
 class Received(NamedTuple):
-    """When a door ("HTTP" or "GRPC") got a request: CLOCK_MONOTONIC nanoseconds."""
+    """Time in which a request was received over HTTP or GRPC: CLOCK_MONOTONIC nanoseconds."""
 
     door: str
     start: int
@@ -33,10 +33,10 @@ class Caused(NamedTuple):
 
 
 UNTRACED = Caused(None)
-"""What comes of a request that is not traced."""
+"""Origin of requests that are made for one that is not traced."""
 
 Origin = Received | Caused
-"""Where a request comes from, as far as its trace says so."""
+"""Origin of a request, as its trace records it."""
 
 
 class RequestTracing:
@@ -145,7 +145,7 @@ class _Followed:
         if self._completed:
             self._end()
         elif isinstance(outcome, BridgeError):
-            # Its batch lands in this turn of the event loop, if there is one.
+            # Its batch completes in this turn of the event loop, if there is one.
             asyncio.get_running_loop().call_soon(self._end)
 
     def _pass_on(self, outcome: Any, to: Callable[[Any], None] | None) -> None:

@@ -41,12 +41,12 @@ class ArenaEvents:
         return cls(shared, context.device.uuid, instance), ""
 
     def done(self, number: int) -> bool:
-        """Whether an event has come to pass; on the driver's thread."""
+        """Return whether an event has completed; on the driver's thread."""
         return self._shared.done(number)
 
     @property
     def loss(self) -> str:
-        """What is said of an event that never comes to pass."""
+        """Return the error text for an event that never completes."""
         return (
             f"Stub process '{self._instance}' is not healthy. It died before what it had handed on "
             "was complete on the GPU; send the request again"

@@ -145,7 +145,7 @@ class DeviceMemory:
             _logger.info("no GPU is used: %s", self.probe().reason.partition(":")[0])
 
     def count(self) -> int:
-        """How many GPUs there are."""
+        """Return the number of GPUs."""
         return self.probe().count
 
     def device(self, ordinal: int) -> DeviceInfo:

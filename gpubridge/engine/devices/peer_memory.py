@@ -62,7 +62,7 @@ class PeerMemory:
                     self._abilities[one.uuid, peer.uuid] = probe_peers(one, peer)
 
     def reaches(self, source: str, target: str) -> bool:
-        """Whether tensors can be copied from a GPU to another; any thread may ask."""
+        """Return whether tensors can be copied from a GPU to another; for any thread."""
         ability = self._abilities.get((source, target))
         return ability is not None and ability.works
 

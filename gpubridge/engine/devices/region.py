@@ -85,7 +85,7 @@ class ClientDeviceSegment:
         self.pointer = opened.pointer
 
     def has(self, end: int) -> bool:
-        """Whether there are so many bytes: device memory is never resized."""
+        """Return whether there are so many bytes: device memory is never resized."""
         return end <= self.size
 
     def __del__(self) -> None:

@@ -54,11 +54,11 @@ class DeviceStaging:
 
     @property
     def possible(self) -> bool:
-        """Whether tensors may be on a device at all."""
+        """Return whether tensors can be on a device at all."""
         return self._devices.used
 
     def needed(self, request: InferRequest, device: str | None) -> bool:
-        """Whether a model that is on ``device`` could not reach the tensors of a request."""
+        """Return whether a model on ``device`` could not reach the tensors of a request."""
         ranges = request.ranges
         if ranges is None or not self.possible:
             return False

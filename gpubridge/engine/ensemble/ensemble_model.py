@@ -1,4 +1,4 @@
-"""A model that is made of others: what the doors see of an ensemble."""
+"""An ensemble as a model: the interface that endpoints use."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class EnsembleModel(Model):
 
     @property
     def ready(self) -> bool:
-        """Whether every member is."""
+        """Return whether every member is ready."""
         if self._stopping:
             return False
         try:

@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleGraph:
-    """What tensors flow through which steps; no circles, nothing without use.
+    """Acyclic graph of tensors and steps, all of which are used.
 
     - ``producers``: the step that writes a tensor; the ensemble's inputs have none.
     - ``consumers``: the steps that read a tensor.
@@ -68,7 +68,7 @@ class EnsembleGraph:
 
 
 def is_ensemble(config: ModelConfig) -> bool:
-    """Whether a model is made of others."""
+    """Return whether a model is an ensemble."""
     return bool(config.message.platform == "ensemble")
 
 
@@ -205,7 +205,7 @@ def explain_missing(
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What the members add to a graph.
+    """Properties of a graph that depend on its members.
 
     A step whose model is decoupled answers any number of times; what follows it runs once for each
     answer. That step is the *origin* of all tensors up to the next such step.
@@ -221,13 +221,13 @@ class Wiring:
 
     @property
     def decoupled(self) -> bool:
-        """Whether a request may have any number of responses."""
+        """Return whether a request may have any number of responses."""
         return bool(self.fans_out)
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Who said first what a tensor is like."""
+    """Type and dims of a tensor, and the model that declared them first."""
 
     datatype: str
     dims: tuple[int, ...]

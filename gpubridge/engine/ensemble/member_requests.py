@@ -1,4 +1,4 @@
-"""What an ensemble asks of its members: requests whose inputs lie where others left them."""
+"""Requests of an ensemble to its members, whose inputs stay where other members left them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _ClientMemory:
 
     @property
     def segments(self) -> list[Any]:
-        """What the stub has to have mapped."""
+        """Return the segments that the stub has to have mapped."""
         found = (part.segment for part in self._ranges)
         read = [segment for segment in found if isinstance(segment, OF_CLIENTS)]
         return read if self._targets is None else [*read, *self._targets.segments]
@@ -47,7 +47,7 @@ _NO_OUTPUTS = StepOutputs({}, {})
 
 
 class _Form(NamedTuple):
-    """What is the same in all requests of a step with tensors of the same kinds and sizes."""
+    """State shared by all requests of a step with tensors of the same kinds and sizes."""
 
     config: ModelConfig
     names: tuple[str, ...]

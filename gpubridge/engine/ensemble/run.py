@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What of a graph is run for a choice of outputs.
+    """Plan of the part of a graph that runs for a choice of outputs.
 
     - ``steps``: those that have to run.
     - ``uses``: by tensor, how often it is needed: by steps, and once as an output.
@@ -106,7 +106,7 @@ class Call(Generic[T]):
 
 @dataclass(slots=True)
 class Progress(Generic[T]):
-    """What has come of an event.
+    """Result of an event.
 
     - ``responses``: of the ensemble, in order: tensors by name, those that are there.
     - ``passed_on``: calls of which one answer has been dealt with to the end, so that another may

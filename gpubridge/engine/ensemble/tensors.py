@@ -121,7 +121,7 @@ def response_tensors(response: InferResponse, config: ModelConfig) -> dict[str, 
 
 
 class StepOutputs(NamedTuple):
-    """What of it one step has to do with, by the member's names of the outputs.
+    """The part of it that concerns one step, by the member's names of the outputs.
 
     - ``out``: those that are written to the client's memory, and nowhere else.
     - ``also``: those that are copied there, since somebody else needs them, too.
@@ -132,7 +132,7 @@ class StepOutputs(NamedTuple):
 
 
 class ClientOutputs:
-    """Where a request wants outputs.
+    """Places in which a request wants outputs.
 
     - ``out``, ``also``: by the ensemble's output: region, offset and bytes. Those of the second
       kind are wanted in the response as well.

@@ -41,7 +41,7 @@ _HOPS = 40
 _INTERPRETER = re.compile(r"python[0-9.]*t?")
 _CHUNK = 1024 * 1024
 _SPARE_BYTES = 512 * 1024 * 1024
-"""What unpacking leaves free on the disk, for whoever else writes there."""
+"""Bytes that unpacking leaves free on the disk for other writers."""
 
 _LOOK_EVERY = 64 * 1024 * 1024
 """Bytes that are written between two looks at what is free."""
@@ -134,7 +134,7 @@ class Escape(Exception):
 
 
 def borrows_interpreter(path: str, target: str) -> bool:
-    """Whether a link is that of a virtual environment to the interpreter that it was made with.
+    """Return whether a link leads from a virtual environment to the interpreter it was made with.
 
     The one link that may lead outside, as it is what a virtual environment is: ``bin/python3`` to
     an absolute path that ends in the name of an interpreter.
@@ -186,7 +186,7 @@ def check_link(path: str, links: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class UnpackLimits:
-    """What an archive may hold.
+    """Limits of an archive's contents.
 
     - ``nbytes``: all files together.
     - ``members``: files, directories and links.
@@ -200,7 +200,7 @@ class UnpackLimits:
 
 @dataclass(slots=True)
 class Unpacked:
-    """What has been unpacked so far."""
+    """Amounts unpacked so far."""
 
     nbytes: int = 0
     members: int = 0

@@ -1,4 +1,4 @@
-"""What models' stubs run on: the server's interpreter, or that of an environment of the model."""
+"""Interpreters of stubs: the server's, or that of an environment of the model."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def _read_first(path: str) -> os.stat_result:
 
 
 def _is_directory(path: Path) -> bool:
-    """Whether a path is a directory; what is none has to be an archive."""
+    """Return whether a path is a directory; anything else has to be an archive."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError as error:

@@ -35,7 +35,7 @@ _SETTLED_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the mark of an entry says.
+    """Contents of an entry's mark.
 
     - ``location``: where it was unpacked.
     - ``source``: the archive.

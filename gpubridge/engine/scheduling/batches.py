@@ -61,7 +61,7 @@ def _fields(policy: QueuePolicy) -> _PolicyFields:
 
 
 class BatchScheduler:
-    """What Python asks of the compiled batcher, and the words for what it refuses; see `Scheduler`.
+    """Python's interface to the compiled batcher, and the texts of refusals; see `Scheduler`.
 
     The compiled `RequestDispatch` adds requests, and takes batches. With settings that say nothing and
     no batch dimension it is the default queue: one request after the other, priorities and time-outs
@@ -87,7 +87,7 @@ class BatchScheduler:
 
     @property
     def pending(self) -> int:
-        """How many requests it holds that were not taken."""
+        """Return the number of requests it holds that were not taken."""
         return self.batcher.pending
 
     def put_back(self, requests: Sequence[QueuedRequest]) -> None:

@@ -1,4 +1,4 @@
-"""What every scheduler does, so that a model drives any of them in the same way."""
+"""Interface of all schedulers, so that a model drives any of them in the same way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Scheduler(Protocol):
 
     @property
     def pending(self) -> int:
-        """How many items it holds that were not taken."""
+        """Return the number of items it holds that were not taken."""
 
     def cancel(self, item: Any, /) -> bool:
         """Give an item away if it was not taken yet; return whether that was so."""

@@ -1,4 +1,4 @@
-"""What both sequence batchers have in common: who has which slot, who waits, and how it ends."""
+"""Base of both sequence batchers: slots of sequences, their backlog and their end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SequenceScheduler(ABC):
 
     @property
     def pending(self) -> int:
-        """How many items it holds, those included that `refused` is about to return."""
+        """Return the number of items it holds, with those that `refused` is about to return."""
         return self._queued + len(self._refused)
 
     def add(self, item: SequenceItem, now_ns: int) -> None:
@@ -342,7 +342,7 @@ class SequenceScheduler(ABC):
 
     @abstractmethod
     def _batch_times(self, now_ns: int) -> Iterable[int]:
-        """When batches become due that are not due yet."""
+        """Return the times at which batches become due that are not due yet."""
 
     def _landed(self, sequence: Sequence) -> None:
         """Something of the sequence, which is not closed, is no longer in flight."""

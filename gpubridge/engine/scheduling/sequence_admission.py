@@ -1,4 +1,4 @@
-"""Which requests a sequence batcher takes, and what it says to the others."""
+"""Admission of requests to a sequence batcher, and the errors of those it refuses."""
 
 from __future__ import annotations
 

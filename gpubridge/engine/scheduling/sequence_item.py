@@ -46,7 +46,7 @@ class ControlPlan:
         self._padding = self._flag_tensors(start=False, end=False, ready=False)
 
     def accepts(self, correlation_id: int | str) -> bool:
-        """Whether the model's correlation control can carry this id."""
+        """Return whether the model's correlation control can carry this id."""
         control = self._correlation
         return control is None or control.datatype == "BYTES" or isinstance(correlation_id, int)
 
@@ -94,7 +94,7 @@ def _wrapped(value: int, datatype: str) -> int:
 
 
 class Place(enum.IntEnum):
-    """Where an item is; only the scheduler that holds it changes this."""
+    """State of an item; only the scheduler that holds it changes this."""
 
     NEW = 0
     QUEUED = 1
@@ -173,7 +173,7 @@ class Sequence:
 
     @property
     def busy(self) -> bool:
-        """Whether something of it is queued or in flight."""
+        """Return whether something of it is queued or in flight."""
         return bool(self.queue) or self.in_flight > 0
 
 

@@ -1,4 +1,4 @@
-"""What ``config.pbtxt`` says about sequence batching.
+"""Settings of sequence batching in ``config.pbtxt``.
 
 As in `gpubridge.engine.scheduling.settings`, messages come validated by `gpubridge.config`, and
 what is refused is refused in Triton's words where Triton refuses it.
@@ -23,7 +23,7 @@ _FLAG_VALUES = {
 
 
 class ControlKind(enum.Enum):
-    """What a control input tells the model."""
+    """Meaning of a control input."""
 
     CONTROL_SEQUENCE_START = 0
     CONTROL_SEQUENCE_READY = 1
@@ -44,7 +44,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What a state holds before its first request: zeros, or the bytes of a file."""
+    """Contents of a state before its first request: zeros, or the bytes of a file."""
 
     name: str
     dims: tuple[int, ...]

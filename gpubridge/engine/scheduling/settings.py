@@ -1,4 +1,4 @@
-"""What ``config.pbtxt`` says about queues and dynamic batching.
+"""Settings of queues and dynamic batching in ``config.pbtxt``.
 
 The messages come from `gpubridge.config` complete and validated; refused here is, in Triton's
 words, what only a scheduler minds.
@@ -19,7 +19,7 @@ from gpubridge.request import RequestOptions
 
 
 class TimeoutAction(enum.Enum):
-    """What becomes of a request that stayed in its queue for too long."""
+    """Treatment of a request that stayed in its queue for too long."""
 
     REJECT = 0
     DELAY = 1
@@ -61,7 +61,7 @@ class DynamicBatching:
 
 @dataclass(frozen=True, slots=True)
 class ShapeAgreement:
-    """Which inputs must agree for two requests to share a batch.
+    """Inputs that must agree for two requests to share a batch.
 
     - ``inputs``: their shapes, without the batch dimension, must be equal.
     - ``same_inputs``: the requests must also have the same set of inputs.
