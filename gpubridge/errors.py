@@ -1,7 +1,7 @@
 """The one error tree of gpubridge: a protocol-neutral code and a message.
 
-Doors map codes to their own status (``gpubridge.protocol.status``); only type name, text and code
-ever cross a process wall.
+Endpoints map codes to their own status (``gpubridge.protocol.status``); only type name, text and code
+ever go to another process.
 """
 
 from __future__ import annotations

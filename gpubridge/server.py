@@ -1,4 +1,4 @@
-"""The composition root: builds the rooms from the settings, opens the doors, drains, stops."""
+"""Composition root of the server: builds its parts, opens the endpoints, drains and stops."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Door:
 async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code of the process.
 
-    On a signal the doors close, requests in flight are answered, models are finalized.
+    On a signal the endpoints close, requests in flight are answered, models are finalized.
 
     Raises BridgeError when the server cannot start: a port is taken, a setting is wrong.
     """
@@ -150,7 +150,7 @@ def build_repository(
     start_stub: StartStub = StubProcess,
     make_loader: Callable[..., ModelLoader] = ModelLoader,
 ) -> ModelRepository:
-    """Build everything behind the doors; nothing is loaded yet.
+    """Build everything behind the endpoints; nothing is loaded yet.
 
     ``make_loader``: takes what :class:`ModelLoader` does.
     """
@@ -319,7 +319,7 @@ def _say_ready(
 async def _close(
     doors: list[_Door], repository: ModelRepository, seconds: float, failed: str
 ) -> None:
-    """Close the doors, answer what is in flight, finalize the models; say what ``failed`` last."""
+    """Close the endpoints, answer requests in flight, finalize models; log what ``failed`` last."""
     deadline = asyncio.get_running_loop().time() + seconds
     for door in doors:
         door.server.close()

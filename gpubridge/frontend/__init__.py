@@ -1,1 +1,1 @@
-"""The doors: sockets and the routes behind them."""
+"""The endpoints of the server: sockets and routes."""

@@ -38,7 +38,7 @@ class Inflater:
 
     @property
     def finished(self) -> bool:
-        """Whether all was read."""
+        """Return whether all was read."""
         if self._unpacker is None:
             return self._at >= len(self._body)
         return self._unpacker.eof

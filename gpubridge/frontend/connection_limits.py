@@ -30,7 +30,7 @@ def longest_idle(connections: IdleConnections) -> Any:
 
 
 class Swept(Protocol):
-    """What is looked at."""
+    """Object that the sweeper checks."""
 
     def check(self, now: float) -> None:
         """See what has come to pass by ``now`` (seconds), and whether something is late."""
@@ -75,9 +75,9 @@ class Sweeper:
 
 
 def allow_connections(limits: list[int], regions: int = 0) -> None:
-    """Raise the process's limit of descriptors to what its doors may need; warn where that fails.
+    """Raise the process's limit of descriptors to what its endpoints may need; warn where that fails.
 
-    - ``limits``: how many connections each door may have; 0 is any number.
+    - ``limits``: how many connections each endpoint may have; 0 is any number.
     - ``regions``: how many regions of shared memory clients may register.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Which headers of a request reach its model: as parameters, as Triton's patterns choose them."""
+"""Forwarding of request headers to the model, as parameters chosen by Triton's patterns."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ class _InferHandler:
         served.submit(request, self._received())
 
     def _received(self) -> Received:
-        """When the request came, should it be traced."""
+        """Return the time in which the request was received, for its trace."""
         return Received("HTTP", self._began, time.monotonic_ns())
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""What is late: rules without a clock, asked now and then with the time."""
+"""Timeout rules without a clock: callers pass the time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def bytes_per_second(held: int = 0) -> int:
 
 
 class Rate:
-    """Whether something goes on fast enough in each window of time; see `bytes_per_second`.
+    """Minimum rate of progress in each window of time; see `bytes_per_second`.
 
     ``window``: seconds; 0 for a rate that is always fast enough.
     """
@@ -68,7 +68,7 @@ class Waiting:
 
 
 class Unsent:
-    """Whether a client takes what is sent to it fast enough.
+    """Minimum rate at which a client takes what is sent to it.
 
     ``window``: seconds; 0 for a client that may take as long as it likes.
     """

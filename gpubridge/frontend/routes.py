@@ -1,4 +1,4 @@
-"""Who takes a request over HTTP: the routes of inference, and those of the metrics."""
+"""Routes over HTTP: those of inference, and that of the metrics."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Router:
 
 
 class V2Router(_Router):
-    """Routes of the inference door.
+    """Routes of the inference endpoint.
 
     - ``strict_readiness``: whether the server is ready only when every model is.
     - ``headers``: those of requests that reach models.
@@ -98,7 +98,7 @@ class V2Router(_Router):
         ]
 
     def ready(self) -> bool:
-        """Whether the server takes requests and, if that is asked for, every model is up."""
+        """Return whether the server takes requests and, if that is asked for, every model is up."""
         if not self.serving:
             return False
         if not self._strict:
@@ -108,7 +108,7 @@ class V2Router(_Router):
         )
 
     def model_changed(self, name: str) -> None:
-        """What is served of a model has changed: its endpoints lead to what is served now."""
+        """Point the endpoints of a model, whose served versions have changed, to these."""
         for key in [key for key in self._endpoints if key[0] == name]:
             endpoint = self._endpoints[key]
             try:
@@ -163,7 +163,7 @@ class V2Router(_Router):
 
 
 class MetricsRouter(_Router):
-    """The one route of the metrics door."""
+    """The one route of the metrics endpoint."""
 
     def __init__(self, repository: ModelRepository, restrictions: Restrictions) -> None:
         super().__init__(restrictions)

@@ -14,7 +14,7 @@ from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 
 
 class RequestMemory:
-    """Where requests lie: in the arenas of their models, or in their clients' memory."""
+    """Memory of requests: the arenas of their models, and their clients' memory."""
 
     def __init__(self, arenas: Regions, regions: ClientRegions) -> None:
         self.arenas = arenas

@@ -1,4 +1,4 @@
-"""What a model asks of the server besides calls: metrics, and after other models."""
+"""Control requests of a model to the server: metrics, readiness and loads of other models."""
 
 from __future__ import annotations
 

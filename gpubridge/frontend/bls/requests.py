@@ -20,7 +20,7 @@ _START, _END = 1, 2
 
 
 class CallForm:
-    """What calls of one signature and context ask of a model.
+    """Template of calls of one signature and context.
 
     - ``record``: the first of these calls.
     - ``model``: that is called.

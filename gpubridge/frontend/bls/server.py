@@ -47,11 +47,11 @@ _logger = logging.getLogger(__name__)
 
 _NO_CONTEXT = ResponseContext()
 _HEARD_TOGETHER = 256
-"""Who says more than that is heard on later."""
+"""Messages that are read in one turn; the rest is read in a later one."""
 
 
 class CallHooks(NamedTuple):
-    """What Python does for the calls of a stub.
+    """Callbacks for the calls of a stub.
 
     - ``announcements``: tell the stub of regions, through the channel of the calls.
     - ``model``: the name of the model that calls.

@@ -1,1 +1,1 @@
-"""The gRPC door: calls on the streams of HTTP/2 connections, and who answers them."""
+"""The gRPC endpoint: calls on the streams of HTTP/2 connections, and their handlers."""

@@ -37,7 +37,7 @@ def read_timeout(value: bytes) -> float | None:
 
 
 class Opening(NamedTuple):
-    """What every call begins with.
+    """Start of a call.
 
     - ``limit``: bytes of a message, after decompression too.
     - ``parameters``: headers that reach the model.

@@ -22,7 +22,7 @@ DATA: Final = 3
 FILLED: Final = 4
 """The memory given to ``receive_into`` is full: whether the request has ended."""
 FAILED: Final = 5
-"""What came is no message: what is wrong, a number and a limit; see `framing_failure`."""
+"""Malformed message: the fault, a number and a limit; see `framing_failure`."""
 RESET: Final = 6
 """The stream is gone: the peer reset it, or broke a rule. The code."""
 WRITABLE: Final = 7

@@ -14,7 +14,7 @@ _SERVICES = frozenset(("", "inference.GRPCInferenceService", "grpc.health.v1.Hea
 
 
 class Health:
-    """What the health service says, and who is told of changes."""
+    """State of the health service, and the watches that hear of changes."""
 
     def __init__(self, ready: Callable[[], bool]) -> None:
         self._ready = ready

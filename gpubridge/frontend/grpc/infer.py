@@ -42,7 +42,7 @@ __all__ = ["InferCall", "InferEndpoint"]
 
 
 class InferEndpoint(GrpcInferEndpoint):
-    """What plain calls have in common: those that the compiled module takes without one of these here.
+    """State shared by plain calls, which the compiled module takes without an `InferCall`.
 
     - ``method``: the number of ModelInfer among the methods.
     - ``traces``: while they are active, the compiled module takes none.

@@ -42,7 +42,7 @@ Failed = BridgeError | CallFailed
 
 
 class Packing:
-    """How the messages of an answer are compressed."""
+    """Compression of the messages of an answer."""
 
     def __init__(self, coding: str, level: int) -> None:
         self._coding = coding

@@ -169,7 +169,7 @@ class GrpcService:
         )
 
     def model_changed(self, name: str) -> None:
-        """What is served of a model has changed: look it up again."""
+        """Look a model up again, whose served versions have changed."""
         self._forms.forget(lambda model: model.name == name)
 
     def open(

@@ -1,4 +1,4 @@
-"""How a call ends: the status numbers of gRPC, and the header fields that carry them."""
+"""Ends of calls: the status numbers of gRPC, and the header fields that carry them."""
 
 from __future__ import annotations
 

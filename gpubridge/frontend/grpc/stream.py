@@ -192,7 +192,7 @@ class StreamCall(Call):
         return len(self._turns) + len(self._flows) < _OPEN_REQUESTS and self._is_read()
 
     def _is_read(self) -> bool:
-        """Whether the client reads fast enough to get more."""
+        """Return whether the client reads fast enough to get more."""
         unsent = self._connection.http2.queued(self._stream_id)
         unsent += sum(outgoing.nbytes for outgoing in self._outgoing)
         return unsent < _UNSENT_BYTES

@@ -1,4 +1,4 @@
-"""Who is late on a gRPC connection: looked at now and then, with nothing to do for a call."""
+"""Timeouts of a gRPC connection, checked periodically, so that a call costs nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AGE_SPREAD = 0.1
 
 
 class Finding(enum.Enum):
-    """What is to be done about a connection."""
+    """Outcome of a check of a connection."""
 
     #: The client has not begun as HTTP/2 begins.
     UNSTARTED = enum.auto()

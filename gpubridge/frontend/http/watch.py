@@ -1,4 +1,4 @@
-"""Who is late on an HTTP connection: looked at now and then, with nothing to do for a request."""
+"""Timeouts of an HTTP connection, checked periodically, so that a request costs nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Stage(enum.IntEnum):
 
 
 class Late(enum.Enum):
-    """What took too long."""
+    """Phase of a connection that took too long."""
 
     HEAD = enum.auto()
     BODY = enum.auto()
