@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -241,12 +242,13 @@ async def _open_door(
             reuse_port=reuse,
         )
     except OSError as error:
+        other = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "address"
         raise unavailable(
             f"cannot listen on {address}:{port} for {name}: {error.strerror or error}; choose "
-            "another port"
+            f"another {other}"
         ) from error
     host, bound = server.sockets[0].getsockname()[:2]
-    _logger.info("Started %s at %s:%d", name, host, bound)
+    _logger.info("Started %s at %s:%d", name, f"[{host}]" if ":" in host else host, bound)
     return _Door(name, host, bound, server, connections)
 
 

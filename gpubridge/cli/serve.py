@@ -58,8 +58,12 @@ def server_settings(options: argparse.Namespace) -> ServerSettings:
     """Return the settings that the arguments spell; raises BridgeError."""
     given = [Path(os.path.abspath(path)) for path in options.repositories]  # noqa: PTH100
     models = _model_directories(given)
-    repositories = [path for path in given if path not in models]
-    options.model_repository = [*options.model_repository, *repositories]
+    repositories = [*options.model_repository, *(path for path in given if path not in models)]
+    # As in Triton, one may be named twice.
+    once: dict[str, Path] = {}
+    for path in repositories:
+        once.setdefault(os.path.abspath(path), path)  # noqa: PTH100
+    options.model_repository = list(once.values())
     return from_flags(ServerSettings, options, model_directories=models)
 
 

@@ -131,9 +131,13 @@ def _implied_backend(config: ProtoMessage, model_dir: Path, backends: Backends) 
             for version in available_versions(model_dir)
         ):
             return _BACKENDS_OF_FILES[filename]
+    hint = ""
+    if config.name.isdecimal():
+        # Named as a version: what holds it is a model then, and no repository.
+        hint = f". If {model_dir.parent} is one model: gpubridge serve {model_dir.parent}"
     raise invalid(
         f"Could not determine backend for model '{config.name}' with no backend in model "
-        f"configuration: {_expected(model_dir, backends)}"
+        f"configuration: {_expected(model_dir, backends)}{hint}"
     )
 
 

@@ -45,6 +45,11 @@ def read_repository(text: str) -> Path:
     return Path(text)
 
 
+def read_address(text: str) -> str:
+    """Return an address to listen on; of IPv6 also in Triton's forms ``ipv6:[::1]`` and ``[::1]``."""
+    return re.sub(r"(ipv[46]:)?\[?([^][]*)\]?", r"\2", text, count=1)
+
+
 def read_debug_models(texts: Iterable[str]) -> dict[str, int]:
     """Return the port for each ``NAME[:PORT]``, 0 for any free one; or raise INVALID_ARG."""
     ports: dict[str, int] = {}
@@ -273,7 +278,9 @@ class ServerSettings:
         read=read_debug_models,
     )
     allow_http: bool = flag(True, "serve HTTP", group=_HTTP)
-    http_address: str = flag("127.0.0.1", "to listen on", group=_HTTP, metavar="ADDRESS")
+    http_address: str = flag(
+        "127.0.0.1", "to listen on", group=_HTTP, metavar="ADDRESS", read=read_address
+    )
     http_port: int = flag(8000, "to listen on; 0 for any free one", group=_HTTP)
     reuse_http_port: bool = flag(
         False, "other servers that say so, too, may listen on the port", group=_HTTP
@@ -298,7 +305,9 @@ class ServerSettings:
     )
     http_connections: HttpConnections = flags_of(HttpConnections)
     allow_grpc: bool = flag(True, "serve gRPC", group=_GRPC)
-    grpc_address: str = flag("127.0.0.1", "to listen on", group=_GRPC, metavar="ADDRESS")
+    grpc_address: str = flag(
+        "127.0.0.1", "to listen on", group=_GRPC, metavar="ADDRESS", read=read_address
+    )
     grpc_port: int = flag(8001, "to listen on; 0 for any free one", group=_GRPC)
     reuse_grpc_port: bool = flag(
         False, "other servers that say so, too, may listen on the port", group=_GRPC
@@ -322,7 +331,11 @@ class ServerSettings:
     grpc_connections: GrpcConnections = flags_of(GrpcConnections)
     allow_metrics: bool = flag(True, "serve metrics", group=_METRICS)
     metrics_address: str = flag(
-        "", "to listen on; --http-address if not given", group=_METRICS, metavar="ADDRESS"
+        "",
+        "to listen on; --http-address if not given",
+        group=_METRICS,
+        metavar="ADDRESS",
+        read=read_address,
     )
     metrics_port: int = flag(8002, "to listen on; 0 for any free one", group=_METRICS)
     metrics: MetricsSettings = flags_of(MetricsSettings)
@@ -421,8 +434,7 @@ class ServerSettings:
             raise invalid_flag("--model-config-name", "a file's name", repr(self.model_config_name))
         if self.load_models and self.model_control_mode != "explicit":
             raise invalid(
-                "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' "
-                "as well."
+                "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."
             )
         if "*" in self.load_models and len(self.load_models) > 1:
             raise invalid(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from tests.process.server import running_server, wait_until, write_code_model, w
 TRITONSERVER = ("-c", "import sys; from gpubridge.cli.tritonserver import main; sys.exit(main())")
 LOOPBACK = ("--http-address=127.0.0.1", "--grpc-address=127.0.0.1")
 
+ADDRESSES = [("999.1.1.1", "address"), ("192.0.2.1", "address"), ("127.0.0.1", "port")]
 COMMANDS = {
     "KServe's runtime": (
         "--model-store={models} --grpc-port=9000 --http-port=8080 --allow-grpc=true --allow-http=true"
@@ -181,3 +185,35 @@ def test_two_servers_may_share_a_port(tmp_path):
 def test_it_is_a_program_of_the_package():
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert 'tritonserver = "gpubridge.cli.tritonserver:main"\n' in project
+
+
+@pytest.mark.parametrize(("address", "other"), ADDRESSES)
+def test_where_it_cannot_listen_it_says_what_to_change(tmp_path, address, other):
+    write_model(tmp_path, "m", "")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        flags = (f"--http-address={address}", f"--http-port={port}", "--grpc-port=0")
+        done = subprocess.run(
+            [sys.executable, "-m", "gpubridge", "serve", str(tmp_path), *flags],
+            capture_output=True, text=True, timeout=150, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"error: cannot listen on {address}:{port} for HTTPService: ")
+    assert said.endswith(f"; choose another {other}")
+
+
+def test_ipv6(tmp_path):
+    write_code_model(tmp_path)
+    flags = ("--http-address=ipv6:[::1]", "--grpc-address=[::1]")
+    with running_server(tmp_path, *flags, command=TRITONSERVER) as server:
+        assert server.http_url.startswith("[::1]:")
+        assert server.ask("self.said = 1") == (200, "1")
+
+
+def test_one_models_directory_as_a_repository_says_what_was_meant(tmp_path):
+    model = write_code_model(tmp_path)
+    with running_server(model, "--exit-on-error=false", ready=False) as server:
+        wait_until(lambda: "] ready" in server.log(), "the loading to end", server)
+        hint = f"If {model} is one model: gpubridge serve {model}"
+        assert hint in server.index()["1", 0]["reason"]

@@ -104,6 +104,25 @@ class TestTritons:
     def test_values_are_compared_without_case(self, words, name, value):
         assert getattr(settings_of(*words), name) == value
 
+    @pytest.mark.parametrize(
+        ("given", "address"),
+        [
+            ("ipv6:[::1]", "::1"),
+            ("[::1]", "::1"),
+            ("::", "::"),
+            ("ipv4:10.0.0.1", "10.0.0.1"),
+            ("localhost", "localhost"),
+        ],
+    )
+    def test_addresses_are_written_as_for_triton_or_plainly(self, given, address):
+        settings = settings_of(f"--http-address={given}", f"--grpc-address={given}")
+        assert settings.http_address == settings.metrics_address == address
+        assert settings.grpc_address == address
+
+    def test_a_repository_may_be_named_twice(self):
+        settings = settings_of("--model-repository=b", "--model-store=/models/", "./b")
+        assert settings.model_repositories == (Path("/models"), Path("b"))
+
     def test_compression_and_trace_levels_are_compared_without_case(self):
         given = settings_of(
             "--grpc-infer-response-compression-level=High",

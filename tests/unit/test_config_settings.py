@@ -65,10 +65,7 @@ def test_are_frozen() -> None:
         ),
         (
             {"load_models": ("m",)},
-            (
-                "Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as "
-                "well."
-            ),
+            ("Use of '--load-model' requires setting '--model-control-mode=explicit' as well."),
         ),
     ],
 )
