@@ -1,4 +1,4 @@
-"""What holds for every test: reports of any text reach the process that prints them."""
+"""Hooks for all tests: reports of any text reach the process that prints them."""
 
 from __future__ import annotations
 

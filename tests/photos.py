@@ -17,7 +17,7 @@ PHOTOS = sorted(_IMAGES.glob("*.jpg"))
 
 
 def reference(jpeg):
-    """What a vision library makes of a photograph: resize all of it, crop, normalise."""
+    """Preprocess a photograph as a vision library does: resize all of it, crop, normalise."""
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(jpeg))).convert("RGB")
     shorter = min(image.size)
     width, height = (256 * side // shorter for side in image.size)

@@ -31,7 +31,7 @@ strict-model-config response-cache-byte-size trace-file trace-level trace-rate t
 trace-log-frequency
 """
 TRITON_2_51 = tuple(f"--{name}" for name in _NAMES_OF_2_51.split())
-"""What ``tritonserver --help`` of 2.51 lists."""
+"""Flags that ``tritonserver --help`` of 2.51 lists."""
 
 NEWER = (
     "--allow-client-shm",
@@ -39,4 +39,4 @@ NEWER = (
     "--grpc-max-response-pool-size",
     "--http-max-input-size",
 )
-"""What the documentation of later releases adds."""
+"""Flags that the documentation of later releases adds."""

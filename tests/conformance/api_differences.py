@@ -1,4 +1,4 @@
-"""Where a model meets something else here than in Triton 2.51; the reference is a newer Triton."""
+"""Differences that a model meets here from Triton 2.51; the reference is a newer Triton."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["DIFFERENCES", "ApiDifference"]
 
 @dataclass(frozen=True)
 class ApiDifference:
-    """What cases answer here where it is not what Triton 2.51 answers.
+    """Answers of cases here that differ from those of Triton 2.51.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where gpubridge answers otherwise than Triton 2.51 on purpose; each with its reason.
+"""Deliberate differences from the answers of Triton 2.51, each with its reason.
 
 python -m tests.conformance.deliberate > docs/differences.md
 """

@@ -1,4 +1,4 @@
-"""What one case of the HTTP probe is, and the small builders its tables are written with."""
+"""A case of the HTTP probe, and the small builders of its tables."""
 
 from __future__ import annotations
 

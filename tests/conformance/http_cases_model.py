@@ -1,4 +1,4 @@
-"""What a client sees of a model: versions, decoupled models, and every way of misbehaving."""
+"""HTTP cases of models: versions, decoupled models, and every way of misbehaving."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Response:
 
 @dataclass
 class Exchange:
-    """What came back: the responses, and how the connection stood afterwards.
+    """Responses of an exchange, and the state of the connection afterwards.
 
     ``connection`` is ``open``, ``closed``, ``reset`` or ``silent`` (no whole response within the limit).
     """

@@ -1,4 +1,4 @@
-"""What becomes of each model of ``load_cases`` that the peer judges otherwise, or does not tell of."""
+"""Outcome of each model of ``load_cases`` that the peer judges otherwise, or does not report."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def start_with(command: list[str], port: int, names: list[str], flags: list[str]
 
 
 def starts(command: list[str], port: int) -> list[Record]:
-    """How flags decide whether a broken model ends the server."""
+    """Record which flags make a broken model end the server."""
     both, alone = ["good", "initialize_raises"], ["good"]
     tolerant = "--exit-on-error=false"
     return [
@@ -247,7 +247,7 @@ def starts(command: list[str], port: int) -> list[Record]:
 
 
 def state(server: Server) -> Record:
-    """What can be seen of the model ``good``."""
+    """Return the visible state of the model ``good``."""
     return {
         "infer": server.ask("POST", "/v2/models/good/infer", REQUEST),
         "model ready": server.ask("GET", "/v2/models/good/ready"),

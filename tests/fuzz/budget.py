@@ -1,4 +1,4 @@
-"""How many examples the fuzz tests try, and what they have in common: mutations of valid bytes."""
+"""Number of examples of the fuzz tests, and their mutations of valid bytes."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ class GrpcDoor:
         return found
 
     def data(self, stream_id: int) -> bytes:
-        """What was sent as the messages of a stream, prefixes included."""
+        """Return the messages sent on a stream, prefixes included."""
         return b"".join(
             payload for kind, _, of, payload in self._frames() if (kind, of) == (0, stream_id)
         )

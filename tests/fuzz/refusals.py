@@ -1,4 +1,4 @@
-"""What becomes of bytes that somebody has made up: a value, or an error of ours."""
+"""Outcome of made-up bytes: a value, or an error of ours."""
 
 from __future__ import annotations
 

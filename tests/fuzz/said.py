@@ -1,4 +1,4 @@
-"""What a request says, in a form that can be compared."""
+"""Contents of a request, in a form that can be compared."""
 
 from __future__ import annotations
 

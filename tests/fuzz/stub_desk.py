@@ -38,7 +38,7 @@ from tests.unit.model_configs import model_config
 __all__ = ["Asked", "Desk", "record"]
 
 NOW = 1_000_000_000
-"""When messages come; batches begin at 1, are executed from 2 on, and end at 3 ns."""
+"""Time of messages; batches begin at 1, are executed from 2 on, and end at 3 ns."""
 _NOTHING = encode_tensors(())
 CONFIG = model_config("IN FP32 [1]", "OUT FP32 [-1]")
 FORMS = [
@@ -88,7 +88,7 @@ def record(ticket: int, flags: int = 0) -> bytes:
 
 @dataclass
 class Heard:
-    """What an instance's listener is told of a message."""
+    """Record of the events that an instance's listener gets of a message."""
 
     times: int = 0
     returning: list[InferRequest] = field(default_factory=list)

@@ -95,7 +95,7 @@ class Foreign:
 
 
 def outcome(content):
-    """What comes of a capsule: the tensor's fields, or the refusal."""
+    """Return the tensor's fields of a capsule, or the refusal."""
     foreign, stream = Foreign(content), Stream()
     try:
         tensor = dlpack.import_capsule(foreign.capsule, stream)

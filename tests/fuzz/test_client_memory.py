@@ -59,7 +59,7 @@ class _Objects:
 
 
 class _Rules(RuleBasedStateMachine):
-    """What clients ask, and what the rules say that becomes of it."""
+    """Requests of clients, and their outcomes by the rules."""
 
     server: object
     objects: _Objects
@@ -132,7 +132,7 @@ class _Rules(RuleBasedStateMachine):
             assert sorted(rows) == sorted((each, *self.registered[each][1:]) for each in wanted)
 
     def place(self, name, offset, nbytes):
-        """Where in which object these bytes are; or the words of the refusal."""
+        """Return the object and the offset of these bytes; or the words of the refusal."""
         if name not in self.registered:
             return None, "Unable to find shared memory region"
         which, _, begin, size = self.registered[name]
@@ -183,7 +183,7 @@ class _Rules(RuleBasedStateMachine):
 
 
 def _open_objects(pid: int) -> int:
-    """How many objects of /dev/shm a process has open."""
+    """Return the number of objects of /dev/shm that a process has open."""
     return sum("gpubridge-fuzz" in link for link in open_files(pid))
 
 

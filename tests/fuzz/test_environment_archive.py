@@ -53,7 +53,7 @@ def archives(draw):
 
 
 def held(data):
-    """What is in an archive as `tarfile` reads it: files and links by name, the last of a name counting."""
+    """Return an archive's files and links by name as `tarfile` reads them; the last of a name counts."""
     found = {}
     with tarfile.open(fileobj=io.BytesIO(data)) as packed:
         for member in packed:
@@ -72,7 +72,7 @@ def names(folder):
 
 
 def made(root):
-    """What is in a directory: the bytes of files and the targets of links by name, and nothing else."""
+    """Return a directory's contents: the bytes of files and the targets of links by name."""
     found = {}
     for path, folders, files in os.walk(root):
         for here in [Path(path, name) for name in [*folders, *files]]:
@@ -135,7 +135,7 @@ def unpacked(archive, cache):
 
 @pytest.fixture(scope="module", autouse=True)
 def _in_this_process():
-    """What belongs to the process that unpacks: its limit of memory, and the wait for the disk."""
+    """Replace the parts of the unpacking process: its limit of memory, and the wait for the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unpacking, "_limited_memory", contextlib.nullcontext)
         patch.setattr(unpacking, "_flush", lambda folder: None)

@@ -57,14 +57,14 @@ def _requests(draw):
 
 
 _STATUSES = {200, 400, 404, 413, 431, 501, 503}
-"""What is malformed, unknown, too long, not served, or has no room; never a fault of the server."""
+"""Statuses of malformed, unknown, too long and unserved requests; none of a fault of the server."""
 
 _STREAMS = st.lists(_requests(), max_size=5).map(b"".join)
 _TRAFFIC = st.one_of(_STREAMS, mutations(_STREAMS), mutations(_STREAMS, 1), st.binary(max_size=80))
 
 
 def _proper(door):
-    """What was sent are answers in the order of their requests, each with its own body, or an error."""
+    """Check that answers are in the order of their requests, each with its own body, or an error."""
     answers = door.answers()
     assert {status for status, _ in answers} <= _STATUSES
     echoed = [handler.body for handler in door.handlers if "completed" in handler.ends]

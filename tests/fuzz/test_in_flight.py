@@ -1,4 +1,4 @@
-"""What becomes of the requests at a stub: one outcome each, whatever the stub says, and all memory back."""
+"""Outcomes of the requests at a stub: one each, whatever the stub says, and all memory back."""
 
 from __future__ import annotations
 

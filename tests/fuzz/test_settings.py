@@ -94,7 +94,7 @@ def _is_text(value):
 @fuzzed(3)
 @given(_documents(_LOG), st.one_of(_log_messages(), mutations(_log_messages()), st.binary()))
 def test_settings_of_logs_are_understood_or_refused(document, message):
-    """What is understood are settings: told to clients, they are understood as the same."""
+    """Settings that are understood are reported to clients in a form that means the same."""
     for changes in (_change(log_changes, document), _change(_grpc_log_changes, message)):
         settings = replace(LogSettings(), **changes)
         assert {settings.info, settings.warning, settings.error} <= {True, False}

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 POISON = 0xA5
-"""What memory is full of before somebody is to write there."""
+"""Contents of memory before it is written."""
 
 _PROGRAM = """
 import base64
@@ -52,7 +52,7 @@ class DeviceRegion:
 
 
 class DeviceClient:
-    """What a client does with its memory, which this process never sees."""
+    """A client's operations on its memory, which this process never sees."""
 
     def __init__(self, worker):
         self._worker = worker

@@ -51,7 +51,7 @@ def _abilities(device):
 
 @pytest.fixture(scope="module")
 def machine():
-    """Where servers and clients run; at the end, no rule of a simulated driver was broken."""
+    """Machine of servers and clients; at the end, no rule of a simulated driver was broken."""
     with running_lane_machine() as machine:
         yield machine
 

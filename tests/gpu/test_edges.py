@@ -34,7 +34,7 @@ class TritonPythonModel:
 
 @functools.cache
 def edge_waits():
-    """How often a producer waits at an edge: never, where streams of two processes wait for events."""
+    """Return a producer's waits at an edge: none where streams of two processes wait for events."""
     crosses = SIMULATED or check_device(probe_devices().devices[0].uuid).events.works
     return (0, 0) if crosses else (1, 1)
 
@@ -83,7 +83,7 @@ def protocol(served):
 
 
 def born_in_the_arena(library):
-    """Whether a library's allocations can be led there: PyTorch's by the compiled module only."""
+    """Return whether a library can allocate in the arena: PyTorch by the compiled module only."""
     return library == "cupy" or (library == "torch" and absence() is None)
 
 

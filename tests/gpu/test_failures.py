@@ -1,4 +1,4 @@
-"""What fails on a GPU fails alone: killed stubs, faults of a kernel, no room."""
+"""Isolation of failures on a GPU: killed stubs, faults of a kernel, no memory."""
 
 from __future__ import annotations
 

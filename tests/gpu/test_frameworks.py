@@ -80,7 +80,7 @@ class Hold:
 
 
 class Torch:
-    """What the tests ask of PyTorch."""
+    """Operations of PyTorch that the tests use."""
 
     def __init__(self):
         self.library = pytest.importorskip("torch")
@@ -111,7 +111,7 @@ class Torch:
 
 
 class Cupy:
-    """What the tests ask of CuPy."""
+    """Operations of CuPy that the tests use."""
 
     def __init__(self):
         self.library = pytest.importorskip("cupy")

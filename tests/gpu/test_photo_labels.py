@@ -69,7 +69,7 @@ def test_labels_are_those_of_the_cpu(client, classify, model):
 
 @pytest.mark.parametrize("model", NAMES)
 def test_no_pixels_cross_between_decoder_and_classifier(served, client, classify, model):
-    """What comes back to the host is probabilities; of pixels, nothing that the bridge moved."""
+    """Only probabilities come back to the host; the bridge moves no pixels."""
     jpegs = [photo.read_bytes() for photo in PHOTOS]
     classify.classify(client, jpegs, model)
     names = ("image_preproc", "classifier", "top_labels", model)

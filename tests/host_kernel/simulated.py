@@ -1,4 +1,4 @@
-"""What a process on a simulated machine needs to preprocess images on its GPU."""
+"""Environment of a process that preprocesses images on a simulated GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What importing us costs, and what a stub's oldest interpreter can parse."""
+"""Cost of importing the package, and syntax that a stub's oldest interpreter can parse."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def write_completing(
 
 
 def said(repository: Path, name: str = "m") -> dict[str, list[int]]:
-    """What a model has noted: process ids by what they did."""
+    """Return a model's notes: process ids by their actions."""
     noted: dict[str, list[int]] = {"import": [], "complete": [], "initialize": [], "execute": []}
     log = _notes(repository, name) / "log"
     for line in log.read_text().splitlines() if log.exists() else ():

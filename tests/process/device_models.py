@@ -197,7 +197,7 @@ class DeviceServer:
             page.close()
 
     def work(self, model):
-        """What was done on GPUs for a model: bytes and copies by kind, and waits."""
+        """Return the work on GPUs for a model: bytes and copies by kind, and waits."""
         page = self.server.metrics()
         labels = f'model="{model}",version="1"'
         found = {}

@@ -136,7 +136,7 @@ def calling(source, called, decoupled=False):
 
 
 class Gate:
-    """What holds a model's kernels, and what the model has left to see."""
+    """Gate that holds a model's kernels, and the marks that the model leaves."""
 
     def __init__(self, repository, model, server):
         self._folder = repository / model

@@ -42,7 +42,7 @@ def ask(client, files, model="images", **options):
 
 
 def expected_pixels(files, parameters):
-    """What Pillow and NumPy make of files."""
+    """Return the pixels of files by Pillow and NumPy."""
     settings = image_settings(**parameters)
     types = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
     pixels = np.empty((len(files), *settings.image_shape), types[settings.dtype])

@@ -46,7 +46,7 @@ class Server:
         self.grpc_url = ""
 
     def log(self) -> str:
-        """What the server and its models have printed so far."""
+        """Return the output of the server and its models so far."""
         return self._log_path.read_text(errors="replace")
 
     def stubs(self) -> list[int]:
@@ -74,7 +74,7 @@ class Server:
         return status, answer["outputs"][0]["data"][0] if status == 200 else answer["error"]
 
     def is_ready(self, model: str | None = None) -> bool:
-        """Whether the server, or one of its models, says that it is ready."""
+        """Return whether the server, or one of its models, says that it is ready."""
         path = "/v2/health/ready" if model is None else f"/v2/models/{model}/ready"
         try:
             return self.request("GET", path)[0] == 200
@@ -208,7 +208,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def open_files(pid: int) -> list[str]:
-    """What the descriptors of a process lead to: paths, ``socket:[…]``, ``/memfd:…``, one for each."""
+    """Return the targets of a process's descriptors: paths, ``socket:[…]``, ``/memfd:…``, one for each."""
     found = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -233,7 +233,7 @@ def state(pid: int) -> str:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is no zombie."""
     return state(pid) not in ("", "Z")
 
 

@@ -1,4 +1,4 @@
-"""What the API says to a model, against recorded answers of Triton 2.51; every row of it has a test."""
+"""Answers of the API to a model, compared with those recorded of Triton 2.51; each row has a test."""
 
 from __future__ import annotations
 

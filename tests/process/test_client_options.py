@@ -1,4 +1,4 @@
-"""What tritonclient's calls may be given besides a model and its inputs, over each transport."""
+"""Arguments of tritonclient's calls besides a model and its inputs, over each transport."""
 
 from __future__ import annotations
 

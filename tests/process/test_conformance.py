@@ -25,7 +25,7 @@ STATUSES = {100, 200, 400, 404, 405, 413, 431, 500, 501}
 
 
 def loaded(server) -> bool:
-    """Whether no model is still being loaded."""
+    """Return whether no model is still being loaded."""
     return "] ready" in server.log()
 
 
@@ -80,7 +80,7 @@ def test_no_request_harms_the_server_or_a_model(asked):
 
 
 def outcome_fault(server_rows, name, repository) -> str | None:
-    """What is wrong with the rows that the repository index has of a model, or None."""
+    """Return the fault in the repository index's rows of a model, or None."""
     rows = [
         (row["state"], steady(row.get("reason", "")).replace(str(repository), "<repository>"))
         for (model, _), row in sorted(server_rows.items())

@@ -87,7 +87,7 @@ def is_closed(sock) -> bool:
 
 
 def sockets(server) -> int:
-    """How many sockets the server has open."""
+    """Return the number of sockets that the server has open."""
     return sum(link.startswith("socket:") for link in open_files(server.pid))
 
 

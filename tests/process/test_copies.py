@@ -1,4 +1,4 @@
-"""How often the bridge copies tensor bytes, read from its own counters: the budgets of the design."""
+"""Copies of tensor bytes by the bridge, read from its own counters: the budgets of the design."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def server(tmp_path_factory):
 
 
 class Copies:
-    """What was copied for a model since this object was made."""
+    """Bytes copied for a model since this object was made."""
 
     def __init__(self, server, model):
         self._server = server

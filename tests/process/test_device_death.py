@@ -1,4 +1,4 @@
-"""What goes wrong on a GPU: processes that die, memory that is short, a driver that fails."""
+"""Failures on a GPU: processes that die, memory that is short, a driver that fails."""
 
 from __future__ import annotations
 

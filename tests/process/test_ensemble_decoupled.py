@@ -53,7 +53,7 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory):
-    """How far the source of the wide answers has come."""
+    """File with the progress of the source of the wide answers."""
     return tmp_path_factory.mktemp("sent") / "count"
 
 

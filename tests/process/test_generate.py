@@ -154,7 +154,7 @@ def progress(path):
 
 
 def standing(path):
-    """What a model has written when it writes no more."""
+    """Return the text that a model has written once it writes no more."""
     before, since = "", time.monotonic()
     # While it writes, the file is empty for a moment.
     while not before or time.monotonic() - since < 0.5:

@@ -52,7 +52,7 @@ def server(tmp_path_factory):
 
 
 def infer(server, headers, **parameters):
-    """What the model sees of a request over HTTP."""
+    """Return the parameters that the model sees of a request over HTTP."""
     document = json.dumps({"inputs": [TENSOR], "parameters": parameters})
     status, _, body = server.request("POST", "/v2/models/m/infer", document, headers)
     assert status == 200, body

@@ -86,7 +86,7 @@ def send(http, name):
 
 
 def refused(http, files):
-    """What the server says of files; None when it answers."""
+    """Return the server's error for files; None when it answers."""
     try:
         ask(http, files)
     except InferenceServerException as error:

@@ -1,4 +1,4 @@
-"""What a request may say besides its inputs: outputs, batches, shapes, an identifier, parameters."""
+"""Parts of a request besides its inputs: outputs, batches, shapes, an identifier, parameters."""
 
 from __future__ import annotations
 

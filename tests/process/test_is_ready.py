@@ -1,4 +1,4 @@
-"""What a model says itself when it is asked whether it is ready."""
+"""Readiness as a model reports it itself."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_model_without_it_has_no_thread_and_no_socket_for_it(tmp_path):
 
 
 def held(pid):
-    """How many threads and descriptors a process has."""
+    """Return the numbers of threads and descriptors of a process."""
     return {what: len(list(Path(f"/proc/{pid}/{what}").iterdir())) for what in ("task", "fd")}
 
 

@@ -50,7 +50,7 @@ def test_half_of_them_slow(server):
 
 
 def answered(server) -> float:
-    """How many requests its large model has answered."""
+    """Return the number of requests that its large model has answered."""
     metrics = server.metrics()
     return sum(
         count

@@ -128,7 +128,7 @@ LIES = {
     ),
     "closed": ("b''", "closed its channel and was killed"),
 }
-"""What a model sends over its stub's channel in its first ``execute``, and what is said of it.
+"""Data that a model sends over its stub's channel in its first ``execute``, and the error it causes.
 
 The first request of a stub is batch 1 and has ticket 0.
 """

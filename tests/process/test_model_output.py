@@ -1,4 +1,4 @@
-"""What models print, complain and fail with, in the server's log with their names."""
+"""Output and failures of models, in the server's log with their names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def logged(server, pattern):
 
 
 def pipes(server):
-    """How many ends of pipes a server has open."""
+    """Return the number of pipe ends that a server has open."""
     return sum(link.startswith("pipe:") for link in open_files(server.pid))
 
 

@@ -162,7 +162,7 @@ def ask(client, case, values):
 
 VALUES = np.arange(LARGE, dtype=np.float32)
 OTHER_BYTES = 1 << 18
-"""What else may be copied: small inputs and outputs, what came with a message's beginning."""
+"""Bytes that may be copied besides: small inputs and outputs, and the beginning of a message."""
 
 
 @pytest.mark.parametrize(

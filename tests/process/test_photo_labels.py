@@ -48,7 +48,7 @@ def expected():
 
 
 def network(pixels):
-    """What the network is, without PyTorch: `[images, 3, 224, 224]` to `[images, 16]`."""
+    """The network without PyTorch: `[images, 3, 224, 224]` to `[images, 16]`."""
     random = np.random.RandomState(SEED)
 
     def weights(*shape):

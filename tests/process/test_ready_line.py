@@ -1,4 +1,4 @@
-"""What the server says when it is ready: where it is, who can connect, how each model is asked."""
+"""Log lines of a ready server: its addresses, their reach, and a request for each model."""
 
 from __future__ import annotations
 

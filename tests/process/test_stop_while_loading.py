@@ -46,7 +46,7 @@ def test_a_server_that_still_imports_ends_quietly(tmp_path, module, number):
 
 
 def test_a_server_that_looks_at_a_dead_mount_ends_quietly(tmp_path):
-    """Whether the directory that it is given is a model's is asked before anything else."""
+    """The server checks before anything else whether its directory is a model's."""
     mark = tmp_path / "mark"
     code = f"""
 import os, sys, threading, time

@@ -138,7 +138,7 @@ def _settled_holdings(server):
 
 
 def _no_more(now, before):
-    """Whether nothing is held that was not, but for threads that are begun at first need.
+    """Return whether nothing new is held, except for threads that start at first need.
 
     A stub has one of them, the server two, for what is compressed.
     """

@@ -1,4 +1,4 @@
-"""What several rooms' tests need."""
+"""Fixtures shared by the tests of several packages."""
 
 from __future__ import annotations
 

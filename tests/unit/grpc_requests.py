@@ -1,4 +1,4 @@
-"""What the tests of gRPC messages share: models, an arena, and requests for them."""
+"""Fixtures of the tests of gRPC messages: models, an arena, and requests for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What schedulers are tested with: requests that nobody executes, and twins of schedulers."""
+"""Fixtures of the schedulers' tests: requests that nobody executes, and twins of schedulers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stub has been told of device memory, and when it may be freed."""
+"""Device memory announced to a stub, and the time at which it may be freed."""
 
 from __future__ import annotations
 

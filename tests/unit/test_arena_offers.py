@@ -1,4 +1,4 @@
-"""What a stub does with the memory that it is offered: takes it, or refuses it and hears of the next."""
+"""Memory offered to a stub, which takes it, or refuses it and gets the next offer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What figures of zero-copy say, sizes as people write them, and a nvidia-smi that is odd."""
+"""Figures of zero-copy, sizes as people write them, and an nvidia-smi with odd output."""
 
 from __future__ import annotations
 

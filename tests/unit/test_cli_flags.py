@@ -21,7 +21,7 @@ REPOSITORY = "--model-repository=/models"
 
 
 def settings_of(*words: str, command: str = "serve") -> ServerSettings:
-    """What a command line comes to, without a server."""
+    """Return the settings of a command line, without a server."""
     return server_settings(cli.command_parser(command).parse_known([REPOSITORY, *words]))
 
 

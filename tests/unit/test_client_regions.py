@@ -22,7 +22,7 @@ SIZE = 4096
 
 
 class Stub:
-    """What the regions know of a stub's link."""
+    """The part of a stub's connection that the regions use."""
 
     def __init__(self):
         self.dropped = []

@@ -1,4 +1,4 @@
-"""What a model returns from auto_complete_config, and what becomes of its configuration (as in Triton 2.51)."""
+"""Results of auto_complete_config, and the configuration that follows (as in Triton 2.51)."""
 
 from __future__ import annotations
 

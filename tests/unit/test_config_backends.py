@@ -1,4 +1,4 @@
-"""Which backend runs a model, by its configuration and its files, as Triton decides it."""
+"""Choice of a model's backend by its configuration and its files, as in Triton."""
 
 from __future__ import annotations
 

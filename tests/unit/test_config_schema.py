@@ -57,7 +57,7 @@ def test_shares_classes_with_the_packaged_module(ours_first: bool) -> None:
 
 
 def test_a_second_registration_of_the_same_file_gives_the_same_classes() -> None:
-    """What happens when tritonclient.grpc is imported later, shown where grpcio is not there."""
+    """A later import of tritonclient.grpc does this; shown here without grpcio."""
     path = model_config_schema().__file__
     spec = importlib.util.spec_from_file_location("model_config_pb2_again", path)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""What a configuration asks for and does not get is said, never swallowed."""
+"""Unsupported settings of a configuration, which are reported and never ignored."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def codecs(kind):
 
 
 def outcome(function, argument):
-    """What a function returns, or that it raises ValueError."""
+    """Return a function's result, or ValueError if it raises that."""
     try:
         return function(argument)
     except ValueError:

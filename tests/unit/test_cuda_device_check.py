@@ -1,4 +1,4 @@
-"""What can cross processes is tried, and what cannot is a value with its reason."""
+"""Check of memory and events that cross processes; a failure is a value with its reason."""
 
 from __future__ import annotations
 

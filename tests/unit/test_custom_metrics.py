@@ -1,4 +1,4 @@
-"""Which metrics are there, whose they are, and when they go."""
+"""Custom metrics: their existence, their owners and their removal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an ensemble's tensors stay: on the GPU that they are made on, if all who need them reach it."""
+"""Placement of an ensemble's tensors: on their GPU, if all consumers reach it."""
 
 from __future__ import annotations
 

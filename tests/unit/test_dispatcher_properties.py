@@ -1,4 +1,4 @@
-"""What holds for every request of a model, whatever clients, clocks and processes do to it."""
+"""Invariants of every request of a model, whatever clients, clocks and processes do."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class ModelMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_forgotten(self):
-        """Who waits is at an instance or in the queue, or done and waiting for others' turn."""
+        """Check that each waiting request is at an instance, in the queue, or done and held for its turn."""
         if self.model is None:
             return
         flying = self.flying()
@@ -252,7 +252,7 @@ class ModelMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_without_need(self):
-        """What is queued waits for an instance, or for a time at which it is looked at again."""
+        """Check that queued requests wait for an instance or for a timer."""
         if self.model is None or not self.model.dispatcher.queued:
             return
         ready = [i for i in self.model.instances if i.state is InstanceState.READY]

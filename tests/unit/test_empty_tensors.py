@@ -18,7 +18,7 @@ Failure = pb_utils.TritonModelException
 
 
 class Named:
-    """What a framework calls a device, or a dtype."""
+    """A framework's name of a device, or of a dtype."""
 
     def __init__(self, text):
         self.text = text
@@ -28,7 +28,7 @@ class Named:
 
 
 class Origin:
-    """Where a request came from, of which only the outputs matter here."""
+    """Origin of a request, of which only the outputs matter here."""
 
     def output(self, name, datatype, shape, dtype):
         return "host", name, datatype, shape, dtype

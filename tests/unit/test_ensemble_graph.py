@@ -1,4 +1,4 @@
-"""Which ensembles can be, and what is said of the others: the words of Triton 2.51."""
+"""Validity of ensembles, and the errors of invalid ones, in the words of Triton 2.51."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def tar(*members):
 
 @pytest.fixture
 def place(tmp_path):
-    """Where an archive is unpacked; what lies beside it must stay as it is."""
+    """Directory in which an archive is unpacked; its neighbours must stay as they are."""
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "outside").write_text("untouched")

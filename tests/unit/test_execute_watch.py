@@ -1,4 +1,4 @@
-"""How long a stub has been at what it does, whatever it says itself of when it began."""
+"""Duration of a stub's execution, whatever start time it reports itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many requests a stub is fed ahead."""
+"""Number of requests that a stub is sent ahead."""
 
 from __future__ import annotations
 

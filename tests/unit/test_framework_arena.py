@@ -43,7 +43,7 @@ def memory(log, monkeypatch):
 
 
 class OutOfMemoryError(RuntimeError):
-    """What PyTorch raises."""
+    """PyTorch's exception."""
 
 
 class Functions:

@@ -38,7 +38,7 @@ class Events:
             self.events.append(copied)
 
     def of(self, stream_id):
-        """What was told of a stream, without the objects of its headers."""
+        """Return the events of a stream, without the objects of its headers."""
         return [
             (kind, said[0], *said[2:]) if kind in (CALL, BEGIN) else (kind, *said)
             for kind, of, *said in self.events
@@ -57,7 +57,7 @@ def server(**limits):
 
 
 def told(path, *sent, chunk=1 << 30):
-    """What is told of stream 1 when these frames come."""
+    """Return the events of stream 1 for these frames."""
     made = server()
     made.feed(headers(1, block=block(path)) + b"".join(sent), chunk)
     return made.recorder.of(1)

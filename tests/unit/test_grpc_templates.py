@@ -46,7 +46,7 @@ def cache(model, arena):
 
 
 def outcome(message, forms, arena):
-    """What a message becomes: a request, or an error."""
+    """Return the request that a message becomes, or its error."""
     try:
         known, made, regions = whole_request(message, forms, lambda _: None)
     except BridgeError as error:
@@ -183,7 +183,7 @@ def two(count=4, **fields):
 
 
 def taken(first, second, arena, model=MODELS[0]):
-    """Whether the template of a message is that of another; what it means is right in any case."""
+    """Return whether two messages share a template; both are parsed correctly in any case."""
     forms = cache(model, arena)
     outcome(first, forms, arena)
     assert outcome(second, forms, arena) == outcome(second, cache(model, arena), arena)

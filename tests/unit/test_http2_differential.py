@@ -265,7 +265,7 @@ def test_noise_is_survived(noise, chunk):
 @FEW
 @given(st.lists(LEGAL, max_size=12))
 def test_what_h2_refuses_is_refused(sequence):
-    """Where h2 as a server ends the connection, ours does, or resets the stream; and no more."""
+    """Ours ends the connection, or resets the stream, exactly where h2 as a server does."""
     theirs = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
     theirs.initiate_connection()
     theirs.receive_data(frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0))

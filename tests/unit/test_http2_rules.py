@@ -1,4 +1,4 @@
-"""What breaks a rule is answered with the right kind of error (RFC 9113, sections 5 and 6)."""
+"""Violations of HTTP/2 rules, and their kinds of errors (RFC 9113, sections 5 and 6)."""
 
 from __future__ import annotations
 

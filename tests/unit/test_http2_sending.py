@@ -1,4 +1,4 @@
-"""What is sent: in order, in turn, within the peer's windows, without copies."""
+"""Sending over HTTP/2: in order, in turn, within the peer's windows, without copies."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ STRICTER = {
     ),
     "a chunk's size of more than 15 digits": (CHUNKED + b"0" * 15 + HELLO, "the size of a chunk"),
 }
-"""What httptools takes and we refuse, with words of the refusal."""
+"""Requests that httptools takes and we refuse, with words of the refusal."""
 
 LENIENT = {
     "methods of any name": (b"BREW / HTTP/1.1\r\n\r\n", "Invalid method"),
@@ -37,7 +37,7 @@ LENIENT = {
     "chunk extensions of any form": (CHUNKED + HELLO.replace(b"5", b"5;a b"), "chunk ext"),
     "URLs of any host": (b"GET http://<x>/ HTTP/1.1\r\n\r\n", "url"),
 }
-"""What httptools refuses, with words of its refusal, and we take."""
+"""Requests that httptools refuses, with words of its refusal, and we take."""
 
 
 class Requests:

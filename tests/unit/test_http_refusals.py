@@ -1,4 +1,4 @@
-"""What HttpConnection refuses, and what becomes of the connection and its handlers then."""
+"""Refusals of HttpConnection, and their effect on the connection and its handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What image_preproc takes for an image, and what it says of files that somebody sends to do harm."""
+"""Recognition of images by image_preproc, and its refusals of hostile files."""
 
 from __future__ import annotations
 

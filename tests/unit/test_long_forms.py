@@ -64,7 +64,7 @@ def test_a_number_beyond_its_datatype_is_found_in_long_contents_too(monkeypatch)
 
 
 def said(form, monkeypatch, *, split):
-    """What a form says, or what is wrong with it; read whole, or split."""
+    """Return the contents of a form, or its error; read whole, or split."""
     with monkeypatch.context() as patch:
         patch.setattr(infer_request, "LONG_FORM_BYTES", 0 if split else 1 << 40)
         try:

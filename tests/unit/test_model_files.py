@@ -1,4 +1,4 @@
-"""What counts as a change of a model's files."""
+"""Changes of a model's files, and writes that are none."""
 
 import asyncio
 import os

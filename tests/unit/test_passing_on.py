@@ -1,4 +1,4 @@
-"""Where an output lies in its request's memory: told by addresses, compiled or not."""
+"""Location of an output in its request's memory, found by addresses, compiled or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a request's inputs lie: aligned by as few moves as possible, and never damaged."""
+"""Alignment of a request's inputs by as few moves as possible, without damage."""
 
 from __future__ import annotations
 

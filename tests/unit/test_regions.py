@@ -1,4 +1,4 @@
-"""Which stub has mapped which memory, and when it is told to unmap it."""
+"""Memory mapped by each stub, and the time at which it is told to unmap it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model may still ask of a request: its place in the server is another's once it is over."""
+"""Access to a request that is over, when its place in the server belongs to another."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Sent:
 
 
 def expected(config, header, data):
-    """What the parser says of a request; None for an error."""
+    """Return the parsed request; None for an error."""
     sent = Sent(header, data)
     try:
         form = parse_request(header, config, len(data), any_region)
@@ -129,7 +129,7 @@ TEXTS = st.one_of(
 
 @st.composite
 def parameters(draw):
-    """What varies of the parameters of a request, as functions of a drawing."""
+    """Draw the varying parameters of a request, as functions of a drawing."""
     drawn = draw(
         st.lists(
             st.sampled_from(
@@ -153,7 +153,7 @@ def parameters(draw):
 
 @st.composite
 def skeletons(draw):
-    """What two requests have in common: members, their order and white space."""
+    """Draw the shared part of two requests: members, their order and white space."""
     names = draw(st.lists(st.sampled_from("ABS"), unique=True, min_size=1))
     return {
         "names": names,
@@ -228,7 +228,7 @@ def one_input(draw, name, batch, shared):
 
 
 def agree(config, cache, header, data):
-    """What matches is what the parser says, and who does not match leaves the memory as it was."""
+    """Check that a match equals the parser's result, and that a mismatch leaves the memory as it was."""
     sent = Sent(header, data)
     before = bytes(sent.memory)
     matched = sent.match(cache)

@@ -1,4 +1,4 @@
-"""How many responses may be on the way: counted over all the runs of a rescheduled request."""
+"""Limit of responses in flight, counted over all runs of a rescheduled request."""
 
 from __future__ import annotations
 

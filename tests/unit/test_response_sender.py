@@ -1,4 +1,4 @@
-"""What threads that share a response sender can rely on."""
+"""Guarantees for threads that share a response sender."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long instances wait before they start their stubs again."""
+"""Back-off of instances before they restart their stubs."""
 
 from __future__ import annotations
 

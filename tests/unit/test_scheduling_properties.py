@@ -1,4 +1,4 @@
-"""What holds for the default scheduler and the dynamic batcher whatever happens, in virtual time."""
+"""Invariants of the default scheduler and the dynamic batcher, in virtual time."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class BatchingMachine(RuleBasedStateMachine):
         return self.scheduler.twin().take(0, self.now) is not None
 
     def probe(self, when, due_now):
-        """Whether a twin has anything to give at a time, other than what is due already."""
+        """Return whether a twin has anything to give at a time, other than what is due already."""
         twin = self.scheduler.twin()
         news = bool(twin.refused(when))
         if not due_now:

@@ -1,4 +1,4 @@
-"""What holds for sequence batching whatever happens to clients and instances, in virtual time."""
+"""Invariants of sequence batching whatever happens to clients and instances, in virtual time."""
 
 from __future__ import annotations
 

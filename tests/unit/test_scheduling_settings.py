@@ -1,4 +1,4 @@
-"""What a config.pbtxt says about scheduling, and the words for what it cannot say."""
+"""Scheduling settings of a config.pbtxt, and the errors of invalid ones."""
 
 from __future__ import annotations
 

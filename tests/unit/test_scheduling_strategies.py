@@ -1,4 +1,4 @@
-"""What the two strategies of sequence batching do, and what they give with each request."""
+"""The two strategies of sequence batching, and the controls of each request."""
 
 from __future__ import annotations
 

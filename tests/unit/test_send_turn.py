@@ -1,4 +1,4 @@
-"""When requests leave for stubs: alone at once, else together with those that come meanwhile."""
+"""Time at which requests leave for stubs: one alone at once, others together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of an error that a model raised, and which errors name no place."""
+"""Texts of errors that a model raised, and the errors that name no place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How results leave a stub: quick ones together, none waiting for a batch that takes long."""
+"""Sending of results by a stub: quick ones together, none delayed by a long batch."""
 
 import socket
 import struct

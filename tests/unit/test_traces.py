@@ -1,4 +1,4 @@
-"""Which requests are traced by which settings, and how files are written."""
+"""Choice of traced requests by settings, and the files of traces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def traces(tmp_path):
 
 
 def chosen(traces, model, count):
-    """Which of so many requests of a model are traced."""
+    """Return for each of so many requests of a model whether it is traced."""
     return [bool(traces.sample(model, 1, "")) for _ in range(count)]
 
 

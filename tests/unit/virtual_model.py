@@ -49,7 +49,7 @@ def _record(ticket, flags, context=b""):
 
 @dataclasses.dataclass(eq=False)
 class Client:
-    """What the sender of a request knows, and what must be true of it."""
+    """Knowledge of a request's sender, and its invariants."""
 
     request: InferRequest
     serial: int

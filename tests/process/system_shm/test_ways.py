@@ -25,7 +25,7 @@ COUNT = 300_000
 
 
 class Copies:
-    """What the bridge copied for a model since this object was made."""
+    """Bytes that the bridge copied for a model since this object was made."""
 
     def __init__(self, server, name):
         self._server = server

@@ -32,7 +32,7 @@ def many(code, **given):
 
 
 def seen(**given):
-    """What api_add saw of a request."""
+    """Return what api_add saw of a request."""
     response = request(requested_output_names=["SEEN"], **given).exec()
     return show(response)
 
