@@ -243,7 +243,7 @@ std::shared_ptr<GrpcMethods> methods_of(nb::handle methods) {
       throw nb::value_error("expected a kind of method");
     }
     made->add(std::string(view_of(nb::cast<nb::bytes>(parts[0]))),
-              {static_cast<GrpcKind>(kind), nb::cast<std::uint64_t>(parts[2]), {}, {}});
+              {static_cast<GrpcKind>(kind), nb::cast<std::uint64_t>(parts[2])});
   }
   return made;
 }

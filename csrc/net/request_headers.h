@@ -19,8 +19,8 @@ struct GrpcMethod {
   GrpcKind kind;
   std::uint64_t limit;  // bytes of the longest message
   // A field that its calls must have; without a name none.
-  std::string required_name;
-  std::string required_value;
+  std::string required_name{};
+  std::string required_value{};
 };
 
 // The methods of a server, by path; what a path stands for is its number here.
