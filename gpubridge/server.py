@@ -23,6 +23,7 @@ from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.engine.model_loader import ModelLoader
+from gpubridge.engine.orphans import Orphans
 from gpubridge.engine.regions import Regions
 from gpubridge.engine.repository import ModelRepository
 from gpubridge.engine.served_models import VersionStatus
@@ -84,24 +85,16 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     workers = Workers()
-    repository = build_repository(settings, telemetry, workers)
+    orphans = Orphans()
+    start_stub = partial(StubProcess, orphans=orphans)
+    repository = build_repository(settings, telemetry, workers, start_stub)
     regions = ClientRegions(
         repository.regions,
         repository.devices,
         allowed=settings.allow_client_shm,
         most=settings.client_shm_max_regions,
     )
-    router = V2Router(
-        repository,
-        regions,
-        workers,
-        strict_readiness=settings.strict_readiness,
-        headers=ForwardedHeaders(settings.http_header_forward_pattern),
-        restrictions=settings.http_restricted_api,
-    )
-    service = GrpcService(repository, router.ready, regions, workers, settings)
-    repository.listen(router.model_changed)
-    repository.listen(service.model_changed)
+    router, service = _build_endpoints(settings, repository, regions, workers)
     doors: list[_Door] = []
     failed = ""
     sweeper = Sweeper([*settings.http_connections.times, *settings.grpc_connections.times])
@@ -130,7 +123,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     finally:
         router.serving = False
         service.health.check(loop.time())
-        await _close(doors, repository, settings.exit_timeout_secs, failed)
+        await _close(doors, repository, orphans, settings.exit_timeout_secs, failed)
         sweeper.close()
         workers.close()
         regions.close()
@@ -190,6 +183,23 @@ def build_repository(
     calls.serve(repository)
     repository.listen(calls.model_changed)
     return repository
+
+
+def _build_endpoints(
+    settings: ServerSettings, repository: ModelRepository, regions: ClientRegions, workers: Workers
+) -> tuple[V2Router, GrpcService]:
+    router = V2Router(
+        repository,
+        regions,
+        workers,
+        strict_readiness=settings.strict_readiness,
+        headers=ForwardedHeaders(settings.http_header_forward_pattern),
+        restrictions=settings.http_restricted_api,
+    )
+    service = GrpcService(repository, router.ready, regions, workers, settings)
+    repository.listen(router.model_changed)
+    repository.listen(service.model_changed)
+    return router, service
 
 
 async def _open_doors(
@@ -319,7 +329,11 @@ def _say_ready(
 
 
 async def _close(
-    doors: list[_Door], repository: ModelRepository, seconds: float, failed: str
+    doors: list[_Door],
+    repository: ModelRepository,
+    orphans: Orphans,
+    seconds: float,
+    failed: str,
 ) -> None:
     """Close the endpoints, answer requests in flight, finalize models; log what ``failed`` last."""
     deadline = asyncio.get_running_loop().time() + seconds
@@ -328,6 +342,7 @@ async def _close(
         for connection in list(door.connections):
             connection.drain()
     await repository.close(seconds)
+    await orphans.close()
     for door in doors:
         for connection in list(door.connections):
             connection.finish()

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import gpubridge
 from gpubridge.engine.environments.provider import StubEnvironment
+from gpubridge.engine.orphans import Orphans
 from gpubridge.errors import BridgeError, unavailable
 from gpubridge.telemetry.logs import log_from_stub
 
@@ -129,14 +130,24 @@ class StubProcess:
     - ``model``, ``instance``: their names, for the lines that the model prints; the instance's is
       shown in process lists.
     - ``sock``: the stub's end of its channel; closed here once the stub has it.
+    - ``orphans``: ends what the stub leaves behind; without, its process group is killed.
 
     Attribute ``exited``: resolves to how it ended ("exited with code 3", "was killed by signal 9
     (SIGKILL)").
     """
 
     def __init__(
-        self, environment: StubEnvironment, model: str, instance: str, sock: socket.socket
+        self,
+        environment: StubEnvironment,
+        model: str,
+        instance: str,
+        sock: socket.socket,
+        orphans: Orphans | None = None,
     ) -> None:
+        self._orphans = orphans if orphans is not None and orphans.possible else None
+        variables = environment.variables
+        if self._orphans is not None:
+            variables = self._orphans.mark(variables)
         fd = sock.fileno()
         command = [environment.python, str(_BOOTSTRAP), str(fd), str(os.getpid()), instance]
         self._printed: list[PrintedLines] = []
@@ -146,7 +157,7 @@ class StubProcess:
             out, err = self._printed
             self._process = subprocess.Popen(
                 command,
-                env=environment.variables,
+                env=variables,
                 pass_fds=(fd,),
                 stdin=subprocess.DEVNULL,
                 stdout=out.write_end,
@@ -164,26 +175,22 @@ class StubProcess:
         try:
             self._pidfd = os.pidfd_open(self.pid)
         except OSError as error:
-            self._kill_group()
+            self._process.kill()
             self._process.wait()
             self._close_streams()
             raise cannot_start(instance, error) from error
+        if self._orphans is not None:
+            self._orphans.started(self.pid, variables)
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[str] = self._loop.create_future()
         self._expected: str | None = None
         self._loop.add_reader(self._pidfd, self._reap)
 
     def kill(self, why: str | None = None) -> None:
-        """Kill the whole process group; ``why`` is told instead of the signal."""
+        """Kill the process, and so what it has started; ``why`` is told instead of the signal."""
         if not self.exited.done():
             self._expected = self._expected or why
-            self._kill_group()
-
-    def _kill_group(self) -> None:
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _close_streams(self) -> None:
         for stream in self._printed:
@@ -192,9 +199,12 @@ class StubProcess:
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        # Children that the model left behind go with it; the group lives on while one of them does.
-        self._kill_group()
+        if self._orphans is None:
+            # The dead process is still in its group, which is nobody else's therefore.
+            os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
+        if self._orphans is not None:
+            self._orphans.ended(self.pid)
         # What it said last comes before what becomes of it.
         self._close_streams()
         if not self.exited.done():

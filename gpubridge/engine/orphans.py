@@ -1,0 +1,184 @@
+"""Processes that outlive their parent: those that a stub leaves are ended, and all are reaped."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import re
+import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_SELDOM_SECONDS = 5.0
+_SOON_SECONDS = 0.05
+_LAST_SECONDS = 5.0
+_GRACE_SECONDS = 1.0
+"""Between SIGTERM and SIGKILL: the resource tracker of ``multiprocessing`` removes shared memory then,
+once all who had that are gone."""
+
+_VARIABLE = "GPUBRIDGE_STUB"
+_MARK = re.compile(rb"(?:^|\0)%s=([^\0]*)" % _VARIABLE.encode())
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """A child of this process, as /proc has it."""
+
+    pid: int
+    state: str
+    group: int
+    session: int
+
+
+class Orphans:
+    """Ends what dead stubs leave, and reaps the children that nobody else waits for.
+
+    What outlives its parent becomes a child of this process, which is process 1 or a subreaper. It
+    belongs to a dead stub by its process group or session, or by a variable of its environment, which
+    tells in sessions of its own, too. What has neither was detached on purpose, or is not a model's.
+
+    Attribute ``possible``: whether the system tells of orphans; else nothing is done here.
+    """
+
+    def __init__(self) -> None:
+        adopts = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        self.possible = adopts and Path("/proc/thread-self/children").exists()
+        self._server = secrets.token_hex(4)
+        self._numbers = count()
+        # By process id: the marks of those that run, and when something of a dead one was seen last.
+        self._stubs: dict[int, str] = {}
+        self._dead: dict[int, float] = {}
+        # By process id: when to kill what was told to end, and since when others are zombies.
+        self._ending: dict[int, float] = {}
+        self._zombies: dict[int, float] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._look()
+
+    def mark(self, variables: dict[str, str]) -> dict[str, str]:
+        """Return the environment of a stub with that by which its children are known."""
+        return {**variables, _VARIABLE: f"{self._server}.{next(self._numbers)}"}
+
+    def started(self, pid: int, variables: dict[str, str]) -> None:
+        """A stub runs, with these variables."""
+        self._stubs[pid] = variables[_VARIABLE]
+        self._dead.pop(pid, None)
+
+    def ended(self, pid: int) -> None:
+        """A stub has ended, and is reaped: what it has left is told to end."""
+        del self._stubs[pid]
+        self._dead[pid] = self._loop.time()
+        self._look()
+
+    async def close(self) -> None:
+        """Look no more, once what dead stubs have left is gone, or cannot be killed."""
+        for _ in range(round(_LAST_SECONDS / _SOON_SECONDS)):
+            if not self._look():
+                break
+            await asyncio.sleep(_SOON_SECONDS)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> bool:
+        """Look at all children, and again later; returns whether any was ended or is to end."""
+        if not self.possible:
+            return False
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            busy = self._settle(list(_children(self._stubs)), self._loop.time())
+        except OSError:
+            # No descriptor is left, perhaps.
+            busy = False
+        delay = _SOON_SECONDS if busy else _SELDOM_SECONDS
+        self._timer = self._loop.call_later(delay, self._look)
+        return busy
+
+    def _settle(self, children: list[_Child], now: float) -> bool:
+        told, known = self._ending, self._zombies
+        self._ending, self._zombies = {}, {}
+        busy = False
+        for child in children:
+            if child.state == "Z":
+                since = known.get(child.pid, now)
+                # Others who start processes wait for them, in time.
+                if child.pid in told or now >= since + _SELDOM_SECONDS / 2:
+                    busy = _reap(child.pid) or busy
+                else:
+                    self._zombies[child.pid] = since
+            elif self._is_left(child):
+                busy = True
+                self._dead.update(
+                    dict.fromkeys({child.group, child.session} & self._dead.keys(), now)
+                )
+                self._ending[child.pid] = self._end(child, told.get(child.pid), now)
+        forget = now - 2 * _SELDOM_SECONDS
+        self._dead = {pid: seen for pid, seen in self._dead.items() if seen > forget}
+        return busy
+
+    def _is_left(self, child: _Child) -> bool:
+        """Whether a process was a dead stub's."""
+        if child.group in self._dead or child.session in self._dead:
+            return True
+        try:
+            environment = Path(f"/proc/{child.pid}/environ").read_bytes()
+        except OSError:
+            return False
+        found = _MARK.search(environment)
+        mark = found[1].decode(errors="replace") if found else ""
+        return mark.startswith(f"{self._server}.") and mark not in self._stubs.values()
+
+    def _end(self, child: _Child, deadline: float | None, now: float) -> float:
+        """Tell a process to end, and kill it when it has not; returns when that is."""
+        if deadline is None:
+            _logger.info("process %d has outlived its model's: it is told to end", child.pid)
+            _send(child.pid, signal.SIGTERM)
+            return now + _GRACE_SECONDS
+        if now >= deadline:
+            _send(child.pid, signal.SIGKILL)
+        return deadline
+
+
+def _children(others: dict[int, str]) -> Iterator[_Child]:
+    """Yield the children of this process without ``others``."""
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            pids = [int(word) for word in (task / "children").read_bytes().split()]
+        except OSError:
+            # A thread that has ended.
+            continue
+        for pid in pids:
+            if pid not in others and (child := _child(pid)) is not None:
+                yield child
+
+
+def _child(pid: int) -> _Child | None:
+    try:
+        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return _Child(pid, words[0].decode(), int(words[2]), int(words[3]))
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a child, which keeps its number until it is reaped."""
+    # One that has become another user's may not be told.
+    with suppress(PermissionError):
+        os.kill(pid, number)
+
+
+def _reap(pid: int) -> bool:
+    """Take the status of a zombie; returns whether there was one."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return False
