@@ -34,7 +34,8 @@ Held held_for(InferRequest& request) {
 }
 
 void RequestsAtStub::submit(nb::handle requests) {
-  const bool alone = core_.idle() && hooks_ && turn().is_quiet();
+  // Where one request follows the other, the next one does not come before the answer.
+  const bool alone = core_.idle() && hooks_ && (alone_ || turn().is_quiet());
   // A crowd that goes on is nothing new.
   if (!waits_.is_none() && (alone || !crowded_)) {
     alone_ = nb::cast<bool>(waits_.attr("sent")(alone));

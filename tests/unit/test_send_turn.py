@@ -69,6 +69,54 @@ def test_a_request_that_comes_alone_leaves_at_once(turns: Turns, desks: list[Des
     assert not turns.end()
 
 
+class Likely:
+    """Says that single requests follow one another until two come together."""
+
+    def __init__(self) -> None:
+        self.told: list[bool] = []
+
+    def sent(self, alone: bool) -> bool:
+        self.told.append(alone)
+        return alone
+
+    def answered(self) -> None:
+        pass
+
+
+def answer(desk: Desk) -> None:
+    """Answer all that a stub has."""
+    for sequence, (asked,) in list(desk.flights.items()):
+        desk.complete((sequence, [record(asked.request.ticket)]))
+    desk.flights.clear()
+    desk.messages.clear()
+
+
+def test_one_after_the_other_leave_at_once_whatever_else_comes(
+    turns: Turns, desks: list[Desk]
+) -> None:
+    desk, waits = desks[0], Likely()
+    desk.in_flight.poll_with(waits)
+    desk.enter(1)
+    answer(desk)
+    turns.have_events()
+    desk.enter(1)
+    assert batches(desk) == [1]
+    desk.enter(1)
+    assert batches(desk) == [1]
+    turns.take_events()
+    turns.end()
+    assert batches(desk) == [1, 1]
+    assert waits.told == [True, True, False]
+    answer(desk)
+    # They do not come one after the other any more.
+    turns.have_events()
+    desk.enter(1)
+    assert batches(desk) == []
+    turns.take_events()
+    turns.end()
+    assert batches(desk) == [1]
+
+
 def test_requests_of_a_turn_leave_together_for_each_stub(turns: Turns, desks: list[Desk]) -> None:
     turns.have_events()
     for _ in range(3):
