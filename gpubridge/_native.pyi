@@ -420,6 +420,8 @@ class InFlightRequests:
     """Requests whose batch has ended, but not they."""
     idle: bool
     """Whether no batch is at the stub."""
+    succeeded: int
+    """Grows whenever a request succeeds."""
     def holds(self, sequence: int, /) -> bool:
         """Say whether a batch is at the stub."""
     def watch(

@@ -238,6 +238,7 @@ void RequestsAtStub::count(const ResultBatch& batch, Duration now, const std::ve
       if (run.reason.empty()) counters.observe({now, spent, queued, steps});
     }
   }
+  if (sums.done != 0) ++succeeded_;
   if (sums.done != 0 || going_on != 0) counters.executed(1, size, sums, steps, going_on);
   counters.last_ended = batch.ended;
 }
@@ -345,6 +346,7 @@ void RequestsAtStub::count_closed(const Held& held, std::string_view reason, Dur
     counters().failed(failure_reason(reason), spent);
     return;
   }
+  ++succeeded_;
   counters().answered(held.size, spent, held.queued, held.steps);
   counters().observe({now, spent, held.queued, held.steps});
 }
@@ -530,6 +532,7 @@ void bind_in_flight(nb::module_& module) {
       .def_prop_ro("free_tickets", &RequestsAtStub::free_tickets)
       .def_prop_ro("open_requests", &RequestsAtStub::open_requests)
       .def_prop_ro("idle", &RequestsAtStub::idle)
+      .def_prop_ro("succeeded", &RequestsAtStub::succeeded)
       .def("holds", &RequestsAtStub::holds)
       .def("watch", &RequestsAtStub::watch, nb::arg().none(), nb::arg().none())
       .def("poll_with", &RequestsAtStub::poll_with, nb::arg().none())

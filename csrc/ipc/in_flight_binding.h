@@ -135,9 +135,15 @@ class RequestsAtStub {
   [[nodiscard]] bool idle() const { return core_.idle(); }
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return core_.holds(sequence); }
   [[nodiscard]] std::uint64_t started() const { return core_.started(); }
+  // Number of batches in which a request has succeeded.
+  [[nodiscard]] std::uint64_t succeeded() const { return succeeded_; }
   // True if batches can be withdrawn: not where events on a device follow what is lent.
   [[nodiscard]] bool claims() const { return on_kept_.is_none() && core_.claims(); }
 
+  // Tells `feed`, an InstanceFeed, of answers from now on.
+  void tell_feed(nb::object feed) {
+    if (hooks_) hooks_->feed = std::move(feed);
+  }
   void watch(nb::object on_kept, nb::object on_ended) {
     on_kept_ = std::move(on_kept);
     on_ended_ = std::move(on_ended);
@@ -259,6 +265,7 @@ class RequestsAtStub {
   nb::object on_kept_ = nb::none();
   nb::object on_ended_ = nb::none();
   std::uint64_t sequence_ = 0;
+  std::uint64_t succeeded_ = 0;
   ExecuteFrame frame_;
   int descriptor_;
   std::vector<char> received_ = std::vector<char>(kDatagramLimit);

@@ -20,6 +20,7 @@ std::size_t InstanceFeed::open_requests() const {
 
 void InstanceFeed::connect(nb::object stub) {
   at_stub_ = nb::cast<RequestsAtStub*>(stub);
+  at_stub_->tell_feed(nb::find(this));
   stub_ = std::move(stub);
 }
 

@@ -30,6 +30,10 @@ def _timeout(key: str, value: str) -> float:
     return seconds
 
 
+def _seconds(key: str, value: str) -> float:
+    return 0.0 if value == "0" else _timeout(key, value)
+
+
 def _microseconds(key: str, value: str) -> int:
     count = _integer(key, value)
     if not 0 <= count <= _LONGEST_BUSY_POLL:
@@ -136,6 +140,12 @@ class PythonBackendSettings:
     )
     restart_backoff_limit_seconds: float = documented(
         30.0, "the longest wait before a process that keeps dying is started again", read=_timeout
+    )
+    spare_stub_seconds: float = documented(
+        60.0,
+        "while processes of a model on the host died twice within so long, one more is kept ready to "
+        "take over; 0 for never",
+        read=_seconds,
     )
     environment_cache: Path | None = documented(
         None, "where environments are unpacked; not given: the user's cache", read=_directory

@@ -18,6 +18,7 @@ from gpubridge.engine.scheduling.sequence import SequenceScheduler
 from gpubridge.engine.scheduling.sequence_item import SequenceItem
 from gpubridge.engine.scheduling.sequence_strategies import request_scheduler, sequence_scheduler
 from gpubridge.engine.sequence_dispatch import SequenceDispatch
+from gpubridge.engine.spare_stub import SpareStub
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode, unavailable
 from gpubridge.host_shm import HostArena
@@ -82,6 +83,7 @@ class Dispatcher:
         self._warned: set[str] = set()
         self._instances: Sequence[Instance] = ()
         self._retry: asyncio.TimerHandle | None = None
+        self._spare: SpareStub | None = None
 
     # -- what the model asks -------------------------------------------------------------------
 
@@ -286,6 +288,12 @@ class Dispatcher:
             self._arena.free(slot)
 
     # -- what instances tell -------------------------------------------------------------------
+
+    def plan_spare(self, spare: SpareStub, delay: float) -> None:
+        """Have an instance's stub started ahead, unless the model has one already, or will."""
+        if self._spare is None or not self._spare.exists:
+            self._spare = spare
+            spare.plan(delay)
 
     def on_room(self) -> None:
         """An instance may take more, or none can any longer."""

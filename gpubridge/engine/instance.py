@@ -8,7 +8,9 @@ States::
                        STOPPED (the load fails)            FAILING (requests are refused)
 
 A stub that dies takes the requests it had started with it; the others are sent again. It is started
-anew at once the first time, then after a back-off that doubles while it keeps dying.
+anew at once the first time, then after a back-off that doubles while stubs die without a good answer
+between. Requests wait while the back-off is short; they are refused while it is long, or when the last
+stub could not even start. Of a model whose stubs died twice of late, one is started ahead (`SpareStub`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from gpubridge.dataplane import InstanceFeed, ModelCounters
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.ready_check import ReadyCheck
+from gpubridge.engine.spare_stub import SpareStub
 from gpubridge.engine.starting import Completion
 from gpubridge.engine.stub_process import next_backoff, was_healthy
 from gpubridge.engine.stub_run import REAP_SECONDS, StubRun
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 30.0
+_FINALIZE_SECONDS = 10.0
+_SHORT_BACKOFF_SECONDS = 1.0
 
 
 class InstanceState(enum.Enum):
@@ -60,7 +65,6 @@ class Instance:
     - ``feed``: leads batches to its stub; says how many are there, and how many may be.
     - ``fallbacks``: how often its stubs took a slower way, by reason.
     - ``waits_for``: the models that its calls wait for, each with the number of those calls.
-    - ``ready_check``: asks its model's ``is_ready``, if it has one.
     """
 
     def __init__(
@@ -83,7 +87,8 @@ class Instance:
         self._loop = asyncio.get_running_loop()
         self._run: StubRun | None = None
         self.waits_for: dict[str, int] = {}
-        self.ready_check = ReadyCheck(self.name)
+        self._no_check = ReadyCheck(self.name)
+        self._spare = SpareStub(self._start_spare, self._close, self.name)
         self._keeper: asyncio.Task[None] | None = None
         self._stopping = False
         self._dead_work = DeviceWork()
@@ -94,6 +99,11 @@ class Instance:
     def counters(self) -> ModelCounters:
         """Counts the requests of its model."""
         return self._listener.counters
+
+    @property
+    def ready_check(self) -> ReadyCheck:
+        """Asks its model's ``is_ready``, if it has one."""
+        return self._no_check if self._run is None else self._run.ready_check
 
     @property
     def device(self) -> str | None:
@@ -136,35 +146,33 @@ class Instance:
         """
         self._stopping = True
         keeper, self._keeper = self._keeper, None
-        if self.state is InstanceState.READY:
-            await self._finalize(seconds)
+        spare = self._loop.create_task(self._spare.end(seconds))
+        if self.state is InstanceState.READY and self._run is not None:
+            await self._run.finalize(seconds)
         elif keeper is not None:
             keeper.cancel()
+        await spare
         if keeper is not None:
             await asyncio.wait([keeper], timeout=REAP_SECONDS)
         self.state = InstanceState.STOPPED
 
-    async def _finalize(self, seconds: float) -> None:
-        """Have the stub end by itself within ``seconds``, else kill it."""
-        if self._run is not None and not await self._run.finalized(seconds):
-            how = f"was killed: it had not ended {seconds:g} s after it was told to finalize"
-            _logger.warning("%s", self._run.unhealthy(how))
-            self._run.kill(how)
-
     async def _launch(self, completion: Completion | None = None) -> None:
         """Start one stub process; returns when it is ready, raises when it is not going to be."""
-        run = self._run = StubRun(self, self._context, completion, self._take_log)
+        run = self._run = StubRun(self, self.feed, self._context, completion, self._take_log)
         self._said_full = False
-        self.feed.connect(run.link.requests)
-        self.tell_log_levels()
+        await self._start(run)
+
+    async def _start(self, run: StubRun) -> None:
+        """Start a stub process; returns when it is ready, raises when it is not going to be."""
+        run.link.tell_log_levels(self._log.stub_levels)
         arena = self._context.regions.arena(self.settings.stub["name"])
         try:
             await run.start()
-            await warm_up(self.settings.warmup, arena, self.feed.submit, run.expect)
+            await warm_up(self.settings.warmup, arena, run.feed.submit, run.expect)
         except (BridgeError, asyncio.CancelledError):
             # What the model raised is known, or nobody wants this stub any more.
             await run.end()
-            _, unstarted = self._collect()
+            _, unstarted = self._close(run)
             for request in unstarted:
                 if request.slot is not None:
                     arena.free(request.slot)
@@ -175,7 +183,8 @@ class Instance:
         backoff = 0.0
         while True:
             assert self._run is not None
-            exited = self._run.exited
+            run, exited = self._run, self._run.exited
+            succeeded = run.link.requests.succeeded
             self.state = InstanceState.READY
             self.feed.open(self.settings.least_window)
             since = time.monotonic()
@@ -184,22 +193,28 @@ class Instance:
             self._context.devices.join(self)
             self._listener.on_up(self)
             how = await asyncio.shield(exited)
+            answered = run.link.requests.succeeded > succeeded
+            del run
             self._bury(how)
             if self._stopping:
                 return
-            if was_healthy(time.monotonic() - since):
+            if was_healthy(time.monotonic() - since, answered=answered):
                 backoff = 0.0
-            if not await self._restart(backoff):
+            taken = await self._take_spare()
+            self._plan_spare(backoff)
+            if not taken and not await self._restart(backoff):
                 return
             backoff = self._next_backoff(backoff)
 
     async def _restart(self, backoff: float) -> bool:
         """Start a new stub until one is ready; returns False when told to stop meanwhile."""
+        failed = False
         while not self._stopping:
-            self.state = InstanceState.FAILING if backoff else InstanceState.RESTARTING
-            if backoff:
-                # Nobody shall wait for a stub that keeps dying.
+            # Nobody shall wait long for a stub that keeps dying.
+            if failed or backoff > _SHORT_BACKOFF_SECONDS:
+                self.state = InstanceState.FAILING
                 self._listener.on_room()
+            if backoff:
                 _logger.warning("instance '%s' starts again in %.1f s", self.name, backoff)
                 await asyncio.sleep(backoff)
             try:
@@ -210,10 +225,41 @@ class Instance:
                 text = f"instance '{self.name}' failed to start: {error.message}"
                 _logger.error("%s", text)  # noqa: TRY400  (the model's own traceback is in it)
                 backoff = self._next_backoff(backoff)
+                failed = True
                 continue
             _logger.info("instance '%s' runs again", self.name)
             return True
         return False
+
+    # -- a stub started ahead ------------------------------------------------------------------
+
+    def _plan_spare(self, delay: float) -> None:
+        """Have a stub started ahead, after ``delay``, if others died twice of late.
+
+        A GPU may not have memory for one more, nor can two wait for a debugger at one port.
+        """
+        plain = self.settings.device is None and "debug_port" not in self.settings.stub
+        if plain and self._spare.wanted(self._context.backend.spare_stub_seconds):
+            self._listener.plan_spare(self._spare, delay)
+
+    async def _start_spare(self) -> StubRun:
+        """Start a stub that nobody sends requests yet; raises BridgeError."""
+        feed = InstanceFeed(self._listener)
+        run = StubRun(self, feed, self._context, None, self._take_log)
+        await self._start(run)
+        return run
+
+    async def _take_spare(self) -> bool:
+        """Let the stub that was started ahead take over, if there is one that is well."""
+        self._spare.note_death()
+        run = await self._spare.take()
+        if run is None:
+            return False
+        self._run, self._said_full = run, False
+        run.lead_by(self.feed)
+        self.restarts += 1
+        _logger.info("instance '%s' runs again, on a process that was started ahead", self.name)
+        return True
 
     def _next_backoff(self, seconds: float) -> float:
         return next_backoff(seconds, self._context.backend.restart_backoff_limit_seconds)
@@ -235,18 +281,15 @@ class Instance:
         if not self._stopping:
             _logger.error("%s", text)
             self.state = InstanceState.RESTARTING
-        lost, unstarted = self._collect()
+        lost, unstarted = self._close(self._run)
         self._listener.on_death(self, lost, unstarted, StubDied(text))
 
-    def _collect(self) -> tuple[list[InferRequest], list[InferRequest]]:
+    def _close(self, run: StubRun) -> tuple[list[InferRequest], list[InferRequest]]:
         """Let go of a dead stub; returns the requests that it had started, and had not."""
-        run, self._run = self._run, None
-        self.waits_for.clear()
-        self.ready_check.close()
-        assert run is not None
+        if run is self._run:
+            self._run = None
+            self.waits_for.clear()
         self._dead_work.add(run.link.device_work())
-        # Nothing more is sent there, whatever its last answers make room for.
-        self.feed.close()
         return run.close()
 
     # -- work ----------------------------------------------------------------------------------
@@ -287,6 +330,8 @@ class Instance:
         if self._run is None or self.state is not InstanceState.READY:
             return
         self._run.link.housekeep(_IDLE_SECONDS)
+        if not self._spare.wanted(self._context.backend.spare_stub_seconds):
+            self._spare.expire(_FINALIZE_SECONDS)
 
     def check_time_limit(self) -> None:
         """Kill the stub when its ``execute`` has run longer than allowed, or does not begin."""

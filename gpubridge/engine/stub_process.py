@@ -96,9 +96,9 @@ class PrintedLines:
             self._rest = b""
 
 
-def was_healthy(seconds: float) -> bool:
-    """Return whether a stub ran long enough to reset the back-off."""
-    return seconds > _HEALTHY_AFTER
+def was_healthy(seconds: float, *, answered: bool) -> bool:
+    """Return whether a stub lived long enough, or ``answered`` a request well, to reset the back-off."""
+    return answered or seconds > _HEALTHY_AFTER
 
 
 def next_backoff(seconds: float, limit: float) -> float:

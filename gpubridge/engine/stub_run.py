@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.cuda_ipc import DeviceInfo
+from gpubridge.dataplane import InstanceFeed
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.devices.region import Closable
+from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.starting import Completion
 from gpubridge.engine.stub_connection import StubConnection
 from gpubridge.engine.stub_process import RunningStub, cannot_start
@@ -21,6 +24,8 @@ from gpubridge.transport.messages import Kind
 
 if TYPE_CHECKING:
     from gpubridge.engine.instance import Instance
+
+_logger = logging.getLogger(__name__)
 
 _LAST_WORDS_SECONDS = 0.5
 _LEAST_CONNECTING_SECONDS = 10.0
@@ -33,8 +38,11 @@ class StubRun:
 
     - ``instance``: whose stub it is; its settings may change while the model completes its
       configuration.
+    - ``feed``: leads batches to it.
     - ``completion``: what completes the model's configuration, if that is not done yet.
     - ``on_log``: gets the fields of each line that the stub logs.
+
+    Attribute ``ready_check``: asks its model's ``is_ready``, if it has one.
 
     Raises BridgeError: UNAVAILABLE when there are no descriptors or no memory for it.
     """
@@ -42,12 +50,14 @@ class StubRun:
     def __init__(
         self,
         instance: Instance,
+        feed: InstanceFeed,
         context: EngineContext,
         completion: Completion | None,
         on_log: Callable[[dict[str, Any]], None],
     ) -> None:
         self._instance = instance
-        self.feed = instance.feed
+        self.feed = feed
+        self.ready_check = ReadyCheck(instance.name)
         self.on_log = on_log
         self._context = context
         self._completion = completion
@@ -82,6 +92,7 @@ class StubRun:
             ours.close()
             self._theirs.close()
             raise
+        feed.connect(self.link.requests)
 
     @property
     def exited(self) -> asyncio.Future[str]:
@@ -137,14 +148,23 @@ class StubRun:
             self._started.set_exception(StubDied(self.unhealthy(self._ended.result())))
         return self._started
 
+    def lead_by(self, feed: InstanceFeed) -> None:
+        """Have batches led to it by another feed."""
+        self.feed.close()
+        self.feed = feed
+        feed.connect(self.link.requests)
+
     # -- end -----------------------------------------------------------------------------------
 
-    async def finalized(self, seconds: float) -> bool:
-        """Have it finalize its model and end by itself; returns whether it had within ``seconds``."""
+    async def finalize(self, seconds: float) -> None:
+        """Have it finalize its model and end by itself; kill it if it has not within ``seconds``."""
         if not self.exited.done():
             self.link.tell(Kind.FINALIZE)
             await asyncio.wait([self.exited], timeout=seconds)
-        return self.exited.done()
+        if not self.exited.done():
+            how = f"was killed: it had not ended {seconds:g} s after it was told to finalize"
+            _logger.warning("%s", self.unhealthy(how))
+            self.kill(how)
 
     def kill(self, why: str | None = None) -> None:
         """End the process at once; ``why`` is told of its end."""
@@ -159,6 +179,9 @@ class StubRun:
 
     def close(self) -> tuple[list[InferRequest], list[InferRequest]]:
         """Close what led to a dead stub; returns the requests that it had started, and had not."""
+        self.ready_check.close()
+        # Nothing more is sent there, whatever its last answers make room for.
+        self.feed.close()
         # The process's, if there ever was one.
         self._theirs.close()
         if self._process is not None:
@@ -193,7 +216,7 @@ class StubRun:
     def on_ready(self, fd: int | None) -> None:
         """The model is initialized; by ``fd``, owned from now on, its ``is_ready`` is asked, if it has one."""
         if fd is not None:
-            self._instance.ready_check.connect(fd)
+            self.ready_check.connect(fd)
         if not self._started.done():
             self._started.set_result(None)
 

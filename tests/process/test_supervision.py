@@ -323,7 +323,9 @@ def test_fifty_deaths_leave_nothing_behind_in_the_server(threads, tmp_path):
             lambda: server.log().count("runs again") == 10 * number, "ten stubs to run", server
         )
 
-    with running_server(tmp_path, f"--request-arena-limit={8 << 20}") as server:
+    # No process more than there are instances.
+    flags = f"--request-arena-limit={8 << 20}", "--backend-config=python,spare-stub-seconds=0"
+    with running_server(tmp_path, *flags) as server:
         use_every_stub(server)
         first = resources(server.pid)
         assert first["shared memory maps"] > 20

@@ -17,5 +17,6 @@ def test_a_limit_below_the_first_wait_holds() -> None:
 
 
 def test_who_ran_for_long_is_healthy() -> None:
-    assert was_healthy(11.0)
-    assert not was_healthy(9.0)
+    assert was_healthy(11.0, answered=False)
+    assert not was_healthy(9.0, answered=False)
+    assert was_healthy(0.1, answered=True)
