@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +24,9 @@ _SWITCHED_OFF = (
     "shared memory is off on this server: start it with --allow-client-shm=true if its clients "
     "may have their memory mapped, or send the tensors"
 )
+
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +111,9 @@ class ClientRegions:
         self._owner = regions.new_owner()
         self._numbers = itertools.count(1)
         self._registered: dict[str, ClientRegion] = {}
+        # Objects of the latest that were revoked.
+        self._revoked: dict[str, str] = {}
+        regions.revoke_shrunk = self.revoke_shrunk
         # Names of device memory that is being opened.
         self._coming: set[str] = set()
         self._devices = devices
@@ -127,6 +134,7 @@ class ClientRegions:
         """
         self._check_new(name)
         segment = ClientSegment.open(self._new_region(), key, offset, nbytes)
+        self._revoked.pop(name, None)
         self._registered[name] = ClientRegion(name, key, offset, nbytes, segment)
 
     async def register_device(self, name: str, handle: bytes, device_id: int, nbytes: int) -> None:
@@ -181,6 +189,32 @@ class ClientRegions:
                 "(--client-shm-max-regions), got one more; unregister those that are not needed"
             )
 
+    def revoke_shrunk(self, known: Collection[int]) -> bool:
+        """Forget the regions whose objects have been shrunk, whoever uses them: a stub has died.
+
+        Returns whether one of them was ``known`` to it, by its number.
+        """
+        shrunk = [
+            region
+            for region in self._registered.values()
+            if isinstance(region.segment, ClientSegment)
+            and not region.segment.has(region.segment.size)
+        ]
+        # Before stubs are told to unmap them, and know them no more.
+        was_known = any(region.segment.region in known for region in shrunk)
+        for region in shrunk:
+            _logger.warning(
+                "shared memory region '%s' is revoked: its client has shrunk the object '%s'",
+                region.name,
+                region.key,
+            )
+            del self._registered[region.name]
+            self._all.drop(region.segment.region)
+            self._revoked[region.name] = region.key
+            if len(self._revoked) > self._most:
+                del self._revoked[next(iter(self._revoked))]
+        return was_known
+
     def unregister(self, name: str, *, on_device: bool = False) -> None:
         """Forget a region, or with an empty name every one that no request uses; stubs unmap it.
 
@@ -208,6 +242,8 @@ class ClientRegions:
         """Forget a region; returns False where that cannot be."""
         region = self._registered.get(name)
         if region is None or region.on_device != on_device:
+            if not on_device:
+                self._revoked.pop(name, None)
             return True
         if region.uses:
             # A stream of a model may have been done with it only after the last answer.
@@ -257,6 +293,11 @@ class ClientRegions:
         or where the object has been shrunk.
         """
         region = self._registered.get(name)
+        if region is None and name in self._revoked:
+            raise invalid(
+                f"shared memory region '{name}' was revoked: the object '{self._revoked[name]}' was "
+                "shrunk while a model used it, which ended the model's process; register it again"
+            )
         if region is None:
             raise not_found(f"Unable to find shared memory region: '{name}'")
         if not 0 <= offset < region.nbytes:

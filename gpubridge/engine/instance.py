@@ -195,16 +195,19 @@ class Instance:
             how = await asyncio.shield(exited)
             answered = run.link.requests.succeeded > succeeded
             del run
-            self._bury(how)
+            shrunk = self._bury(how)
             if self._stopping:
                 return
             if was_healthy(time.monotonic() - since, answered=answered):
                 backoff = 0.0
             taken = await self._take_spare()
-            self._plan_spare(backoff)
-            if not taken and not await self._restart(backoff):
+            # A death by a client's doing says nothing of the model.
+            wait = 0.0 if shrunk else backoff
+            self._plan_spare(wait)
+            if not taken and not await self._restart(wait):
                 return
-            backoff = self._next_backoff(backoff)
+            if not shrunk:
+                backoff = self._next_backoff(backoff)
 
     async def _restart(self, backoff: float) -> bool:
         """Start a new stub until one is ready; returns False when told to stop meanwhile."""
@@ -273,9 +276,14 @@ class Instance:
             return
         log_from_stub(self.settings.stub["name"], self.name, fields)
 
-    def _bury(self, how: str) -> None:
-        """Settle what a dead stub leaves: started requests fail, the others are orphans."""
+    def _bury(self, how: str) -> bool:
+        """Settle what a dead stub leaves: started requests fail, the others are orphans.
+
+        Returns whether a client had shrunk memory that the stub used.
+        """
         assert self._run is not None
+        # Before the client hears of the death, and may grow it again.
+        shrunk = self._context.regions.revoke_shrunk(self._run.link.announced)
         text = self._run.unhealthy(how)
         self._last_error = text
         if not self._stopping:
@@ -283,6 +291,7 @@ class Instance:
             self.state = InstanceState.RESTARTING
         lost, unstarted = self._close(self._run)
         self._listener.on_death(self, lost, unstarted, StubDied(text))
+        return shrunk
 
     def _close(self, run: StubRun) -> tuple[list[InferRequest], list[InferRequest]]:
         """Let go of a dead stub; returns the requests that it had started, and had not."""

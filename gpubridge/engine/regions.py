@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from gpubridge.host_shm import Budget, Segment
@@ -42,6 +42,8 @@ class Regions:
         self._owners = itertools.count(_SERVER + 1)
         self._living = {_SERVER}
         self._users: dict[int, set[RegionUser]] = {}
+        # Revokes regions that clients have shrunk; tells whether one of some ids was among them.
+        self.revoke_shrunk: Callable[[Collection[int]], bool] = lambda _: False
 
     def arena(self, model: str) -> RequestArena:
         """Return the arena in which the requests of a model lie, of all its versions.

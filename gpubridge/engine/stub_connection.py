@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +150,11 @@ class StubConnection:
     def tell(self, kind: int, *fds: int, **fields: Any) -> None:
         """Send a message of a rare kind, with descriptors."""
         self._send_queue.send(control_message(kind, **fields), fds)
+
+    @property
+    def announced(self) -> Collection[int]:
+        """The regions that the stub was told of to read its requests and write its outputs."""
+        return self._announced
 
     @property
     def owner(self) -> int:

@@ -9,7 +9,7 @@ from gpubridge.host_shm.budget import (
     PrivateBytes,
     PrivateMemory,
 )
-from gpubridge.host_shm.client_region import ClientSegment, map_client_region
+from gpubridge.host_shm.client_region import ClientMapping, ClientSegment, map_client_region
 from gpubridge.host_shm.segment import Segment
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Account",
     "Body",
     "Budget",
+    "ClientMapping",
     "ClientSegment",
     "HostArena",
     "PrivateBytes",

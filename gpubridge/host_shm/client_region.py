@@ -58,13 +58,22 @@ class ClientSegment:
         self.close()
 
 
-def map_client_region(fd: int, size: int) -> memoryview | None:
-    """Map a client's object, writable; takes over ``fd``. None when it has been shrunk, or cannot be.
+class ClientMapping:
+    """A mapped object of a client; views of its ``memory`` keep that."""
 
-    Memory that views refer to stays until they are gone.
-    """
+    def __init__(self, mapped: mmap.mmap) -> None:
+        self._mapped = mapped
+        self.memory = memoryview(mapped)
+
+    def size(self) -> int:
+        """Return how many of its bytes are there now: its client may have shrunk it."""
+        return min(len(self.memory), self._mapped.size())
+
+
+def map_client_region(fd: int, size: int) -> ClientMapping | None:
+    """Map a client's object, writable; takes over ``fd``. None when it has been shrunk, or cannot be."""
     try:
-        return memoryview(mmap.mmap(fd, size))
+        return ClientMapping(mmap.mmap(fd, size))
     except (OSError, ValueError):
         return None
     finally:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpubridge.errors import BridgeError, invalid
-from gpubridge.host_shm import map_client_region
+from gpubridge.host_shm import ClientMapping, map_client_region
 from gpubridge.pb_utils import Tensor
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.tensor import bytes_codec
@@ -67,7 +67,7 @@ class ClientMemory:
         self._model = model
         self._instance = instance
         self._fall_back = fall_back
-        self._mapped: dict[int, memoryview] = {}
+        self._mapped: dict[int, ClientMapping] = {}
         self._settled = bool(sharing)
         self._copied = 0
         self.copies = sharing == "copy"
@@ -78,11 +78,11 @@ class ClientMemory:
     def announce(self, region: int, fd: int, size: int) -> None:
         """Map a region from now on; takes over ``fd``."""
         self.used = True
-        memory = map_client_region(fd, size)
+        mapping = map_client_region(fd, size)
         # One that its client has shrunk by now stays unknown: requests that name it are refused.
-        if memory is not None:
-            self._mapped[region] = memory
-            self.borrowed.add(region, memory)
+        if mapping is not None:
+            self._mapped[region] = mapping
+            self.borrowed.add(region, mapping.memory)
 
     def drop(self, region: int) -> None:
         """Unmap a region, views of it that exist excepted."""
@@ -90,13 +90,15 @@ class ClientMemory:
 
     def memory(self, target: Target) -> memoryview:
         """Return the bytes of a target, writable; BridgeError where its region is not mapped."""
-        memory = self._mapped.get(target.region)
-        if memory is None or target.offset + target.nbytes > len(memory):
+        mapping = self._mapped.get(target.region)
+        end = target.offset + target.nbytes
+        # The client may have shrunk it since: who touches what is gone dies.
+        if mapping is None or end > mapping.size():
             raise invalid(
                 "the client's shared memory region cannot be mapped: it has been shrunk; register it "
                 "again"
             )
-        return memory[target.offset : target.offset + target.nbytes]
+        return mapping.memory[target.offset : end]
 
     def refusal(self, record: Record) -> BridgeError | None:
         """Say what is wrong with a request's memory; it is its client's fault, and only its own."""

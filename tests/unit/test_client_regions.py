@@ -249,6 +249,41 @@ def test_a_shrunk_object_is_refused_before_anybody_touches_it(registry, key):
     assert registry.place("a", 0, SIZE).nbytes == SIZE
 
 
+def test_a_region_that_was_shrunk_is_revoked_whoever_uses_it(registry, all_regions, key):
+    registry.register("a", key, 0, SIZE)
+    registry.register("b", key, 0, 100)
+    use = RegionUse([registry.place("a", 0, 8)], [])
+    (segment,) = use.segments
+    stub = Stub()
+    all_regions.join(segment.region, stub)
+    assert not all_regions.revoke_shrunk({segment.region})
+    os.truncate(SHM / key[1:], 100)
+    assert not all_regions.revoke_shrunk({segment.region + 1})
+    assert stub.dropped == [segment.region]
+    assert [region.name for region in registry.status()] == ["b"]
+    # Whatever its client does with it now.
+    os.truncate(SHM / key[1:], SIZE)
+    assert "was revoked: the object" in refused(ErrorCode.INVALID_ARG, registry.place, "a", 0, 8)
+    registry.register("a", key, 0, SIZE)
+    assert registry.place("a", 0, 8).nbytes == 8
+    del use
+
+
+def test_a_stub_that_used_a_shrunk_region_did_not_die_by_itself(registry, all_regions, key):
+    registry.register("a", key, 0, SIZE)
+    region = registry.place("a", 0, 8).region.segment.region
+    stub, known = Stub(), {region, 5}
+    # It is told to unmap the region by then.
+    stub.drop_region = known.discard
+    all_regions.join(region, stub)
+    os.truncate(SHM / key[1:], 0)
+    assert all_regions.revoke_shrunk(known)
+    assert known == {5}
+    assert not all_regions.revoke_shrunk({region, 5})
+    registry.unregister("a")
+    refused(ErrorCode.NOT_FOUND, registry.place, "a", 0, 8)
+
+
 def test_a_region_in_use_is_not_unregistered(registry, key):
     registry.register("a", key, 0, SIZE)
     registry.register("b", key, 0, SIZE)
@@ -287,10 +322,13 @@ def test_an_unlinked_object_is_used_on(registry, key):
 
 def test_a_mapping_shows_the_clients_bytes_both_ways(key):
     segment = ClientSegment.open(7, key, 0, SIZE)
-    memory = map_client_region(os.dup(segment.fd), segment.size)
-    assert memory is not None
-    memory[10:13] = b"abc"
+    mapping = map_client_region(os.dup(segment.fd), segment.size)
+    assert mapping is not None
+    mapping.memory[10:13] = b"abc"
     assert (SHM / key[1:]).read_bytes()[10:13] == b"abc"
+    assert mapping.size() == SIZE
+    os.truncate(SHM / key[1:], 100)
+    assert mapping.size() == 100
 
 
 def test_what_was_shrunk_is_not_mapped(key):

@@ -165,42 +165,80 @@ def test_one_mapping_in_the_stub_none_in_the_server_and_none_is_left(server, htt
         assert not [fd for fd in open_files(server.pid) if key in fd]
 
 
-def test_a_client_that_shrinks_its_memory_is_refused_or_kills_one_stub_that_comes_back(tmp_path):
-    write_model(
-        tmp_path,
-        "touch",
-        model("""
+COUNT = 1 << 18
+SHRINKING = """
 if x[0]:
-    os.truncate("/dev/shm" + bytes(int(c) for c in x[1:1 + int(x[0])]).decode(), 0)
-return pb_utils.Tensor("OUT", x[:4].copy() if not x[0] else np.sort(x))
-"""),
-    )
+    open("{started}", "a").write("x")
+    while not os.path.exists("{gate}"):
+        time.sleep(0.005)
+return pb_utils.Tensor("OUT", np.sort(x)[:4].copy())
+"""
+
+
+@pytest.fixture
+def shrinking(tmp_path):
+    """A server with a model that looks at its client's memory at two times; what shrinks that between."""
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    body = SHRINKING.format(started=started, gate=gate)
+    write_model(tmp_path / "models", "touch", "import time\n" + model(body))
     with (
-        running_server(tmp_path, "--allow-client-shm=true") as server,
-        tritonclient.http.InferenceServerClient(server.http_url) as client,
-        memory(1 << 20) as (key, _),
+        running_server(tmp_path / "models", "--allow-client-shm=true") as server,
+        memory(4 * COUNT) as (key, _),
+        tritonclient.http.InferenceServerClient(server.http_url, concurrency=8) as client,
     ):
-        library = tritonclient.http
-        client.register_system_shared_memory("r", key, 1 << 20)
-        count = 1 << 18
-        os.truncate(SHM / key[1:], 1 << 10)
-        with pytest.raises(InferenceServerException, match="was shrunk"):
-            infer(library, client, "touch", count, "r", None)
-        os.truncate(SHM / key[1:], 1 << 20)
-        infer(library, client, "touch", count, "r", None)
-        (stub,) = server.stubs()
-        # Now while the model looks at it.
-        values = np.zeros(count, np.float32)
-        values[0] = len(key)
-        values[1 : 1 + len(key)] = list(key.encode())
-        with (SHM / key[1:]).open("r+b") as file:
-            file.write(values.tobytes())
-        with pytest.raises(InferenceServerException) as caught:
-            infer(library, client, "touch", count, "r", None)
-        assert "SIGBUS): a client shrank its shared memory region" in str(caught.value)
-        os.truncate(SHM / key[1:], 1 << 20)
+        file = SHM / key[1:]
+
+        def shrink_while_used(requests):
+            """Shrink the region while the first of some requests is executed; returns their errors."""
+            started.unlink(missing_ok=True)
+            gate.unlink(missing_ok=True)
+            file.write_bytes(np.ones(COUNT, np.float32).tobytes())
+            client.register_system_shared_memory("r", key, 4 * COUNT)
+            given = [shared_input(tritonclient.http, "r", [COUNT])]
+            asked = [client.async_infer("touch", given) for _ in range(requests)]
+            wait_until(started.exists, "the model to look", server)
+            os.truncate(file, 0)
+            gate.touch()
+            errors = []
+            for each in asked:
+                with pytest.raises(InferenceServerException) as caught:
+                    each.get_result()
+                errors.append(str(caught.value))
+            # What its client does next changes nothing.
+            os.truncate(file, 4 * COUNT)
+            return errors
+
+        yield server, client, key, shrink_while_used
+
+
+def test_a_region_that_is_shrunk_kills_one_process_and_is_revoked(shrinking):
+    server, client, key, shrink_while_used = shrinking
+    stubs = server.stubs()
+    client.register_system_shared_memory("r", key, 4 * COUNT)
+    os.truncate(SHM / key[1:], 1 << 10)
+    with pytest.raises(InferenceServerException, match="was shrunk"):
+        infer(tritonclient.http, client, "touch", COUNT, "r", None)
+    os.truncate(SHM / key[1:], 4 * COUNT)
+    infer(tritonclient.http, client, "touch", COUNT, "r", None)
+    client.unregister_system_shared_memory("r")
+    # Three wait behind the one that is executed.
+    errors = shrink_while_used(4)
+    assert sum("SIGBUS): a client shrank" in error for error in errors) == 1, errors
+    with pytest.raises(InferenceServerException, match="'r' was revoked: the object"):
+        infer(tritonclient.http, client, "touch", COUNT, "r", None)
+    assert client.get_system_shared_memory_status() == []
+    assert "shared memory region 'r' is revoked" in server.log()
+    client.register_system_shared_memory("r", key, 4 * COUNT)
+    infer(tritonclient.http, client, "touch", COUNT, "r", None)
+    assert mapped(server.pid, key) == 0
+    assert not set(stubs) & set(server.stubs())
+    assert server.metrics()['gpubridge_stub_restarts_total{model="touch",version="1"}'] == 1
+
+
+def test_deaths_by_regions_that_are_shrunk_do_not_count(shrinking):
+    server, _, _, shrink_while_used = shrinking
+    for _ in range(4):
+        (error,) = shrink_while_used(1)
+        assert "SIGBUS" in error
         wait_until(lambda: server.is_ready("touch"), "the stub to be back", server)
-        assert server.stubs() != [stub]
-        # The new one is told of the region again.
-        infer(library, client, "touch", count, "r", None)
-        client.unregister_system_shared_memory("r")
+    assert "starts again in" not in server.log()
