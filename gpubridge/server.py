@@ -155,7 +155,10 @@ def build_repository(
     regions = Regions(settings.request_arena_limit)
     threads = LoadThreads()
     environments = ModelEnvironments(
-        backend.environment_cache, backend.environment_limit_bytes, threads
+        backend.environment_cache,
+        backend.environment_limit_bytes,
+        threads,
+        clean=settings.stub_environment == "clean",
     )
     devices = DeviceMemory(backend.device_arena_bytes, backend.device_memory_handles)
     context = EngineContext(

@@ -28,6 +28,7 @@ from gpubridge.telemetry.settings import MetricsSettings, TraceSettings, trace_s
 
 CompressionLevel = Literal["none", "low", "medium", "high"]
 ModelControlMode = Literal["none", "poll", "explicit"]
+StubVariables = Literal["inherit", "clean"]
 _HTTP, _GRPC, _METRICS = "HTTP", "gRPC", "Metrics"
 _REPOSITORY, _BACKENDS, _MEMORY = "Model repository", "Backends", "Memory"
 _MIB = 1024 * 1024
@@ -265,6 +266,12 @@ class ServerSettings:
         "none",
         "fallback for KIND_GPU instances when no GPU is available: an error, or the host",
         choices=get_args(GpuFallback),
+    )
+    stub_environment: StubVariables = flag(
+        "inherit",
+        "environment variables that models' processes see: all of the server's, or clean for a short "
+        "list without secrets (docs/models.md)",
+        choices=get_args(StubVariables),
     )
     max_model_instances: int = flag(
         256, "how many instances, each a process, one version of a model may have", least=1

@@ -190,7 +190,7 @@ class ClientRegions:
             )
 
     def revoke_shrunk(self, known: Collection[int]) -> bool:
-        """Forget the regions whose objects have been shrunk, whoever uses them: a stub has died.
+        """Forget the regions whose objects have been shrunk, even those in use: a stub has died.
 
         Returns whether one of them was ``known`` to it, by its number.
         """

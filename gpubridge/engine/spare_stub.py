@@ -42,15 +42,15 @@ class SpareStub:
 
     @property
     def exists(self) -> bool:
-        """Whether there is one, or will be."""
+        """True if there is one, or will be."""
         return self._due is not None or self._starting is not None
 
     def note_death(self) -> None:
-        """A stub of the instance died."""
+        """Note that a stub of the instance died."""
         self._deaths = self._deaths[1], time.monotonic()
 
     def wanted(self, seconds: float) -> bool:
-        """Whether two stubs died within the last ``seconds``."""
+        """Return whether two stubs died within the last ``seconds``."""
         return time.monotonic() - self._deaths[0] < seconds
 
     def plan(self, delay: float) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import stat
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,13 @@ _ENVIRONMENTS = ("pb_exec_env_model.py.tar.gz", "venv")
 """Beside the backend's ``model.py``: Triton's name for a packed one, and ours for a directory."""
 _SECONDS = 60.0
 """An interpreter on a network's disk may take long the first time."""
+
+CLEAN_VARIABLES = (
+    "PATH HOME USER LOGNAME SHELL TMPDIR TZ LANG LANGUAGE LC_* LD_LIBRARY_PATH LD_PRELOAD PYTHON* "
+    "VIRTUAL_ENV XDG_CACHE_HOME CUDA_* NVIDIA_* OMP_* MKL_* OPENBLAS_* GPUBRIDGE_*"
+)
+"""What stubs need, and the libraries of models expect; no proxies, tokens or addresses of services."""
+_CLEAN = re.compile("|".join(CLEAN_VARIABLES.replace("*", ".*").split()))
 
 _OLDEST = (3, 9)
 _ERROR_LENGTH = 500
@@ -68,22 +77,26 @@ def environment_path(model_dir: Path, parameters: dict[str, str]) -> Path | None
     return path
 
 
-def own_environment() -> StubEnvironment:
-    """Return the server's own interpreter and variables."""
-    return StubEnvironment(sys.executable, _inherited())
+def stub_variables(given: Mapping[str, str], *, clean: bool) -> dict[str, str]:
+    """Return those of the server's variables that stubs start with; ``clean``: `CLEAN_VARIABLES` only."""
+    return {
+        name: value
+        for name, value in given.items()
+        if name != "PYTHONHOME" and (not clean or _CLEAN.fullmatch(name))
+    }
 
 
-def environment_at(root: Path, source: Path) -> StubEnvironment:
+def environment_at(root: Path, source: Path, variables: dict[str, str]) -> StubEnvironment:
     """Return the interpreter in an unpacked environment.
 
-    ``source``: what the user named: `root`, or the archive that it comes from.
+    - ``source``: what the user named: `root`, or the archive that it comes from.
+    - ``variables``: what stubs start with; changed to fit.
 
     Raises BridgeError: INVALID_ARG when there is no interpreter in it, with what is there instead.
     """
     python = next((root / name for name in _INTERPRETERS if (root / name).exists()), None)
     if python is None:
         raise invalid(f"{PARAMETER} {source} {_what_is_there(root)}")
-    variables = _inherited()
     variables["VIRTUAL_ENV"] = str(root)
     variables["PATH"] = _prepend(root / "bin", variables.get("PATH"))
     variables["LD_LIBRARY_PATH"] = _prepend(root / "lib", variables.get("LD_LIBRARY_PATH"))
@@ -107,12 +120,6 @@ def _what_is_there(root: Path) -> str:
         folder = nested[0].partition("/")[0]
         missing += f", got one in its folder {folder!r}: that has to be the top"
     return missing
-
-
-def _inherited() -> dict[str, str]:
-    variables = dict(os.environ)
-    variables.pop("PYTHONHOME", None)
-    return variables
 
 
 def _prepend(folder: Path, path: str | None) -> str:
@@ -202,10 +209,14 @@ class ModelEnvironments:
     - ``cache``: where unpacked environments are kept; None for the user's cache directory. Nothing
       is made there before the first archive.
     - ``limit``: the most bytes that may come out of one archive.
+    - ``clean``: stubs see few of the server's variables.
     """
 
-    def __init__(self, cache: Path | None, limit: int, threads: LoadThreads) -> None:
+    def __init__(
+        self, cache: Path | None, limit: int, threads: LoadThreads, *, clean: bool = False
+    ) -> None:
         self._threads = threads
+        self._clean = clean
         self._unpacker = Unpacker(cache, limit, threads)
         self._checked: dict[tuple[str, int, int, int], str] = {}
 
@@ -216,10 +227,11 @@ class ModelEnvironments:
         """
         look = partial(self._threads.run, f"looking for the environment of model '{config.name}'")
         path, is_directory = await look(partial(_find_environment, directory, config))
+        variables = stub_variables(os.environ, clean=self._clean)
         if path is None:
-            return own_environment()
+            return StubEnvironment(sys.executable, variables)
         root = path if is_directory else await self._unpacker.unpack(path)
-        environment = await look(partial(environment_at, root, path))
+        environment = await look(partial(environment_at, root, path, variables))
         version = await self._checked_version(environment, path)
         _logger.info("model '%s' runs on Python %s of %s", config.name, version, path)
         return environment
