@@ -36,15 +36,18 @@ from gpubridge.frontend.forwarded_headers import ForwardedHeaders
 from gpubridge.frontend.grpc.connection import GrpcConnection
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener
+from gpubridge.frontend.http.faults import PLAIN_TO_TLS
 from gpubridge.frontend.http.message import HttpSettings
 from gpubridge.frontend.routes import MetricsRouter, V2Router
+from gpubridge.frontend.tls.connection import TlsConnection, TlsListener
+from gpubridge.frontend.tls.context import read_context
 from gpubridge.protocol.curl_line import curl_line
 from gpubridge.telemetry.logs import boxed
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
 _logger = logging.getLogger(__name__)
 
-_MakeProtocol = Callable[[set[Any]], asyncio.BaseProtocol]
+_MakeProtocol = Callable[[set[Any]], asyncio.BufferedProtocol]
 
 _FLUSH_SECONDS = 1.0
 _HTTP, _GRPC, _METRICS = "HTTPService", "GRPCInferenceService", "Metrics Service"
@@ -59,11 +62,17 @@ class _Door:
     port: int
     server: asyncio.Server
     connections: set[Any]
+    tls: TlsListener | None = None
 
     @property
     def is_local(self) -> bool:
         """Return whether only this machine can connect."""
         return ip_address(self.host).is_loopback
+
+    @property
+    def is_far(self) -> bool:
+        """Return whether whoever reaches this machine can connect, without a certificate."""
+        return not self.is_local and (self.tls is None or not self.tls.context.verify_mode)
 
     @property
     def place(self) -> str:
@@ -100,8 +109,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     sweeper = Sweeper([*settings.http_connections.times, *settings.grpc_connections.times])
     try:
         await _open_doors(settings, repository, (router, service), workers, doors)
-        for door in doors:
-            sweeper.add(door.connections)
+        _watch(doors, sweeper)
         sweeper.add([service.health])
         loading = loop.create_task(repository.load_initial())
         stopping = loop.create_task(stop.wait())
@@ -127,6 +135,20 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         sweeper.close()
         workers.close()
         regions.close()
+
+
+def _watch(doors: Sequence[_Door], sweeper: Sweeper) -> None:
+    """Look at all connections, and read certificates again when told to."""
+    listeners = [door.tls for door in doors if door.tls is not None]
+    for group in (*(door.connections for door in doors), *(tls.handshakes for tls in listeners)):
+        sweeper.add(group)
+
+    def reload() -> None:
+        for tls in listeners:
+            tls.reload()
+
+    if listeners:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
 
 def _describe_failures(repository: ModelRepository) -> str:
@@ -223,15 +245,15 @@ async def _open_doors(
     if settings.allow_grpc:
         grpc_calls: _MakeProtocol = partial(GrpcConnection, service, settings.grpc_connections)
         address, port = settings.grpc_address, settings.grpc_port
-        reuse = settings.reuse_grpc_port
-        doors.append(await _open_door(_GRPC, address, port, grpc_calls, reuse=reuse))
+        reuse, tls = settings.reuse_grpc_port, _grpc_tls(settings)
+        doors.append(await _open_door(_GRPC, address, port, grpc_calls, tls, reuse=reuse))
     if settings.allow_http:
         budget = repository.regions.budget
         listener = HttpListener(router, http, workers, budget, router.targets)
         requests: _MakeProtocol = partial(HttpConnection, listener)
         address, port = settings.http_address, settings.http_port
-        reuse = settings.reuse_http_port
-        doors.append(await _open_door(_HTTP, address, port, requests, reuse=reuse))
+        reuse, tls = settings.reuse_http_port, _http_tls(settings)
+        doors.append(await _open_door(_HTTP, address, port, requests, tls, reuse=reuse))
     if settings.allow_metrics:
         metrics = MetricsRouter(repository, settings.http_restricted_api)
         listener = HttpListener(metrics, http, workers, repository.regions.budget)
@@ -241,13 +263,43 @@ async def _open_doors(
     _warn_of_reach(doors, settings)
 
 
+def _grpc_tls(settings: ServerSettings) -> TlsListener | None:
+    if not settings.grpc_tls.served:
+        return None
+    limits = settings.grpc_connections
+    return TlsListener(
+        partial(read_context, settings.grpc_tls, "h2"),
+        most=limits.max_connections,
+        seconds=limits.preface_timeout,
+    )
+
+
+def _http_tls(settings: ServerSettings) -> TlsListener | None:
+    if not settings.http_tls.served:
+        return None
+    limits = settings.http_connections
+    return TlsListener(
+        partial(read_context, settings.http_tls, "http/1.1"),
+        most=limits.max_connections,
+        seconds=limits.header_timeout,
+        plain_answer=PLAIN_TO_TLS,
+    )
+
+
 async def _open_door(
-    name: str, address: str, port: int, protocol: _MakeProtocol, *, reuse: bool = False
+    name: str,
+    address: str,
+    port: int,
+    protocol: _MakeProtocol,
+    tls: TlsListener | None = None,
+    *,
+    reuse: bool = False,
 ) -> _Door:
-    connections: set[Any] = set()
+    connections: set[Any] = set() if tls is None else tls.connections
+    make = partial(protocol, connections)
     try:
         server = await asyncio.get_running_loop().create_server(
-            lambda: protocol(connections),
+            make if tls is None else partial(TlsConnection, tls, make),
             address,
             port,
             backlog=1024,
@@ -262,7 +314,7 @@ async def _open_door(
         ) from error
     host, bound = server.sockets[0].getsockname()[:2]
     _logger.info("Started %s at %s:%d", name, f"[{host}]" if ":" in host else host, bound)
-    return _Door(name, host, bound, server, connections)
+    return _Door(name, host, bound, server, connections, tls)
 
 
 def _log_backends(repository: ModelRepository, settings: ServerSettings) -> None:
@@ -299,7 +351,7 @@ def _log_models(index: Sequence[VersionStatus]) -> None:
 
 def _warn_of_reach(doors: Sequence[_Door], settings: ServerSettings) -> None:
     """Tell who can use the server, where that is not only this machine."""
-    far = ", ".join(f"{door.host}:{door.port}" for door in doors if not door.is_local)
+    far = ", ".join(f"{door.host}:{door.port}" for door in doors if door.is_far)
     if far:
         code = settings.model_control_mode == "explicit"
         _logger.warning(
@@ -315,7 +367,11 @@ def _say_ready(
 ) -> None:
     """Tell where the server listens, who can connect, and how each model is asked."""
     forms = {_HTTP: "http://{}", _GRPC: "gRPC {}", _METRICS: "http://{}/metrics"}
-    places = {door.name: forms[door.name].format(door.place) for door in doors}
+    forms_of_tls = {_HTTP: "https://{}", _GRPC: "gRPC with TLS {}"}
+    places = {
+        door.name: (forms_of_tls if door.tls else forms)[door.name].format(door.place)
+        for door in doors
+    }
     reach = ""
     if all(door.is_local for door in doors):
         reach = (
@@ -327,8 +383,11 @@ def _say_ready(
     if _HTTP in places and configs:
         lines = [curl_line(config, places[_HTTP]) for _, config in sorted(configs.items())]
         header = settings.http_restricted_api.get("inference")
-        needs = "" if header is None else f", with -H '{header.header}: ...'"
-        _logger.info("each model once%s:\n%s", needs, "\n".join(filter(None, lines)))
+        needs = [] if header is None else [f"-H '{header.header}: ...'"]
+        needs += ["--cacert ROOT"] if settings.http_tls.served else []
+        needs += ["--cert CLIENT --key KEY"] if settings.http_tls.use_ssl_mutual else []
+        told = f", with {' '.join(needs)}" if needs else ""
+        _logger.info("each model once%s:\n%s", told, "\n".join(filter(None, lines)))
 
 
 async def _close(
@@ -342,6 +401,8 @@ async def _close(
     deadline = asyncio.get_running_loop().time() + seconds
     for door in doors:
         door.server.close()
+        if door.tls is not None:
+            door.tls.close()
         for connection in list(door.connections):
             connection.drain()
     await repository.close(seconds)

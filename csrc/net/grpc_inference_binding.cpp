@@ -81,7 +81,8 @@ void GrpcConnection::buffer_updated(std::size_t nbytes) {
   core().received(nbytes, now);
   take();
   // The remaining frames of a large body are received with few reads.
-  for (int read = 0; nbytes >= kLargeRead && read < kVectoredReads && !stopped(); ++read) {
+  const int reads = descriptor_ >= 0 && nbytes >= kLargeRead ? kVectoredReads : 0;
+  for (int read = 0; read < reads && !stopped(); ++read) {
     http2_.receive_more(descriptor_, now);
     if (!take()) break;
   }

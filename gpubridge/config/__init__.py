@@ -30,6 +30,7 @@ from gpubridge.config.settings import (
     ModelControlMode,
     ServerSettings,
 )
+from gpubridge.config.tls import TlsSettings
 from gpubridge.config.validate import unsupported_features
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Restrictions",
     "ServerSettings",
     "TensorSpec",
+    "TlsSettings",
     "VersionPolicy",
     "available_versions",
     "complete_model_config",

@@ -20,6 +20,7 @@ from gpubridge.config.restrictions import (
     read_grpc_restrictions,
     read_http_restrictions,
 )
+from gpubridge.config.tls import GrpcTls, HttpTls
 from gpubridge.config.triton_flags import TritonFlags
 from gpubridge.errors import invalid
 from gpubridge.flags import check_flags, flag, flags_of, flags_without_effect, invalid_flag
@@ -92,7 +93,9 @@ class HttpConnections:
         least=0,
     )
     header_timeout: float = flag(
-        30.0, "seconds that the head of a request may take; 0 for any", least=0
+        30.0,
+        "seconds that a TLS handshake, and the head of a request, may take; 0 for any",
+        least=0,
     )
     body_timeout: float = flag(
         60.0,
@@ -134,7 +137,9 @@ class GrpcConnections:
         least=0,
     )
     preface_timeout: float = flag(
-        20.0, "seconds to the end of a client's preface and settings; 0 for any", least=0
+        20.0,
+        "seconds that a TLS handshake, and a client's preface and settings, may take; 0 for any",
+        least=0,
     )
     message_timeout: float = flag(
         60.0,
@@ -310,6 +315,7 @@ class ServerSettings:
         metavar="API[,API...]:KEY=VALUE",
         read=read_http_restrictions,
     )
+    http_tls: HttpTls = flags_of(HttpTls)
     http_connections: HttpConnections = flags_of(HttpConnections)
     allow_grpc: bool = flag(True, "serve gRPC", group=_GRPC)
     grpc_address: str = flag(
@@ -335,6 +341,7 @@ class ServerSettings:
         metavar="PROTOCOL[,PROTOCOL...]:KEY=VALUE",
         read=read_grpc_restrictions,
     )
+    grpc_tls: GrpcTls = flags_of(GrpcTls)
     grpc_connections: GrpcConnections = flags_of(GrpcConnections)
     allow_metrics: bool = flag(True, "serve metrics", group=_METRICS)
     metrics_address: str = flag(
@@ -417,7 +424,8 @@ class ServerSettings:
         ]
         if self.backend_directory is not None and not self.backend_directory.exists():
             others.append(f"--backend-directory={self.backend_directory} is not there")
-        return [*flags_without_effect(self.triton), *others]
+        tls = [*self.http_tls.notices(), *self.grpc_tls.notices()]
+        return [*flags_without_effect(self.triton), *tls, *others]
 
     def __post_init__(self) -> None:
         # As in Triton, it follows the address of HTTP.

@@ -11,8 +11,6 @@ _Given = tuple[Any, ...]
 _HTTP, _GRPC, _MEMORY, _MODELS = "HTTP", "gRPC", "Memory", "Model repository"
 _CLOUDS, _CACHE, _RATES = "Cloud endpoints", "Response cache", "Rate limiter"
 _LOOP = "one event loop serves all connections"
-_TLS = "TLS is not served: put a proxy that ends it before the server"
-_TLS_FILE = "it is read with --grpc-use-ssl=true only"
 _NO_CACHE = "there is no response cache: every request is executed"
 _NO_VERTEX = "Vertex AI's endpoint is not served"
 _NO_SAGEMAKER = "SageMaker's endpoint is not served"
@@ -43,11 +41,6 @@ class TritonFlags:
     grpc_max_response_pool_size: _Given = unserved(
         _GRPC, "responses are not kept for reuse", of=int
     )
-    grpc_use_ssl: _Given = unserved(_GRPC, _TLS, False, of=boolean, refused=True)
-    grpc_use_ssl_mutual: _Given = unserved(_GRPC, _TLS, False, of=boolean, refused=True)
-    grpc_server_cert: _Given = unserved(_GRPC, _TLS_FILE)
-    grpc_server_key: _Given = unserved(_GRPC, _TLS_FILE)
-    grpc_root_cert: _Given = unserved(_GRPC, _TLS_FILE)
     allow_sagemaker: _Given = unserved(_CLOUDS, _NO_SAGEMAKER, False, of=boolean, refused=True)
     sagemaker_port: _Given = unserved(_CLOUDS, _NO_SAGEMAKER, of=int)
     sagemaker_safe_port_range: _Given = unserved(_CLOUDS, _NO_SAGEMAKER)

@@ -84,4 +84,16 @@ BY_HAND = (
         "are refused, with the place",
         "protobuf's text is UTF-8",
     ),
+    (
+        "gRPC's certificate is missing, or its key is another's",
+        "`Socket '0.0.0.0:8001' already in use`",
+        "the file, and what is wrong with it",
+        "that is what has to be mended",
+    ),
+    (
+        "a new certificate",
+        "is read at the next start",
+        "is read at SIGHUP, too",
+        "certificates are short-lived",
+    ),
 )

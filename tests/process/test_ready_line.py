@@ -117,7 +117,7 @@ def test_what_curl_cannot_ask_has_no_line(server):
 
 def test_addresses_that_others_reach_are_a_warning(monkeypatch):
     doors = [
-        SimpleNamespace(name="HTTPService", host=host, port=8000, is_local=host == "127.0.0.1")
+        server_module._Door("HTTPService", host, 8000, None, set())
         for host in ("127.0.0.1", "0.0.0.0")
     ]
     said = []

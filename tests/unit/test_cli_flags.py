@@ -81,7 +81,6 @@ class TestTritons:
     @pytest.mark.parametrize(
         ("words", "why"),
         [
-            ("--grpc-use-ssl=true", "TLS is not served"),
             ("--allow-sagemaker=true", "SageMaker's endpoint is not served"),
             ("--allow-vertex-ai=true", "Vertex AI's endpoint is not served"),
             ("--model-namespacing=true", "in all repositories"),
@@ -157,6 +156,39 @@ class TestTritons:
         assert settings_of("--http-address=127.0.0.2").metrics_address == "127.0.0.2"
         given = settings_of("--http-address=127.0.0.2", "--metrics-address=127.0.0.3")
         assert (given.metrics_address, given.grpc_address) == ("127.0.0.3", "127.0.0.1")
+
+
+class TestTls:
+    FILES = ("--grpc-server-cert=c.pem", "--grpc-server-key=k.pem")
+
+    def test_either_switch_serves_it(self):
+        assert not settings_of(*self.FILES).grpc_tls.served
+        assert settings_of("--grpc-use-ssl=true", *self.FILES).grpc_tls.served
+        given = settings_of("--grpc-use-ssl-mutual=1", "--grpc-root-cert=r.pem", *self.FILES)
+        assert given.grpc_tls.served
+        assert not given.http_tls.served
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["--http-use-ssl=1"], "--http-use-ssl needs --http-server-cert"),
+            (["--grpc-use-ssl=1"], "--grpc-use-ssl needs --grpc-server-cert"),
+            (["--grpc-use-ssl=1", FILES[0]], "--grpc-use-ssl needs --grpc-server-key"),
+            (["--grpc-use-ssl-mutual=1", *FILES], "--grpc-use-ssl-mutual needs --grpc-root-cert"),
+        ],
+    )
+    def test_its_files_are_needed(self, words, said):
+        assert error_of(*words) == said
+
+    def test_files_that_nothing_reads_are_said_to_have_no_effect(self):
+        cert, key = settings_of(*self.FILES).notices()
+        end = " has no effect: it is read with --grpc-use-ssl=true only"
+        assert (cert, key) == (f"--grpc-server-cert{end}", f"--grpc-server-key{end}")
+        (root,) = settings_of(
+            "--grpc-use-ssl=1", "--grpc-root-cert=r.pem", *self.FILES
+        ).notices()  # fmt: skip
+        end = " has no effect: it is read with --grpc-use-ssl-mutual=true only"
+        assert root == f"--grpc-root-cert{end}"
 
 
 class TestTritonserver:

@@ -77,7 +77,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._transport = transport  # type: ignore[assignment]
         # Told of every byte that the socket does not take: then nothing is written past it.
         self._transport.set_write_buffer_limits(high=0)
-        descriptor = transport.get_extra_info("socket").fileno()
+        # Through TLS nothing is written past the transport.
+        plain = transport.get_extra_info("ssl_object") is None
+        descriptor = transport.get_extra_info("socket").fileno() if plain else -1
         self._state.start(transport, descriptor, self._loop.call_soon)
         self.http2.received(0, monotonic())
         self._heard = self.http2.heard
@@ -207,7 +209,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._transport.writelines(left)
         if events:
             self.take(events)
-        if more or events:
+        if more or events or (left and not self._state.paused):
             self.flush_soon()
         # Who sends no more widens no window: what is held back now never goes.
         state = self._state

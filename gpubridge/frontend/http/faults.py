@@ -33,3 +33,10 @@ FAULTS: tuple[tuple[int, str], ...] = (
     (400, _MALFORMED + "expected a line end after a chunk"),
 )
 """Status and text of every other fault, in the order of their numbers."""
+
+_PLAIN = b'{"error":"expected TLS, got a request without it: use https://"}'
+PLAIN_TO_TLS = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_PLAIN), _PLAIN)
+)
+"""The answer to a request without TLS where that is spoken; nothing else is understood there."""

@@ -1,0 +1,1 @@
+"""TLS between a socket and the protocol of its connection."""

@@ -1,0 +1,549 @@
+"""TLS at a real server: with the clients that users have, and with those that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc_client
+import tritonclient.grpc.aio as grpc_aio
+import tritonclient.http as http_client
+import tritonclient.http.aio as http_aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from tests.process.certificates import Authority, tls_flags
+from tests.process.raw_http import binary_request, inference
+from tests.process.server import open_files, running_server, wait_until, write_model
+
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
+                for r in requests]
+"""
+PATIENT = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print("waits", flush=True)
+        while not requests[0].is_cancelled():
+            time.sleep(0.02)
+        print("cancelled", flush=True)
+        return [pb_utils.InferenceResponse([]) for _ in requests]
+"""
+SIZES = (4, 150_000, 5_000_000)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "echo", ECHO)
+    write_model(repository, "patient", PATIENT)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("strange"), "stranger")
+
+
+@contextlib.contextmanager
+def serving(repository, *flags):
+    with running_server(repository, *flags, ready=False) as server:
+        wait_until(lambda: "ready: " in server.log(), "the models", server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server(repository, authority):
+    with serving(
+        repository, *tls_flags(authority.issue("server")), "--log-verbose=1",
+        "--http-header-timeout=1", "--grpc-preface-timeout=1", "--http-send-timeout=1",
+        "--http-max-connections=8", "--http-max-input-size=100000000",
+    ) as server:  # fmt: skip
+        before = sockets(server)
+        yield server
+        wait_until(lambda: sockets(server) <= before, "all connections to be gone", server)
+        assert "Traceback" not in server.log()
+
+
+@pytest.fixture(scope="module")
+def mutual(repository, authority):
+    flags = tls_flags(authority.issue("mutual"), authority.root)
+    with serving(repository, *flags, "--log-verbose=1") as server:
+        yield server
+
+
+def sockets(server) -> int:
+    return sum(link.startswith("socket:") for link in open_files(server.pid))
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def tensor(module, size):
+    data = np.arange(size, dtype=np.float32)
+    given = module.InferInput("IN", [size], "FP32")
+    given.set_data_from_numpy(data)
+    return data, [given]
+
+
+def trust(authority, cert=None, **options) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority.root))
+    if cert is not None:
+        context.load_cert_chain(*cert)
+    for name, value in options.items():
+        setattr(context, name, value)
+    return context
+
+
+def get(server, context, host="localhost"):
+    connection = http.client.HTTPSConnection(
+        host, port_of(server.http_url), context=context, timeout=30
+    )
+    with contextlib.closing(connection):
+        connection.request("GET", "/v2")
+        return connection.getresponse().status
+
+
+@contextlib.contextmanager
+def connected(server, context):
+    with (
+        socket.create_connection(("127.0.0.1", port_of(server.http_url)), 30) as sock,
+        context.wrap_socket(sock, server_hostname="localhost") as tls,
+    ):
+        yield tls
+
+
+def call(server, credentials, timeout=20):
+    """Ask over gRPC whether the server is live."""
+    with grpc.secure_channel(f"localhost:{port_of(server.grpc_url)}", credentials) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=timeout).live
+
+
+def credentials(authority, cert=None):
+    chain, key = (None, None) if cert is None else (path.read_bytes() for path in cert)
+    return grpc.ssl_channel_credentials(authority.root.read_bytes(), key, chain)
+
+
+# -- clients -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tritonclient_http(server, authority, size):
+    with http_client.InferenceServerClient(
+        f"localhost:{port_of(server.http_url)}",
+        ssl=True,
+        ssl_options={"ca_certs": str(authority.root)},
+    ) as client:
+        data, inputs = tensor(http_client, size)
+        assert (client.infer("echo", inputs).as_numpy("OUT") == data).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tritonclient_grpc(server, authority, size):
+    with grpc_client.InferenceServerClient(
+        f"localhost:{port_of(server.grpc_url)}", ssl=True, root_certificates=str(authority.root)
+    ) as client:
+        data, inputs = tensor(grpc_client, size)
+        assert (client.infer("echo", inputs).as_numpy("OUT") == data).all()
+        answers = []
+        client.start_stream(lambda result, error: answers.append(error or result))
+        for _ in range(3):
+            client.async_stream_infer("echo", inputs)
+        client.stop_stream()
+        assert [(each.as_numpy("OUT") == data).all() for each in answers] == [True] * 3
+
+
+def test_tritonclient_aio(server, authority):
+    async def both() -> None:
+        async with http_aio.InferenceServerClient(
+            f"localhost:{port_of(server.http_url)}", ssl=True, ssl_context=trust(authority)
+        ) as client:
+            data, inputs = tensor(http_client, 150_000)
+            results = await asyncio.gather(*(client.infer("echo", inputs) for _ in range(6)))
+            assert all((each.as_numpy("OUT") == data).all() for each in results)
+        async with grpc_aio.InferenceServerClient(
+            f"localhost:{port_of(server.grpc_url)}",
+            ssl=True,
+            root_certificates=str(authority.root),
+        ) as client:
+            data, inputs = tensor(grpc_client, 150_000)
+            results = await asyncio.gather(*(client.infer("echo", inputs) for _ in range(6)))
+            assert all((each.as_numpy("OUT") == data).all() for each in results)
+
+    asyncio.run(both())
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="expected curl")
+def test_curl(server, authority):
+    url = f"https://localhost:{port_of(server.http_url)}/v2"
+    command = ["curl", "-sS", "-w", "%{http_code} %{http_version}", "-o", os.devnull]
+    done = subprocess.run(
+        [*command, "--cacert", authority.root, url], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "200 1.1")
+    done = subprocess.run([*command, url], capture_output=True, text=True, check=False)
+    assert done.returncode == 60
+
+
+def test_protocols_that_clients_may_choose(server, authority):
+    context = trust(authority)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    for url, chosen in ((server.http_url, "http/1.1"), (server.grpc_url, "h2")):
+        address = ("127.0.0.1", port_of(url))
+        with (
+            socket.create_connection(address, 30) as sock,
+            context.wrap_socket(sock, server_hostname="localhost") as tls,
+        ):
+            assert tls.selected_alpn_protocol() == chosen
+            assert tls.version() == "TLSv1.3"
+
+
+def test_versions(server, authority):
+    assert get(server, trust(authority, maximum_version=ssl.TLSVersion.TLSv1_2)) == 200
+    old = trust(authority)
+    old.set_ciphers("DEFAULT:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(ssl.SSLError):
+        get(server, old)
+
+
+def test_the_lines_that_name_addresses(server):
+    (line,) = [line for line in server.log().splitlines() if "ready: " in line]
+    assert f"gRPC with TLS {server.grpc_url}, https://{server.http_url}, http://" in line
+    assert "each model once, with --cacert ROOT:" in server.log()
+    assert f"https://{server.http_url}/v2/models/echo/infer" in server.log()
+
+
+# -- certificates --------------------------------------------------------------------------------
+
+
+def test_clients_that_do_not_trust_the_server(server, authority, stranger):
+    with pytest.raises(ssl.SSLCertVerificationError):
+        get(server, trust(stranger))
+    with pytest.raises(grpc.RpcError) as caught:
+        call(server, credentials(stranger))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert get(server, trust(authority)) == 200
+    assert call(server, credentials(authority))
+
+
+def test_expired_and_wrong_certificates_of_a_server(repository, authority):
+    for files, said in (
+        (authority.issue("old", expired=True), "certificate has expired"),
+        (authority.issue("other", "example.org"), "Hostname mismatch"),
+    ):
+        with serving(repository, *tls_flags(files)) as server:
+            with pytest.raises(ssl.SSLCertVerificationError, match=said):
+                get(server, trust(authority))
+            with pytest.raises(grpc.RpcError):
+                call(server, credentials(authority))
+
+
+def test_mutual(mutual, authority, stranger):
+    client = authority.issue("client", "client@example.org")
+    assert get(mutual, trust(authority, client)) == 200
+    assert call(mutual, credentials(authority, client))
+    refused = {
+        "none": None,
+        "expired": authority.issue("late", "client@example.org", expired=True),
+        "another's": stranger.issue("strange", "client@example.org"),
+    }
+    for cert in refused.values():
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            get(mutual, trust(authority, cert))
+        with pytest.raises(grpc.RpcError) as caught:
+            call(mutual, credentials(authority, cert))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert call(mutual, credentials(authority, client))
+    assert "peer did not return a certificate" in mutual.log()
+    assert "with --cacert ROOT --cert CLIENT --key KEY:" in mutual.log()
+
+
+def test_plain_text_to_a_port_of_tls(server):
+    status, _, body = server.request("GET", "/v2")
+    assert (status, json.loads(body)) == (
+        400,
+        {"error": "expected TLS, got a request without it: use https://"},
+    )
+    with (
+        grpc_client.InferenceServerClient(server.grpc_url) as client,
+        pytest.raises(InferenceServerException, match="UNAVAILABLE"),
+    ):
+        client.is_server_live(client_timeout=20)
+
+
+def test_tls_to_a_plain_port(repository, authority):
+    with running_server(repository) as server:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            get(server, trust(authority))
+        with pytest.raises(grpc.RpcError):
+            call(server, credentials(authority))
+        assert server.request("GET", "/v2")[0] == 200
+        # The same without TLS is the metrics' way, also of a server with TLS.
+    with running_server(repository, *tls_flags(authority.issue("s")), ready=False) as server:
+        assert server.metrics()
+
+
+# -- starts and reloads --------------------------------------------------------------------------
+
+
+def start_error(repository, *flags) -> str:
+    """The only line of a server that does not start."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gpubridge", "serve", repository, "--http-port=0", "--grpc-port=0",
+         "--metrics-port=0", *flags],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def encrypted_key(path: Path, key: Path) -> Path:
+    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+    path.write_bytes(
+        loaded.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    return path
+
+
+def test_files_that_cannot_be_used_end_the_start(repository, authority, tmp_path):
+    cert, key = authority.issue("good")
+    other = authority.issue("another")[1]
+    fifo, text, broken = tmp_path / "fifo", tmp_path / "text", tmp_path / "broken"
+    os.mkfifo(fifo)
+    text.write_text("hello")
+    broken.write_text("-----BEGIN CERTIFICATE-----\nhello\n-----END CERTIFICATE-----\n")
+    locked = encrypted_key(tmp_path / "locked", key)
+    absent, name = tmp_path / "absent", "--http-server-cert"
+    for (given_cert, given_key), said in {
+        (absent, key): f"{name}={absent} cannot be read: No such file or directory",
+        (tmp_path, key): f"{name}={tmp_path} cannot be read: Is a directory",
+        (fifo, key): f"{name}={fifo} cannot be read: it is no regular file",
+        (text, key): f"{name}={text} holds no certificate: expected PEM",
+        (cert, text): f"--http-server-key={text} holds no private key: expected PEM",
+        (
+            cert,
+            locked,
+        ): f"--http-server-key={locked} is encrypted: expected a key without a password",
+        (cert, other): f"--http-server-key={other} is not the key of {name}={cert}",
+        (broken, key): f"{name}={broken} and --http-server-key={key} cannot be used: ",
+    }.items():
+        flags = (f"{name}={given_cert}", f"--http-server-key={given_key}", "--http-use-ssl=1")
+        assert start_error(repository, *flags).startswith(f"error: {said}")
+    flags = tls_flags((cert, key), text)
+    assert "--grpc-root-cert=" in start_error(repository, *flags)
+
+
+def served_number(server, context) -> int:
+    """The serial number of the certificate that a new connection gets."""
+    with connected(server, context) as tls:
+        return tls.getpeercert()["serialNumber"]
+
+
+def test_certificates_are_read_again(repository, authority):
+    cert, key = authority.issue("server")
+    files = {"cert": cert.read_bytes(), "key": key.read_bytes()}
+    with serving(repository, *tls_flags((cert, key))) as server:
+        context = trust(authority)
+        first = served_number(server, context)
+        kept = http.client.HTTPSConnection(
+            "localhost", port_of(server.http_url), context=context, timeout=30
+        )
+        kept.request("GET", "/v2")
+        kept.getresponse().read()
+
+        key.write_bytes(b"no key")
+        server.process.send_signal(signal.SIGHUP)
+        said = f"stay as they are: --http-server-key={key} holds no private key"
+        wait_until(lambda: said in server.log(), "the error", server)
+        assert f"--grpc-server-key={key}" in server.log()
+        assert served_number(server, context) == first
+
+        # Replaces both files.
+        authority.issue("server")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: served_number(server, context) != first, "the new one", server)
+        assert call(server, credentials(authority))
+        kept.request("GET", "/v2")
+        assert kept.getresponse().status == 200
+        kept.close()
+        assert server.stop() == 0
+    assert files["cert"] != cert.read_bytes()
+
+
+# -- clients that misbehave ----------------------------------------------------------------------
+
+
+def test_a_handshake_that_stalls(server, authority):
+    hello = ssl.MemoryBIO()
+    client = trust(authority).wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    whole = hello.read()
+    for url in (server.http_url, server.grpc_url):
+        for sent in (b"", whole[:20], whole):
+            with socket.create_connection(("127.0.0.1", port_of(url)), 30) as sock:
+                sock.sendall(sent)
+                # Until the server has had enough.
+                while sock.recv(1 << 16):
+                    pass
+    assert get(server, trust(authority)) == 200
+
+
+def test_bytes_that_are_no_tls(server, authority):
+    for url in (server.http_url, server.grpc_url):
+        for garbage in (
+            b"\0" * 100_000,
+            os.urandom(100_000),
+            b"\x16\x03\x01\xff\xff" + b"x" * 70_000,
+        ):
+            with (
+                socket.create_connection(("127.0.0.1", port_of(url)), 30) as sock,
+                contextlib.suppress(ConnectionError),
+            ):
+                sock.sendall(garbage)
+                while sock.recv(1 << 16):
+                    pass
+    assert get(server, trust(authority)) == 200
+
+
+def test_damaged_records_end_their_connection_only(server, authority):
+    with connected(server, trust(authority)) as other, connected(server, trust(authority)) as tls:
+        raw = socket.socket(fileno=os.dup(tls.fileno()))
+        with contextlib.closing(raw):
+            raw.sendall(b"\x17\x03\x03\x00\x20" + b"x" * 32)
+            with contextlib.suppress(ssl.SSLError, ConnectionError):
+                while tls.recv(1 << 16):
+                    pass
+        other.sendall(b"GET /v2 HTTP/1.1\r\n\r\n")
+        assert other.recv(12) == b"HTTP/1.1 200"
+
+
+def test_handshakes_count_as_connections(server, authority):
+    address = ("127.0.0.1", port_of(server.http_url))
+    with contextlib.ExitStack() as stack:
+        idle = [
+            stack.enter_context(socket.create_connection(address, 30)) for _ in range(8 + 64 + 10)
+        ]
+        # The oldest make place for the newer ones, and for those who are quick.
+        assert idle[0].recv(1) == b""
+        assert get(server, trust(authority)) == 200
+
+
+def test_connections_over_the_limit_are_told_so(server, authority):
+    field, body = binary_request([("IN", "FP32", (4,), bytes(16))])
+    head = inference("echo", body, field)[:-8]
+    with contextlib.ExitStack() as stack:
+        busy = [stack.enter_context(connected(server, trust(authority))) for _ in range(8)]
+        for tls in busy:
+            tls.sendall(head)
+        time.sleep(0.1)
+        assert get(server, trust(authority)) == 503
+
+
+def test_an_end_of_input_behind_a_request(server, authority):
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = trust(authority).wrap_bio(incoming, outgoing, server_hostname="localhost")
+    field, body = binary_request([("IN", "FP32", (1_000_000,), bytes(4_000_000))])
+    with socket.create_connection(("127.0.0.1", port_of(server.http_url)), 30) as sock:
+
+        def turn(work):
+            while True:
+                try:
+                    return work()
+                except ssl.SSLWantReadError:
+                    if outgoing.pending:
+                        sock.sendall(outgoing.read())
+                    received = sock.recv(1 << 16)
+                    incoming.write(received) if received else incoming.write_eof()
+
+        turn(tls.do_handshake)
+        tls.write(inference("echo", body, field))
+        with contextlib.suppress(ssl.SSLWantReadError):
+            tls.unwrap()
+        sock.sendall(outgoing.read())
+        sock.shutdown(socket.SHUT_WR)
+        answer = b""
+        with contextlib.suppress(ssl.SSLZeroReturnError):
+            while part := turn(lambda: tls.read(1 << 16)):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(bytes(4_000_000))
+
+
+def test_a_client_that_does_not_read(server, authority):
+    field, body = binary_request([("IN", "FP32", (10_000_000,), bytes(40_000_000))])
+    with connected(server, trust(authority)) as slow:
+        slow.sendall(inference("echo", body, field))
+        with connected(server, trust(authority)) as other:
+            other.sendall(b"GET /v2 HTTP/1.1\r\n\r\n")
+            assert other.recv(12) == b"HTTP/1.1 200"
+        # Its time is over some time: then the rest of the answer is not there.
+        wait_until(lambda: sockets_of(server, slow) == 0, "the end of the connection", server)
+        received = 0
+        with contextlib.suppress(ssl.SSLError, ConnectionError):
+            while part := slow.recv(1 << 20):
+                received += len(part)
+        assert received < len(body)
+
+
+def sockets_of(server, sock) -> int:
+    """How many connections to a client the server's kernel knows as open."""
+    mine = f"{sock.getsockname()[1]:04X}"
+    rows = Path(f"/proc/{server.pid}/net/tcp").read_text().splitlines()[1:]
+    return sum(row.split()[2].endswith(f":{mine}") and row.split()[3] == "01" for row in rows)
+
+
+def test_a_client_that_closes_cancels_its_request(server, authority):
+    field, body = binary_request([("IN", "FP32", (1,), bytes(4))])
+    with connected(server, trust(authority)) as tls:
+        tls.sendall(inference("patient", body, field))
+        wait_until(lambda: "patient_0] waits" in server.log(), "the request", server)
+    wait_until(lambda: "patient_0] cancelled" in server.log(), "its end", server)
+
+
+def test_a_body_beyond_the_limit_is_told(server, authority):
+    with connected(server, trust(authority)) as tls:
+        tls.sendall(inference("echo", b"x" * 10, length=200_000_000))
+        answer = b""
+        while part := tls.recv(1 << 16):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 413")
+        # The end was said as TLS says it.
+        assert tls.recv(1) == b""
