@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -181,6 +182,17 @@ class ModelConfig:
             text = orjson.dumps(message_to_triton_json(self.message)).decode()
             object.__setattr__(self, "_json", text)
         return text
+
+    def to_spaced_json(self) -> str:
+        """Return what `json.dumps` makes of `to_dict`, a piece at a time: others get to run between them."""
+        members = []
+        for name, value in self.to_dict().items():
+            entries = value if isinstance(value, list) else [value]
+            text = ", ".join([json.dumps(entry) for entry in entries])
+            members.append(
+                f'"{name}": [{text}]' if isinstance(value, list) else f'"{name}": {text}'
+            )
+        return "{" + ", ".join(members) + "}"
 
     def unscheduled(self) -> ModelConfig:
         """Return this configuration without its choice of a scheduler."""

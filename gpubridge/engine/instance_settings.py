@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,7 +62,7 @@ def place_instances(
     """Give each instance of a model its name, its device and its ``initialize`` arguments."""
     placement = _input_placement(config, context)
     settings: list[InstanceSettings] = []
-    model_config = json.dumps(config.to_dict())
+    model_config = config.to_spaced_json()
     for group in config.instance_groups:
         places = [device for device in group.gpus or (0,) for _ in range(group.count)]
         for index, device in enumerate(places):

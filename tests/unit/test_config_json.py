@@ -49,6 +49,7 @@ def test_dict_and_text_are_the_same() -> None:
     )
     assert json.loads(config.to_json()) == config.to_dict()
     assert config.to_dict()["parameters"] == {"\u00e9": {"string_value": "\n"}}
+    assert config.to_spaced_json() == json.dumps(config.to_dict())
 
 
 def test_each_dict_is_the_callers_own() -> None:
