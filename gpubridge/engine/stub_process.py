@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import subprocess
+import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +21,8 @@ from gpubridge.telemetry.logs import log_from_stub
 
 _PIPE_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 13
+_TELLING_SECONDS = 0.002
+_PAUSE_SECONDS = 0.004
 _FIRST = 0.1
 _HEALTHY_AFTER = 10.0
 
@@ -33,7 +37,8 @@ class PrintedLines:
 
     ``tell``: gets each line, without its end. Bytes that are no UTF-8 are told as escapes; where a
     line was overwritten (carriage returns), what a terminal shows in the end; longer lines than 8
-    KiB in pieces.
+    KiB in pieces. Lines that come faster than they can be told wait, and then the process does: others
+    have the event loop meanwhile.
 
     Attribute ``write_end``: the descriptor for the process; :meth:`started` closes this one.
     """
@@ -41,6 +46,8 @@ class PrintedLines:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._rest = b""
+        self._lines: deque[bytes] = deque()
+        self._pause: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._read_end, self.write_end = os.pipe()
         os.set_blocking(self._read_end, False)
@@ -55,13 +62,31 @@ class PrintedLines:
         if self._read_end < 0:
             return
         left = _PIPE_BYTES
-        while self._read_end >= 0 and (taken := self._on_readable()):
+        while self._read_end >= 0 and (taken := self._read()):
             left -= taken
             if left <= 0:
                 break
         self._end()
 
-    def _on_readable(self) -> int:
+    def _on_readable(self) -> None:
+        self._read()
+        self._tell_some()
+
+    def _tell_some(self) -> None:
+        """Tell lines for a moment; if that is not all, go on later, and read no more before."""
+        self._pause = None
+        until = time.monotonic() + _TELLING_SECONDS
+        while self._lines and time.monotonic() < until:
+            self._say(self._lines.popleft())
+        if self._read_end < 0:
+            return
+        if self._lines:
+            self._loop.remove_reader(self._read_end)
+            self._pause = self._loop.call_later(_PAUSE_SECONDS, self._tell_some)
+        else:
+            self._loop.add_reader(self._read_end, self._on_readable)
+
+    def _read(self) -> int:
         """Take what there is; returns how many bytes."""
         try:
             data = os.read(self._read_end, _PIPE_BYTES)
@@ -71,11 +96,10 @@ class PrintedLines:
             self._end()
             return 0
         *lines, rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._say(line)
+        self._lines.extend(lines)
         whole = len(rest) - len(rest) % _LONGEST_LINE
         if whole:
-            self._say(rest[:whole])
+            self._lines.append(rest[:whole])
         self._rest = rest[whole:]
         return len(data)
 
@@ -91,9 +115,13 @@ class PrintedLines:
         self._loop.remove_reader(self._read_end)
         os.close(self._read_end)
         self._read_end = -1
+        if self._pause is not None:
+            self._pause.cancel()
         if self._rest:
-            self._say(self._rest)
+            self._lines.append(self._rest)
             self._rest = b""
+        while self._lines:
+            self._say(self._lines.popleft())
 
 
 def was_healthy(seconds: float, *, answered: bool) -> bool:

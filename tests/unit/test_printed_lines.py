@@ -1,0 +1,99 @@
+"""Lines that a process prints, faster than the log takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from gpubridge.engine import stub_process
+from gpubridge.engine.stub_process import PrintedLines
+
+
+class Printed:
+    """What is told of a stream, each line taking a millisecond."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        self.told = []
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        monkeypatch.setattr(stub_process, "time", clock)
+        self.lines = PrintedLines(self.tell)
+
+    def tell(self, line):
+        self.now += 0.001
+        self.told.append(line)
+
+    def print(self, text):
+        os.write(self.lines.write_end, text)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs a test in an event loop, with a stream."""
+
+    def run(test):
+        async def main():
+            printed = Printed(monkeypatch)
+            try:
+                await test(printed)
+            finally:
+                printed.lines.close()
+                printed.lines.started()
+
+        asyncio.run(main())
+
+    return run
+
+
+EXPECTED = [str(number) for number in range(100)]
+PRINTED = "".join(f"{line}\n" for line in EXPECTED).encode()
+
+
+def test_other_work_has_its_turn_between_lines_that_come_fast(run):
+    async def test(printed):
+        printed.print(PRINTED)
+        most = 0
+        while len(printed.told) < len(EXPECTED):
+            before = len(printed.told)
+            await asyncio.sleep(0)
+            most = max(most, len(printed.told) - before)
+        assert printed.told == EXPECTED
+        assert 1 <= most <= 4
+
+    run(test)
+
+
+def test_a_process_that_prints_faster_waits(run):
+    async def test(printed):
+        os.set_blocking(printed.lines.write_end, False)
+        taken = 0
+        for _ in range(50):
+            try:
+                taken += os.write(printed.lines.write_end, b"x\n" * 2048)
+            except BlockingIOError:
+                break
+            await asyncio.sleep(0)
+        else:
+            pytest.fail("all of it was taken at once")
+        assert taken < 50 * 4096
+
+    run(test)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_end_tells_what_is_left(run, begun):
+    async def test(printed):
+        printed.print(PRINTED + b"rest")
+        if begun:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert printed.told
+        printed.lines.close()
+        assert printed.told == [*EXPECTED, "rest"]
+        await asyncio.sleep(0.02)
+        assert printed.told == [*EXPECTED, "rest"]
+
+    run(test)
