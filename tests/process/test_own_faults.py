@@ -21,6 +21,7 @@ PLANTED = """
 import sys
 
 if "serve" in sys.orig_argv:
+    from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
     from gpubridge.engine.model import StubModel
     from gpubridge.frontend import generate, infer
     from gpubridge.frontend.grpc import infer as grpc_infer, packing
@@ -46,6 +47,8 @@ if "serve" in sys.orig_argv:
     for module in (infer, packing):
         plant(module, "encode_response", lambda *given: given[3].name, "encode")
     plant(generate, "encode_generated", lambda *given: given[2].name, "encode")
+    plant(EnsembleModel, "response", lambda self, *_: self.name, "flow")
+    plant(EnsembleModel, "member_request", lambda self, call, *_: call.step.model, "second")
     plant(StubModel, "_is_prepared", lambda self, *_: self.name, "prepare")
 """
 MODELS = ("good", "parse", "encode", "prepare")
@@ -56,12 +59,32 @@ FLAGS = "--metrics-config=histogram_latencies=true", f"--request-arena-limit={4 
 SAYS = "is a bug of gpubridge, not of the request: the server's log has its traceback"
 
 
+ENSEMBLE = """
+platform: "ensemble"
+input [{{ name: "IN" data_type: TYPE_STRING dims: [1] }}]
+output [{{ name: "OUT" data_type: TYPE_STRING dims: [1] }}]
+ensemble_scheduling {{ step [
+  {{ model_name: "good" model_version: -1 input_map {{ key: "IN" value: "IN" }}
+    output_map {{ key: "OUT" value: "{between}" }} }} {second}
+] }}
+"""
+SECOND = """, { model_name: "second" model_version: -1 input_map { key: "IN" value: "between" }
+    output_map { key: "OUT" value: "OUT" } }"""
+ENSEMBLES = {
+    "flow": ENSEMBLE.format(between="OUT", second=""),
+    "steps": ENSEMBLE.format(between="between", second=SECOND),
+}
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     (folder / "sitecustomize.py").write_text(PLANTED)
-    for name in MODELS:
+    for name in (*MODELS, "second"):
         write_code_model(folder / "models", name)
+    for name, config in ENSEMBLES.items():
+        (folder / "models" / name / "1").mkdir(parents=True)
+        (folder / "models" / name / "config.pbtxt").write_text(config)
     with running_server(
         folder / "models", *FLAGS, environment={"PYTHONPATH": str(folder)}
     ) as running:
@@ -101,7 +124,7 @@ def answers(server, asked):
 
 
 @pytest.mark.parametrize("binary", [False, True])
-@pytest.mark.parametrize("faulty", MODELS[1:])
+@pytest.mark.parametrize("faulty", [*MODELS[1:], *ENSEMBLES])
 def test_the_others_of_a_pipeline_are_answered(server, faulty, binary):
     body = infer_body(parameters={"binary_data_output": binary})
     asked = [f"/v2/models/{name}/infer" for name in ("good", faulty, "good", faulty, "good")]
@@ -126,7 +149,7 @@ def tensors(code="self.said = 'good'"):
     return [made]
 
 
-@pytest.mark.parametrize("faulty", MODELS[1:])
+@pytest.mark.parametrize("faulty", [*MODELS[1:], *ENSEMBLES])
 def test_the_other_calls_of_an_http2_connection_are_answered(server, faulty):
     with grpc.InferenceServerClient(server.grpc_url) as client:
         got = queue.Queue()

@@ -16,6 +16,7 @@ from gpubridge.engine.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, InferResponse, Outcome
+from gpubridge.telemetry.logs import request_error
 
 if TYPE_CHECKING:
     from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
@@ -106,7 +107,7 @@ class Execution:
 
     def _partial(self, call: Call[FlowTensor], model: Model, outcome: Outcome) -> None:
         """A member has answered, and may again."""
-        self._answered(call, model, outcome, last=False)
+        self._guard(lambda: self._answered(call, model, outcome, last=False))
 
     def _done(self, call: Call[FlowTensor], model: Model, outcome: Outcome | None) -> None:
         """A member has answered for the last time, or says that it will not any more."""
@@ -115,9 +116,17 @@ class Execution:
             self.member_ns += _clock() - made[1]
             made[0].on_partial = None
         if outcome is not None:
-            self._answered(call, model, outcome, last=True)
-        elif self._run is not None:
-            self._apply(self._run.ended(call))
+            self._guard(lambda: self._answered(call, model, outcome, last=True))
+        elif (run := self._run) is not None:
+            self._guard(lambda: self._apply(run.ended(call)))
+
+    def _guard(self, take: Callable[[], None]) -> None:
+        """Take what a member has said; a bug of ours fails this request, not who tells of it."""
+        try:
+            take()
+        except Exception as error:  # noqa: BLE001
+            self._making = False
+            self.fail(request_error(error))
 
     def _answered(
         self, call: Call[FlowTensor], model: Model, outcome: Outcome, *, last: bool
