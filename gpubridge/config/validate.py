@@ -6,6 +6,7 @@ it cannot work is refused here with a message of our own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import PurePosixPath
@@ -18,6 +19,8 @@ from gpubridge.errors import invalid
 _PYTHON_RUNTIMES = ("", "libtriton_python.so")
 _BACKEND_RUNTIMES = ("", "model.py")
 
+_GROUP_NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{0,1024}")
+_LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _MOST_PARAMETERS = 10_000
 _MOST_SEQUENCES = 1_000_000
 _MOST_WARMUPS = 100_000
@@ -148,6 +151,13 @@ def _fixed_sizes(dims: ProtoMessage) -> list[int]:
 
 
 def _validate_metrics(config: ProtoMessage) -> None:
+    for name in config.metric_tags:
+        # Another would make the page of all metrics one that nobody can read.
+        if not _LABEL_NAME.fullmatch(name):
+            raise invalid(
+                f"metric_tags of model {config.name}: expected a key of letters, digits and "
+                f"underscores that begins with no digit, got {name[:40]!a}"
+            )
     for control in config.model_metrics.metric_control:
         family, buckets = control.metric_identifier.family, list(control.histogram_options.buckets)
         if family != FIRST_RESPONSE_FAMILY:
@@ -250,6 +260,11 @@ def _validate_instance_group(
     config: ProtoMessage, group: ProtoMessage, gpu_count: Callable[[], int]
 ) -> None:
     kinds = model_config_schema().ModelInstanceGroup.Kind
+    if not _GROUP_NAME.fullmatch(group.name):
+        raise invalid(
+            f"instance group {group.name[:40]!a} of model {config.name}: expected a name of at "
+            "most 1024 characters, none of them a control character"
+        )
     where = f"instance group {group.name} of model {config.name}"
     if group.kind not in kinds.values():
         raise invalid(f"{where} has unexpected kind {group.kind}")

@@ -33,7 +33,7 @@ from gpubridge.engine.stub_run import REAP_SECONDS, StubRun
 from gpubridge.engine.warmup import warm_up
 from gpubridge.errors import BridgeError, StubDied
 from gpubridge.request import InferRequest
-from gpubridge.telemetry.logs import log_from_stub
+from gpubridge.telemetry.logs import log_from_stub, request_error
 from gpubridge.telemetry.statistics import DeviceWork
 from gpubridge.transport.messages import Kind
 
@@ -169,13 +169,15 @@ class Instance:
         try:
             await run.start()
             await warm_up(self.settings.warmup, arena, run.feed.submit, run.expect)
-        except (BridgeError, asyncio.CancelledError):
+        except BaseException as error:
             # What the model raised is known, or nobody wants this stub any more.
             await run.end()
             _, unstarted = self._close(run)
             for request in unstarted:
                 if request.slot is not None:
                     arena.free(request.slot)
+            if isinstance(error, Exception):
+                raise request_error(error, "start") from error
             raise
 
     async def _keep_running(self) -> None:

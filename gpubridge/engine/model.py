@@ -22,7 +22,6 @@ from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.starting import Completion, start_all
 from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.engine.warmup import WarmupSample, warmup_samples
-from gpubridge.errors import BridgeError
 from gpubridge.request import InferRequest, InferResponse
 from gpubridge.telemetry.logs import request_error
 from gpubridge.telemetry.settings import MetricsSettings
@@ -158,7 +157,7 @@ class StubModel(Model):
         try:
             environment = await self._context.environments.of_model(self._directory, self.config)
             entries = await self._settings(environment)
-        except BridgeError:
+        except Exception:
             # There is nothing else yet that an unload would give back.
             self._dispatcher.close()
             raise

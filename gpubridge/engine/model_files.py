@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -26,6 +27,7 @@ _NOT_THE_MODELS = "__pycache__"
 
 _logger = logging.getLogger(__name__)
 
+_MODEL_NAME = re.compile(r"(?!\.)[^/\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _PREFIX = "gpubridge-models-"
 _LOCK = "lock"
 _LAST_WRITE_SECONDS = 5.0
@@ -104,21 +106,26 @@ def list_repository(directory: Path) -> dict[Path, bool]:
         return {
             Path(entry.path): entry.is_symlink()
             for entry in sorted(entries, key=lambda entry: entry.name)
-            if not entry.name.startswith(".")
-            and _is_text(entry.name)
+            if _is_model_entry(entry.name)
             and (entry.is_symlink() or entry.is_dir(follow_symlinks=False))
         }
 
 
+def is_model_name(name: str) -> bool:
+    """Return whether a directory of that name may be a model's."""
+    return _MODEL_NAME.fullmatch(name) is not None
+
+
 @cache
-def _is_text(name: str) -> bool:
-    """Return whether a name is UTF-8, as those of models are; warns once of one that is not."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        _logger.warning("%r is no model: its name is not UTF-8, so no client can ask for it", name)
-        return False
-    return True
+def _is_model_entry(name: str) -> bool:
+    """Return whether an entry of a repository may be a model's; warns once of an unusable name."""
+    if not is_model_name(name) and not name.startswith("."):
+        _logger.warning(
+            "%s is no model: its name is not UTF-8, so no client can ask for it, or has control "
+            "characters",
+            ascii(name),
+        )
+    return is_model_name(name)
 
 
 class OverrideDirectory:

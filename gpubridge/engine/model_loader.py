@@ -26,6 +26,7 @@ from gpubridge.engine.instance import InstanceState
 from gpubridge.engine.model import Model, StubModel
 from gpubridge.engine.model_files import ModelFiles, OverrideDirectory, read_model_files
 from gpubridge.errors import BridgeError, ErrorCode, invalid, unsupported
+from gpubridge.telemetry.logs import request_error
 
 if TYPE_CHECKING:
     from gpubridge.engine.served_models import ServedModels
@@ -161,6 +162,8 @@ class ModelLoader:
             if "KIND_GPU" in error.message:
                 self.context.devices.tell_absence()
             raise
+        except Exception as error:
+            raise not_found(name, request_error(error, "load").message) from error
         if prepared.config.fallbacks:
             self.context.devices.tell_absence()
         for notice in prepared.config.notices:
@@ -245,7 +248,8 @@ class ModelLoader:
         progress = asyncio.get_running_loop().create_task(report_progress(model))
         try:
             await model.load()
-        except BridgeError as error:
+        except Exception as raised:  # noqa: BLE001  (one model's failure, whatever it is)
+            error = request_error(raised, "load")
             _logger.error(  # noqa: TRY400  (the model's own traceback is in it)
                 "failed to load '%s' version %d: %s", model.name, model.version, error.message
             )

@@ -15,6 +15,7 @@ from gpubridge.engine.model_files import (
     FileOverrides,
     ModelFiles,
     files_digest,
+    is_model_name,
     list_repository,
     read_model_files,
 )
@@ -68,7 +69,7 @@ class ModelSources:
     async def locate(self, name: str) -> ModelSource:
         """Find a model's directory; raises NotPrepared."""
         found: list[Path] = []
-        if _is_file_name(name):
+        if is_model_name(name):
             candidates = [directory / name for directory in self._directories]
             candidates += [path for path in self._models if path.name == name]
             found = await self._existing(candidates)
@@ -108,7 +109,7 @@ class ModelSources:
         if config is None:
             reason = "Load parameter 'config' must be specified for model file override"
             raise not_found(name, reason)
-        if not _is_file_name(name):
+        if not is_model_name(name):
             raise not_found(name, "expected a name that a directory can have")
         digest = files_digest(files)
         if served is not None and served.overrides is not None and served.digest == digest:
@@ -165,10 +166,6 @@ class ModelSources:
 
 def _state(model: Path) -> ModelFiles | None:
     return read_model_files(model) if model.is_dir() else None
-
-
-def _is_file_name(name: str) -> bool:
-    return bool(name) and "/" not in name and "\0" not in name and not name.startswith(".")
 
 
 class RepositoryPoller:

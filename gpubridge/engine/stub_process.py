@@ -192,7 +192,8 @@ class StubProcess:
                 stderr=err.write_end,
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            # ValueError: a name with a NUL in it, for one.
             self._close_streams()
             raise cannot_start(instance, error) from error
         finally:
@@ -244,7 +245,7 @@ def _into_log(model: str, instance: str, file: str, level: int) -> Callable[[str
     return lambda text: log_from_stub(model, instance, {"level": level, "text": text, "file": file})
 
 
-def cannot_start(instance: str, error: OSError) -> BridgeError:
+def cannot_start(instance: str, error: Exception) -> BridgeError:
     """Say that the system lacks what a stub process needs."""
     return unavailable(f"cannot start the stub of '{instance}': {error}")
 

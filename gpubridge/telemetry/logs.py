@@ -138,14 +138,17 @@ def log_from_stub(model: str, instance: str, fields: dict[str, Any]) -> None:
     _model_logger.log(level, "%s", fields.get("text", ""), extra=place)
 
 
-def request_error(error: Exception) -> BridgeError:
-    """Return what a request is told that failed; a bug of gpubridge itself is logged, and named as one."""
+def request_error(error: Exception, what: str = "request") -> BridgeError:
+    """Return what a request is told that failed; a bug of gpubridge itself is logged, and named as one.
+
+    ``what``: failed, if not a request.
+    """
     if isinstance(error, BridgeError):
         return error
-    _logger.error("a request failed by a bug of gpubridge", exc_info=error)
+    _logger.error("a %s failed by a bug of gpubridge", what, exc_info=error)
     return InternalError(
         f"internal error: {type(error).__name__}: {error}; this is a bug of gpubridge, not of the "
-        "request: the server's log has its traceback"
+        f"{what}: the server's log has its traceback"
     )
 
 

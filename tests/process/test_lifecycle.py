@@ -322,11 +322,16 @@ def test_models_that_do_not_load_tell_why_and_the_others_serve(half_broken):
 
 def test_a_directory_whose_name_is_no_text_is_left_out_with_a_warning(tmp_path):
     write_code_model(tmp_path, "good")
-    (tmp_path / os.fsdecode(b"b\xff") / "1").mkdir(parents=True)
-    with running_server(tmp_path) as server:
+    for name in (os.fsdecode(b"b\xff"), "new\nline"):
+        (tmp_path / name / "1").mkdir(parents=True)
+    with running_server(tmp_path, "--model-control-mode=explicit", "--load-model=*") as server:
         assert set(server.index()) == {("good", 1)}
-        (line,) = [line for line in server.log().splitlines() if "not UTF-8" in line]
-        assert r"'b\udcff' is no model: " in line
+        lines = [line for line in server.log().splitlines() if "not UTF-8" in line]
+        assert r"'b\udcff' is no model: " in lines[0]
+        assert r"'new\nline' is no model: " in lines[1]
+        load = server.request("POST", "/v2/repository/models/new%0Aline/load", "{}")
+        assert load[0] == 500
+        assert len(lines) == 2
 
 
 def test_without_strict_readiness_a_server_with_a_failed_model_is_ready(half_broken):

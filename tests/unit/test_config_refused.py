@@ -307,6 +307,20 @@ REFUSED_IN_OUR_WORDS = {
         tensor('name: "X" data_type: 99 dims: [ 4 ]'),
         "model input 'X' has unknown 'data_type' 99 for m",
     ),
+    "tag that is no label": (
+        MINIMAL + 'metric_tags { key: "a b" value: "c" }',
+        (
+            "metric_tags of model m: expected a key of letters, digits and underscores that begins with no "
+            "digit, got 'a b'"
+        ),
+    ),
+    "control character in a group's name": (
+        MINIMAL + 'instance_group [ { name: "a\\nb" } ]',
+        (
+            r"instance group 'a\nb' of model m: expected a name of at most 1024 characters, none of "
+            "them a control character"
+        ),
+    ),
     "negative count": (
         MINIMAL + "instance_group [ { count: -1 } ]",
         "instance group m_0 of model m has count -1; expected at least 1",
