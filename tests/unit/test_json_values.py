@@ -74,7 +74,7 @@ def reference(text, datatype, count):
         return None
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(ARRAYS, st.sampled_from(sorted(JSON_DATATYPES)), st.integers(0, 6))
 @example(b'["\xff"]', "BYTES", 1)
 @example(b'["\xed\xa0\x80"]', "BYTES", 1)
@@ -92,7 +92,7 @@ def test_values_nested_deeper_than_any_tensor_are_left_to_python():
     assert dataplane.pack_json_values(text, 0, len(text), "INT8", 1) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(JSON_DATATYPES - {"BYTES", "BOOL"})), st.binary(max_size=64))
 def test_formatted_numbers_read_back_as_they_were(datatype, raw):
     dtype = numpy_dtype(datatype)
@@ -105,7 +105,7 @@ def test_formatted_numbers_read_back_as_they_were(datatype, raw):
         assert type(got) is type(value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.text(), max_size=6))
 def test_formatted_strings_are_those_of_orjson(texts):
     data = bytes_codec.encode(np.array([*texts, None], object)[:-1])
@@ -132,7 +132,11 @@ def parsed(raw, without_values):
         if without_values:
             return infer_request.parse_request(raw, CONFIG, 0)
         return infer_request._read_request(
-            infer_request.parse_json(raw), CONFIG, 0, infer_request.nothing_registered
+            infer_request.parse_json(raw),
+            CONFIG,
+            0,
+            infer_request.nothing_registered,
+            infer_request.NO_LONG_STRINGS,
         )
     except BridgeError as error:
         return error.message
@@ -172,7 +176,7 @@ DOCUMENTS = st.tuples(
 ).map(lambda parts: ("{" + ",".join([parts[0], *parts[1]]) + "}").encode())
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(DOCUMENTS)
 def test_a_request_means_the_same_with_its_values_taken_out(raw):
     assert repr(parsed(raw, True)) == repr(parsed(raw, False))
