@@ -8,16 +8,14 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.exceptions
-from hypothesis import HealthCheck, given, settings as test_settings, strategies as st
+from hypothesis import given, settings as test_settings, strategies as st
 
 from tests.unit import http2_frames as frames
 from tests.unit.http2_frames import Http2ErrorCode
 from tests.unit.test_http2_peer import DONE, OK, REQUEST, Server, data, headers, split
 
 FIELDS = [(name.decode(), value.decode()) for name, value in REQUEST]
-FEW = test_settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+FEW = test_settings(max_examples=50, derandomize=True)
 
 
 def whole_frames(output):

@@ -281,7 +281,7 @@ def test_what_only_we_take(reason):
     assert (len(requests), fault) == (1, None)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(STREAMS)
 def test_a_stream_byte_by_byte_is_the_same_stream(stream):
     whole = read([stream])

@@ -203,7 +203,7 @@ def test_what_is_unusual_is_left_whole(monkeypatch, part):
     agree(request("F", count=3).SerializeToString() + part, monkeypatch, split=False)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_mutated_forms_say_the_same(data):
     made = request("F", "S", count=3)

@@ -37,7 +37,7 @@ def series(kind, count=WRITERS):
         max_size=40,
     )
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_gauge_of_several_writers_is_one_number(steps):
     _, cells = series(GaugeCell)
     expected = 0
@@ -48,7 +48,7 @@ def test_a_gauge_of_several_writers_is_one_number(steps):
 
 
 @given(st.lists(st.tuples(st.integers(1, WRITERS), st.integers(-9, 9), st.booleans())), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_writer_that_goes_leaves_what_it_counted(steps, data):
     board, cells = series(GaugeCell)
     expected = 0

@@ -239,7 +239,7 @@ def agree(config, cache, header, data):
     return True
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_what_matches_is_what_the_parser_says(data):
     config = data.draw(st.sampled_from(CONFIGS))
@@ -277,7 +277,7 @@ MUTATIONS = st.one_of(
 )
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 @given(st.data())
 def test_no_change_of_the_bytes_makes_it_match_wrongly(data):
     config = data.draw(st.sampled_from(CONFIGS))
@@ -294,7 +294,7 @@ def test_no_change_of_the_bytes_makes_it_match_wrongly(data):
         agree(config, cache, changed, content)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 @example(b"{" * 100)
 @example(b'{"inputs":' + b"[" * 100)

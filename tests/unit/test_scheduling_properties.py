@@ -232,7 +232,6 @@ class BatchingMachine(RuleBasedStateMachine):
 BatchingMachine.TestCase.settings = settings(
     max_examples=150,
     stateful_step_count=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )
 test_batching = BatchingMachine.TestCase

@@ -90,7 +90,7 @@ def check(record, got):
     assert got.context == context
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.tuples(U64, st.lists(records(), max_size=4)), max_size=4))
 def test_requests_round_trip(batches):
     message = encode_frame(
@@ -108,7 +108,7 @@ def test_requests_round_trip(batches):
             assert got.identifier == record[-1]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.tuples(
@@ -160,7 +160,7 @@ GOOD = encode_frame(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 @example(struct.pack("<BxxxI", 18, 1) + struct.pack("<QQQQQI4x", 1, 2, 2, 3, 4, 1) + b"\xff" * 20)
 @example(
@@ -178,7 +178,7 @@ def test_foreign_bytes_are_malformed_and_nothing_else(raw):
                 pass
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=4))
 def test_flipped_bytes_are_malformed_and_nothing_else(flips):
     message = bytearray(GOOD)
