@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -64,12 +64,15 @@ class ServerProcess:
     Owns the process group it starts; ``close`` ends all of it.
     """
 
-    def __init__(self, contender: Contender, repository: Path, log: Path) -> None:
+    def __init__(
+        self, contender: Contender, repository: Path, log: Path, flags: Sequence[str] = ()
+    ) -> None:
         self.name = contender.name
         self.ports = Ports(*_free_ports(3))
         self.http_port = self.ports.http
         self._log = log
-        self._launch = contender.launch(repository, self.ports)
+        launch = contender.launch(repository, self.ports)
+        self._launch = replace(launch, command=[*launch.command, *flags])
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
 

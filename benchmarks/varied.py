@@ -28,6 +28,7 @@ from benchmarks.peer import Peer, find_peer
 from benchmarks.proc import cpu_seconds, usage
 from benchmarks.serve import Gpubridge
 from benchmarks.server_process import Contender, ServerProcess
+from benchmarks.tls import tls_flags
 from benchmarks.traffic import Traffic
 from benchmarks.varied_models import MODELS, copies, write_repository
 from benchmarks.varied_rows import NAMES, OWN_ROWS, ROWS, START_ROWS, LoadRow, OwnRow, StartRow
@@ -47,9 +48,10 @@ class Bench:
     seconds: int
     folder: Path
 
-    def server(self, side: int, repository: Path) -> ServerProcess:
-        """Return a side's server; it is not yet started."""
-        return ServerProcess(self.sides[side], repository, self.folder / f"{side}.log")
+    def server(self, side: int, repository: Path, *, tls: bool = False) -> ServerProcess:
+        """Return a side's server, whose gRPC may have TLS; it is not yet started."""
+        flags = tls_flags(self.folder) if tls else []
+        return ServerProcess(self.sides[side], repository, self.folder / f"{side}.log", flags)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -125,17 +127,20 @@ def _measure(row: LoadRow, bench: Bench) -> Result:
     try:
         with contextlib.ExitStack() as stack:
             servers = [
-                stack.enter_context(bench.server(side, _repository(row, traffic, bench)))
+                stack.enter_context(
+                    bench.server(side, _repository(row, traffic, bench), tls=row.tls)
+                )
                 for side in range(len(samples))
             ]
             for server in servers:
                 server.wait_ready()
-                bench.client.run(traffic, _port(server, traffic), row.connections, _WARM_UP_SECONDS)
+                port = _port(server, traffic)
+                bench.client.run(traffic, port, row.connections, _WARM_UP_SECONDS, tls=row.tls)
             _compare_answers(traffic, servers)
             for _ in range(bench.rounds):
                 for server, taken in zip(servers, samples, strict=True):
                     port = _port(server, traffic)
-                    taken.append(_load(traffic, row.connections, server, port, bench))
+                    taken.append(_load(traffic, row, server, port, bench))
     except BenchmarkError as error:
         return Result(row, [], [], str(error))
     return Result(row, samples[0], samples[1] if len(samples) > 1 else [])
@@ -159,7 +164,7 @@ def _measure_own(row: OwnRow, bench: Bench) -> OwnResult:
                 for (work, traffic), port, taken in zip(works, ports, samples, strict=True):
                     seconds = _WARM_UP_SECONDS if warm else bench.seconds
                     effort = replace(bench, seconds=seconds)
-                    sample = _load(traffic, work.connections, server, port, effort)
+                    sample = _load(traffic, work, server, port, effort)
                     if not warm:
                         taken.append(sample)
     except BenchmarkError as error:
@@ -194,12 +199,12 @@ def _port(server: ServerProcess, traffic: Traffic) -> int:
     return server.ports.of(traffic.protocol)
 
 
-def _load(
-    traffic: Traffic, connections: int, server: ServerProcess, port: int, bench: Bench
-) -> Sample:
+def _load(traffic: Traffic, row: LoadRow, server: ServerProcess, port: int, bench: Bench) -> Sample:
     """Load a server for a round; its figures, with the CPU time spent on a request."""
     counted, spent = _inferences(traffic, server), cpu_seconds(server.pid)
-    figures: LoadFigures = bench.client.run(traffic, port, connections, bench.seconds)
+    figures: LoadFigures = bench.client.run(
+        traffic, port, row.connections, bench.seconds, tls=row.tls
+    )
     spent = cpu_seconds(server.pid) - spent
     counted = _inferences(traffic, server) - counted
     server.check_alive()

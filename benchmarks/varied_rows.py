@@ -35,7 +35,8 @@ class LoadRow:
     """Work that both servers are given.
 
     ``floor`` and ``aim`` bound Triton's CPU time per request over gpubridge's; None where there is no
-    bar. ``models`` are served beside those that the requests name.
+    bar. ``models`` are served beside those that the requests name; ``tls`` has calls of gRPC sent
+    through TLS.
     """
 
     name: str
@@ -45,6 +46,7 @@ class LoadRow:
     floor: float | None
     aim: float | None = None
     models: tuple[str, ...] = ()
+    tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,22 @@ ROWS: tuple[LoadRow, ...] = (
     ),
     LoadRow("fp32_600k_grpc_4", "600 KB in and out, gRPC, 4", _identity_calls(600_000), 4, 3, 5),
     LoadRow("fp32_600k_http_4", "600 KB in and out, HTTP, 4", _identity(600_000), 4, 4, 6),
+    LoadRow(
+        "tls_add_sub_grpc_16",
+        "add_sub, gRPC with TLS, 16, a new id",
+        _add_sub_calls(TURN),
+        16,
+        1.5,
+        tls=True,
+    ),
+    LoadRow(
+        "tls_fp32_600k_grpc_16",
+        "600 KB in and out, gRPC with TLS, 16",
+        _identity_calls(600_000),
+        16,
+        1.5,
+        tls=True,
+    ),
     LoadRow(
         "bls_1", "a BLS call of add_sub, HTTP, 1", _add_sub("bls_add_sub"), 1, 4, 8, ("add_sub",)
     ),

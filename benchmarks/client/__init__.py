@@ -28,11 +28,13 @@ class Client:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._program = _build(folder)
+        self._programs = {False: _build(folder)}
         self._written: dict[int, tuple[Traffic, Path]] = {}
 
-    def run(self, traffic: Traffic, port: int, connections: int, seconds: int) -> LoadFigures:
-        """Load 127.0.0.1:``port`` for some seconds.
+    def run(
+        self, traffic: Traffic, port: int, connections: int, seconds: int, *, tls: bool = False
+    ) -> LoadFigures:
+        """Load 127.0.0.1:``port`` for some seconds; calls of gRPC through TLS if wanted.
 
         Raises
         ------
@@ -44,7 +46,10 @@ class Client:
         )[1]
         if not kept.exists():
             write_traffic(traffic, kept)
-        command = [str(self._program), traffic.protocol, str(port), str(connections), str(seconds)]
+        if tls not in self._programs:
+            self._programs[tls] = _build(self._folder, tls=tls)
+        program, protocol = str(self._programs[tls]), traffic.protocol + "s" * tls
+        command = [program, protocol, str(port), str(connections), str(seconds)]
         done = subprocess.run(
             [*command, str(kept), traffic.path],
             capture_output=True,
@@ -68,17 +73,20 @@ class Client:
         )
 
 
-def _build(folder: Path) -> Path:
-    """Return the program, compiled for this state of its source."""
+def _build(folder: Path, *, tls: bool = False) -> Path:
+    """Return the program, compiled for this state of its source; with OpenSSL only for TLS."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), *_COMPILERS))), None)
     if compiler is None:
         message = f"the load client needs a C++ compiler: expected one of {', '.join(_COMPILERS)}"
         raise BenchmarkError(message)
     digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
-    program = Path(tempfile.gettempdir()) / f"gpubridge-bench-client-{os.getuid()}-{digest}"
+    program = (
+        Path(tempfile.gettempdir()) / f"gpubridge-bench-client-{os.getuid()}-{digest}{'-tls' * tls}"
+    )
     if not program.exists():
         made = folder / "client"
         command = [compiler, "-std=c++17", "-O2", "-o", str(made), str(_SOURCE)]
+        command += ["-DWITH_TLS", "-lssl", "-lcrypto"] if tls else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             message = f"the load client does not compile:\n{done.stderr}"

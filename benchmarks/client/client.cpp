@@ -1,12 +1,19 @@
 // A load client that costs little: one thread, one request under way on each connection.
 //
-//   client http|grpc PORT CONNECTIONS SECONDS FILE [PATH]
+//   client http|grpc|grpcs PORT CONNECTIONS SECONDS FILE [PATH]
 //
+// grpcs is gRPC over TLS, whose certificate is not checked; compiled with WITH_TLS only.
 // FILE holds requests (benchmarks/traffic.py writes it); the client sends them in turn and writes a
 // number that is never the same again into the places that each request names, so that no two
 // requests have the same bytes. Prints one line of JSON.
 #include <arpa/inet.h>
+#ifdef WITH_TLS
+#include <fcntl.h>
+#endif
 #include <netinet/tcp.h>
+#ifdef WITH_TLS
+#include <openssl/ssl.h>
+#endif
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -356,8 +363,69 @@ struct Figures {
   std::uint64_t responses = 0;
 };
 
+#ifdef WITH_TLS
+
+// The bytes of a connected socket, through TLS; as recv and send they fail with EAGAIN.
+class Wire {
+ public:
+  explicit Wire(int descriptor) : ssl_(SSL_new(context())) {
+    // What gRPC servers ask for.
+    SSL_set_alpn_protos(ssl_, reinterpret_cast<const unsigned char*>("\2h2"), 3);
+    SSL_set_fd(ssl_, descriptor);
+    if (SSL_connect(ssl_) != 1) fail("the server refused the handshake of TLS");
+    ::fcntl(descriptor, F_SETFL, O_NONBLOCK);
+  }
+
+  // Takes all records that are there: one alone would cost a look at the socket each.
+  ssize_t receive(char* data, std::size_t size) {
+    std::size_t got = 0;
+    while (got < size) {
+      const int count = SSL_read(ssl_, data + got, static_cast<int>(size - got));
+      if (count <= 0) return got == 0 ? outcome(count) : static_cast<ssize_t>(got);
+      got += static_cast<std::size_t>(count);
+    }
+    return static_cast<ssize_t>(got);
+  }
+
+  ssize_t send(const std::string& data) {
+    const int count = SSL_write(ssl_, data.data(), static_cast<int>(data.size()));
+    return count > 0 ? count : outcome(count);
+  }
+
+ private:
+  static SSL_CTX* context() {
+    static SSL_CTX* const context = [] {
+      SSL_CTX* const made = SSL_CTX_new(TLS_client_method());
+      // What is unsent moves as more is added to it.
+      SSL_CTX_set_mode(made, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+      return made;
+    }();
+    return context;
+  }
+
+  ssize_t outcome(int count) {
+    const int error = SSL_get_error(ssl_, count);
+    errno = error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE ? EAGAIN : ECONNRESET;
+    return -1;
+  }
+
+  SSL* ssl_;
+};
+
+#else
+
+class Wire {
+ public:
+  explicit Wire(int) { fail("this client is compiled without TLS"); }
+  static ssize_t receive(char*, std::size_t) { return -1; }
+  static ssize_t send(const std::string&) { return -1; }
+};
+
+#endif
+
 struct Connection {
   int descriptor = -1;
+  std::unique_ptr<Wire> wire;  // none without TLS
   std::unique_ptr<Protocol> protocol;
   std::string in;
   std::string out;
@@ -374,7 +442,7 @@ class Load {
     poller_ = ::epoll_create1(0);
   }
 
-  void add(int port, std::unique_ptr<Protocol> protocol) {
+  void add(int port, std::unique_ptr<Protocol> protocol, bool tls) {
     auto connection = std::make_unique<Connection>();
     connection->descriptor = ::socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
@@ -387,6 +455,7 @@ class Load {
       fail("cannot connect: " + std::string(std::strerror(errno)));
     }
     ::setsockopt(connection->descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    if (tls) connection->wire = std::make_unique<Wire>(connection->descriptor);
     epoll_event event{};
     event.events = EPOLLIN;
     event.data.ptr = connection.get();
@@ -430,7 +499,10 @@ class Load {
   }
 
   void read(Connection& connection) {
-    const ssize_t got = ::recv(connection.descriptor, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+    const ssize_t got =
+        connection.wire != nullptr
+            ? connection.wire->receive(buffer_.data(), buffer_.size())
+            : ::recv(connection.descriptor, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) fail("the server closed a connection");
     connection.in.append(buffer_.data(), static_cast<std::size_t>(got));
@@ -450,8 +522,10 @@ class Load {
 
   void write(Connection& connection) {
     while (!connection.out.empty()) {
-      const ssize_t sent = ::send(connection.descriptor, connection.out.data(),
-                                  connection.out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      const ssize_t sent = connection.wire != nullptr
+                               ? connection.wire->send(connection.out)
+                               : ::send(connection.descriptor, connection.out.data(),
+                                        connection.out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
       if (sent < 0 && errno != EAGAIN && errno != EINTR) fail("the server closed a connection");
       if (sent < 0) break;
       connection.out.erase(0, static_cast<std::size_t>(sent));
@@ -482,8 +556,9 @@ class Load {
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count < 6) fail("usage: client http|grpc PORT CONNECTIONS SECONDS FILE [PATH]");
-  const bool grpc = std::string_view(arguments[1]) == "grpc";
+  if (count < 6) fail("usage: client http|grpc|grpcs PORT CONNECTIONS SECONDS FILE [PATH]");
+  const bool tls = std::string_view(arguments[1]) == "grpcs";
+  const bool grpc = tls || std::string_view(arguments[1]) == "grpc";
   const auto start = Clock::now();
   Load load(read_traffic(arguments[5]), start + std::chrono::seconds(std::atoi(arguments[4])));
   for (int index = 0; index < std::atoi(arguments[3]); ++index) {
@@ -493,7 +568,7 @@ int main(int count, char** arguments) {
     } else {
       protocol = std::make_unique<Http1>();
     }
-    load.add(std::atoi(arguments[2]), std::move(protocol));
+    load.add(std::atoi(arguments[2]), std::move(protocol), tls);
   }
   Figures figures = load.run();
   const std::chrono::duration<double> seconds = Clock::now() - start;

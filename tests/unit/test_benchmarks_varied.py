@@ -54,6 +54,10 @@ def test_requests_are_whole_and_none_is_sent_twice(row):
     assert len(sent) == (1 if "equal bytes" in row.title else 2 * len(traffic.requests[:50]))
 
 
+def test_rows_with_tls_are_of_grpc_where_both_servers_have_it():
+    assert [row.traffic().protocol for row in ROWS if row.tls] == ["grpc", "grpc"]
+
+
 def test_names_are_unique_and_unknown_ones_are_refused():
     assert len(set(NAMES)) == len(NAMES)
     with pytest.raises(SystemExit, match="no such row: add"):

@@ -10,8 +10,8 @@ import trustme
 
 from gpubridge.frontend.tls.connection import TlsConnection, TlsListener
 
-PIECE = 1 << 17
-OVERHEAD = 1 << 12
+PIECE = 1 << 18
+OVERHEAD = 1 << 13
 LONG = bytes(range(256)) * (1 << 14)
 
 
@@ -36,6 +36,9 @@ class Socket:
             return
         self.queued += data
         self.protocol.pause_writing()
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.write(b"".join(parts))
 
     def take(self) -> None:
         self.sent += self.queued

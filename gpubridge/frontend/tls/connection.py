@@ -18,9 +18,10 @@ from typing import Any
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError
 
-_RECEIVE_BYTES = 1 << 17
-_PIECE_BYTES = 1 << 17
+_TURN_BYTES = 1 << 18
 """Bytes that a connection encrypts, or receives, before the others get their turn."""
+_CHUNK_BYTES = 1 << 15
+"""Bytes that OpenSSL gets at once: a connection's buffers there keep the size that they once had."""
 _HIGH_WATER = 1 << 16
 _HANDSHAKES_BEYOND = 64
 """Handshakes under way that there may be beyond the limit of connections."""
@@ -54,7 +55,7 @@ class TlsListener:
         self.plain_answer = plain_answer
         self.connections: set[Any] = set()
         self.handshakes: dict[TlsConnection, None] = {}
-        self.receive = memoryview(bytearray(_RECEIVE_BYTES))
+        self.receive = memoryview(bytearray(_TURN_BYTES))
         # Of its own: what others compute for long delays no handshake, nor they others.
         self.workers = Workers()
         self._read_context = read_context
@@ -128,17 +129,20 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if self._finishing or self._closed:
             # The kernel would reset a connection that closes with bytes unread.
             return
-        self._incoming.write(self._listener.receive[:nbytes])
+        received = self._listener.receive[:nbytes]
         if self._protocol is None:
+            self._incoming.write(received)
             self._shake_hands()
             return
-        if nbytes == _RECEIVE_BYTES:
+        if nbytes == _TURN_BYTES:
             # More may have come, which asyncio would read at once: others get their turn.
             self._receive(False)
             self._loop.call_soon(self._receive, True)
         elif not self._reading:
             self._receive(False)
-        self._read()
+        for at in range(0, nbytes, _CHUNK_BYTES):
+            self._incoming.write(received[at : at + _CHUNK_BYTES])
+            self._read()
 
     def eof_received(self) -> bool:
         """The client sends no more."""
@@ -314,10 +318,7 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         if self._closed or self._turn_due:
             return
         if self._unsent and not self._blocked:
-            piece = self._take_piece()
-            self._unsent_bytes -= len(piece)
-            self._tls.write(piece)
-            self._pass_on()
+            self._encrypt()
             if self._unsent and not self._blocked:
                 self._turn_due = True
                 self._loop.call_soon(self._next_turn)
@@ -338,10 +339,22 @@ class TlsConnection(asyncio.BufferedProtocol, asyncio.Transport):
         self._turn_due = False
         self._send()
 
-    def _take_piece(self) -> bytes | memoryview:
+    def _encrypt(self) -> None:
+        """Encrypt what may go in one turn, and give it to the socket."""
+        sealed = []
+        left = _TURN_BYTES
+        while self._unsent and left:
+            chunk = self._take_chunk()
+            left -= len(chunk)
+            self._tls.write(chunk)
+            sealed.append(self._outgoing.read())
+        self._unsent_bytes -= _TURN_BYTES - left
+        self._socket.writelines(sealed)
+
+    def _take_chunk(self) -> bytes | memoryview:
         """Take some bytes from what is unsent; what is short shares a record with the next."""
         parts: list[bytes | memoryview] = []
-        left = _PIECE_BYTES
+        left = _CHUNK_BYTES
         while self._unsent and left:
             part = self._unsent.popleft()
             if len(part) > left:
