@@ -102,11 +102,14 @@ class TraceWriter:
             self._thread.start()
 
     def close(self) -> None:
-        """Wait until all is written, and close the files."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join(_CLOSE_SECONDS)
-            self._thread = None
+        """Wait until all is written, unless that hangs, and close the files."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            try:
+                self._jobs.put(None, timeout=_CLOSE_SECONDS)
+            except queue.Full:
+                return
+            thread.join(_CLOSE_SECONDS)
 
     def _written(self, nbytes: int) -> None:
         with self._lock:
@@ -148,7 +151,9 @@ class _ArrayFile:
     """A file that is one JSON array."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        # Without waiting, where it is a FIFO, for somebody who reads.
+        how = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        self._fd = os.open(path, how, 0o644)
         self._end = 1
         self._empty = True
         os.pwrite(self._fd, b"[]", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 
 import numpy as np
@@ -128,6 +129,39 @@ def test_tensors_that_come_too_fast_are_dropped(tmp_path, monkeypatch):
     assert writer._dropped == 1
     assert len(json.loads((tmp_path / "t").read_text())) == 1
     assert writer._waiting_bytes == 0
+
+
+def test_a_fifo_that_nobody_reads_is_refused_and_holds_up_no_other_file(tmp_path, caplog):
+    os.mkfifo(tmp_path / "fifo")
+    writer = TraceWriter()
+    writer.put(str(tmp_path / "fifo"), [{"n": 1}])
+    writer.put(str(tmp_path / "t"), [{"n": 2}])
+    writer.close()
+    assert json.loads((tmp_path / "t").read_text()) == [{"n": 2}]
+    assert f"traces are lost: cannot write {tmp_path / 'fifo'}" in caplog.text
+
+
+def test_a_writer_that_hangs_holds_up_no_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpubridge.telemetry.traces._MOST_JOBS", 1)
+    monkeypatch.setattr("gpubridge.telemetry.traces._CLOSE_SECONDS", 0.1)
+    entered, gate = threading.Event(), threading.Event()
+
+    def hang():
+        entered.set()
+        gate.wait()
+        return "1"
+
+    writer = TraceWriter()
+    writer.put(str(tmp_path / "t"), [TensorRecord(1, "A", "x", "FP32", (1,), hang, 80)])
+    entered.wait()
+    writer.put(str(tmp_path / "t"), [{"n": 1}])
+    closing = threading.Thread(target=writer.close)
+    closing.start()
+    closing.join(60)
+    ended = not closing.is_alive()
+    gate.set()
+    closing.join()
+    assert ended
 
 
 @pytest.mark.parametrize(
