@@ -192,8 +192,9 @@ class ModelMachine(RuleBasedStateMachine):
         instance = self.some(data, works)
         execution = data.draw(st.sampled_from(instance.batches))
         for request, ticket in zip(execution.requests, execution.tickets, strict=True):
-            # Not what was withdrawn, nor what fills up a batch.
-            if request.instance is instance.requests and request.batch_size:
+            # Not what was withdrawn, if it has come back in another batch, nor what fills up a batch.
+            is_there = request.instance is instance.requests and request.ticket == ticket
+            if is_there and request.batch_size:
                 instance.requests.find((REGION.region, 0, 64, ticket))
 
     @on_any(has_open)
