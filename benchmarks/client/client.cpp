@@ -387,6 +387,9 @@ class Wire {
     return static_cast<ssize_t>(got);
   }
 
+  // Bytes that the poller does not know of: they have left the socket.
+  [[nodiscard]] bool pending() const { return SSL_pending(ssl_) != 0; }
+
   ssize_t send(const std::string& data) {
     const int count = SSL_write(ssl_, data.data(), static_cast<int>(data.size()));
     return count > 0 ? count : outcome(count);
@@ -418,6 +421,7 @@ class Wire {
  public:
   explicit Wire(int) { fail("this client is compiled without TLS"); }
   static ssize_t receive(char*, std::size_t) { return -1; }
+  static bool pending() { return false; }
   static ssize_t send(const std::string&) { return -1; }
 };
 
@@ -478,7 +482,11 @@ class Load {
       for (int index = 0; index < count; ++index) {
         auto& connection =
             *static_cast<Connection*>(events[static_cast<std::size_t>(index)].data.ptr);
-        if ((events[static_cast<std::size_t>(index)].events & EPOLLIN) != 0) read(connection);
+        if ((events[static_cast<std::size_t>(index)].events & EPOLLIN) != 0) {
+          do {
+            read(connection);
+          } while (connection.wire != nullptr && connection.wire->pending());
+        }
         write(connection);
       }
     }
