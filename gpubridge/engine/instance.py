@@ -202,6 +202,7 @@ class Instance:
                 return
             if was_healthy(time.monotonic() - since, answered=answered):
                 backoff = 0.0
+            self._spare.note_death()
             taken = await self._take_spare()
             # A death by a client's doing says nothing of the model.
             wait = 0.0 if shrunk else backoff
@@ -229,6 +230,9 @@ class Instance:
                 self._last_error = error.message
                 text = f"instance '{self.name}' failed to start: {error.message}"
                 _logger.error("%s", text)  # noqa: TRY400  (the model's own traceback is in it)
+                # It may have what this one has not got, a lock say.
+                if await self._take_spare():
+                    return True
                 backoff = self._next_backoff(backoff)
                 failed = True
                 continue
@@ -256,7 +260,6 @@ class Instance:
 
     async def _take_spare(self) -> bool:
         """Let the stub that was started ahead take over, if there is one that is well."""
-        self._spare.note_death()
         run = await self._spare.take()
         if run is None:
             return False
@@ -338,11 +341,11 @@ class Instance:
 
     def housekeep(self) -> None:
         """Called now and then: settle kept memory, and end an execute that takes too long."""
+        if not self._spare.wanted(self._context.backend.spare_stub_seconds):
+            self._spare.expire(_FINALIZE_SECONDS)
         if self._run is None or self.state is not InstanceState.READY:
             return
         self._run.link.housekeep(_IDLE_SECONDS)
-        if not self._spare.wanted(self._context.backend.spare_stub_seconds):
-            self._spare.expire(_FINALIZE_SECONDS)
 
     def check_time_limit(self) -> None:
         """Kill the stub when its ``execute`` has run longer than allowed, or does not begin."""
