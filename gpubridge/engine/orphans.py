@@ -126,7 +126,7 @@ class Orphans:
         return busy
 
     def _is_left(self, child: _Child) -> bool:
-        """Whether a process was a dead stub's."""
+        """Return whether a process was a dead stub's."""
         if child.group in self._dead or child.session in self._dead:
             return True
         try:

@@ -27,7 +27,7 @@ class LongStrings:
 
     @property
     def used(self) -> bool:
-        """Whether each has been asked for."""
+        """Return whether each has been requested."""
         return len(self._used) == len(self._places)
 
     def text(self, value: Any) -> memoryview | None:

@@ -1,4 +1,4 @@
-"""Which of the server's environment variables a model sees: `--stub-environment`."""
+"""Environment variables of the server that a model sees: `--stub-environment`."""
 
 from __future__ import annotations
 

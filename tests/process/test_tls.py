@@ -524,7 +524,7 @@ def test_a_client_that_does_not_read(server, authority):
 
 
 def sockets_of(server, sock) -> int:
-    """How many connections to a client the server's kernel knows as open."""
+    """Return the number of connections to a client that are open in the kernel."""
     mine = f"{sock.getsockname()[1]:04X}"
     rows = Path(f"/proc/{server.pid}/net/tcp").read_text().splitlines()[1:]
     return sum(row.split()[2].endswith(f":{mine}") and row.split()[3] == "01" for row in rows)

@@ -13,7 +13,7 @@ from gpubridge.engine.stub_process import PrintedLines
 
 
 class Printed:
-    """What is told of a stream, each line taking a millisecond."""
+    """Return the lines reported of a stream, each taking a millisecond."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0

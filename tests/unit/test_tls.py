@@ -65,7 +65,7 @@ class Socket:
 
 
 class Protocol(asyncio.BufferedProtocol):
-    """What is above TLS: receives into a small buffer, and answers nothing by itself."""
+    """Protocol above TLS: receives into a small buffer, and answers nothing by itself."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -139,7 +139,7 @@ class Pair:
         self.send_raw(self.outgoing.read())
 
     def read(self) -> bytes:
-        """What the client has received; ends where nothing more has come."""
+        """Return the bytes that the client has received; ends where nothing more has come."""
         self.incoming.write(self.take_sent())
         data = b""
         try:

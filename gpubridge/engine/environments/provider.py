@@ -32,7 +32,7 @@ CLEAN_VARIABLES = (
     "PATH HOME USER LOGNAME SHELL TMPDIR TZ LANG LANGUAGE LC_* LD_LIBRARY_PATH LD_PRELOAD PYTHON* "
     "VIRTUAL_ENV XDG_CACHE_HOME CUDA_* NVIDIA_* OMP_* MKL_* OPENBLAS_* GPUBRIDGE_*"
 )
-"""What stubs need, and the libraries of models expect; no proxies, tokens or addresses of services."""
+"""Variables that stubs and the libraries of models need; no proxies, tokens or addresses of services."""
 _CLEAN = re.compile("|".join(CLEAN_VARIABLES.replace("*", ".*").split()))
 
 _OLDEST = (3, 9)
