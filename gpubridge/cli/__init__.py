@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "") -> int:
             with _ended_by_signals() if words[0] in _SERVERS else nullcontext():
                 options = command_parser(words[0], program).parse_known(words[1:])
                 code: int = _module(words[0]).run(options)
+                sys.stdout.flush()
                 return code
         parser = whole_parser(())
         if words:
@@ -54,6 +55,10 @@ def main(arguments: Sequence[str] | None = None, program: str = "") -> int:
         return 2
     except BridgeError as error:
         sys.stderr.write(f"error: {error.message}\n")
+        return 1
+    except BrokenPipeError:
+        # Whoever read the output reads no more: what is left of it is for nobody.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     return 0
 

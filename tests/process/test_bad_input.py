@@ -138,7 +138,7 @@ TARGETS = [
     ("GET", "/v2/health/live/", 404),
     ("GET", "/", 404),
     ("POST", "/v2/models//infer", 404),
-    ("POST", "/v2/models/%61dd/infer", 404),
+    ("POST", "/v2/models/%62dd/infer", 404),
     ("OPTIONS", "*", 404),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -123,6 +124,17 @@ class TestCompletion:
         assert "_shtab_tritonserver" in script
         if shell == "bash" and shutil.which("bash"):
             subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+    def test_it_ends_quietly_when_nobody_reads(self):
+        pytest.importorskip("shtab")
+        read, write = os.pipe()
+        os.close(read)
+        command = [sys.executable, "-m", "gpubridge", "completion", "bash"]
+        with os.fdopen(write, "w") as nobody:
+            done = subprocess.run(
+                command, stdout=nobody, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert (done.returncode, done.stderr) == (1, "")
 
     def test_without_its_package_it_says_which(self, capsys, monkeypatch):
         monkeypatch.setitem(sys.modules, "shtab", None)
