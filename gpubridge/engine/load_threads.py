@@ -43,7 +43,9 @@ class LoadThreads:
         await self._slots.acquire()
         loop = asyncio.get_running_loop()
         piece = _Piece(work, loop)
-        slot = loop.call_later(_PATIENCE_SECONDS, self._slots.release)
+        # Called by the timer or here: a timer that is due may be cancelled before it runs.
+        release = _once(self._slots.release)
+        slot = loop.call_later(_PATIENCE_SECONDS, release)
         told = loop.call_later(_TELL_AFTER_SECONDS, piece.tell, what)
         try:
             piece.start()
@@ -53,11 +55,16 @@ class LoadThreads:
                 raise unavailable(f"{what}: {error}") from error
             raise
         finally:
-            if loop.time() < slot.when():
-                self._slots.release()
+            release()
             slot.cancel()
             told.cancel()
         return result
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    """Return what makes a call the first time that it is called itself."""
+    calls = [call]
+    return lambda: calls.pop()() if calls else None
 
 
 class _Piece(threading.Thread):
