@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
 
@@ -91,6 +92,13 @@ def test_it_names_its_urls_and_who_can_connect(server):
     assert f"gRPC {server.grpc_url}" in line
     assert f"http://{server.metrics_url}/metrics" in line
     assert "only this machine can connect: --http-address=0.0.0.0" in line
+
+
+def test_the_demo_finds_it(server):
+    demo = (Path(__file__).parents[2] / "dev").read_text()
+    (pattern,) = re.findall(r"""grep -q '(.*)' "\$work/log\"""", demo)
+    assert len(re.findall(pattern, server.log())) == 1
+    assert f"Started HTTPService at {server.http_url}\n" in server.log()
 
 
 @pytest.mark.parametrize("name", MODELS)
