@@ -1,4 +1,4 @@
-"""How fast image_preproc's kernel is, of what a copy on the device moves: python -m benchmarks.gpu_image_kernel.
+"""Rate of image_preproc's kernel beside a copy on the device: python -m benchmarks.gpu_image_kernel.
 
 Bytes are those of the pixels that are read (the box that is resized) and of the results. A copy's are
 counted once read and once written. Values are compared with Pillow's before a size is timed.

@@ -1,4 +1,4 @@
-"""What the benchmark of images on a GPU says: figures by batch, and their share of the limit."""
+"""Report of the benchmark of images on a GPU: figures by batch, and their share of the limit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GpuImageRow:
 
     @property
     def share(self) -> float | None:
-        """What of the limit is left from end to end."""
+        """Share of the limit that is reached from end to end."""
         served = self.served.get(ON_DEVICE)
         return None if served is None or not self.limit else served.images / self.limit
 
@@ -60,7 +60,7 @@ class GpuImageReport:
 
     @property
     def complaints(self) -> list[str]:
-        """What had to be reached and was not, or could not be measured."""
+        """Figures that had to be reached and were not, or could not be measured."""
         found = [f"batch {row.batch}: {text}" for row in self.rows for text in row.notes]
         found += [
             f"batch {row.batch}: {row.share:.2f} of the limit, expected {_SHARE:g}"

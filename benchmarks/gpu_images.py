@@ -165,7 +165,7 @@ def _serve(
 def _check(
     device: DeviceInfo, jpegs: Sequence[bytes], server: ServerProcess, memory: ClientMemory
 ) -> None:
-    """What is served, over HTTP and in the region, has to be what the limit makes."""
+    """Check that answers, over HTTP and in the region, equal those of the limit's own path."""
     with BareImages(device, len(jpegs)) as bare:
         bare.run(jpegs)
         expected = bare.pixels(len(jpegs))

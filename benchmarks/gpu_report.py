@@ -25,7 +25,7 @@ class GpuResult:
     notes: list[str] = field(default_factory=list)
 
     def ratio(self, nbytes: int) -> float | None:
-        """How many times faster than Triton gpubridge is at a size."""
+        """Triton's time over gpubridge's at a size."""
         if nbytes not in self.ours or nbytes not in self.theirs:
             return None
         return self.theirs[nbytes] / self.ours[nbytes]
@@ -38,7 +38,7 @@ class GpuResult:
 
     @property
     def complaints(self) -> list[str]:
-        """What the row had to reach and did not."""
+        """Figures that the row had to reach and did not."""
         found = list(self.failures)
         if self.row.flat and self.spread is not None and self.spread > FLAT:
             found.append(f"not flat in size: the slowest takes {self.spread:.2f} times the fastest")
@@ -146,7 +146,7 @@ def _line(report: GpuReport, result: GpuResult, nbytes: int) -> str:
 
 
 def _limit(report: GpuReport, row: GpuRow, nbytes: int) -> float | None:
-    """What the copies alone take that the row cannot do without; None where that says nothing."""
+    """Time of the copies that the row needs, alone; None where that says nothing."""
     if row.way is Way.NETWORK:
         times = [report.limits.get(kind, {}).get(nbytes) for kind in ("h2d", "d2h")]
         return None if None in times else sum(time for time in times if time is not None)

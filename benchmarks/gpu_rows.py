@@ -1,4 +1,4 @@
-"""What the GPU benchmark measures, each row at several sizes."""
+"""Rows of the GPU benchmark, each at several sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["FLAT", "FLAT_FROM", "ROWS", "SMALL", "GpuRow"]
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 FLAT = 1.2
-"""How much longer the slowest size of a flat row may take than the fastest."""
+"""Largest ratio of the slowest size's time to the fastest's in a flat row."""
 FLAT_FROM = _MIB
 """Smaller tensors have no say in whether a row is flat."""
 SMALL = _MIB

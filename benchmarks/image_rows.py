@@ -1,4 +1,4 @@
-"""What the benchmark of images on CPUs says: figures by side, batch and instances, and two bars."""
+"""Report of the benchmark of images on CPUs: figures by side, batch and instances, and two floors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from benchmarks.image_load import Figures
 __all__ = ["BACKEND", "FLOOR", "OURS_PILLOW", "SCALING_FLOOR", "TRITON", "ImageReport", "ImageRow"]
 
 FLOOR = 1.5
-"""How many times the images/s of Triton's Pillow model the backend has to reach."""
+"""Floor of the backend's images/s over those of Triton's Pillow model."""
 SCALING_FLOOR = 1.8
-"""How many times the images/s of one instance two have to reach, each with one thread."""
+"""Floor of two instances' images/s over those of one, each with one thread."""
 
 _CELL = "images/s / p50 ms / p99 ms of a request / ms of CPU time of the server for an image"
 
@@ -32,7 +32,7 @@ class ImageRow:
 
     @property
     def loaded(self) -> bool:
-        """Whether requests wait for each other: one alone shows the latency, not how much goes through."""
+        """True for requests that wait for each other: one alone shows the latency, not the throughput."""
         return self.connections > self.instances
 
     def median(self, side: str, figure: str = "images") -> float | None:
@@ -71,7 +71,7 @@ class ImageReport:
 
     @property
     def complaints(self) -> list[str]:
-        """What had to be reached and was not."""
+        """Figures that had to be reached and were not."""
         found = []
         for row in self.rows:
             ratio = row.ratio(BACKEND, TRITON)

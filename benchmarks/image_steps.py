@@ -1,4 +1,4 @@
-"""Where the time of an image goes: the Pillow model's steps, in one thread, without a server."""
+"""Time of each step of the Pillow model, in one thread, without a server."""
 
 from __future__ import annotations
 

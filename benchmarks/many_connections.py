@@ -54,7 +54,7 @@ class TritonPythonModel:
 
 @dataclass
 class Half:
-    """What clients of one kind saw.
+    """Results of the clients of one kind.
 
     Attributes
     ----------

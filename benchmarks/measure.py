@@ -34,7 +34,7 @@ _SOAK_MIX = (("add_sub", 16), ("fp32_600k", 4), ("bytes_10k", 4))
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long a run takes: rounds per row and seconds per round."""
+    """Effort of a run: rounds per row and seconds per round."""
 
     rounds: int
     seconds: int

@@ -1,4 +1,4 @@
-"""What the kernel tells about a tree of processes: memory, descriptors, threads, CPU time."""
+"""Facts of the kernel about a tree of processes: memory, descriptors, threads, CPU time."""
 
 from __future__ import annotations
 

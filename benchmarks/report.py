@@ -14,7 +14,7 @@ Sample = dict[str, float]
 
 
 class Verdict(str, Enum):
-    """What a ratio says about a row."""
+    """Verdict of a ratio on its row."""
 
     AIM = "aim met"
     FLOOR = "floor met"

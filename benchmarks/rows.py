@@ -1,4 +1,4 @@
-"""What is measured: one entry per row of the result table, with its floor and its aim."""
+"""Rows of the result table, each with its floor and its aim."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Kind(str, Enum):
-    """How a row is measured."""
+    """Way of measuring a row."""
 
     LOAD = "load"
     START = "start"

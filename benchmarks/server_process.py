@@ -24,7 +24,7 @@ _STOP_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a server: the whole command, its whole environment, its directory."""
+    """Command, whole environment and directory to start a server with."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -33,7 +33,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a server listens."""
+    """Ports on which a server listens."""
 
     http: int
     grpc: int

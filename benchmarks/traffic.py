@@ -62,7 +62,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the client sends to a server, over and over.
+    """Requests that the client sends to a server, over and over.
 
     ``path`` is the gRPC method, "" for HTTP. With ``in_order`` each connection sends all requests from
     the first to the last, else they are sent in one turn by all. ``models`` are those whose statistics

@@ -40,7 +40,7 @@ _SETTLE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What a row needs: the sides (gpubridge first), the client, the effort, a folder."""
+    """Needs of a row: the sides (gpubridge first), the client, the effort, a folder."""
 
     sides: Sequence[Contender]
     client: Client

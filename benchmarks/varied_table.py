@@ -39,7 +39,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """How the ratio of CPU time stands to the row's bars."""
+        """Compare the ratio of CPU time with the row's floor and aim."""
         if self.failure:
             return "failed"
         if self.cpu_ratio is None or self.row.floor is None:
@@ -65,7 +65,7 @@ class OwnResult:
 
     @property
     def verdict(self) -> str:
-        """How the ratio stands to the row's bars."""
+        """Compare the ratio with the row's floor and aim."""
         if self.failure or self.ratio is None:
             return "failed"
         if self.row.aim is not None and self.ratio <= self.row.aim:

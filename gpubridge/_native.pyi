@@ -160,7 +160,7 @@ class DynamicBatcher:
         """Give every item away that was not taken."""
 
 class Http2Limits:
-    """How much one connection may ask; `csrc/net/http2_limits.h` says what each limit is.
+    """Limits of one connection; `csrc/net/http2_limits.h` says what each is.
 
     ``**limits``: ``max_concurrent_streams``, ``max_frame_size``, ``stream_window``,
     ``connection_window``, ``header_list_bytes``, ``header_block_bytes``, ``continuation_frames``,
@@ -201,9 +201,9 @@ class RequestHeaders:
     fields: tuple[tuple[bytes, bytes], ...]
     """All fields in their order, pseudo-header fields included."""
     plain: bool
-    """Whether there is neither compression nor a time-out."""
+    """True without compression and without a time-out."""
     admitted: bool
-    """Whether the field is there that the method requires, if it does."""
+    """True if the field that the method requires is there."""
     coding: bytes
     """Return ``grpc-encoding``; empty where there is none."""
     accepted_codings: bytes
@@ -212,7 +212,7 @@ class RequestHeaders:
     """Return ``grpc-timeout`` as it came."""
 
 class GrpcInferEndpoint:
-    """What the calls of ModelInfer have in common that the plane takes without Python.
+    """Facts common to the calls of ModelInfer that the plane takes without Python.
 
     - ``method``: its number among the methods.
     - ``templates``: of the requests.
@@ -243,9 +243,9 @@ class GrpcConnectionState:
     """
 
     paused: bool
-    """Whether the transport takes no more to be sent."""
+    """True while the transport takes no more to be sent."""
     hung_up: bool
-    """Whether the client sends no more."""
+    """True when the client sends no more."""
     def __init__(
         self,
         http2: Http2Connection,
@@ -315,15 +315,15 @@ class Http2Connection:
     def lost(self, /) -> None:
         """Forget all streams and their memory: the socket is gone."""
     closed: bool
-    """Whether the connection is over: flush, and close the socket; nothing is received any more."""
+    """True when the connection has ended: flush, and close the socket; nothing more is received."""
     started: bool
-    """Whether the client's preface is there, and the beginning of its settings."""
+    """True when the client's preface and the beginning of its settings are there."""
     highest_stream: int
     """The highest id of a stream that the peer has used."""
     frames_sent: int
     """Grows with the DATA frames sent, and with the streams ended."""
     open_streams: int
-    """How many streams are not closed."""
+    """Number of streams that are not closed."""
     heard: float
     """The time of the last `received`."""
     def receive_into(self, stream: int, target: memoryview, /) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import gpubridge
 from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, ServerSettings
+from gpubridge.config.tls import TlsSettings
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.devices.memory import DeviceMemory
@@ -245,14 +246,19 @@ async def _open_doors(
     if settings.allow_grpc:
         grpc_calls: _MakeProtocol = partial(GrpcConnection, service, settings.grpc_connections)
         address, port = settings.grpc_address, settings.grpc_port
-        reuse, tls = settings.reuse_grpc_port, _grpc_tls(settings)
+        limits = settings.grpc_connections
+        most, seconds = limits.max_connections, limits.preface_timeout
+        tls = _tls_listener(settings.grpc_tls, "h2", most, seconds)
+        reuse = settings.reuse_grpc_port
         doors.append(await _open_door(_GRPC, address, port, grpc_calls, tls, reuse=reuse))
     if settings.allow_http:
         budget = repository.regions.budget
         listener = HttpListener(router, http, workers, budget, router.targets)
         requests: _MakeProtocol = partial(HttpConnection, listener)
         address, port = settings.http_address, settings.http_port
-        reuse, tls = settings.reuse_http_port, _http_tls(settings)
+        most, seconds = http.connections.max_connections, http.connections.header_timeout
+        tls = _tls_listener(settings.http_tls, "http/1.1", most, seconds, PLAIN_TO_TLS)
+        reuse = settings.reuse_http_port
         doors.append(await _open_door(_HTTP, address, port, requests, tls, reuse=reuse))
     if settings.allow_metrics:
         metrics = MetricsRouter(repository, settings.http_restricted_api)
@@ -263,27 +269,13 @@ async def _open_doors(
     _warn_of_reach(doors, settings)
 
 
-def _grpc_tls(settings: ServerSettings) -> TlsListener | None:
-    if not settings.grpc_tls.served:
+def _tls_listener(
+    tls: TlsSettings, alpn: str, most: int, seconds: float, plain_answer: bytes = b""
+) -> TlsListener | None:
+    if not tls.served:
         return None
-    limits = settings.grpc_connections
-    return TlsListener(
-        partial(read_context, settings.grpc_tls, "h2"),
-        most=limits.max_connections,
-        seconds=limits.preface_timeout,
-    )
-
-
-def _http_tls(settings: ServerSettings) -> TlsListener | None:
-    if not settings.http_tls.served:
-        return None
-    limits = settings.http_connections
-    return TlsListener(
-        partial(read_context, settings.http_tls, "http/1.1"),
-        most=limits.max_connections,
-        seconds=limits.header_timeout,
-        plain_answer=PLAIN_TO_TLS,
-    )
+    read = partial(read_context, tls, alpn)
+    return TlsListener(read, most=most, seconds=seconds, plain_answer=plain_answer)
 
 
 async def _open_door(

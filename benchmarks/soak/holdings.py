@@ -1,4 +1,4 @@
-"""What a server and its stubs hold: compared before and after a soak."""
+"""Resources that a server and its stubs hold: compared before and after a soak."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ __all__ = ["Ledger", "Outcome", "Ticket"]
 
 
 class Outcome(str, Enum):
-    """What may become of a request.
+    """Outcomes of a request.
 
     One is answered rightly, fails with the stub that had it, or is refused: all stubs of a model are
     waiting to be started again, or a sequence was lost with its stub between two requests.
@@ -92,16 +92,16 @@ class Ledger:
 
     @property
     def sent(self) -> int:
-        """How many requests were sent."""
+        """Number of requests that were sent."""
         return self._sent.total()
 
     def count(self, outcome: Outcome) -> int:
-        """How many requests ended so."""
+        """Number of requests with an outcome."""
         with self._lock:
             return sum(counter[outcome] for counter in self._outcomes.values())
 
     def faults(self) -> list[str]:
-        """What must not happen and did: a request with no outcome or two, or an error of its own."""
+        """Faults: requests with no outcome or two, or with an unexpected error."""
         with self._lock:
             missing = [
                 f"{kind}: {sent - self._outcomes[kind].total()} of {sent} without an outcome"

@@ -55,7 +55,7 @@ class Question:
 
 
 class Questions(Protocol):
-    """Where a client gets its requests."""
+    """Source of a client's requests."""
 
     def ask(self) -> Question:
         """Return the next request."""

@@ -34,7 +34,7 @@ _PSS_GROWTH_MIB = 24.0
 
 @dataclass
 class SoakReport:
-    """What a soak saw.
+    """Results of a soak.
 
     Attributes
     ----------

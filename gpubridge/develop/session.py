@@ -28,7 +28,7 @@ from gpubridge.transport.channel import ChannelClosed
 from gpubridge.transport.control import TICKETS
 
 _PATIENCE_SECONDS = 365 * 86400.0
-"""Nobody is hurried who looks at a model in a debugger."""
+"""No limit: a model may be stopped in a debugger."""
 _INTERRUPTED = 130
 
 

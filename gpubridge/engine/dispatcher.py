@@ -178,7 +178,7 @@ class Dispatcher:
         self.dispatch()
 
     def on_idle(self) -> None:
-        """Nothing is pending, and nothing new comes."""
+        """Tell the owner that nothing is pending and nothing new comes."""
         if self._on_idle is not None:
             self._on_idle()
 

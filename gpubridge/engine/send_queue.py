@@ -115,4 +115,4 @@ class _Waiting:
 
 
 def _ignore(*_: object) -> None:
-    """Nobody is to be told."""
+    """Do nothing."""

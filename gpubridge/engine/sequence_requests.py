@@ -96,4 +96,4 @@ class SequenceRequests:
 
 
 def _ignore(_: Outcome | None) -> None:
-    """Nobody waits for this."""
+    """Ignore the outcome."""

@@ -72,7 +72,7 @@ class ModelIndex:
             self.set(row.name, row.version, "UNAVAILABLE", _UNLOADED, wanted=False)
 
     def released(self, name: str) -> None:
-        """Nobody wants the model any more: why it did not load is still told, but is no fault."""
+        """Note that the model is no longer wanted: the reason why it did not load is no fault."""
         for row in self._rows.get(name, {}).values():
             row.wanted = False
 

@@ -133,7 +133,7 @@ class _Followed:
         trace.stamp("COMPUTE_END")
 
     def abandoned(self) -> None:
-        """Nobody waits for the outcome any more."""
+        """Note that the request was cancelled."""
         self._end()
 
     def _respond(self, outcome: Any) -> None:

@@ -172,7 +172,7 @@ class ControlCall(PrivateBody):
             self._tasks.start(answer, self._respond)
 
     def abort(self) -> None:
-        """Nobody waits for the answer; what was begun goes on."""
+        """Drop the answer; what was begun goes on."""
         self._exchange = None
         super().abort()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import random
 import threading
@@ -63,7 +64,7 @@ def ask(sock, model, values):
     return np.frombuffer(body[header:], np.float32)
 
 
-class Client(threading.Thread):
+class Client(threading.Thread, abc.ABC):
     """Asks one model again and again, each time with a request of another size."""
 
     def __init__(self, url, model, seed):
@@ -82,8 +83,9 @@ class Client(threading.Thread):
         except Exception as error:
             self.error = error
 
+    @abc.abstractmethod
     def converse(self):
-        raise NotImplementedError
+        """Send requests and count the answers, until done."""
 
     def values(self):
         count = self.random.choice([8, 700, 3000, 9000, 40_000])

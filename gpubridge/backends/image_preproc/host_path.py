@@ -249,7 +249,7 @@ class HostPath:
         return None
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """Do nothing: no resource is held."""
 
     def _preprocess(self, encoded: bytes, pixels: npt.NDArray[Any]) -> None:
         image = resize_on_host(self._decoder.decode(encoded).upright(), self._settings)

@@ -86,13 +86,13 @@ class Execution:
             self._apply(self._run.passed_on(responses))
 
     def cancel(self, _: InferRequest) -> None:
-        """Nobody wants the answer, but that it is over is still to be said."""
+        """Cancel the execution; its end is still reported."""
         if self._run is not None:
             self._close("CANCELED")
             self.request.finish(BridgeError("the request was cancelled", ErrorCode.CANCELLED))
 
     def _cancel(self, _: InferRequest) -> None:
-        """Nobody waits any more."""
+        """Cancel the member's request."""
         if self._run is not None:
             self._close("CANCELED")
 

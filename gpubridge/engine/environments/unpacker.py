@@ -28,7 +28,7 @@ _PROGRAM = (
 _TELL_EVERY = 5.0
 _STOP_SECONDS = 5.0
 _SILENT_SECONDS = 10.0
-"""Whoever unpacks tells of it far more often, unless it waits for the archive or the disk."""
+"""Longest silence of the process that unpacks, unless it waits for the archive or the disk."""
 
 
 class Unpacker:

@@ -111,10 +111,10 @@ class BatchScheduler:
         return self.batcher.answered(request)
 
     def instance_up(self, _instance: int) -> None:
-        """Nothing: any instance takes any batch."""
+        """Do nothing: any instance takes any batch."""
 
     def instance_died(self, _instance: int, _now_ns: int) -> None:
-        """Nothing: no request belongs to an instance."""
+        """Do nothing: no request belongs to an instance."""
 
 
 def queue_full(request: QueuedRequest) -> BridgeError:

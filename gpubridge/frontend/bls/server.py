@@ -189,7 +189,7 @@ class BlsConnection:
             self._announcements.drop(region)
 
     def pin_range(self, region: int, offset: int, nbytes: int) -> None:
-        """Nothing: a stub uploads what comes through its other channel."""
+        """Do nothing: a stub uploads inputs that come through its other channel."""
 
     def settle_kept(self) -> None:
         """Take back what the stub has let go of: its link keeps that for both channels."""
@@ -331,7 +331,7 @@ class BlsConnection:
             request.instance.cancel(request, of_sequence, still_read)
 
     def _give_up(self, since: int) -> None:
-        """Nobody waits for what the caller works on, since then: nor for what it has called for."""
+        """Cancel the caller's calls: its own request was cancelled."""
         for call in self._calls.calls():
             if call.began >= since:
                 self._cancel(call, still_read=True)

@@ -312,7 +312,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.http2.send_headers(stream_id, failure(error, begun=False), True)
 
     def _abort(self, stream_id: int) -> None:
-        """Nobody waits for a call's answer any more."""
+        """Note that a call's client has gone."""
         call = self._calls.pop(stream_id, None)
         if call is not None:
             call.abort()
