@@ -6,17 +6,18 @@ another device in another process. Looking at devices creates no context.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import gpubridge
-from gpubridge.cuda_ipc.driver import call, load
+from gpubridge.cuda_ipc.driver import CudaError, call, load
 from gpubridge.errors import BridgeError, not_found
 
 # The compute mode in which any number of processes may use a device.
@@ -94,6 +95,16 @@ def is_exclusive(device: DeviceInfo) -> bool:
     return bool(mode != _SHARED)
 
 
+def is_under_mps(device: DeviceInfo) -> bool:
+    """Return whether processes share a device by MPS; raises as `list_devices`."""
+    attribute = getattr(load().CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
+    if attribute is None:
+        return False
+    with contextlib.suppress(CudaError):  # Older drivers do not know it.
+        return bool(call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", device.ordinal)))
+    return False
+
+
 def _look_at(ordinal: int) -> DeviceInfo:
     device = call("cuDeviceGet", ordinal)
     name = call("cuDeviceGetName", 256, device).split(b"\0", 1)[0].decode(errors="replace")
@@ -127,22 +138,24 @@ class Ability:
 
 @dataclass(frozen=True)
 class DeviceCheck:
-    """Abilities of a device that two processes use.
+    """Abilities of a device that several processes use.
 
     One uses the other's ``memory`` by a legacy handle, or by a descriptor that it maps; streams
-    wait for each other's ``events``; shared host memory is pinned.
+    wait for each other's ``events``; those that wait for a killed process do so until another one
+    records its events again (``lost_events``); shared host memory is pinned.
     """
 
     memory: Ability
     memory_fds: Ability
     events: Ability
+    lost_events: Ability
     pinning: Ability
 
 
 def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck:
-    """Let two new processes share memory and events of a device, and pin memory for it.
+    """Let new processes share memory and events of a device, and pin memory for it.
 
-    Takes a second or more, and a context's memory on the device for each process meanwhile. After
+    Takes a few seconds, and the memory of three contexts on the device meanwhile. After
     ``timeout_seconds`` they are ended, and the answer is no.
     """
     process = subprocess.Popen(
@@ -156,18 +169,24 @@ def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck
     try:
         out, err = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
-        _end_group(process)
-        return _nothing(f"the check did not end within {timeout_seconds:g} s")
+        end_check(process.pid)
+        process.communicate()
+        return no_check(f"the check did not end within {timeout_seconds:g} s")
     except BaseException:
-        _end_group(process)
+        end_check(process.pid)
+        process.communicate()
         raise
+    return read_check(out, err, process.returncode)
+
+
+def read_check(out: str, err: str, exit_code: int | None) -> DeviceCheck:
+    """Return what the processes of a check have found, by what the first has printed."""
     try:
         found = json.loads(out)
-        names = ("memory", "memory_fds", "events", "pinning")
-        return DeviceCheck(*(Ability(found[name]) for name in names))
+        return DeviceCheck(**{field.name: Ability(found[field.name]) for field in _FACTS})
     except (ValueError, KeyError):
         lines = err.strip().splitlines() or [_SHORTEST_REASON]
-        return _nothing(f"{lines[-1]} (exit code {process.returncode})")
+        return no_check(f"{lines[-1]} (exit code {exit_code})")
 
 
 def probe_peers(device: DeviceInfo, peer: DeviceInfo) -> Ability:
@@ -185,17 +204,22 @@ def probe_peers(device: DeviceInfo, peer: DeviceInfo) -> Ability:
 
 
 def check_command(*arguments: str) -> list[str]:
-    """Return the command of one of the two processes, which reads nothing of the current folder."""
+    """Return the command of a process of a check, which reads nothing of the current folder."""
     home = str(Path(gpubridge.__file__).parent.parent)
     return [sys.executable, "-c", _PROGRAM, home, *arguments]
 
 
-def _end_group(process: subprocess.Popen[str]) -> None:
-    # Both processes are in it, and either may hang in the driver. The first has not been waited for
-    # yet, so that its id is nobody else's.
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+def end_check(pid: int) -> None:
+    """Kill the processes of a check, by its first, which has not been waited for yet.
+
+    All are in its group, and each may hang in the driver. Its id is nobody else's.
+    """
+    os.killpg(pid, signal.SIGKILL)
 
 
-def _nothing(reason: str) -> DeviceCheck:
-    return DeviceCheck(*(Ability(reason) for _ in range(4)))
+def no_check(reason: str) -> DeviceCheck:
+    """Return the result of a check that came to nothing."""
+    return DeviceCheck(*(Ability(reason) for _ in _FACTS))
+
+
+_FACTS = fields(DeviceCheck)

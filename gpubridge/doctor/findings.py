@@ -60,6 +60,10 @@ _PINNED_BYTES = 256 << 20
 _NO_IPC = "tensors cross between processes in host memory; nothing else changes"
 _NO_REGIONS = "clients' CUDA shared memory, which needs those handles, is refused"
 _NO_EVENTS = "the process that makes a tensor waits for it before it passes it on; nothing to do"
+_NO_LOSS = (
+    "streams do not wait for other processes: the process that makes a tensor waits for it before it "
+    "passes it on; nothing to do"
+)
 _NO_PEERS = "models that pass tensors to each other on the GPU belong on the same one"
 
 
@@ -296,6 +300,12 @@ def _abilities(device: DeviceInfo) -> list[Finding]:
         _memory(f"{name}, tensors between processes", check),
         _ability(f"{name}, order between processes", check.events, "CUDA IPC events", _NO_EVENTS),
         _ability(
+            f"{name}, order after a killed process",
+            check.lost_events,
+            "who waits for it goes on when its events are recorded again",
+            _NO_LOSS,
+        ),
+        _ability(
             f"{name}, pinned host memory",
             check.pinning,
             "shared memory is pinned",
@@ -322,7 +332,7 @@ def _memory(subject: str, check: DeviceCheck) -> Finding:
 
 def _ability(subject: str, ability: Ability, what: str, advice: str) -> Finding:
     if ability.works:
-        return Finding(subject, works=True, detail=f"{what}: tried by two processes")
+        return Finding(subject, works=True, detail=f"{what}: tried")
     return Finding(subject, works=False, detail=ability.reason, advice=advice)
 
 

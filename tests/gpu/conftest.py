@@ -44,6 +44,7 @@ def _abilities(device):
         "memory by legacy handles": check.memory,
         "memory by VMM file descriptors": check.memory_fds,
         "events": check.events,
+        "events of a killed process": check.lost_events,
         "pinning": check.pinning,
     }
     return [f"{name}: {'works' if a.works else a.reason}" for name, a in found.items()]

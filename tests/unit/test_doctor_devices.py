@@ -18,6 +18,7 @@ print(json.dumps([dataclasses.asdict(finding) for finding in device_findings()])
 GPU_0 = [
     "GPU 0, tensors between processes",
     "GPU 0, order between processes",
+    "GPU 0, order after a killed process",
     "GPU 0, pinned host memory",
 ]
 
@@ -55,14 +56,15 @@ def test_looking_makes_no_context_in_the_process_that_asks(machine):
     findings(machine, CUDA_VISIBLE_DEVICES="0")
     asking = machine.calls("cuDeviceGetCount")[0].pid
     assert machine.calls("cuDevicePrimaryCtxRetain", asking) == []
-    assert len(machine.calls("cuDevicePrimaryCtxRetain")) == 2
+    assert len(machine.calls("cuDevicePrimaryCtxRetain")) == 3
 
 
 @pytest.mark.parametrize(
     ("call", "code", "subjects", "text", "advice"),
     [
-        ("cuIpcOpenEventHandle", 801, GPU_0[1:2], "NOT_SUPPORTED", "nothing to do"),
-        ("cuMemHostRegister", 801, GPU_0[2:], "cannot be pinned", "ulimit -l"),
+        ("cuIpcOpenEventHandle", 801, GPU_0[1:3], "NOT_SUPPORTED", "nothing to do"),
+        ("cuLaunchHostFunc", 801, GPU_0[2:3], "NOT_SUPPORTED", "nothing to do"),
+        ("cuMemHostRegister", 801, GPU_0[3:], "cannot be pinned", "ulimit -l"),
         ("cuDevicePrimaryCtxRetain", 2, GPU_0, "OUT_OF_MEMORY", ""),
     ],
 )
