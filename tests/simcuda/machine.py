@@ -122,6 +122,14 @@ class Machine:
                     total += file.stat().st_size
         return total
 
+    def contexts(self, device: int | None = None) -> list[int]:
+        """Return the process of each context that is there now, on one device or all; sorted."""
+        files = (
+            file.name.split("-")
+            for file in self._folder.glob(f"context-*-{'*' if device is None else device}")
+        )
+        return sorted(int(pid) for _, pid, *_ in files if Path(f"/proc/{pid}").exists())
+
     def calls(self, name: str | None = None, pid: int | None = None) -> list[DriverCall]:
         """Return the calls so far, in their order; of one name or process only."""
         found = []

@@ -1,18 +1,23 @@
 #include "contexts.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstdlib>
-#include <cstring>
+#include <memory>
 #include <sstream>
-#include <string>
 #include <vector>
 
+#include "events.h"
 #include "memory.h"
 #include "streams.h"
 #include "world.h"
 
 namespace {
 
-std::atomic<bool> g_initialized{false};
+// The process that has called cuInit; a child that it forks is another one.
+std::atomic<pid_t> g_initialized_by{0};
+std::atomic<int> g_count{0};
 thread_local std::vector<CUcontext> t_stack;
 
 std::vector<int> visible() {
@@ -34,131 +39,105 @@ std::vector<int> visible() {
   return found;
 }
 
-std::vector<std::unique_ptr<Context>>& contexts() {
+std::vector<std::unique_ptr<Context>>& primary_contexts() {
   // Never destroyed: streams may still run when the process ends.
   static auto& all = *new std::vector<std::unique_ptr<Context>>([] {
     std::vector<std::unique_ptr<Context>> made;
     for (const int physical : visible())
-      made.push_back(std::make_unique<Context>(static_cast<int>(made.size()), physical));
+      made.push_back(std::make_unique<Context>(static_cast<int>(made.size()), physical, true));
     return made;
   }());
   return all;
 }
 
+// A context is there from now on. Its file counts it: `context-PID-NUMBER-DEVICE`.
+void begin_context(CUcontext context) {
+  context->name = "context-" + std::to_string(getpid()) + "-" + std::to_string(++g_count) + "-" +
+                  std::to_string(context->physical);
+  close(open(world_path(context->name).c_str(), O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+}
+
+// A context is there no more, nor anything that was made in it.
+void end_context(CUcontext context) {
+  synchronize(context);
+  forget_streams(context);
+  forget_events(context);
+  forget_all(context);
+  {
+    const std::lock_guard lock(context->mutex);
+    context->peers.clear();
+  }
+  context->flags = 0;
+  unlink(world_path(context->name).c_str());
+}
+
+CUresult create_context(CUcontext* context, unsigned flags, CUdevice device) {
+  Call call("cuCtxCreate");
+  if (const CUresult fault = call.with(flags).with(device).begin(false)) return call.end(fault);
+  if (context_of(device) == nullptr) return call.end(kInvalidDevice);
+  // Never freed: a handle of it must not be that of another one.
+  auto* made = new Context(device, context_of(device)->physical, false);
+  made->retained = 1;
+  made->flags = flags;
+  begin_context(made);
+  t_stack.push_back(made);
+  *context = made;
+  return call.end(kSuccess);
+}
+
 }  // namespace
 
-bool initialized() { return g_initialized.load(); }
+bool initialized() { return g_initialized_by.load() == getpid(); }
 
 CUcontext current_context() { return t_stack.empty() ? nullptr : t_stack.back(); }
 
-int visible_devices() { return static_cast<int>(contexts().size()); }
+int visible_devices() { return static_cast<int>(primary_contexts().size()); }
 
 CUcontext context_of(CUdevice ordinal) {
-  return ordinal < 0 || ordinal >= visible_devices() ? nullptr : contexts()[ordinal].get();
+  return ordinal < 0 || ordinal >= visible_devices() ? nullptr : primary_contexts()[ordinal].get();
 }
 
 CUcontext context_of_physical(int physical) {
-  for (const auto& context : contexts())
+  for (const auto& context : primary_contexts())
     if (context->physical == physical) return context.get();
   return nullptr;
 }
 
-CUuuid uuid_of(int physical) {
-  CUuuid uuid{};
-  for (int place = 0; place < 16; ++place) uuid.bytes[place] = static_cast<char>(0xA0 + place);
-  uuid.bytes[15] = static_cast<char>(physical);
-  return uuid;
+bool no_context_left() {
+  for (const auto& context : primary_contexts())
+    if (context->retained.load() != 0) return false;
+  return true;
+}
+
+bool reaches(CUcontext context, CUcontext other) {
+  if (context == other) return true;
+  const std::lock_guard lock(context->mutex);
+  return context->peers.count(other) != 0;
 }
 
 Current::Current(CUcontext context) { t_stack.push_back(context); }
 Current::~Current() { t_stack.pop_back(); }
 
 SIMCUDA_API cuInit(unsigned flags) {
-  g_initialized = true;
   Call call("cuInit");
+  pid_t nobody = 0;
+  const bool first = g_initialized_by.compare_exchange_strong(nobody, getpid());
   if (const CUresult fault = call.with(flags).begin(false)) {
-    g_initialized = false;
+    if (first) g_initialized_by = 0;
     return call.end(fault);
   }
   if (visible_devices() == 0) return call.end(100);  // CUDA_ERROR_NO_DEVICE
   return call.end(kSuccess);
 }
 
-SIMCUDA_API cuDriverGetVersion(int* version) {
-  *version = 12090;
-  return kSuccess;
-}
-
-SIMCUDA_API cuDeviceGetCount(int* count) {
-  Call call("cuDeviceGetCount");
-  if (const CUresult fault = call.begin(false)) return call.end(fault);
-  *count = visible_devices();
-  return call.end(kSuccess);
-}
-
-SIMCUDA_API cuDeviceGet(CUdevice* device, int ordinal) {
-  Call call("cuDeviceGet");
-  if (const CUresult fault = call.with(ordinal).begin(false)) return call.end(fault);
-  if (context_of(ordinal) == nullptr) return call.end(kInvalidDevice);
-  *device = ordinal;
-  return call.end(kSuccess);
-}
-
-SIMCUDA_API cuDeviceGetName(char* name, int length, CUdevice device) {
-  Call call("cuDeviceGetName");
-  if (const CUresult fault = call.with(device).begin(false)) return call.end(fault);
-  if (context_of(device) == nullptr) return call.end(kInvalidDevice);
-  const std::string text = "Simulated device " + std::to_string(context_of(device)->physical);
-  std::strncpy(name, text.c_str(), static_cast<std::size_t>(length));
-  return call.end(kSuccess);
-}
-
-SIMCUDA_API cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
-  Call call("cuDeviceGetUuid");
-  if (const CUresult fault = call.with(device).begin(false)) return call.end(fault);
-  if (context_of(device) == nullptr) return call.end(kInvalidDevice);
-  *uuid = uuid_of(context_of(device)->physical);
-  return call.end(kSuccess);
-}
-
-SIMCUDA_API cuDeviceTotalMem_v2(std::size_t* nbytes, CUdevice device) {
-  Call call("cuDeviceTotalMem");
-  if (const CUresult fault = call.with(device).begin(false)) return call.end(fault);
-  if (context_of(device) == nullptr) return call.end(kInvalidDevice);
-  *nbytes = control().memory_bytes;
-  return call.end(kSuccess);
-}
-
-SIMCUDA_API cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
-  Call call("cuDeviceGetAttribute");
-  if (const CUresult fault = call.with(attribute).with(device).begin(false)) return call.end(fault);
-  if (context_of(device) == nullptr) return call.end(kInvalidDevice);
-  // Unified addressing, compute capability 9.0, the compute mode, virtual memory and descriptors of
-  // it; nothing else is there.
-  const int mode = static_cast<int>(control().compute_mode);
-  const int fds = control().without_fds == 0 ? 1 : 0;
-  *value = attribute == 41 || attribute == 102 ? 1
-           : attribute == 75                   ? 9
-           : attribute == 20                   ? mode
-           : attribute == 103                  ? fds
-                                               : 0;
-  return call.end(kSuccess);
-}
-
-SIMCUDA_API cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
-  Call call("cuDeviceCanAccessPeer");
-  if (const CUresult fault = call.with(device).with(peer).begin(false)) return call.end(fault);
-  if (context_of(device) == nullptr || context_of(peer) == nullptr) return call.end(kInvalidDevice);
-  *can = device != peer && control().peer_access != 0;
-  return call.end(kSuccess);
-}
+// -- primary contexts -----------------------------------------------------------------------------
 
 SIMCUDA_API cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   Call call("cuDevicePrimaryCtxRetain");
   if (const CUresult fault = call.with(device).begin(false)) return call.end(fault);
   if (context_of(device) == nullptr) return call.end(kInvalidDevice);
   *context = context_of(device);
-  ++(*context)->retained;
+  if ((*context)->retained++ == 0) begin_context(*context);
   return call.end(kSuccess);
 }
 
@@ -167,11 +146,7 @@ SIMCUDA_API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   if (const CUresult fault = call.with(device).begin(false)) return call.end(fault);
   if (context_of(device) == nullptr) return call.end(kInvalidDevice);
   const int before = context_of(device)->retained.fetch_sub(1);
-  if (before == 1) {
-    // With the last one that retained it, all that was made in it goes.
-    synchronize(context_of(device));
-    forget_all(context_of(device));
-  }
+  if (before == 1) end_context(context_of(device));
   if (before > 0) return call.end(kSuccess);
   ++context_of(device)->retained;
   violation("cuDevicePrimaryCtxRelease of a context that is not retained");
@@ -182,10 +157,47 @@ SIMCUDA_API cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* ac
   Call call("cuDevicePrimaryCtxGetState");
   if (const CUresult fault = call.with(device).begin(false)) return call.end(fault);
   if (context_of(device) == nullptr) return call.end(kInvalidDevice);
-  *flags = 0;
+  *flags = context_of(device)->flags.load();
   *active = context_of(device)->retained.load() > 0 ? 1 : 0;
   return call.end(kSuccess);
 }
+
+SIMCUDA_API cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
+  Call call("cuDevicePrimaryCtxSetFlags");
+  if (const CUresult fault = call.with(device).with(flags).begin(false)) return call.end(fault);
+  if (context_of(device) == nullptr) return call.end(kInvalidDevice);
+  context_of(device)->flags = flags;
+  return call.end(kSuccess);
+}
+
+// -- other contexts -------------------------------------------------------------------------------
+
+// The forms of cuCtxCreate; `cuGetProcAddress` chooses by the release that is asked for.
+SIMCUDA_API cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
+  return create_context(context, flags, device);
+}
+
+SIMCUDA_API cuCtxCreate_v3(CUcontext* context, void*, int, unsigned flags, CUdevice device) {
+  return create_context(context, flags, device);
+}
+
+SIMCUDA_API cuCtxCreate_v4(CUcontext* context, void*, unsigned flags, CUdevice device) {
+  return create_context(context, flags, device);
+}
+
+SIMCUDA_API cuCtxDestroy_v2(CUcontext context) {
+  Call call("cuCtxDestroy");
+  if (const CUresult fault = call.begin(false)) return call.end(fault);
+  if (context == nullptr || context->primary || context->retained.exchange(0) == 0) {
+    violation("cuCtxDestroy of what is no context, was destroyed, or is a primary one");
+    return call.end(kInvalidContext);
+  }
+  end_context(context);
+  if (current_context() == context) t_stack.pop_back();
+  return call.end(kSuccess);
+}
+
+// -- the current context --------------------------------------------------------------------------
 
 SIMCUDA_API cuCtxSetCurrent(CUcontext context) {
   Call call("cuCtxSetCurrent");
@@ -233,9 +245,23 @@ SIMCUDA_API cuCtxSynchronize() {
   return call.end(current_context()->sticky.load());
 }
 
+// -- contexts that reach each other's memory ------------------------------------------------------
+
 SIMCUDA_API cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   Call call("cuCtxEnablePeerAccess");
   if (const CUresult fault = call.with(flags).begin()) return call.end(fault);
-  if (control().peer_access == 0 || peer == current_context()) return call.end(217);  // unsupported
-  return call.end(kSuccess);
+  CUcontext context = current_context();
+  if (peer == nullptr || peer->retained.load() == 0) return call.end(kInvalidContext);
+  if (peer == context || (peer->physical != context->physical && control().peer_access == 0))
+    return call.end(217);  // CUDA_ERROR_PEER_ACCESS_UNSUPPORTED
+  const std::lock_guard lock(context->mutex);
+  return call.end(context->peers.insert(peer).second ? kSuccess : kPeerAccessAlreadyEnabled);
+}
+
+SIMCUDA_API cuCtxDisablePeerAccess(CUcontext peer) {
+  Call call("cuCtxDisablePeerAccess");
+  if (const CUresult fault = call.begin()) return call.end(fault);
+  CUcontext context = current_context();
+  const std::lock_guard lock(context->mutex);
+  return call.end(context->peers.erase(peer) == 1 ? kSuccess : kPeerAccessNotEnabled);
 }

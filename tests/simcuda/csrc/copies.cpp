@@ -32,10 +32,17 @@ CUresult copy_out(void* target, CUdeviceptr source, std::size_t nbytes) {
   return kSuccess;
 }
 
+CUresult fill(CUdeviceptr target, unsigned char value, std::size_t count) {
+  void* to = resolve_in_kernel(target, count, "memset");
+  if (to == nullptr) return kIllegalAddress;
+  std::memset(to, value, count);
+  return kSuccess;
+}
+
 // Runs one call that is nothing but work on a stream, to its end if it `waits`.
-CUresult run(Call& call, CUstream handle, bool waits, Work work) {
+CUresult run(Call& call, CUstream handle, bool waits, Work work, Use use = Use::kCopy) {
   if (const CUresult fault = call.begin()) return call.end(fault);
-  Stream* stream = find_stream(handle);
+  Stream* stream = find_stream(handle, use);
   if (stream == nullptr) return call.end(kInvalidHandle);
   const std::uint64_t number = enqueue(stream, std::move(work));
   if (!waits) return call.end(kSuccess);
@@ -100,21 +107,12 @@ SIMCUDA_API cuMemcpyPeerAsync(CUdeviceptr target, CUcontext, CUdeviceptr source,
 
 SIMCUDA_API cuMemsetD8_v2(CUdeviceptr target, unsigned char value, std::size_t count) {
   Call call("cuMemsetD8");
-  return run(call.with(count), nullptr, false, [=] {
-    void* to = resolve(target, count, "memset");
-    if (to == nullptr) return kIllegalAddress;
-    std::memset(to, value, count);
-    return kSuccess;
-  });
+  return run(call.with(count), nullptr, false, [=] { return fill(target, value, count); });
 }
 
 SIMCUDA_API cuMemsetD8Async(CUdeviceptr target, unsigned char value, std::size_t count,
                             CUstream stream) {
   Call call("cuMemsetD8Async");
-  return run(call.with(count), stream, false, [=] {
-    void* to = resolve(target, count, "memset");
-    if (to == nullptr) return kIllegalAddress;
-    std::memset(to, value, count);
-    return kSuccess;
-  });
+  return run(
+      call.with(count), stream, false, [=] { return fill(target, value, count); }, Use::kWork);
 }

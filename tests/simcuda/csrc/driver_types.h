@@ -8,8 +8,8 @@ using CUresult = int;
 using CUdevice = int;
 using CUdeviceptr = unsigned long long;
 using CUcontext = struct Context*;
-using CUstream = struct Stream*;
-using CUevent = struct Event*;
+using CUstream = struct StreamHandle*;
+using CUevent = struct EventHandle*;
 using CUmodule = struct Module*;
 using CUfunction = struct Function*;
 using CUhostFn = void (*)(void*);
@@ -53,6 +53,7 @@ enum : CUresult {
   kNotReady = 600,
   kIllegalAddress = 700,
   kPeerAccessAlreadyEnabled = 704,
+  kPeerAccessNotEnabled = 705,
   kContextIsDestroyed = 709,
   kInvalidImage = 200,
   kHostMemoryAlreadyRegistered = 712,
@@ -65,7 +66,9 @@ constexpr int kMemoryOnDevice = 1;
 constexpr int kPosixFileDescriptor = 1;
 constexpr int kReadWrite = 3;
 
+// The names of streams that every context has.
 inline CUstream legacy_stream() { return reinterpret_cast<CUstream>(1); }
+inline CUstream per_thread_stream() { return reinterpret_cast<CUstream>(2); }
 
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;

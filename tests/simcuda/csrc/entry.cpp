@@ -24,6 +24,7 @@ const std::map<CUresult, const char*>& names() {
       {kNotReady, "CUDA_ERROR_NOT_READY"},
       {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
       {kPeerAccessAlreadyEnabled, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"},
+      {kPeerAccessNotEnabled, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED"},
       {kContextIsDestroyed, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
       {kHostMemoryAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"},
       {kHostMemoryNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"},
@@ -47,13 +48,16 @@ SIMCUDA_API cuGetErrorString(CUresult error, const char** text) {
   return kSuccess;
 }
 
-SIMCUDA_API cuGetProcAddress_v2(const char* symbol, void** function, int, std::uint64_t,
+SIMCUDA_API cuGetProcAddress_v2(const char* symbol, void** function, int version, std::uint64_t,
                                 int* status) {
-  // The newest form of a function has the highest suffix.
   Dl_info self{};
   dladdr(reinterpret_cast<void*>(&cuGetProcAddress_v2), &self);
   static void* library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-  *function = dlsym(library, (std::string(symbol) + "_v2").c_str());
+  // The newest form of a function has the highest suffix; of one, forms differ by release.
+  std::string newest = std::string(symbol) + "_v2";
+  if (std::string(symbol) == "cuCtxCreate" && version >= 11040)
+    newest = version >= 12050 ? "cuCtxCreate_v4" : "cuCtxCreate_v3";
+  *function = dlsym(library, newest.c_str());
   if (*function == nullptr) *function = dlsym(library, symbol);
   if (status != nullptr) *status = *function == nullptr ? 1 : 0;
   return *function == nullptr ? kNotFound : kSuccess;

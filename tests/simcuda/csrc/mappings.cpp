@@ -126,15 +126,14 @@ bool reap_physical(const std::string& name) {
 }
 
 void note_left_mappings(CUcontext context) {
-  bool last = true;
-  for (int ordinal = 0; ordinal < visible_devices(); ++ordinal)
-    last = last && context_of(ordinal)->retained.load() == 0;
+  if (!context->primary) return;
   const std::lock_guard lock(g_mutex);
   for (const auto& [base, mapping] : g_mappings)
     if (mapping.memory.physical == context->physical)
       violation("a context goes, and memory of its device is still mapped");
-  if (last && !g_ranges.empty()) violation("the last context goes, and a range is still reserved");
-  if (last && !g_handles.empty()) violation("the last context goes, and a handle is not released");
+  if (!no_context_left()) return;
+  if (!g_ranges.empty()) violation("the last context goes, and a range is still reserved");
+  if (!g_handles.empty()) violation("the last context goes, and a handle is not released");
 }
 
 SIMCUDA_API cuMemGetAllocationGranularity(std::size_t* granularity, const CUmemAllocationProp* prop,

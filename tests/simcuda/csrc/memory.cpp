@@ -153,7 +153,20 @@ void* resolve(CUdeviceptr pointer, std::size_t nbytes, const char* what) {
   return allocation.host + (pointer - base);
 }
 
+void* resolve_in_kernel(CUdeviceptr pointer, std::size_t nbytes, const char* what) {
+  {
+    const std::lock_guard lock(g_mutex);
+    const auto found = containing(pointer);
+    if (found != g_allocations.end() && !reaches(current_context(), found->second.context)) {
+      violation(std::string(what) + ": memory of another context, which this one does not reach");
+      return nullptr;
+    }
+  }
+  return resolve(pointer, nbytes, what);
+}
+
 bool is_pinned(const void* pointer, std::size_t nbytes) {
+  if (!initialized()) return false;
   const auto at = reinterpret_cast<std::uintptr_t>(pointer);
   const std::lock_guard lock(g_mutex);
   auto after = g_pinned.upper_bound(at);
@@ -186,6 +199,8 @@ CUresult open_allocation(const std::string& name, int physical, std::size_t nbyt
   const std::lock_guard lock(g_mutex);
   for (auto& [base, allocation] : g_allocations) {
     if (allocation.name != name || allocation.exporter == 0) continue;
+    // Only one context of a device may open the memory of another process.
+    if (allocation.context != current_context()) return kInvalidContext;
     ++allocation.opened;
     *pointer = base;
     return kSuccess;

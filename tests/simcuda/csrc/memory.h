@@ -8,6 +8,8 @@
 
 // Returns the host's address of device memory when work runs, or null after noting what is wrong.
 void* resolve(CUdeviceptr pointer, std::size_t nbytes, const char* what);
+// The same for what a kernel does: it reaches memory of its own context, and of that one's peers.
+void* resolve_in_kernel(CUdeviceptr pointer, std::size_t nbytes, const char* what);
 // Addresses that nothing is mapped at, and that are never given twice.
 CUdeviceptr new_address(std::size_t nbytes);
 // Counts memory of a device as used; false when it has not so much left.

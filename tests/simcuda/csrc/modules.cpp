@@ -80,7 +80,7 @@ SIMCUDA_API cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y
   Call call("cuLaunchKernel");
   call.with(grid_x).with(grid_y).with(grid_z).with(block_x);
   if (const CUresult fault = call.begin()) return call.end(fault);
-  Stream* stream = find_stream(handle);
+  Stream* stream = find_stream(handle, Use::kWork);
   if (stream == nullptr) return call.end(kInvalidHandle);
   if (block_y != 1 || block_z != 1 || grid_z != 1 || shared != 0 || extra != nullptr)
     return call.end(kInvalidValue);
@@ -98,7 +98,7 @@ SIMCUDA_API cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y
   const auto launch = symbol<Launch>(library, "launch_on_host");
   const std::array<unsigned, 2> grid = {grid_x, grid_y};
   enqueue(stream, [packed = std::move(packed), launch, grid, block_x]() -> CUresult {
-    const int result = launch(grid.data(), block_x, packed.data(), &resolve);
+    const int result = launch(grid.data(), block_x, packed.data(), &resolve_in_kernel);
     if (result == 2) violation("a kernel has a barrier that not all threads reach");
     return result == 0 ? kSuccess : kIllegalAddress;
   });

@@ -3,48 +3,86 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <random>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "contexts.h"
+#include "handles.h"
 #include "world.h"
 
 namespace {
 
+struct StreamEntry {
+  CUcontext context;
+  Stream* stream;
+};
+
 // Never destroyed: streams may still run when the process ends.
 std::mutex& g_mutex = *new std::mutex;
-auto& g_streams = *new std::map<Stream*, std::unique_ptr<Stream>>;
-auto& g_legacy = *new std::map<CUcontext, std::unique_ptr<Stream>>;
+auto& g_streams = *new Handles<CUstream, StreamEntry>("a stream");
+auto& g_legacy = *new std::map<CUcontext, Stream*>;
+auto& g_per_thread = *new std::multimap<CUcontext, Stream*>;
+// Destroyed, with work that is still to be done.
+auto& g_draining = *new std::multimap<CUcontext, Stream*>;
+// A thread's own, by the context that was there: it is another one when that was made anew.
+thread_local std::map<std::string, Stream*> t_streams;
 
 std::vector<Stream*> streams_of(CUcontext context) {
   std::vector<Stream*> found;
-  for (const auto& [stream, owned] : g_streams)
-    if (stream->context == context) found.push_back(stream);
+  for (const auto& [handle, entry] : g_streams.of(context)) found.push_back(entry->stream);
+  for (const auto* unnamed : {&g_per_thread, &g_draining}) {
+    const auto [first, last] = unnamed->equal_range(context);
+    for (auto each = first; each != last; ++each) found.push_back(each->second);
+  }
   return found;
 }
 
 Stream* legacy_of(CUcontext context) {
   auto& legacy = g_legacy[context];
-  if (legacy == nullptr) legacy = std::make_unique<Stream>(context, 0);
-  return legacy.get();
+  if (legacy == nullptr) legacy = new Stream(context, 0);
+  return legacy;
+}
+
+Stream* per_thread_of(CUcontext context) {
+  auto& own = t_streams[context->name];
+  if (own == nullptr) {
+    own = new Stream(context, 0);
+    g_per_thread.emplace(context, own);
+  }
+  return own;
+}
+
+void drain(Stream* stream) {
+  const std::lock_guard lock(g_mutex);
+  for (auto each = g_draining.begin(); each != g_draining.end();)
+    each = each->second->reached(each->second->last()) ? g_draining.erase(each) : std::next(each);
+  g_draining.emplace(stream->context, stream);
+  stream->close();
+}
+
+bool is_allowed(const Stream& stream, Use use) {
+  CUcontext current = current_context();
+  if (use == Use::kAny || stream.context == current) return true;
+  return use == Use::kCopy && stream.context->primary && current->primary;
 }
 
 }  // namespace
 
-Stream::Stream(CUcontext owner, unsigned stream_flags)
-    : context(owner), flags(stream_flags), thread_([this] { run(); }) {}
-
-Stream::~Stream() {
-  {
-    const std::lock_guard lock(mutex_);
-    closing_ = true;
-  }
-  changed_.notify_all();
+Stream::Stream(CUcontext owner, unsigned stream_flags) : context(owner), flags(stream_flags) {
   // Work that waits for another process may never be done: the process ends without it.
-  thread_.detach();
+  std::thread([this] { run(); }).detach();
+}
+
+void Stream::close() {
+  const std::lock_guard lock(mutex_);
+  closing_ = true;
+  changed_.notify_all();
 }
 
 std::uint64_t Stream::add(Work work) {
@@ -92,15 +130,17 @@ void Stream::run() {
   }
 }
 
-Stream* find_stream(CUstream handle) {
-  const std::lock_guard lock(g_mutex);
-  if (handle == nullptr || handle == legacy_stream()) return legacy_of(current_context());
-  const auto found = g_streams.find(handle);
-  if (found == g_streams.end()) {
-    violation("use of a stream that is none, or was destroyed");
-    return nullptr;
+Stream* find_stream(CUstream handle, Use use) {
+  if (handle == nullptr || handle == legacy_stream() || handle == per_thread_stream()) {
+    const std::lock_guard lock(g_mutex);
+    return handle == per_thread_stream() ? per_thread_of(current_context())
+                                         : legacy_of(current_context());
   }
-  return found->first;
+  const auto found = g_streams.find(handle);
+  if (found == nullptr) return nullptr;
+  if (is_allowed(*found->stream, use)) return found->stream;
+  violation("use of a stream of another context than the current one");
+  return nullptr;
 }
 
 std::uint64_t enqueue(Stream* stream, Work work) {
@@ -130,13 +170,25 @@ void synchronize(CUcontext context) {
   for (const auto& [stream, number] : all) stream->wait(number);
 }
 
+void forget_streams(CUcontext context) {
+  for (const auto& [handle, entry] : g_streams.of(context)) {
+    g_streams.remove(handle);
+    entry->stream->close();
+  }
+  const std::lock_guard lock(g_mutex);
+  for (Stream* stream : streams_of(context)) stream->close();
+  g_per_thread.erase(context);
+  g_draining.erase(context);
+  if (g_legacy.count(context) != 0) g_legacy[context]->close();
+  g_legacy.erase(context);
+}
+
 SIMCUDA_API cuStreamCreate(CUstream* stream, unsigned flags) {
   Call call("cuStreamCreate");
   if (const CUresult fault = call.with(flags).begin()) return call.end(fault);
-  auto made = std::make_unique<Stream>(current_context(), flags);
-  *stream = made.get();
-  const std::lock_guard lock(g_mutex);
-  g_streams.emplace(made.get(), std::move(made));
+  CUcontext context = current_context();
+  *stream = g_streams.add(
+      std::make_shared<StreamEntry>(StreamEntry{context, new Stream(context, flags)}));
   return call.end(kSuccess);
 }
 
@@ -147,14 +199,11 @@ SIMCUDA_API cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int) {
 SIMCUDA_API cuStreamDestroy_v2(CUstream handle) {
   Call call("cuStreamDestroy");
   if (const CUresult fault = call.begin()) return call.end(fault);
-  Stream* stream = find_stream(handle);
-  if (stream == nullptr || handle == nullptr) return call.end(kInvalidHandle);
-  stream->wait(stream->last());
-  const std::lock_guard lock(g_mutex);
-  // Its thread may be about to look once more: a stream is small, and stays.
-  static auto& retired = *new std::vector<std::unique_ptr<Stream>>;
-  retired.push_back(std::move(g_streams[stream]));
-  g_streams.erase(stream);
+  const auto found = g_streams.find(handle);
+  if (found == nullptr) return call.end(kInvalidHandle);
+  // What it still has to do is done; nobody waits for it.
+  drain(found->stream);
+  g_streams.remove(handle);
   return call.end(kSuccess);
 }
 
@@ -188,11 +237,20 @@ SIMCUDA_API cuStreamGetFlags(CUstream handle, unsigned* flags) {
 SIMCUDA_API cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
   Call call("cuLaunchHostFunc");
   if (const CUresult fault = call.begin()) return call.end(fault);
-  Stream* stream = find_stream(handle);
+  Stream* stream = find_stream(handle, Use::kWork);
   if (stream == nullptr) return call.end(kInvalidHandle);
   enqueue(stream, [function, data] {
     function(data);
     return kSuccess;
   });
+  return call.end(kSuccess);
+}
+
+SIMCUDA_API cuStreamGetCtx(CUstream handle, CUcontext* context) {
+  Call call("cuStreamGetCtx");
+  if (const CUresult fault = call.begin()) return call.end(fault);
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr) return call.end(kInvalidHandle);
+  *context = stream->context;
   return call.end(kSuccess);
 }

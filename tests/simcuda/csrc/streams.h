@@ -6,15 +6,15 @@
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <thread>
 
 #include "driver_types.h"
 
 using Work = std::function<CUresult()>;
 
+// Never freed: its thread, or who waits for it, may be about to look once more.
 struct Stream {
   Stream(CUcontext owner, unsigned stream_flags);
-  ~Stream();
+  ~Stream() = delete;
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
@@ -23,6 +23,8 @@ struct Stream {
   void wait(std::uint64_t number);
   bool reached(std::uint64_t number);
   std::uint64_t last();
+  // Takes no more work: its thread ends when all is done.
+  void close();
 
   const CUcontext context;
   const unsigned flags;
@@ -36,12 +38,22 @@ struct Stream {
   std::uint64_t added_ = 0;
   std::uint64_t done_ = 0;
   bool closing_ = false;
-  std::thread thread_;
 };
 
-// The stream of a handle in the current context; null for one that is none, or of another context.
-Stream* find_stream(CUstream handle);
+// What may be asked of a stream while another context is current.
+enum class Use {
+  // Launches and fills: no.
+  kWork,
+  // Copies: between primary contexts.
+  kCopy,
+  // Waits and questions: whatever is current.
+  kAny,
+};
+// The stream of a handle; null, and noted, for one that is none, or must not be used so.
+Stream* find_stream(CUstream handle, Use use = Use::kAny);
 // Adds work behind what the rules of the legacy default stream put before it.
 std::uint64_t enqueue(Stream* stream, Work work);
 // Waits for all work of a context.
 void synchronize(CUcontext context);
+// A context goes, and its streams with it.
+void forget_streams(CUcontext context);
