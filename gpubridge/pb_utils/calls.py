@@ -19,8 +19,8 @@ class ResponseSource(Protocol):
     def next(self) -> InferenceResponse | None:
         """Wait for the next response; None when there are no more."""
 
-    def when_ready(self) -> asyncio.Future[None]:
-        """Return what is done when :meth:`next` need not wait; in a coroutine."""
+    def when_ready(self, loop: asyncio.AbstractEventLoop, /) -> asyncio.Future[None]:
+        """Return what is done when :meth:`next` need not wait; in a coroutine of ``loop``."""
 
     def cancel(self) -> None:
         """Tell the called model that nobody needs its responses; does not wait."""
@@ -95,7 +95,7 @@ class ResponseIterator:
 
     async def __anext__(self) -> InferenceResponse:
         if self._at == len(self._taken) and not self._ended:
-            await self._source.when_ready()
+            await _when_ready(self._source)
         response = self._take()
         if response is None:
             raise StopAsyncIteration
@@ -111,11 +111,18 @@ class ResponseIterator:
 
 async def begun(source: ResponseSource) -> ResponseIterator:
     """Wait for the first response of a call, or its end; returns the iterator of all."""
-    await source.when_ready()
+    await _when_ready(source)
     return ResponseIterator._of(source)
 
 
 async def first_response(source: ResponseSource) -> Any:
     """Wait for the one response of a call."""
-    await source.when_ready()
+    await _when_ready(source)
     return source.next()
+
+
+async def _when_ready(source: ResponseSource) -> None:
+    # Loaded by whoever runs this.
+    from asyncio import get_running_loop  # noqa: PLC0415
+
+    await source.when_ready(get_running_loop())

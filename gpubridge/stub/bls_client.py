@@ -6,7 +6,6 @@ one wake-up, as if it were alone.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import select
@@ -15,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, TritonError
@@ -35,6 +34,9 @@ from gpubridge.transport.messages import (
     decode_control,
 )
 from gpubridge.transport.short_waits import ShortWaits
+
+if TYPE_CHECKING:
+    import asyncio
 
 _SENT_TOGETHER = 64
 """So many calls of coroutines are sent without waiting for the end of the loop's turn."""
@@ -90,9 +92,8 @@ class Call:
                 self._taken = 0
         return response
 
-    def when_ready(self) -> asyncio.Future[None]:
-        """Return what is done when :meth:`next` need not wait; in a coroutine."""
-        loop = asyncio.get_running_loop()
+    def when_ready(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Return what is done when :meth:`next` need not wait; in a coroutine of ``loop``."""
         future: asyncio.Future[None] = loop.create_future()
         self._future = loop, future
         if self.ready:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +31,9 @@ from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batch
 from gpubridge.transport.records import Record, record_reader
+
+if TYPE_CHECKING:
+    from gpubridge.stub.coroutines import Coroutines
 
 
 class Executor:
@@ -74,9 +76,9 @@ class Executor:
         self._desk = ResponseDesk(control, outputs, results, self._answers, identity)
         self._origin = DecoupledOrigin if identity.decoupled else RequestOrigin
         self._device_inputs = inputs
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._fall_back = fall_back
-        self._loop_lock = threading.Lock()
+        self._coroutines: Coroutines | None = None
+        self._first_coroutine = threading.Lock()
         self._keeps = False
         self._private_bytes = 0
         self.book = borrowed.book
@@ -174,8 +176,8 @@ class Executor:
 
     def close(self) -> None:
         """Stop the loop that coroutines ran on, if there is one."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        if self._coroutines is not None:
+            self._coroutines.close()
 
     def _request(self, origin: RequestOrigin) -> InferenceRequest:
         record = origin.record
@@ -315,10 +317,8 @@ class Executor:
 
     def _start(self, coroutine: Coroutine[Any, Any, Any], origins: list[RequestOrigin]) -> None:
         """Let a coroutine of a decoupled model run on its own; others may run beside it."""
-        future = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._running_loop())
 
-        def done(future: Any) -> None:
-            result, error = future.result()
+        def done(result: Any, error: BaseException | None) -> None:
             if error is None and result is not None:
                 error = ContractError(
                     f"Python model '{self.identity.instance}' is using the decoupled mode and the "
@@ -331,7 +331,7 @@ class Executor:
             # Senders that nobody holds any more end their requests.
             origins.clear()
 
-        future.add_done_callback(done)
+        self._model_coroutines().start(coroutine, done)
 
     @staticmethod
     def _close_sender(origin: RequestOrigin, refusal: bytes) -> bytes | None:
@@ -340,19 +340,16 @@ class Executor:
 
     def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the loop that this model's coroutines share, and wait for it."""
-        future = asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._running_loop())
-        result, error = future.result()
-        if error is not None:
-            raise error
-        return result
+        return self._model_coroutines().run(coroutine)
 
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        with self._loop_lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                run = self._loop.run_forever
-                threading.Thread(target=run, name="model-loop", daemon=True).start()
-            return self._loop
+    def _model_coroutines(self) -> Coroutines:
+        with self._first_coroutine:
+            if self._coroutines is None:
+                # asyncio takes 4 MiB and 30 ms, and few models have coroutines.
+                from gpubridge.stub.coroutines import Coroutines  # noqa: PLC0415
+
+                self._coroutines = Coroutines()
+            return self._coroutines
 
     def _skip(self, records: Sequence[Record], live: Sequence[Record]) -> list[bytes]:
         """Answer for the requests that nobody waits for any more; their memory goes back."""
@@ -365,14 +362,6 @@ class Executor:
     def _let_go(self, ticket: int) -> None:
         """Give back the memory of a request that no model has seen."""
         self._control.lent[ticket] = 0
-
-
-async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """Wait for a coroutine; what it raises, ``sys.exit()`` say, ends neither loop nor thread."""
-    try:
-        return await coroutine, None
-    except BaseException as error:
-        return None, error
 
 
 def _control(name: str, datatype: str, shape: Sequence[int], value: Any) -> Tensor:

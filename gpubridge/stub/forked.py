@@ -6,12 +6,11 @@ its own, whose other end goes to the parent; tensors are copied both ways.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import (
@@ -28,6 +27,9 @@ from gpubridge.stub.bls_records import error_code
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, pair
 from gpubridge.transport.messages import control_message, decode_control
+
+if TYPE_CHECKING:
+    import asyncio
 
 _ON_HOST = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
 _NEW_CALL = bytes((CallKind.CALL,))
@@ -132,9 +134,8 @@ class ForkedCall:
             return InferenceResponse([], TritonError(fields["error"], error_code(fields["code"])))
         return InferenceResponse._received(tensors, fields["parameters"])
 
-    def when_ready(self) -> asyncio.Future[None]:
-        """Return what is done when :meth:`next` need not wait; in a coroutine."""
-        loop = asyncio.get_running_loop()
+    def when_ready(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Return what is done when :meth:`next` need not wait; in a coroutine of ``loop``."""
         future: asyncio.Future[None] = loop.create_future()
         if self._over:
             future.set_result(None)

@@ -42,7 +42,8 @@ def loaded_by(statement):
         ("import gpubridge", (*FOREIGN, *SERVER_ONLY, "numpy", "asyncio")),
         ("import gpubridge.pb_utils", (*FOREIGN, *SERVER_ONLY, "asyncio")),
         ("import triton_python_backend_utils", (*FOREIGN, *SERVER_ONLY)),
-        ("import gpubridge.stub.entry", (*FOREIGN, *SERVER_ONLY)),
+        # asyncio and ssl take 4 MiB of every stub.
+        ("import gpubridge.stub.entry", (*FOREIGN, *SERVER_ONLY, "asyncio", "ssl", "logging")),
         ("from gpubridge import cli; cli.whole_parser(())", LATE),
         ("from gpubridge import cli; cli.command_parser('init')", LATE),
         ("from gpubridge import cli; cli.command_parser('serve')", (*FOREIGN[:-2], "uvloop")),
