@@ -438,13 +438,6 @@ class InFlightRequests:
         """
     def block(self, blocked: bool, /) -> None:
         """Leave all messages to the hook ``send``, or no longer."""
-    def submit(self, requests: list[InferRequest], /) -> None:
-        """Give the requests of a batch tickets, lend their memory, and send them.
-
-        They are sent when its `SendTurn` ends, or at once if they come alone.
-
-        Raises ValueError when there are not enough tickets left.
-        """
     def flush(self) -> None:
         """Send the batches that were not sent yet."""
     def cancel(
@@ -665,7 +658,8 @@ class InstanceFeed:
     """Leads batches to one model instance, to whichever stub it has; knows how many are there.
 
     ``listener``: its ``on_batches`` is called when batches were answered, unless the instance's
-    `RequestDispatch` can do without.
+    `RequestDispatch` can do without; its ``fail_unsent`` gets each request that could not be written for
+    the stub, and the exception, when the others of its batch were sent.
     """
 
     def __init__(self, listener: Any) -> None: ...
@@ -678,7 +672,12 @@ class InstanceFeed:
     def close(self) -> None:
         """There is no stub any more, and nothing at one."""
     def submit(self, requests: list[InferRequest], /) -> None:
-        """Send one batch to the stub."""
+        """Give the requests of a batch tickets, lend their memory, and send them.
+
+        They are sent when the `SendTurn` ends, or at once if they come alone.
+
+        Raises ValueError when there are not enough tickets left.
+        """
     open_requests: int
     """Requests that the model still answers although their batch has ended."""
     in_flight: int

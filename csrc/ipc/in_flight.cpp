@@ -35,6 +35,13 @@ std::span<const Ticket> InFlightRequests::enter(std::uint64_t sequence,
   return tickets;
 }
 
+void InFlightRequests::leave_unsent(std::uint64_t sequence, Ticket ticket) {
+  const auto batch = batches_.find(sequence);
+  std::erase(batch->second, ticket);
+  if (batch->second.empty()) batches_.erase(batch);
+  release(ticket);
+}
+
 bool InFlightRequests::has_started(Ticket ticket) const {
   const Entry& entry = entries_[ticket];
   return entry.state == State::kOpen || entry.sequence <= started();

@@ -58,6 +58,8 @@ class InFlightRequests {
 
   // Gives the requests of a batch tickets; there must be enough of them.
   std::span<const Ticket> enter(std::uint64_t sequence, std::span<const Entering> requests);
+  // Takes a request out of a batch that has not been sent.
+  void leave_unsent(std::uint64_t sequence, Ticket ticket);
 
   // Tells the stub that a request is cancelled; with `running_only` not before it has started.
   // Returns when (ns) the model began what it does, if nobody waits for any of that now; 0 where it

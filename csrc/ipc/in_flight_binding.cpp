@@ -537,7 +537,6 @@ void bind_in_flight(nb::module_& module) {
       .def("watch", &RequestsAtStub::watch, nb::arg().none(), nb::arg().none())
       .def("poll_with", &RequestsAtStub::poll_with, nb::arg().none())
       .def("block", &RequestsAtStub::block)
-      .def("submit", &RequestsAtStub::submit)
       .def("flush", &RequestsAtStub::flush)
       .def("cancel", &RequestsAtStub::cancel, nb::arg(), nb::arg() = false, nb::arg() = false)
       .def("passed_on", &RequestsAtStub::passed_on)

@@ -157,7 +157,13 @@ class RequestsAtStub {
   // True if messages wait for the channel, so that others have to wait behind them.
   void block(bool blocked) { blocked_ = blocked; }
 
-  void submit(nb::handle requests);
+  // A request that could not be written, and what that raised.
+  struct Unsent {
+    nb::object request;
+    nb::object error;
+  };
+  // Sends a batch; returns the requests that it leaves out.
+  std::vector<Unsent> submit(nb::handle requests);
   void flush();
   // True if another stub would have to share a processor if it were woken.
   [[nodiscard]] bool crowded() const { return hooks_ && turn().crowded(); }
@@ -231,7 +237,8 @@ class RequestsAtStub {
   [[nodiscard]] SendTurn& turn() const { return nb::cast<SendTurn&>(hooks_->turn); }
   // Tells the turn whether there is a batch at the stub.
   void note_work();
-  bool enter(nb::handle requests);
+  bool enter(nb::handle requests, std::vector<Unsent>& unsent);
+  void take_back_unsent(std::uint64_t sequence, Ticket ticket);
   [[nodiscard]] nb::object long_parameters(const InferRequest& request) const;
   void write(InferRequest& request, std::string& records);
   void write_slot(const InferRequest& source, RecordParts& parts, std::string& records);

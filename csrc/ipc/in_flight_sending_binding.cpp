@@ -9,6 +9,20 @@ namespace {
 constexpr std::size_t kFrameBytes = 64UL * 1024;
 constexpr std::size_t kFrameBatches = 6;
 
+// Calls `take` for a request, which is unsent if that throws; returns whether it has not.
+template <typename Take>
+bool contain(nb::handle request, std::vector<RequestsAtStub::Unsent>& unsent, Take&& take) {
+  try {
+    take();
+    return true;
+  } catch (const nb::python_error& error) {
+    unsent.push_back({nb::borrow(request), nb::borrow(error.value())});
+  } catch (const std::exception& error) {
+    unsent.push_back({nb::borrow(request), nb::handle(PyExc_RuntimeError)(error.what())});
+  }
+  return false;
+}
+
 }  // namespace
 
 bool has_bytes(nb::handle ranges) {
@@ -33,7 +47,7 @@ Held held_for(InferRequest& request) {
   return held;
 }
 
-void RequestsAtStub::submit(nb::handle requests) {
+std::vector<RequestsAtStub::Unsent> RequestsAtStub::submit(nb::handle requests) {
   // Where one request follows the other, the next one does not come before the answer.
   const bool alone = core_.idle() && hooks_ && (alone_ || turn().is_quiet());
   // A crowd that goes on is nothing new.
@@ -41,7 +55,8 @@ void RequestsAtStub::submit(nb::handle requests) {
     alone_ = nb::cast<bool>(waits_.attr("sent")(alone));
     crowded_ = !alone;
   }
-  const bool full = enter(requests);
+  std::vector<Unsent> unsent;
+  const bool full = enter(requests, unsent);
   note_work();
   if (alone || full) {
     flush();
@@ -49,6 +64,7 @@ void RequestsAtStub::submit(nb::handle requests) {
     flush_due_ = true;
     turn().add(nb::find(this));
   }
+  return unsent;
 }
 
 void RequestsAtStub::note_work() {
@@ -74,21 +90,25 @@ void RequestsAtStub::cancel(nb::handle request, bool running_only, bool still_re
   if (since) hooks_->abandoned(*since);
 }
 
-// Writes a batch; returns whether its message should not grow any more.
-bool RequestsAtStub::enter(nb::handle requests) {
+// Writes a batch, without the requests that cannot be written; returns whether its message should
+// not grow any more.
+bool RequestsAtStub::enter(nb::handle requests, std::vector<Unsent>& unsent) {
   if (!buffers_ || nb::len(requests) > free_tickets()) {
     throw nb::value_error("the stub has no ticket left for a request");
   }
   std::vector<InFlightRequests::Entering> entering;
   std::vector<Held> lent;
   for (nb::handle object : requests) {
-    InferRequest& request = infer_request(object);
-    lent.push_back(held_for(request));
-    // The stub says that it is done with what it was lent, if there is something.
-    const bool has_memory =
-        lent.back().in_slot ? lent.back().slot.is_valid() : lent.back().kept.is_valid();
-    entering.push_back({has_memory, static_cast<std::uint32_t>(request.unsent)});
+    contain(object, unsent, [&] {
+      InferRequest& request = infer_request(object);
+      Held held = held_for(request);
+      // The stub says that it is done with what it was lent, if there is something.
+      const bool has_memory = held.in_slot ? held.slot.is_valid() : held.kept.is_valid();
+      entering.push_back({has_memory, static_cast<std::uint32_t>(request.unsent)});
+      lent.push_back(std::move(held));
+    });
   }
+  if (lent.empty()) return false;
   const nb::object self = nb::find(this);
   const std::uint64_t sequence = ++sequence_;
   const std::span<const Ticket> tickets = core_.enter(sequence, entering);
@@ -100,28 +120,48 @@ bool RequestsAtStub::enter(nb::handle requests) {
   }
   std::string records;
   nb::list pieces;
-  for (nb::handle object : requests) {
-    InferRequest& request = infer_request(object);
-    const nb::object text = long_parameters(request);
-    if (text.is_none()) {
-      write(request, records);
-      continue;
-    }
-    pieces.append(bytes_object(std::exchange(records, {})));
-    write(request, records);
-    pieces.append(nb::make_tuple(bytes_object(std::exchange(records, {})), text));
+  std::vector<Ticket> unwritten;
+  for (const Ticket ticket : tickets) {
+    const nb::object object = held_[ticket].request;
+    const std::size_t begin = records.size();
+    const bool written = contain(object, unsent, [&] {
+      write(infer_request(object), records);
+      const nb::object text = long_parameters(infer_request(object));
+      if (text.is_none()) return;
+      const std::string_view all(records);
+      nb::object before = bytes_object(all.substr(0, begin));
+      nb::object piece = nb::make_tuple(bytes_object(all.substr(begin)), text);
+      pieces.append(std::move(before));
+      pieces.append(std::move(piece));
+      records.clear();
+    });
+    if (written) continue;
+    records.resize(begin);
+    unwritten.push_back(ticket);
   }
+  for (const Ticket ticket : unwritten) take_back_unsent(sequence, ticket);
+  const std::size_t count = nb::len(requests) - unsent.size();
+  if (count == 0) return false;
   if (nb::len(pieces) != 0) {
     flush();
     ExecuteFrame alone;
-    alone.add(sequence, lent.size(), {});
+    alone.add(sequence, count, {});
     pieces.insert(0, bytes_object(alone.take(alone_)));
     pieces.append(bytes_object(records));
     hooks_->send_long(pieces);
     return false;
   }
-  frame_.add(sequence, lent.size(), records);
+  frame_.add(sequence, count, records);
   return frame_.batches() >= kFrameBatches || frame_.size() > kFrameBytes;
+}
+
+// The stub never hears of the request: it is its sender's again, with its memory.
+void RequestsAtStub::take_back_unsent(std::uint64_t sequence, Ticket ticket) {
+  core_.leave_unsent(sequence, ticket);
+  const Held held = std::exchange(held_[ticket], {});
+  InferRequest& request = infer_request(held.request);
+  request.ticket = kAnswered;
+  request.take(InferRequest::kInstance);
 }
 
 // The parameters of a request that are not in its encoded context; None for others.

@@ -32,8 +32,11 @@ void InstanceFeed::close() {
 
 void InstanceFeed::submit(nb::handle requests) {
   if (at_stub_ == nullptr) throw nb::value_error("the instance has no stub");
-  load_.sent(nb::len(requests));
-  at_stub_->submit(requests);
+  const auto unsent = at_stub_->submit(requests);
+  const std::size_t sent = nb::len(requests) - unsent.size();
+  if (sent != 0) load_.sent(sent);
+  const nb::object listener = listener_;
+  for (const auto& [request, error] : unsent) listener.attr("fail_unsent")(request, error);
 }
 
 std::size_t InstanceFeed::free_tickets() const {
@@ -144,7 +147,12 @@ void RequestDispatch::enqueue(nb::handle object) {
   queued.size = static_cast<std::uint64_t>(request.batch_size);
   queued.arrived = now;
   if (!ahead_) {
-    read_options(request.get(InferRequest::kOptions));
+    try {
+      read_options(request.get(InferRequest::kOptions));
+    } catch (nb::python_error& error) {
+      owner_.attr("fail_unsent")(object, error.value());
+      return;
+    }
     queued.shape = latest_.shape;
     queued.priority = latest_.priority;
     queued.timeout = latest_.timeout;
@@ -238,12 +246,20 @@ void RequestDispatch::feed(Nanoseconds now) {
     return load.window() != 0 && load.in_flight() == 0;
   };
   bool found = false;
+  bool more = true;
   for (InstanceFeed* feed : feeds_) {
-    if (!is_free(feed->load())) continue;
-    found = true;
-    const nb::object batch = batcher_->take(now, feed->free_tickets());
-    if (batch.is_none()) break;
-    nb::len(batch) != 0 ? feed->submit(batch) : report_full_stubs();
+    // A batch of which nothing can be sent leaves it free.
+    while (more && is_free(feed->load())) {
+      found = true;
+      const nb::object batch = batcher_->take(now, feed->free_tickets());
+      more = !batch.is_none();
+      if (!more) break;
+      if (nb::len(batch) == 0) {
+        report_full_stubs();
+        break;
+      }
+      feed->submit(batch);
+    }
   }
   if (!found) check_hope();
   for (InstanceFeed* feed : feeds_) {

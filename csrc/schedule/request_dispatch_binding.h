@@ -40,6 +40,7 @@ class InstanceFeed {
   void connect(nb::object stub);
   void open(std::size_t least_window) { load_.open(least_window); }
   void close();
+  // Sends a batch; the listener fails the requests of which that is not possible.
   void submit(nb::handle requests);
   // Number of requests that it can be sent, however long they would wait there.
   [[nodiscard]] std::size_t free_tickets() const;

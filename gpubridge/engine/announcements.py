@@ -88,8 +88,14 @@ class Announcements:
         self._tell(segment, segment.region)
 
     def _tell(self, segment: _Segment, region: int) -> None:
+        self._send_region(segment, region)
+        # Not before: what was not sent has to be told again.
         self.known.add(region)
         self._regions.join(region, self._user)
+        if isinstance(segment, Segment) and not is_read_only(region):
+            self._regions.pin(segment, self._user)
+
+    def _send_region(self, segment: _Segment, region: int) -> None:
         if isinstance(segment, (DeviceRegion, ClientDeviceSegment)):
             self._opened.told(segment)
             events = getattr(segment, "events", None)
@@ -112,8 +118,6 @@ class Announcements:
             self._send(message, (segment.read_only_fd,))
             return
         self._send(message, (segment.fd,))
-        if isinstance(segment, Segment):
-            self._regions.pin(segment, self._user)
 
     def tell_all(
         self, segments: Iterable[ClientSegment | ClientDeviceSegment], device: str | None

@@ -23,6 +23,7 @@ from gpubridge.engine.tracing import Origin, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode, unavailable
 from gpubridge.host_shm import HostArena
 from gpubridge.request import CompletedBatch, InferRequest, Outcome
+from gpubridge.telemetry.logs import request_error
 from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.telemetry.traces import Traces
 
@@ -208,6 +209,13 @@ class Dispatcher:
         self._free(request)
         self._statistics.failed("OTHER", 0)
         request.finish(error)
+
+    def fail_unsent(self, request: InferRequest, error: Exception) -> None:
+        """End a request that could not be written for an instance's stub."""
+        self._free(request)
+        if request.batch_size:
+            self._statistics.failed("OTHER", self._clock() - request.arrived)
+        request.finish(request_error(error))
 
     def refuse_late(self, requests: Sequence[InferRequest]) -> None:
         """Refuse requests that waited too long."""

@@ -59,6 +59,19 @@ class SequenceDispatch:
         request.cancelled = owner.cancel
         if request.copied:
             self._counters.copied(request.copied)
+        try:
+            self._scheduler.add(self._item(request), now)
+        except BridgeError as error:
+            owner.refuse(request, error)
+            return
+        except Exception as error:  # noqa: BLE001  (a bug of ours is an error of the request's)
+            owner.fail_unsent(request, error)
+            return
+        if self._scheduler.wants_answers:
+            owner.hold_back(request)
+        self.dispatch(now)
+
+    def _item(self, request: InferRequest) -> SequenceItem:
         options = request.options
         item = request.item = SequenceItem(
             request,
@@ -69,14 +82,7 @@ class SequenceDispatch:
             options.timeout_us,
             request.batch_size,
         )
-        try:
-            self._scheduler.add(item, now)
-        except BridgeError as error:
-            owner.refuse(request, error)
-            return
-        if self._scheduler.wants_answers:
-            owner.hold_back(request)
-        self.dispatch(now)
+        return item
 
     def dispatch(self, now: int = 0) -> None:
         """Send what is due to the instances that have nothing to do."""
@@ -87,16 +93,33 @@ class SequenceDispatch:
         if not free:
             owner.check_hope()
         for index in free:
-            items = scheduler.take(index, now, self._feeds[index].free_tickets)
-            if items:
-                self._feeds[index].submit([self._requests.of(item) for item in items])
-            elif items is not None:
-                owner.stub_full(index)
+            feed = self._feeds[index]
+            # A batch of which nothing can be sent leaves it free.
+            while feed.window and not feed.in_flight:
+                items = scheduler.take(index, now, feed.free_tickets)
+                if not items:
+                    if items is not None:
+                        owner.stub_full(index)
+                    break
+                requests = self._made(items)
+                if requests:
+                    feed.submit(requests)
         due = scheduler.next_wakeup(now)
         if due is not None:
             owner.set_timer(due)
         if self._stopping and not self.pending:
             owner.on_idle()
+
+    def _made(self, items: Sequence[SequenceItem]) -> list[InferRequest]:
+        """Return the requests of a batch; those that cannot be made fail."""
+        requests = []
+        for item in items:
+            try:
+                requests.append(self._requests.of(item))
+            except Exception as error:  # noqa: BLE001
+                if item.pattern is None:
+                    self._owner.fail_unsent(item.request, error)
+        return requests
 
     def ring(self) -> None:
         """Dispatch what the timer was set for."""

@@ -1,7 +1,8 @@
 """A request that fails by a bug of gpubridge is an error of that request alone.
 
-A server with faults planted in its own code: in what takes, makes and answers the requests of models
-named for them. Other requests of the same connections, and of the same streams, are answered.
+A server with faults planted in its own code: in what takes, makes, writes for a stub and answers the
+requests of models named for them. Other requests of the same connections, of the same streams, and of the
+same batches, are answered.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import pytest
 from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.process.server import running_server, write_code_model
+from tests.process.server import running_server, write_code_model, write_model
 
 PLANTED = """
 import sys
 
 if "serve" in sys.orig_argv:
+    from gpubridge.engine.announcements import Announcements
     from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
     from gpubridge.engine.model import StubModel
     from gpubridge.frontend import generate, infer
     from gpubridge.frontend.grpc import infer as grpc_infer, packing
     from gpubridge.protocol import infer_request
     from gpubridge.protocol.grpc import infer_request as grpc_request
+    from gpubridge.transport.context import RequestContext
 
     def plant(owner, name, model_of, fault):
         planted = getattr(owner, name)
@@ -49,9 +52,14 @@ if "serve" in sys.orig_argv:
     plant(generate, "encode_generated", lambda *given: given[2].name, "encode")
     plant(EnsembleModel, "response", lambda self, *_: self.name, "flow")
     plant(EnsembleModel, "member_request", lambda self, call, *_: call.step.model, "second")
+    plant(EnsembleModel, "_measured", lambda self, *_: self.name, "taken")
+    plant(EnsembleModel, "_course", lambda self, *_: self.name, "course")
+    instance = lambda told: getattr(getattr(told._user, "_owner", None), "_instance", None)
+    plant(Announcements, "name", lambda self, *_: instance(self) and instance(self).name, "send_0")
+    plant(RequestContext, "encoded", lambda self: "fault" in (self.parameters or ""), True)
     plant(StubModel, "_is_prepared", lambda self, *_: self.name, "prepare")
 """
-MODELS = ("good", "parse", "encode", "prepare")
+MODELS = ("good", "parse", "encode", "prepare", "send")
 COUNT = 6
 LARGE = 16 << 20
 # With the histogram all requests are prepared; four of the large requests fit.
@@ -72,7 +80,29 @@ SECOND = """, { model_name: "second" model_version: -1 input_map { key: "IN" val
     output_map { key: "OUT" value: "OUT" } }"""
 ENSEMBLES = {
     "flow": ENSEMBLE.format(between="OUT", second=""),
+    "taken": ENSEMBLE.format(between="OUT", second=""),
+    "course": ENSEMBLE.format(between="OUT", second=""),
+    "first": ENSEMBLE.format(between="OUT", second="").replace("good", "second"),
     "steps": ENSEMBLE.format(between="between", second=SECOND),
+}
+
+
+BATCHED = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        said = np.full((1, 1), len(requests), np.int32)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", said)]) for _ in requests]
+"""
+OLDEST = "oldest { max_candidate_sequences: 4 }"
+BATCHES = {
+    "batch": "dynamic_batching { preserve_ordering: true max_queue_delay_microseconds: 60000000 "
+    "preferred_batch_size: [4] }",
+    "direct": "sequence_batching { direct { } }",
+    "oldest": f"sequence_batching {{ {OLDEST} }}",
 }
 
 
@@ -82,6 +112,16 @@ def server(tmp_path_factory):
     (folder / "sitecustomize.py").write_text(PLANTED)
     for name in (*MODELS, "second"):
         write_code_model(folder / "models", name)
+    for name, config in BATCHES.items():
+        io = 'name: "{}" data_type: TYPE_INT32 dims: [1]'
+        write_model(
+            folder / "models",
+            name,
+            BATCHED,
+            config=f"max_batch_size: 4 {config}",
+            inputs=io.format("IN"),
+            outputs=io.format("OUT"),
+        )
     for name, config in ENSEMBLES.items():
         (folder / "models" / name / "1").mkdir(parents=True)
         (folder / "models" / name / "config.pbtxt").write_text(config)
@@ -196,7 +236,7 @@ def large_body():
     return json.dumps({"inputs": [tensor]}).encode(), data
 
 
-@pytest.mark.parametrize("faulty", MODELS[1:])
+@pytest.mark.parametrize("faulty", [*MODELS[1:], *ENSEMBLES])
 def test_memory_of_failed_requests_goes_back(server, faulty):
     """More of them fail, one after the other, than the server has memory for."""
     header, data = large_body()
@@ -212,3 +252,33 @@ def test_memory_of_failed_requests_goes_back(server, faulty):
             with pytest.raises(InferenceServerException, match="bug of gpubridge"):
                 client.infer(faulty, given)
     assert server.ask("self.said = 'good'", "good") == (200, "good")
+
+
+def number(**parameters):
+    tensor = {"name": "IN", "datatype": "INT32", "shape": [1, 1], "data": [1]}
+    return json.dumps({"inputs": [tensor], "parameters": parameters}).encode()
+
+
+def test_the_others_of_a_batch_are_executed_in_one(server):
+    # What stays of the second batch is one request.
+    faulty = [1, 4, 5, 6]
+    asked = [number(**({"fault": 1} if each in faulty else {})) for each in range(8)]
+    got = list(answers(server, [("/v2/models/batch/infer", body) for body in asked]))
+    assert [each for each, (status, _) in enumerate(got) if status == 500] == faulty
+    for status, text in got:
+        assert status == 200 or SAYS in json.loads(text)["error"]
+    sizes = [json.loads(text)["outputs"][0]["data"] for status, text in got if status == 200]
+    assert sizes == [[3]] * 3 + [[1]]
+    # A batch of which nothing is left keeps no instance from the next one.
+    asked = [number(fault=1)] * 4 + [number()] * 4
+    got = list(answers(server, [("/v2/models/batch/infer", body) for body in asked]))
+    assert [status for status, _ in got] == [500] * 4 + [200] * 4
+
+
+@pytest.mark.parametrize("model", ["direct", "oldest"])
+def test_the_other_requests_of_sequences_are_answered(server, model):
+    steps = ["sequence_start", "fault", "other", "fault", "sequence_end"]
+    for sequence in range(1, 7):
+        asked = [number(sequence_id=sequence, **{step: True}) for step in steps]
+        got = list(answers(server, [(f"/v2/models/{model}/infer", body) for body in asked]))
+        assert [status for status, _ in got] == [200, 500, 200, 500, 200], got

@@ -35,6 +35,7 @@ from gpubridge.engine.ready_check import ReadyCheck
 from gpubridge.engine.tracing import Origin
 from gpubridge.errors import BridgeError, invalid, unavailable, unsupported
 from gpubridge.request import InferRequest, InferResponse, Outcome, merged_parameters
+from gpubridge.telemetry.logs import request_error
 from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
 
@@ -164,6 +165,16 @@ class EnsembleModel(Model):
 
     def submit(self, request: InferRequest, origin: Origin | None = None) -> None:
         """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
+        try:
+            self._begin(request, origin)
+        except Exception as error:  # noqa: BLE001  (a bug of ours is an error of the request's)
+            slot, request.slot = request.slot, None
+            request.ranges = request.client = None
+            if slot is not None:
+                self._arena.free(slot)
+            self._refuse(request, request_error(error))
+
+    def _begin(self, request: InferRequest, origin: Origin | None) -> None:
         if self.traces.active:
             self.tracing.begin(request, origin)
         self._measured(request)
@@ -185,12 +196,15 @@ class EnsembleModel(Model):
             elif name in wanted:
                 refusal = self._refused_output(name, "that no model could write to shared memory")
         if refusal is not None:
-            self.statistics.failed("REJECTED", 0)
-            request.finish(refusal)
+            self._refuse(request, refusal)
             return
         execution = Execution(self, course, request, targets)
         self._running.add(execution)
         execution.begin(inputs)
+
+    def _refuse(self, request: InferRequest, error: BridgeError) -> None:
+        self.statistics.failed("REJECTED", 0)
+        request.finish(error)
 
     def _refused_output(self, name: str, why: str) -> BridgeError:
         return unsupported(

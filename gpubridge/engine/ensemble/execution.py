@@ -68,6 +68,9 @@ class Execution:
 
     def begin(self, inputs: dict[str, FlowTensor]) -> None:
         """Make the first calls."""
+        self._guard(lambda: self._start(inputs))
+
+    def _start(self, inputs: dict[str, FlowTensor]) -> None:
         run = self._run
         assert run is not None
         self.request.cancelled = self._cancel
