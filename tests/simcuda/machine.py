@@ -15,12 +15,15 @@ from pathlib import Path
 
 from tests.simcuda.build import build_driver
 
-__all__ = ["DriverCall", "Machine", "lawful_machine", "running_machine"]
+__all__ = ["Activity", "DriverCall", "Machine", "lawful_machine", "running_machine"]
 
 # The layout of `Control` in csrc/world.h.
 _HEADER = struct.Struct("=IIIIIIQQQ")
 _FAULT = struct.Struct("=48sqii")
 _FAULTS = 32
+_LOCK = struct.Struct("=Q")
+_ACTIVITY = struct.Struct("=i4xQQ")
+_ACTIVITIES = 256
 _MACHINE_BYTES = 1 << 30
 
 
@@ -32,6 +35,14 @@ class DriverCall:
     name: str
     arguments: tuple[int, ...]
     result: int
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Seconds for which a process ``held`` the driver's lock; its calls were ``stalled`` by that."""
+
+    held: float = 0.0
+    stalled: float = 0.0
 
 
 class Machine:
@@ -48,11 +59,13 @@ class Machine:
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder = folder
         path = folder / "control"
-        path.write_bytes(bytes(_HEADER.size + _FAULTS * _FAULT.size))
+        self._activities = _HEADER.size + _FAULTS * _FAULT.size + _LOCK.size
+        path.write_bytes(bytes(self._activities + _ACTIVITIES * _ACTIVITY.size))
         with path.open("r+b") as file:
             self._page = mmap.mmap(file.fileno(), 0)
         _HEADER.pack_into(self._page, 0, 0, seed, 2, 0, 0, 0, _MACHINE_BYTES, 0, 0)
         self._driver = build_driver()
+        self._settings: dict[str, str] = {}
 
     def close(self) -> None:
         """Let go of the control page."""
@@ -63,11 +76,16 @@ class Machine:
         libraries = os.environ.get("LD_LIBRARY_PATH")
         return {
             **os.environ,
+            **self._settings,
             "SIMCUDA_DIR": str(self._folder),
             "LD_LIBRARY_PATH": f"{self._driver}:{libraries}" if libraries else str(self._driver),
         }
 
     # -- what is set of it ----------------------------------------------------------------------
+
+    def set(self, **settings: int | str) -> None:
+        """Set what csrc/settings.h tells of, for processes that begin after this: ``open_us=500``."""
+        self._settings |= {f"SIMCUDA_{name.upper()}": str(settings[name]) for name in settings}
 
     def delay(self, longest_us: int) -> None:
         """Let work on streams begin up to so many microseconds late."""
@@ -129,6 +147,15 @@ class Machine:
             for file in self._folder.glob(f"context-*-{'*' if device is None else device}")
         )
         return sorted(int(pid) for _, pid, *_ in files if Path(f"/proc/{pid}").exists())
+
+    def activity(self, pid: int) -> Activity:
+        """Return how a process has waited for the driver so far."""
+        for index in range(_ACTIVITIES):
+            at = self._activities + index * _ACTIVITY.size
+            found, *microseconds = _ACTIVITY.unpack_from(self._page, at)
+            if found == pid:
+                return Activity(*(each / 1e6 for each in microseconds))
+        return Activity()
 
     def calls(self, name: str | None = None, pid: int | None = None) -> list[DriverCall]:
         """Return the calls so far, in their order; of one name or process only."""

@@ -10,6 +10,7 @@
 
 #include "events.h"
 #include "memory.h"
+#include "settings.h"
 #include "streams.h"
 #include "world.h"
 
@@ -126,6 +127,7 @@ SIMCUDA_API cuInit(unsigned flags) {
     if (first) g_initialized_by = 0;
     return call.end(fault);
   }
+  check_settings();
   if (visible_devices() == 0) return call.end(100);  // CUDA_ERROR_NO_DEVICE
   return call.end(kSuccess);
 }

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
-#include <vector>
 
 #include "contexts.h"
 #include "mappings.h"
@@ -34,15 +33,9 @@ struct Allocation {
   CUcontext context;
 };
 
-struct Pinned {
-  std::size_t nbytes;
-  bool ours;
-};
-
 // Never destroyed: streams may still run when the process ends.
 std::mutex& g_mutex = *new std::mutex;
 auto& g_allocations = *new std::map<CUdeviceptr, Allocation>;
-auto& g_pinned = *new std::map<std::uintptr_t, Pinned>;
 CUdeviceptr g_next = 0;
 std::uint64_t g_count = 0;
 
@@ -100,14 +93,6 @@ void free_own(std::map<CUdeviceptr, Allocation>::iterator found) {
   forget(found);
 }
 
-// Whether the pages of a range are mapped, so that they can be pinned.
-bool is_mapped(std::uintptr_t at, std::size_t nbytes) {
-  constexpr std::uintptr_t kPage = 4096;
-  const std::uintptr_t first = at / kPage * kPage;
-  std::vector<unsigned char> pages((at + nbytes - first + kPage - 1) / kPage);
-  return mincore(reinterpret_cast<void*>(first), at + nbytes - first, pages.data()) == 0;
-}
-
 }  // namespace
 
 // Addresses that nothing is mapped at: who takes a device pointer for one of the host's dies of it.
@@ -163,16 +148,6 @@ void* resolve_in_kernel(CUdeviceptr pointer, std::size_t nbytes, const char* wha
     }
   }
   return resolve(pointer, nbytes, what);
-}
-
-bool is_pinned(const void* pointer, std::size_t nbytes) {
-  if (!initialized()) return false;
-  const auto at = reinterpret_cast<std::uintptr_t>(pointer);
-  const std::lock_guard lock(g_mutex);
-  auto after = g_pinned.upper_bound(at);
-  if (after == g_pinned.begin()) return false;
-  --after;
-  return at + nbytes <= after->first + after->second.nbytes;
 }
 
 void forget_all(CUcontext context) {
@@ -326,61 +301,5 @@ SIMCUDA_API cuPointerGetAttribute(void* data, int attribute, CUdeviceptr pointer
     default:
       return call.end(kInvalidValue);
   }
-  return call.end(kSuccess);
-}
-
-// -- memory of the host
-// ----------------------------------------------------------------------------
-
-SIMCUDA_API cuMemHostRegister_v2(void* pointer, std::size_t nbytes, unsigned flags) {
-  Call call("cuMemHostRegister");
-  if (const CUresult fault = call.with(nbytes).with(flags).begin()) return call.end(fault);
-  const auto at = reinterpret_cast<std::uintptr_t>(pointer);
-  if (nbytes == 0 || !is_mapped(at, nbytes)) return call.end(kInvalidValue);
-  const std::lock_guard lock(g_mutex);
-  for (const auto& [start, pinned] : g_pinned)
-    if (start < at + nbytes && at < start + pinned.nbytes)
-      return call.end(kHostMemoryAlreadyRegistered);
-  g_pinned[at] = {nbytes, false};
-  return call.end(kSuccess);
-}
-
-SIMCUDA_API cuMemHostUnregister(void* pointer) {
-  Call call("cuMemHostUnregister");
-  if (const CUresult fault = call.begin()) return call.end(fault);
-  synchronize(current_context());
-  const std::lock_guard lock(g_mutex);
-  const auto found = g_pinned.find(reinterpret_cast<std::uintptr_t>(pointer));
-  if (found == g_pinned.end() || found->second.ours) {
-    violation("cuMemHostUnregister of what is not registered");
-    return call.end(kHostMemoryNotRegistered);
-  }
-  g_pinned.erase(found);
-  return call.end(kSuccess);
-}
-
-SIMCUDA_API cuMemHostAlloc(void** pointer, std::size_t nbytes, unsigned flags) {
-  Call call("cuMemHostAlloc");
-  if (const CUresult fault = call.with(nbytes).with(flags).begin()) return call.end(fault);
-  void* mapped = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) return call.end(kOutOfMemory);
-  const std::lock_guard lock(g_mutex);
-  g_pinned[reinterpret_cast<std::uintptr_t>(mapped)] = {nbytes, true};
-  *pointer = mapped;
-  return call.end(kSuccess);
-}
-
-SIMCUDA_API cuMemFreeHost(void* pointer) {
-  Call call("cuMemFreeHost");
-  if (const CUresult fault = call.begin()) return call.end(fault);
-  synchronize(current_context());
-  const std::lock_guard lock(g_mutex);
-  const auto found = g_pinned.find(reinterpret_cast<std::uintptr_t>(pointer));
-  if (found == g_pinned.end() || !found->second.ours) {
-    violation("cuMemFreeHost of what is not allocated");
-    return call.end(kInvalidValue);
-  }
-  munmap(pointer, found->second.nbytes);
-  g_pinned.erase(found);
   return call.end(kSuccess);
 }

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "contexts.h"
+#include "driver_lock.h"
 
 namespace {
 
@@ -19,6 +20,13 @@ int open_log(const char* name) {
 void write_line(int descriptor, const std::string& line) {
   // One write per line: the lines of several processes stay whole.
   [[maybe_unused]] const ssize_t written = write(descriptor, line.data(), line.size());
+}
+
+// Questions of a thread's own, and of what devices there are.
+bool needs_no_driver(const std::string& name) {
+  for (const char* prefix : {"cuCtxGet", "cuCtxSet", "cuCtxPush", "cuCtxPop", "cuDeviceGet"})
+    if (name.rfind(prefix, 0) == 0) return true;
+  return false;
 }
 
 }  // namespace
@@ -56,6 +64,7 @@ CUresult Call::begin(bool needs_context) {
     if (fault.countdown.load() < 0 || fault.countdown.fetch_sub(1) == 1) return fault.code;
   }
   if (!initialized()) return kNotInitialized;
+  if (!needs_no_driver(name_)) wait_for_driver();
   if (!needs_context) return kSuccess;
   if (current_context() == nullptr) return kInvalidContext;
   if (current_context()->retained.load() == 0) return kContextIsDestroyed;

@@ -11,6 +11,7 @@
 
 constexpr int kDevices = 2;
 constexpr int kFaults = 32;
+constexpr int kActivities = 256;
 
 struct Fault {
   char call[48];
@@ -20,7 +21,15 @@ struct Fault {
   std::atomic<std::int32_t> armed;
 };
 
-// Written by tests (tests/simcuda/machine.py knows the same layout).
+// Of one process, in microseconds.
+struct Activity {
+  std::atomic<std::int32_t> pid;
+  // For which it held the lock of the driver; and for which its calls waited for that.
+  std::atomic<std::uint64_t> held_us;
+  std::atomic<std::uint64_t> stalled_us;
+};
+
+// Written by tests (tests/simcuda/machine.py knows the same layout); the end is written here.
 struct Control {
   std::atomic<std::uint32_t> longest_delay_us;
   std::uint32_t seed;
@@ -33,6 +42,8 @@ struct Control {
   std::uint64_t memory_bytes;
   std::atomic<std::uint64_t> used_bytes[kDevices];
   Fault faults[kFaults];
+  std::atomic<std::uint64_t> driver_held_until_us;
+  Activity activities[kActivities];
 };
 
 Control& control();

@@ -1,0 +1,97 @@
+"""Pinning of the simulated driver takes its time, and all processes' calls wait for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simcuda.machine import running_machine
+from tests.simcuda.processes import running_worker
+
+pytest.importorskip("cuda.bindings")
+
+# Four ranges of 4 MiB: one whose pages are there, and others.
+MEMORY = """
+import mmap
+MIB = 1 << 20
+start()
+m = mmap.mmap(-1, 16 * MIB)
+at = ctypes.addressof(ctypes.c_char.from_buffer(m))
+for page in range(0, 4 * MIB, 4096):
+    m[page] = 1
+
+def pin(index):
+    ok(d.cuMemHostRegister(at + index * 4 * MIB, 4 * MIB, 0))
+"""
+
+
+def test_pages_that_nobody_has_touched_take_longer(machine):
+    machine.set(pin_us_per_mib=100, pin_us_per_mib_untouched=1000)
+    with running_worker(machine) as worker:
+        held = []
+        worker.do(MEMORY)
+        for step in ("pin(0)", "pin(1)", "ok(d.cuMemHostAlloc(4 * MIB, 0))"):
+            worker.do(step)
+            held.append(round(machine.activity(worker.pid).held, 4))
+    assert held == [0.0004, 0.0044, 0.0084]
+
+
+def test_pinning_takes_time_that_nobody_has_set(machine):
+    with running_worker(machine) as worker:
+        worker.do(MEMORY + "pin(1)")
+        assert machine.activity(worker.pid).held > 0
+
+
+def test_calls_of_all_processes_wait_for_the_one_that_pins(machine):
+    machine.set(pin_us_per_mib_untouched=100_000)
+    with running_worker(machine) as one, running_worker(machine) as two:
+        one.do(MEMORY)
+        two.do("import time; start(); a = ok(d.cuMemAlloc(64))")
+        assert machine.activity(two.pid).stalled == 0
+        one.do("thread = threading.Thread(target=lambda: (start(), pin(1))); thread.start()")
+        while not machine.activity(two.pid).stalled:
+            two.do("ok(d.cuMemAlloc(64)); time.sleep(0.001)")
+        one.do("thread.join()")
+        # Which context is current, and what devices there are, is no matter of the driver's lock.
+        one.do("thread = threading.Thread(target=lambda: (start(), pin(2))); thread.start()")
+        before = machine.activity(two.pid).stalled
+        two.do("for _ in range(50): ok(d.cuCtxGetCurrent()); ok(d.cuDeviceGetCount())")
+        assert machine.activity(two.pid).stalled == before
+        one.do("thread.join()")
+
+
+def test_who_is_killed_while_it_pins_leaves_no_lock(machine):
+    machine.set(pin_us_per_mib_untouched=50_000)
+    with running_worker(machine) as one, running_worker(machine) as two:
+        one.do(MEMORY + "threading.Thread(target=lambda: (start(), pin(1)), daemon=True).start()")
+        two.do("start()")
+        while not machine.activity(two.pid).stalled:
+            two.do("ok(d.cuMemAlloc(64))")
+        one.kill()
+        two.do("for _ in range(3): ok(d.cuMemAlloc(64))")
+
+
+def test_unpinning_waits_for_the_device(machine):
+    with running_worker(machine) as worker:
+        worker.do(MEMORY + "pin(0); stream = ok(d.cuStreamCreate(1)); hold(stream)")
+        worker.do(
+            "thread = threading.Thread(target=lambda: (start(), ok(d.cuMemHostUnregister(at))))\n"
+            "thread.start(); thread.join(0.1); answer = thread.is_alive()"
+        )
+        assert worker.do("thread.join(0.1); answer = thread.is_alive()")
+        worker.do("released.set(); thread.join()")
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ({"pin_us_per_gib": 1}, "SIMCUDA_PIN_US_PER_GIB is no setting"),
+        ({"pin_us_per_mib": "much"}, "expected a number in SIMCUDA_PIN_US_PER_MIB"),
+    ],
+)
+def test_what_is_no_setting_is_noted(setting, text):
+    with running_machine() as machine:
+        machine.set(**setting)
+        with running_worker(machine) as worker:
+            worker.do("start()")
+        (rule,) = machine.violations()
+        assert text in rule
