@@ -20,17 +20,23 @@ _NOT_FOUND = -1
 _OLDEST_BINDINGS = (12, 9, 1)
 
 # After these the process's context of that device answers nothing but errors.
-_STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
+_STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
 
 _FOREIGN = (
-    "the handle is this process's own, or was made in another PID namespace: let client and server "
-    "be different processes that see each other (in containers --pid=host, or one pod with a "
-    "shared process namespace)"
+    "to the driver the handle is this process's own: it was made here, or by a process with the same "
+    "number in another container (most often both are number 1); start both containers with one PID "
+    "namespace (--pid=host or --pid=container:NAME, shareProcessNamespace in a pod), or one of them "
+    "with --init"
 )
 _NO_IPC = "this device or platform has no legacy CUDA IPC (WSL2, MIG and some sandboxes do not)"
 _NO_FDS = (
     "this device or platform does not share device memory by file descriptors (WSL2 and some "
     "sandboxes do not)"
+)
+_NEWER_CODE = (
+    "the code is for a newer CUDA release than the driver knows, or for another GPU: gpubridge doctor "
+    "compares them; with a driver before R580, pip install 'gpubridge[image-gpu-cu12]' instead of "
+    "'gpubridge[image-gpu]', or update the driver"
 )
 _RESTART = "the device's context in this process is lost: the process has to be started again"
 # What to do, by the driver's code; of one call where that is another thing.
@@ -43,11 +49,15 @@ _ADVICE = {
     4: "the process is about to end",
     34: "a stub library stands before the driver: take the toolkit's stubs folder out of "
     "LD_LIBRARY_PATH",
+    35: _NEWER_CODE,
     46: "another process has this GPU for itself: nvidia-smi -c DEFAULT",
     100: "check CUDA_VISIBLE_DEVICES, and that the container was started with access to GPUs",
     101: "check CUDA_VISIBLE_DEVICES and the model's `gpus`",
+    200: _NEWER_CODE,
     201: "a device's context has to be current first",
+    209: _NEWER_CODE,
     217: "the two GPUs cannot reach each other's memory; tensors cross in host memory instead",
+    222: _NEWER_CODE,
     304: "the system refused it; in a container or sandbox, allow access to the GPU's devices",
     709: _RESTART,
     800: "the sandbox or the driver's settings forbid it",

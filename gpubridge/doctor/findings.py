@@ -22,6 +22,7 @@ from gpubridge.cuda_ipc import (
     probe_devices,
     probe_peers,
 )
+from gpubridge.cuda_ipc.releases import image_extra, installed_releases, too_new
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
 from gpubridge.tensor.native import BUILD_ADVICE, import_failure
@@ -43,15 +44,14 @@ _MODEL_PACKAGES = (
     ("onnxruntime", "onnxruntime", "pip install 'gpubridge[onnx]', for the backend onnxruntime"),
     ("cupy", "cupy", "pip install cupy-cuda13x (or cupy-cuda12x), if your models use it"),
     ("PIL", "pillow", "pip install 'gpubridge[image]', for the backend image_preproc"),
-    (
-        "nvidia.nvimgcodec",
-        "nvidia-nvimgcodec",
-        "pip install 'gpubridge[image-gpu]', for its decoder",
-    ),
     ("pynvml", "nvidia-ml-py", "pip install nvidia-ml-py, for the metrics of GPUs"),
 )
 
-_JPEG_LIBRARY = "nvidia-nvjpeg"
+_IMAGE_LIBRARIES = (
+    ("nvidia-cuda-nvrtc", "to work on images on a GPU"),
+    ("nvidia-nvimgcodec", "to decode images on a GPU"),
+    ("nvidia-nvjpeg", "to decode JPEG on a GPU"),
+)
 _MODULE = Path("/proc/driver/nvidia/version")
 
 # Releases before 12.8 have it all in one.
@@ -179,7 +179,7 @@ def package_findings() -> list[Finding]:
     return [
         *(_server_package(module, package) for module, package in _SERVER_PACKAGES),
         *(_model_package(*row) for row in _MODEL_PACKAGES),
-        _jpeg_library(),
+        *(_image_library(*row) for row in _IMAGE_LIBRARIES),
     ]
 
 
@@ -217,17 +217,15 @@ def _installed(module: str, package: str) -> str | None:
     return "installed, version unknown"
 
 
-def _jpeg_library() -> Finding:
-    # It brings a library, no module; its name may end in the CUDA release it was built for.
-    found = set()
-    for distribution in importlib.metadata.distributions():
-        name = (distribution.name or "").lower().replace("_", "-")
-        if name == _JPEG_LIBRARY or name.startswith(f"{_JPEG_LIBRARY}-"):
-            found.add(f"{name} {distribution.version}")
-    if found:
-        return Finding(_JPEG_LIBRARY, works=True, detail=", ".join(sorted(found)))
-    advice = "pip install 'gpubridge[image-gpu]', to decode JPEG on a GPU"
-    return Finding(_JPEG_LIBRARY, works=False, detail="not installed", advice=advice)
+def _image_library(package: str, purpose: str) -> Finding:
+    found = installed_releases(package)
+    if not found:
+        advice = f"pip install {image_extra()}, {purpose}"
+        return Finding(package, works=False, detail="not installed", advice=advice)
+    # The newest is what is loaded.
+    advice = too_new(max(found.values()))
+    detail = ", ".join(sorted(found))
+    return Finding(package, works=not advice, detail=detail, advice=advice)
 
 
 def device_findings() -> list[Finding]:

@@ -127,12 +127,21 @@ def test_a_part_of_a_gpu_is_known_as_such():
         (1, ["CUDA_ERROR_INVALID_VALUE", False, "INTERNAL"]),
         (700, ["CUDA_ERROR_ILLEGAL_ADDRESS", True, "INTERNAL"]),
         (719, ["CUDA_ERROR_LAUNCH_FAILED", True, "INTERNAL"]),
+        (721, ["CUDA_ERROR_TENSOR_MEMORY_LEAK", True, "INTERNAL"]),
     ],
 )
 def test_errors_carry_call_code_and_name(machine, code, expected):
     with device_worker(machine) as worker:
         machine.fail("cuMemAlloc", code)
         assert worker.do("answer = attributes(mine, 1)") == ["cuMemAlloc", code, *expected]
+
+
+@pytest.mark.parametrize("code", [35, 200, 209, 222])
+def test_code_for_another_release_comes_with_the_extra_that_fits(machine, code):
+    with device_worker(machine) as worker:
+        machine.fail("cuMemAlloc", code)
+        with pytest.raises(RuntimeError, match=r"gpubridge doctor.*\[image-gpu-cu12\]"):
+            worker.do("mine(1)")
 
 
 def test_a_code_that_the_bindings_do_not_know_is_an_error_too(machine):

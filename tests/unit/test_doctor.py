@@ -125,6 +125,41 @@ def test_the_jpeg_library_is_known_by_its_distributions(monkeypatch, installed, 
     monkeypatch.setattr(doctor.findings, "_installed", lambda *_: None)
     finding = found("nvidia-nvjpeg")
     assert (finding.works, finding.detail) == (works, detail)
+    assert ("[image-gpu]" in finding.advice) is ("[image-gpu-cu12]" in finding.advice) is not works
+
+
+CU12 = [("nvidia_nvimgcodec_cu12", "0.9"), ("nvidia-cuda-nvrtc-cu12", "12.9.86")]
+CU13 = [("nvidia-nvimgcodec-cu13", "0.9"), ("nvidia-cuda-nvrtc", "13.5.37")]
+
+
+@pytest.mark.parametrize(
+    ("driver", "installed", "works", "advice"),
+    [
+        ("13.0", CU13, True, ""),
+        ("13.0", CU12, True, ""),
+        ("12.2", CU12, True, ""),
+        (
+            "12.4",
+            CU13,
+            False,
+            "pip install 'gpubridge[image-gpu-cu12]', or update the NVIDIA driver to R580",
+        ),
+        ("12.4", CU12 + CU13, False, "the driver knows 12.4: uninstall it"),
+        ("12.4", [], False, "pip install 'gpubridge[image-gpu-cu12]', "),
+        ("13.0", [], False, "pip install 'gpubridge[image-gpu]', "),
+    ],
+)
+def test_packages_for_a_newer_driver_come_with_those_that_fit(
+    monkeypatch, driver, installed, works, advice
+):
+    present = [SimpleNamespace(name=name, version=version) for name, version in installed]
+    monkeypatch.setattr(doctor.findings.importlib.metadata, "distributions", lambda: present)
+    monkeypatch.setattr("gpubridge.cuda_ipc.releases.driver_release", lambda: driver)
+    monkeypatch.setattr(doctor.findings, "_installed", lambda *_: None)
+    for subject in ("nvidia-nvimgcodec", "nvidia-cuda-nvrtc"):
+        finding = found(subject)
+        assert finding.works is works
+        assert advice in finding.advice
 
 
 def test_missing_bindings_come_with_a_command(monkeypatch):

@@ -93,6 +93,17 @@ def test_a_gpu_that_is_newer_than_the_compiler_gets_code_for_the_driver_to_compi
         kernel_image(source, (7, 5), None)
 
 
+def test_a_compiler_that_is_newer_than_the_driver_is_not_used(compiler, source, monkeypatch):
+    compiler.version = (13, 5)
+    monkeypatch.setattr(kernels, "_load_nvrtc", lambda: (compiler, compiler.version))
+    monkeypatch.setattr("gpubridge.cuda_ipc.releases.driver_release", lambda: "12.4")
+    with pytest.raises(
+        KernelUnavailable, match=r"for CUDA 13, and the driver knows 12\.4: .*-cu12"
+    ):
+        kernel_image(source, (9, 0), None)
+    assert not compiler.compiled
+
+
 def test_what_the_compiler_says_is_told(compiler, source):
     compiler.fails = True
     with pytest.raises(KernelUnavailable, match="NVRTC does not compile the kernel"):

@@ -40,6 +40,7 @@ from gpubridge.backends.image_preproc.settings import Settings
 from gpubridge.cuda_ipc import CopyStream, DeviceContext
 from gpubridge.cuda_ipc.devices import list_devices
 from gpubridge.cuda_ipc.driver import call, load
+from gpubridge.cuda_ipc.releases import installed_releases, too_new
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils.device_memory import DeviceMemory, device_memory
 
@@ -240,7 +241,10 @@ class DevicePath:
             keep_freed_memory(self._context, settings.decode_bytes)
             decoder = DeviceDecoder(settings, self._memory.ordinal, self._stream.handle)
         except Exception as error:  # noqa: BLE001  (of another library; the CPU decodes as well)
-            return None, f"nvImageCodec does not start on the GPU: {error}"
+            releases = installed_releases("nvidia-nvimgcodec").values()
+            advice = too_new(max(releases, default=0))
+            said = f"{error}; {advice}" if advice else str(error)
+            return None, f"nvImageCodec does not start on the GPU: {said}"
         return decoder, ""
 
     @staticmethod

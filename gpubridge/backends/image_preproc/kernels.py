@@ -18,6 +18,7 @@ from gpubridge.backends.image_preproc.resizing import Normalization, ResizePlan
 from gpubridge.backends.image_preproc.settings import Settings
 from gpubridge.cuda_ipc import DeviceContext
 from gpubridge.cuda_ipc.driver import call, load
+from gpubridge.cuda_ipc.releases import image_extra, too_new
 from gpubridge.pb_utils.device_memory import DeviceMemory
 from gpubridge.tensor.device_bytes import DeviceBytes
 
@@ -68,6 +69,9 @@ def kernel_image(source: Path, capability: tuple[int, int], cache: Path | None) 
     None to compile in any case.
     """
     nvrtc, version = _load_nvrtc()
+    advice = too_new(version[0])
+    if advice:
+        raise KernelUnavailable(f"NVRTC {version[0]}.{version[1]} cannot be used: {advice}")
     code = source.read_bytes()
     headers = {path.name: path.read_bytes() for path in sorted(source.parent.glob("*.cuh"))}
     options = (*_OPTIONS, _architecture(nvrtc, capability))
@@ -110,8 +114,7 @@ def _absent(error: Exception) -> KernelUnavailable:
     # The rest tells each place that was looked at.
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return KernelUnavailable(
-        f"NVRTC, which compiles the kernel, cannot be loaded ({reason}); install it: pip install "
-        "nvidia-cuda-nvrtc (for CUDA 12: nvidia-cuda-nvrtc-cu12)"
+        f"NVRTC, which compiles the kernel, cannot be loaded ({reason}): pip install {image_extra()}"
     )
 
 
@@ -126,7 +129,7 @@ def _architecture(nvrtc: Any, capability: tuple[int, int]) -> str:
     if not older:
         raise KernelUnavailable(
             f"NVRTC knows GPUs of compute capability {min(known) / 10:.1f} and newer, this one has "
-            f"{capability[0]}.{capability[1]}; install an older nvidia-cuda-nvrtc"
+            f"{capability[0]}.{capability[1]}: instead of it, pip install 'gpubridge[image-gpu-cu12]'"
         )
     return f"--gpu-architecture=compute_{max(older)}"
 
