@@ -175,6 +175,11 @@ class CopyStream:
         with self._context.pushed():
             call("cuStreamSynchronize", stream)
 
+    def wait_for_all(self) -> None:
+        """Wait for all work of this process on the device; raises as `wait`."""
+        with self._context.pushed():
+            call("cuCtxSynchronize")
+
     def done(self) -> bool:
         """Return whether this stream has completed its work; raises as `wait`."""
         with self._context.pushed():

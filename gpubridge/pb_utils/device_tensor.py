@@ -10,7 +10,7 @@ from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.tensor import OutputTensor
 from gpubridge.tensor import cuda_array, dlpack
-from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes
+from gpubridge.tensor.device_bytes import DeviceBytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,10 +87,10 @@ class DeviceTensor(OutputTensor):
 
     def to_dlpack(self) -> Any:  # noqa: D102
         try:
-            self._device_bytes.complete()
+            self._device_bytes.hand_out_unnamed()
         except BridgeError as error:
             raise TritonModelException(error.message) from None
-        return self._device_capsule(self, self._device_bytes, LEGACY_STREAM, None, copied=False)
+        return self._capsule(self, self._device_bytes, None, copied=False)
 
     def __dlpack__(
         self,
@@ -117,7 +117,11 @@ class DeviceTensor(OutputTensor):
                 owner = data = device_memory().copy_on_device(data)
             except BridgeError as error:
                 raise TritonModelException(error.message) from None
-        return self._device_capsule(owner, data, stream, max_version, copied=bool(copy))
+        try:
+            data.hand_out(stream)
+        except BridgeError as error:
+            raise TritonModelException(error.message) from None
+        return self._capsule(owner, data, max_version, copied=bool(copy))
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Give DLPack's device type and id of the data."""
@@ -132,19 +136,14 @@ class DeviceTensor(OutputTensor):
             # So that hasattr() tells what there is.
             raise AttributeError(error.message) from None
 
-    def _device_capsule(
+    def _capsule(
         self,
         owner: object,
         data: DeviceBytes,
-        stream: int | None,
         max_version: tuple[int, int] | None,
         *,
         copied: bool,
     ) -> Any:
-        try:
-            data.hand_out(stream)
-        except BridgeError as error:
-            raise TritonModelException(error.message) from None
         return dlpack.make_capsule(
             owner,
             data.pointer,

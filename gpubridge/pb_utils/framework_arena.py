@@ -16,8 +16,8 @@ from gpubridge.pb_utils import host
 from gpubridge.pb_utils.arguments import integer
 from gpubridge.pb_utils.exceptions import TritonModelException
 from gpubridge.pb_utils.logger import Logger
-from gpubridge.tensor.device_bytes import LEGACY_STREAM
 from gpubridge.tensor.native import absence, native, native_path
+from gpubridge.tensor.streams import LEGACY_STREAM
 
 if TYPE_CHECKING:
     from gpubridge.pb_utils.device_memory import DeviceMemory

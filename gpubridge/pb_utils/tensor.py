@@ -176,8 +176,9 @@ class Tensor(_Fields):
 
         The capsule holds the tensor until its consumer lets go or, never consumed, until it is
         deleted. It cannot say that memory is read-only; ``from_dlpack(tensor)`` can. It carries no
-        stream either: data in CUDA memory is waited for first, which ``from_dlpack(tensor)`` need
-        not.
+        stream either: data in CUDA memory is there for what PyTorch and CuPy do on the streams that
+        are current now. Where the model has imported neither, or another library that uses CUDA, it
+        is waited for first, which ``from_dlpack(tensor)`` need not.
 
         Raises
         ------
@@ -198,8 +199,9 @@ class Tensor(_Fields):
         Parameters
         ----------
         stream : int or None, optional
-            For data in CUDA memory, the stream that is to wait for it, as DLPack numbers them. Keep
-            the stream until the response is sent in which this tensor travels, if it does.
+            For data in CUDA memory, the stream that is to wait for it, as DLPack numbers them. A
+            current stream of PyTorch or CuPy is kept as long as it is needed. Keep any other until
+            the tensor is gone and the response is sent in which it travels, if it does.
         max_version : (int, int), optional
             The newest DLPack version that the consumer reads.
         dl_device : (int, int), optional
@@ -250,7 +252,8 @@ class Tensor(_Fields):
             ``__cuda_array_interface__``. C-contiguous; in host memory, or in CUDA memory where the
             model's instance has a GPU. Its memory lives as long as this tensor or a view of it.
             Work that is on the producer's current stream by now is waited for, by the device; of a
-            capsule, which names no stream, work on the default stream.
+            capsule, which names no stream, work on the default stream and on the current streams of
+            PyTorch and CuPy.
 
         Raises
         ------

@@ -8,8 +8,9 @@ import numpy as np
 
 from gpubridge.errors import BridgeError, invalid, unsupported
 from gpubridge.tensor import dlpack
-from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes, DeviceStream
+from gpubridge.tensor.device_bytes import DeviceBytes, DeviceStream
 from gpubridge.tensor.dtypes import DATATYPES, byte_size, datatype_from_numpy, element_count
+from gpubridge.tensor.streams import LEGACY_STREAM, current_stream_of
 
 
 def cuda_array_interface(
@@ -26,7 +27,7 @@ def cuda_array_interface(
             f"__cuda_array_interface__ has no name for the elements of {datatype} tensors: use DLPack"
         )
     ordered = data.ready is not None
-    data.hand_out(LEGACY_STREAM)
+    data.hand_out(None)
     return {
         "version": 3,
         "shape": shape,
@@ -58,7 +59,9 @@ def import_cuda_array(
     if named is not None:
         stream.order_after(named)
     data = DeviceBytes(pointer, nbytes, ordinal, producer, stream, read_only=read_only, shared=True)
-    data.owner_stream = LEGACY_STREAM if named is None else named
+    used = current_stream_of(producer, ordinal)
+    # A stream that it names is the producer's to keep, which is held.
+    data.owner_streams = {used.handle: [used.owner], LEGACY_STREAM if named is None else named: []}
     return dlpack.ImportedTensor(datatype, shape, data)
 
 

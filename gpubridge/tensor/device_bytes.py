@@ -6,10 +6,18 @@ device (``gpubridge.cuda_ipc.CopyStream`` in a stub).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-#: CUDA's own numbers of its default streams, which DLPack and the CUDA array interface use, too.
-LEGACY_STREAM, PER_THREAD_STREAM = 1, 2
+from gpubridge.tensor.streams import (
+    LEGACY_STREAM,
+    FrameworkStream,
+    UsedStreams,
+    current_streams,
+    others_imported,
+    remember,
+    remember_unnamed,
+)
 
 
 class Ready(Protocol):
@@ -40,14 +48,15 @@ class DeviceBytes:
     """Bytes in CUDA memory of this process.
 
     - ``owner``: what keeps the memory; it dies with the last tensor and capsule that refers to it.
-    - ``owner_stream``: where the library that the bytes are of may write to them again when the
+    - ``owner_streams``: where the library that the bytes are of may write to them again when the
       model has them back. None where they are the bridge's.
     - ``ready``: tells when the bytes are complete; None if they are.
     - ``read_only``: whether consumers are told not to write (those that can be told).
     - ``shared``: whether others may write to the memory at any time: it is another library's, or
       was handed out.
-    - ``streams``: those on which others may still read or write the bytes. Before memory is read
-      for sending or given to others, `order_into` has to be called, or the same be done for each.
+    - ``streams``: those on which others may still read or write the bytes, which are held so that
+      they live as long. Before memory is read for sending or given to others, `order_into` has to
+      be called, or the same be done for each.
     """
 
     __slots__ = (
@@ -55,7 +64,7 @@ class DeviceBytes:
         "nbytes",
         "ordinal",
         "owner",
-        "owner_stream",
+        "owner_streams",
         "pointer",
         "read_only",
         "ready",
@@ -73,40 +82,61 @@ class DeviceBytes:
         *,
         read_only: bool = False,
         shared: bool = False,
-        streams: set[int] | None = None,
+        streams: UsedStreams | None = None,
     ) -> None:
         self.pointer = pointer
         self.nbytes = nbytes
         self.ordinal = ordinal
         self.owner = owner
-        self.owner_stream: int | None = None
+        self.owner_streams: UsedStreams | None = None
         self.ready = ready
         self.read_only = read_only
         self.shared = shared
-        self.streams: set[int] = set() if streams is None else streams
+        self.streams: UsedStreams = {} if streams is None else streams
 
     def hand_out(self, stream: int | None) -> None:
         """Let a consumer's stream use the bytes from now on, in the numbers of ``__dlpack__``.
 
-        ``stream``: None is the legacy default stream; with -1 the consumer orders for itself.
+        ``stream``: None is the legacy default stream, or a framework's current one; with -1 the
+        consumer orders for itself.
         """
-        # DLPack forbids 0, as the default stream of some and of each thread of others; the legacy
-        # stream is ordered with both.
-        stream = stream or LEGACY_STREAM
-        if stream < -1:
+        if stream is not None and stream < -1:
             raise ValueError(
                 "expected stream to be None, -1, 1 (legacy default), 2 (per-thread default) or a "
                 f"CUDA stream's handle, got {stream}"
             )
-        if stream != -1 and self.ready is not None:
-            self.ready.order_before(stream)
+        if stream is None:
+            self._order_current(current_streams(self.ordinal))
+        elif stream != -1 and self.ready is not None:
+            # DLPack forbids 0, as the default stream of some and of each thread of others; the
+            # legacy stream is ordered with both.
+            self.ready.order_before(stream or LEGACY_STREAM)
         self.shared = True
-        # The legacy stream waits for the per-thread streams of all threads; their number means
-        # another one in each. Where a consumer goes on its own, it is the best that is known.
-        self.streams.add(LEGACY_STREAM if stream in (-1, PER_THREAD_STREAM) else stream)
+        if stream is None or stream == -1:
+            remember_unnamed(self.streams, self.ordinal)
+        else:
+            remember(self.streams, stream or LEGACY_STREAM, self.ordinal)
+
+    def hand_out_unnamed(self) -> None:
+        """Let a consumer use the bytes from now on that cannot say on which stream.
+
+        It is taken for one of the known frameworks, on its current stream. Where none of them uses
+        CUDA, or it may be another library, the bytes are complete when this returns.
+        """
+        streams = current_streams(self.ordinal)
+        if not streams or others_imported():
+            self.complete()
+        self._order_current(streams)
+        self.shared = True
+        remember_unnamed(self.streams, self.ordinal)
+
+    def _order_current(self, streams: Sequence[FrameworkStream]) -> None:
+        if self.ready is not None:
+            for handle in {LEGACY_STREAM, *(stream.handle for stream in streams)}:
+                self.ready.order_before(handle)
 
     def complete(self) -> None:
-        """Return when the bytes are complete: what consumers need who do not name a stream."""
+        """Return when the bytes are complete."""
         ready = self.ready
         if ready is not None:
             # Waits are counted, and what is there already needs none.

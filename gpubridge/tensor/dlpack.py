@@ -11,7 +11,6 @@ called exactly once, when the last view of that memory is gone.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -19,9 +18,10 @@ import numpy as np
 
 from gpubridge.errors import invalid, unsupported
 from gpubridge.tensor import dlpack_ctypes
-from gpubridge.tensor.device_bytes import LEGACY_STREAM, DeviceBytes, DeviceStream
+from gpubridge.tensor.device_bytes import DeviceBytes, DeviceStream
 from gpubridge.tensor.dtypes import element_count, item_size
 from gpubridge.tensor.native import CapsuleFields, native
+from gpubridge.tensor.streams import UsedStreams, current_stream_of, remember_unnamed
 
 if TYPE_CHECKING:
     from gpubridge.tensor.native import Capsule, CapsuleEngine
@@ -72,23 +72,6 @@ _FOREIGN = {
     16: "float6_e3m2fn",
     17: "float4_e2m1fn",
 }
-
-
-def current_stream_of(tensor: object) -> int:
-    """Return this thread's current stream in a tensor's library; the legacy one if that says none.
-
-    Whatever the library does with the tensor's memory after it has handed it out is on that stream, or
-    behind it.
-    """
-    library = sys.modules.get(type(tensor).__module__.partition(".")[0])
-    cuda = getattr(library, "cuda", None)
-    pytorch = getattr(cuda, "current_stream", None)
-    if pytorch is not None:
-        return int(pytorch().cuda_stream) or LEGACY_STREAM
-    cupy = getattr(cuda, "get_current_stream", None)
-    if cupy is not None:
-        return int(cupy().ptr) or LEGACY_STREAM
-    return LEGACY_STREAM
 
 
 class ImportedTensor(NamedTuple):
@@ -187,8 +170,10 @@ def import_object(
             # It knows no streams: its capsule is ordered like one that came alone.
             return import_capsule(producer.__dlpack__(), stream, ordinal)
     imported = _imported(capsule, stream, None)
-    if isinstance(imported.memory, DeviceBytes):
-        imported.memory.owner_stream = current_stream_of(producer)
+    data = imported.memory
+    if isinstance(data, DeviceBytes):
+        used = current_stream_of(producer, data.ordinal)
+        data.owner_streams = {used.handle: [used.owner]}
     return imported
 
 
@@ -197,8 +182,9 @@ def import_capsule(
 ) -> ImportedTensor:
     """Take the tensor of a capsule; the capsule is consumed unless an error is raised.
 
-    For CUDA memory ``stream`` waits for its device's legacy default stream, since a capsule names
-    none; a capsule of another device than ``ordinal`` cannot be ordered, and is refused.
+    For CUDA memory ``stream`` waits for its device's legacy default stream and the current streams
+    of known frameworks, since a capsule names none; a capsule of another device than ``ordinal``
+    cannot be ordered, and is refused.
 
     Raises BridgeError: INVALID_ARG for a capsule that is no DLPack tensor, was consumed before, or
     is of a newer major version; UNSUPPORTED for a device, dtype or layout that cannot be served.
@@ -220,6 +206,7 @@ def _imported(
     nbytes = element_count(fields.shape) * cast("int", item_size(datatype))
     check_address(fields.address, nbytes, fields.byte_offset)
     on_device = fields.device_type in _DEVICE
+    streams: UsedStreams = {}
     if on_device and nbytes and stream is not None and unordered_on is not None:
         if fields.device_id != unordered_on:
             raise unsupported(
@@ -227,7 +214,9 @@ def _imported(
                 f"got one on cuda:{fields.device_id}; pass the tensor itself, which can say when "
                 "its data is complete"
             )
-        stream.order_after(LEGACY_STREAM)
+        remember_unnamed(streams, unordered_on)
+        for used in streams:
+            stream.order_after(used)
     owner = engine.capsule_take(capsule)
     address = fields.address + fields.byte_offset
     read_only = bool(fields.flags & _READ_ONLY)
@@ -238,7 +227,7 @@ def _imported(
             memory = DeviceBytes(
                 address, nbytes, fields.device_id, owner, stream, read_only=read_only, shared=True
             )
-            memory.owner_stream = LEGACY_STREAM
+            memory.owner_streams = streams
     else:
         memory = memoryview(b"")
         if nbytes:

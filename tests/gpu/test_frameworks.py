@@ -70,7 +70,7 @@ class Hold:
     """Gives a slot back when all that used it has passed."""
 
     def __init__(self, memory, slot):
-        self.memory, self.slot, self.streams = memory, slot, set()
+        self.memory, self.slot, self.streams = memory, slot, {}
 
     def __del__(self):
         for stream in self.streams:

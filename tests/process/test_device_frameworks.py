@@ -55,7 +55,7 @@ class Cupy:
         self.function = None
         self.cuda = types.SimpleNamespace(
             using_allocator=self.using, Device=lambda: types.SimpleNamespace(id=current_device()),
-            get_current_stream=lambda: types.SimpleNamespace(ptr=stream),
+            get_current_stream=lambda device=-1: types.SimpleNamespace(ptr=stream),
             UnownedMemory=lambda *fields: fields, MemoryPointer=lambda memory, offset: memory)
 
     @contextlib.contextmanager

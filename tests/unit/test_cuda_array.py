@@ -117,7 +117,7 @@ def test_what_is_shown():
         "stream": 1,
     }
     assert stream.asked == [("before", 1)]
-    assert data.streams == {1}
+    assert set(data.streams) == {1}
     assert data.shared
 
 

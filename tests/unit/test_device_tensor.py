@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from gpubridge import pb_utils
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.device_tensor import DeviceTensor
-from gpubridge.tensor import dlpack, native
+from gpubridge.tensor import dlpack, native, streams
 from gpubridge.tensor.device_bytes import DeviceBytes
 from tests.unit.device_doubles import (
     MODEL_STREAM,
@@ -202,7 +203,7 @@ def test_the_consumers_stream_waits_for_the_data(stream, asked, kept, implementa
     capsule = tensor.__dlpack__(stream=stream)
     assert ready.asked == asked
     assert seen_by_consumer(capsule)[:3] == (tensor._device_bytes.pointer, (2, 0), (2,))
-    assert tensor._device_bytes.streams == kept
+    assert set(tensor._device_bytes.streams) == kept
     assert tensor._device_bytes.shared
 
 
@@ -233,11 +234,11 @@ def test_what_is_made_on_the_bridges_stream_needs_no_order_there():
 
 
 def test_an_owner_can_know_the_streams_when_the_bytes_are_gone():
-    streams = set()
-    tensor = arrived(np.zeros(2, np.float32), streams=streams)
+    used = {}
+    tensor = arrived(np.zeros(2, np.float32), streams=used)
     tensor.__dlpack__(stream=MODEL_STREAM)
     del tensor
-    assert streams == {MODEL_STREAM}
+    assert set(used) == {MODEL_STREAM}
 
 
 def test_a_bare_capsule_is_complete(implementation):
@@ -247,7 +248,7 @@ def test_a_bare_capsule_is_complete(implementation):
         assert name_of(tensor.to_dlpack()) == b"dltensor"
     # Once known to be complete, it is asked no more.
     assert ready.asked == [("done?",), ("wait",)]
-    assert tensor._device_bytes.streams == {1}
+    assert set(tensor._device_bytes.streams) == {1}
 
 
 def test_a_bare_capsule_of_what_is_complete_waits_for_nothing(implementation):
@@ -256,6 +257,45 @@ def test_a_bare_capsule_of_what_is_complete_waits_for_nothing(implementation):
     tensor = arrived(np.zeros(2, np.float32), ready=ready)
     tensor.to_dlpack()
     assert ready.asked == [("done?",)]
+
+
+def use_pytorch(monkeypatch, *others):
+    current = SimpleNamespace(cuda_stream=MODEL_STREAM)
+    cuda = SimpleNamespace(is_initialized=lambda: True, current_stream=lambda device: current)
+    for name in streams._OTHERS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    for name in others:
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+
+
+def test_a_bare_capsule_is_ordered_for_the_frameworks_in_use(monkeypatch, implementation):
+    use_pytorch(monkeypatch)
+    ready = Stream()
+    tensor = arrived(np.zeros(2, np.float32), ready=ready)
+    tensor.to_dlpack()
+    assert sorted(ready.asked) == [("before", 1), ("before", MODEL_STREAM)]
+    assert set(tensor._device_bytes.streams) == {1, MODEL_STREAM}
+
+
+@pytest.mark.parametrize("other", ["jax", "numba", "tensorrt"])
+def test_a_bare_capsule_is_complete_where_another_library_may_take_it(
+    monkeypatch, implementation, other
+):
+    use_pytorch(monkeypatch, other)
+    ready = Stream()
+    tensor = arrived(np.zeros(2, np.float32), ready=ready)
+    tensor.to_dlpack()
+    assert ready.asked == [("done?",), ("wait",)]
+    assert set(tensor._device_bytes.streams) == {1, MODEL_STREAM}
+
+
+def test_who_takes_the_data_on_its_own_may_use_it_where_frameworks_work(monkeypatch):
+    use_pytorch(monkeypatch)
+    for use in (lambda tensor: tensor.__dlpack__(stream=-1), lambda tensor: tensor.__dlpack__()):
+        tensor = arrived(np.zeros(2, np.float32))
+        use(tensor)
+        assert set(tensor._device_bytes.streams) == {1, MODEL_STREAM}
 
 
 def test_to_dlpack_raises_the_reference_count_by_exactly_one(implementation):
@@ -286,7 +326,7 @@ def test_a_copy_on_the_device(device, memory, implementation):
     assert ready.asked == [("before", memory.stream.handle)]
     assert memory.stream.asked == [("before", MODEL_STREAM)]
     assert memory.copied == {"d2h": 0, "d2d": 12}
-    assert tensor._device_bytes.streams == set()
+    assert not tensor._device_bytes.streams
     taken = Tensor.from_dlpack("B", capsule)
     assert taken._device_bytes.pointer != tensor._device_bytes.pointer
     assert taken.as_numpy().tolist() == [0, 1, 2]
@@ -300,7 +340,7 @@ def test_a_copy_on_the_host(copy, memory, implementation):
     assert taken.is_cpu()
     assert taken.as_numpy().tolist() == [0, 1, 2]
     assert memory.copied == {"d2h": 12, "d2d": 0}
-    assert tensor._device_bytes.streams == set()
+    assert not tensor._device_bytes.streams
 
 
 def test_no_copy_where_there_must_be_one(memory):

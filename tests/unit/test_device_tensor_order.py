@@ -92,6 +92,14 @@ def arrived(value):
     copies.h2d(given, staged, 4096)
     return DeviceTensor._on_device("IN", "UINT8", (4096,), DeviceBytes(given, 4096, 0, None, copies))
 
+def use_pytorch(*others):
+    # PyTorch, on its side stream.
+    import sys, types
+    cuda = types.SimpleNamespace(is_initialized=lambda: True,
+        current_stream=lambda device: types.SimpleNamespace(cuda_stream=theirs))
+    sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+    sys.modules.update(dict.fromkeys(others, types.SimpleNamespace()))
+
 def later():
     threading.Timer(0.2, released.set).start()
 
@@ -151,6 +159,37 @@ EDGES = {
             "answer = copied_by(theirs, given)"
         ),
         "copies.done = Nothing().done",
+    ),
+    "a bare capsule of a framework's side stream in": (
+        (
+            "use_pytorch(); capsule = Framework(theirs, 7).__dlpack__()\n"
+            "tensor = Tensor.from_dlpack('OUT', capsule)\nanswer = in_numpy(tensor)"
+        ),
+        "copies.order_after = Nothing().order_after",
+    ),
+    "a bare capsule to a framework's side stream": (
+        (
+            "use_pytorch(); tensor = arrived(7)\ncapsule = tensor.to_dlpack()\n"
+            "answer = copied_by(theirs, given)"
+        ),
+        "copies.order_before = Nothing().order_before",
+    ),
+    "a bare capsule to another library's stream": (
+        (
+            "use_pytorch('jax'); others = int(ok(d.cuStreamCreate(1)))\n"
+            "tensor = arrived(7)\nlater()\ncapsule = tensor.to_dlpack()\n"
+            "answer = copied_by(others, given)"
+        ),
+        "from gpubridge.tensor import device_bytes; device_bytes.others_imported = bool",
+    ),
+    "a framework's work on a bare capsule": (
+        (
+            "use_pytorch(); tensor = Tensor.empty('OUT', (4096,), 'UINT8', 'cuda')\n"
+            "capsule = tensor.to_dlpack()\n"
+            "hold(theirs); fill(segment.pointer + 8192, 7, 4096, theirs)\n"
+            "answer = in_numpy(tensor)"
+        ),
+        "copies.order_after = Nothing().order_after",
     ),
     "a copy to a stream": (
         (

@@ -76,7 +76,7 @@ def test_on_the_gpu(device, memory):
     assert data.nbytes == 24
     assert data.owner.address == data.pointer
     assert seen_by_consumer(tensor.__dlpack__(stream=MODEL_STREAM))[0] == data.pointer
-    assert data.streams == {MODEL_STREAM}
+    assert set(data.streams) == {MODEL_STREAM}
     data.owner.write(np.arange(6, dtype=np.float32).tobytes())
     assert tensor.as_numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
 

@@ -86,6 +86,36 @@ def test_what_a_model_writes_on_a_stream_that_it_named_is_waited_for(worker, beg
     assert worker.do(begin)
 
 
+CUPY = """
+import sys, types
+
+class Stream:
+    # As CuPy's, it is destroyed with its object, which CuPy holds while it is current.
+    def __init__(self):
+        self.ptr = int(ok(d.cuStreamCreate(1)))
+    def __del__(self):
+        ok(d.cuStreamDestroy(self.ptr))
+
+current = [Stream()]
+sys.modules["cupy"] = types.SimpleNamespace(cuda=types.SimpleNamespace(
+    get_current_stream=lambda device=-1: current[0]))
+"""
+
+
+@pytest.mark.parametrize(
+    "take", ["hand_out(current[0].ptr)", "hand_out(-1)", "hand_out(None)", "hand_out_unnamed()"]
+)
+def test_a_stream_that_was_local_to_the_model_lives_until_its_memory_is_back(worker, take):
+    worker.do(CUPY)
+    worker.do(
+        f"data = device.allocate_device(whole); data.{take}; fill(data.pointer, 7, 64, current[0].ptr);"
+        "current[0] = types.SimpleNamespace(ptr=0)"
+    )
+    # It is destroyed by now unless somebody holds it, and to use it would break a rule.
+    worker.do("device.order(data); del data; device.finish(); device.settle()")
+    assert worker.do("answer = room_for(whole)")
+
+
 USER_MEMORY = """
 import weakref
 from gpubridge.tensor.device_bytes import DeviceBytes
@@ -94,7 +124,7 @@ pointer = int(ok(d.cuMemAlloc(64)))
 fill(pointer, 7, 64, stream); ok(d.cuStreamSynchronize(stream))
 owner = Owner(); watch = weakref.ref(owner)
 data = DeviceBytes(pointer, 64, 0, owner, device.stream)
-data.owner_stream = stream
+data.owner_streams = {stream: []}
 hold(device.stream.handle)
 copy = device.copy_on_device(data); del data, owner
 """

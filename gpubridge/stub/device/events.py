@@ -161,7 +161,7 @@ def streams_behind(kept: Sequence[DeviceBytes], copies: CopyStream) -> set[int]:
     """Return the streams on which bytes become complete, the copy stream standing for what else is."""
     streams: set[int] = set()
     for data in kept:
-        streams |= data.streams
+        streams.update(data.streams)
         if data.ready is not None:
             if data.ready is not copies:
                 data.ready.order_before(copies.handle)

@@ -171,10 +171,11 @@ class StubDevice:
         """Return a copy in the arena, in order; its `ready` tells when it is made."""
         copy = self.allocate_device(data.nbytes)
         self.write(data, copy.pointer)
-        if data.owner_stream is not None:
+        if data.owner_streams is not None:
             # Its library may use the memory again before the copy is made: as the model does with a
             # buffer of its own for each request, and the library's allocator with what is let go of.
-            precede(self.stream, data.owner_stream)
+            for stream in data.owner_streams:
+                precede(self.stream, stream)
             self._over.add(data.owner)
         copy.ready = self.stream
         return copy

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Callable, Optional
 
 from gpubridge.cuda_ipc import CopyMark, CopyStream, CudaError, DeviceContext, DeviceSlot
-from gpubridge.cuda_ipc.driver import call
 from gpubridge.tensor.device_bytes import DeviceBytes
+from gpubridge.tensor.streams import UsedStreams
 
-Over = deque[tuple[object, set[int], Optional[CopyMark]]]
+Over = deque[tuple[object, UsedStreams, Optional[CopyMark]]]
 """Unreferenced memory, each with the streams that used it and the upload that filled it."""
 
 _LOOKS = 50
@@ -30,7 +30,7 @@ class DeviceHold:
 
     def __init__(self, kept: object, over: Over) -> None:
         self.kept = kept
-        self.streams: set[int] = set()
+        self.streams: UsedStreams = {}
         self.filled: CopyMark | None = None
         self._over = over
 
@@ -46,7 +46,7 @@ def follow(copies: CopyStream, stream: int) -> None:
         if error.sticky:
             raise
         # What it had to do can only be waited for.
-        call("cuCtxSynchronize")
+        copies.wait_for_all()
 
 
 def precede(copies: CopyStream, stream: int) -> None:
@@ -85,7 +85,7 @@ class OverMemory:
 
     def add(self, kept: object) -> None:
         """Let something go back when the copy stream has passed what it has to do now."""
-        self._over.append((kept, set(), None))
+        self._over.append((kept, {}, None))
 
     def begun(self) -> None:
         """Note that the stream has something to do: after it was told, while its memory is held."""
@@ -95,18 +95,17 @@ class OverMemory:
     def collect(self) -> list[object]:
         """Return what is over, the copy stream being behind the streams that used it."""
         found: list[object] = []
-        used: set[int] = set()
+        used: list[UsedStreams] = []
         while self._over:
             kept, streams, filled = self._over.popleft()
             found.append(kept)
-            used |= streams
+            used.append(streams)
             if filled is not None and not filled.done():
                 # That one, and not all that the stream of uploads has to do by now.
                 filled.order_before(self._stream.handle)
                 self.begun()
-        # What was done there is in order already.
-        used.discard(self._stream.handle)
-        for stream in used:
+        # What was done there is in order already. The others live until this returns.
+        for stream in set().union(*used) - {self._stream.handle}:
             follow(self._stream, stream)
             self.begun()
         return found
