@@ -8,10 +8,12 @@ from typing import Any
 
 from benchmarks.image_load import Figures
 
-__all__ = ["ON_DEVICE", "SIDES", "GpuImageReport", "GpuImageRow"]
+__all__ = ["BY_MODEL", "ON_CPU", "ON_DEVICE", "OVER_HTTP", "SIDES", "GpuImageReport", "GpuImageRow"]
 
 ON_DEVICE, OVER_HTTP, ON_CPU = "pixels stay on the GPU", "pixels over HTTP", "on the CPU"
-SIDES = (ON_DEVICE, OVER_HTTP, ON_CPU)
+# The example's model.py in the place of the backend.
+BY_MODEL = "by model.py, pixels stay"
+SIDES = (ON_DEVICE, BY_MODEL, OVER_HTTP, ON_CPU)
 
 _SHARE = 0.9
 _SHARE_FROM = 32

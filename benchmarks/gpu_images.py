@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import base64
 import importlib.metadata
+import importlib.util
 import itertools
 import json
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,10 +22,17 @@ from numpy.typing import NDArray
 
 from benchmarks.failure import BenchmarkError
 from benchmarks.gpu_image_limit import BareImages, bare_rate
-from benchmarks.gpu_image_report import ON_CPU, ON_DEVICE, OVER_HTTP, GpuImageReport, GpuImageRow
+from benchmarks.gpu_image_report import (
+    BY_MODEL,
+    ON_CPU,
+    ON_DEVICE,
+    OVER_HTTP,
+    GpuImageReport,
+    GpuImageRow,
+)
 from benchmarks.gpu_memory import first_device
 from benchmarks.image_load import IMAGE_BYTES, ImageRequests, ask, ask_into, register_region
-from benchmarks.image_models import write_repository
+from benchmarks.image_models import BACKEND, CUPY, write_repository
 from benchmarks.machine import commit, describe_machine
 from benchmarks.serve import Gpubridge
 from benchmarks.server_process import ServerProcess
@@ -40,6 +48,12 @@ _REGION = "gpubridge_bench_pixels"
 _WARM_UP = 1.0
 # Decoders differ in how they interpolate colours; what is served is to be what the limit makes.
 _LEVEL = 1 / 255 / 0.224
+# Make and kind of a model, and where its pixels go: a region, or None for HTTP.
+_SERVED: tuple[tuple[str, str, dict[str, str | None]], ...] = (
+    (BACKEND, "KIND_GPU", {OVER_HTTP: None, ON_DEVICE: _REGION}),
+    (CUPY, "KIND_GPU", {BY_MODEL: _REGION}),
+    (BACKEND, "KIND_CPU", {ON_CPU: None}),
+)
 _VISION = Path(__file__).resolve().parent / "torchvision_images.py"
 
 
@@ -104,7 +118,7 @@ def _versions() -> dict[str, str]:
     names = [
         name
         for name in (d.metadata["Name"] for d in importlib.metadata.distributions())
-        if name and name.lower().startswith(("nvidia-nvimgcodec", "torchvision", "pillow"))
+        if name and name.lower().startswith(("nvidia-nvimgcodec", "torchvision", "pillow", "cupy"))
     ]
     return {name: importlib.metadata.version(name) for name in sorted(names)}
 
@@ -127,39 +141,56 @@ def _torchvision(row: GpuImageRow, seconds: float) -> float | None:
 def _serve(
     device: DeviceInfo, jpegs: Sequence[bytes], rows: Sequence[GpuImageRow], seconds: float
 ) -> None:
-    """Measure the server: with the model on the GPU, then with the same on the CPU."""
+    """Measure the server: with the model on the GPU, by a model.py there, and on the CPU."""
     most = max(len(jpegs), *(row.batch for row in rows))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubridge-images-")))
         memory = stack.enter_context(ClientMemory(device, most * IMAGE_BYTES))
-        for kind in ("KIND_GPU", "KIND_CPU"):
-            on_gpu = kind == "KIND_GPU"
-            print(f"served, {kind} ...", file=sys.stderr, flush=True)
-            repository = write_repository(folder / kind, 1, pillow=False, kind=kind)
-            log = folder / f"{kind}.log"
+        for number, (make, kind, sides) in enumerate(_SERVED):
+            if make == CUPY and importlib.util.find_spec("cupy") is None:
+                print("model.py: CuPy is not installed", file=sys.stderr)
+                continue
+            print(f"served, {make}, {kind} ...", file=sys.stderr, flush=True)
+            repository = write_repository(folder / str(number), 1, make=make, kind=kind)
+            log = folder / f"{number}.log"
             with ServerProcess(Gpubridge(), repository, log) as server:
                 server.wait_ready()
-                if on_gpu:
-                    # The server's fallback to the CPU would be measured as the GPU.
-                    if "resizing on GPU" not in log.read_text():
-                        raise BenchmarkError(f"the model is not on the GPU:\n{log.read_text()}")
-                    handle = base64.b64encode(memory.target.handle).decode()
-                    described: dict[str, object] = {
-                        "raw_handle": {"b64": handle},
-                        "device_id": 0,
-                        "byte_size": memory.nbytes,
-                    }
-                    register_region(server.http_port, "cuda", _REGION, described)
+                # The server's fallback to the CPU would be measured as the GPU.
+                fell_back = "preprocessed on the CPU" in log.read_text()
+                if kind == "KIND_GPU" and fell_back:
+                    raise BenchmarkError(f"the model is not on the GPU:\n{log.read_text()}")
+                if kind == "KIND_GPU":
+                    _register(server, memory)
                     _check(device, jpegs, server, memory)
-                for row in rows:
-                    sides = {OVER_HTTP: None, ON_DEVICE: _REGION} if on_gpu else {ON_CPU: None}
-                    for side, region in sides.items():
-                        requests = ImageRequests.of(jpegs, row.batch, region)
-                        try:
-                            requests.load(server, _CONNECTIONS, _WARM_UP)
-                            row.served[side] = requests.load(server, _CONNECTIONS, seconds)
-                        except BenchmarkError as error:
-                            row.notes.append(f"{side}: {error}")
+                _load(jpegs, server, rows, sides, seconds)
+
+
+def _register(server: ServerProcess, memory: ClientMemory) -> None:
+    handle = base64.b64encode(memory.target.handle).decode()
+    described: dict[str, object] = {
+        "raw_handle": {"b64": handle},
+        "device_id": 0,
+        "byte_size": memory.nbytes,
+    }
+    register_region(server.http_port, "cuda", _REGION, described)
+
+
+def _load(
+    jpegs: Sequence[bytes],
+    server: ServerProcess,
+    rows: Sequence[GpuImageRow],
+    sides: Mapping[str, str | None],
+    seconds: float,
+) -> None:
+    """Measure one server with batches of each size."""
+    for row in rows:
+        for side, region in sides.items():
+            requests = ImageRequests.of(jpegs, row.batch, region)
+            try:
+                requests.load(server, _CONNECTIONS, _WARM_UP)
+                row.served[side] = requests.load(server, _CONNECTIONS, seconds)
+            except BenchmarkError as error:
+                row.notes.append(f"{side}: {error}")
 
 
 def _check(

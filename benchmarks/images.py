@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import image_models
 from benchmarks.failure import BenchmarkError
 from benchmarks.image_load import IMAGE_BYTES, ImageRequests, ask, register_region
 from benchmarks.image_models import write_repository
@@ -111,18 +112,18 @@ def _measure(
     jpegs: Sequence[bytes], instances: int, peer: Contender | None, options: argparse.Namespace
 ) -> list[ImageRow]:
     """Return the rows of one number of instances: all servers are up, one is loaded at a time."""
-    sides: list[tuple[str, Contender, bool]] = [
-        (BACKEND, Gpubridge(), False),
-        (OURS_PILLOW, Gpubridge(), True),
+    sides: list[tuple[str, Contender, str]] = [
+        (BACKEND, Gpubridge(), image_models.BACKEND),
+        (OURS_PILLOW, Gpubridge(), image_models.PILLOW),
     ]
     if peer is not None:
-        sides.append((TRITON, peer, True))
+        sides.append((TRITON, peer, image_models.PILLOW))
     rows = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubridge-images-")))
         servers = {}
-        for index, (side, contender, pillow) in enumerate(sides):
-            repository = write_repository(folder / str(index), instances, pillow=pillow)
+        for index, (side, contender, make) in enumerate(sides):
+            repository = write_repository(folder / str(index), instances, make=make)
             server = ServerProcess(contender, repository, folder / f"{index}.log")
             servers[side] = stack.enter_context(server)
             server.wait_ready()
@@ -171,7 +172,7 @@ def _scale(jpegs: Sequence[bytes], options: argparse.Namespace) -> list[float]:
         servers = []
         for instances in (1, 2):
             repository = write_repository(
-                folder / str(instances), instances, pillow=False, THREADS="1"
+                folder / str(instances), instances, make=image_models.BACKEND, THREADS="1"
             )
             log = folder / f"{instances}.log"
             servers.append(stack.enter_context(ServerProcess(Gpubridge(), repository, log)))

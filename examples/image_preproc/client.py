@@ -1,6 +1,6 @@
 """Send photographs to image_preproc, several at a time and as one batch.
 
-python examples/image_preproc/client.py --url 127.0.0.1:8000 [PHOTO ...] [--contact-sheet OUT.png]
+python examples/image_preproc/client.py --url 127.0.0.1:8000 [PHOTO ...] [--contact-sheet OUT.png] [--model M]
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pixels = npt.NDArray[np.float32]
 
 
 class Answer(NamedTuple):
-    """One photograph, preprocessed alone: `pixels` is float32, [3, height, width]."""
+    """One photograph, preprocessed alone: `pixels` is float32, planes or channels last."""
 
     photo: Path
     pixels: Pixels
@@ -33,10 +33,11 @@ class Answer(NamedTuple):
 
 
 class Normalization(NamedTuple):
-    """What the model subtracted and divided by, per channel, on a scale of 0 to 1."""
+    """What the model subtracted and divided by, per channel, on a scale of 0 to 1; and its layout."""
 
     mean: npt.NDArray[np.float64]
     std: npt.NDArray[np.float64]
+    channels_last: bool = False
 
 
 def example_photos() -> list[Path]:
@@ -44,7 +45,9 @@ def example_photos() -> list[Path]:
     return sorted(PHOTOS.glob("*.jpg"))
 
 
-def preprocess(client: triton.InferenceServerClient, jpegs: Sequence[bytes]) -> Pixels:
+def preprocess(
+    client: triton.InferenceServerClient, jpegs: Sequence[bytes], model: str = MODEL
+) -> Pixels:
     """Return the tensors of `jpegs`, whole JPEG files, in one request: [images, 3, height, width].
 
     Raises
@@ -56,11 +59,13 @@ def preprocess(client: triton.InferenceServerClient, jpegs: Sequence[bytes]) -> 
     elements[:, 0] = jpegs
     image = triton.InferInput("IMAGE", list(elements.shape), "BYTES")
     image.set_data_from_numpy(elements)
-    pixels: Pixels = client.infer(MODEL, [image]).as_numpy("PIXELS")
+    pixels: Pixels = client.infer(model, [image]).as_numpy("PIXELS")
     return pixels
 
 
-def preprocess_concurrently(url: str, photos: Sequence[Path], connections: int) -> list[Answer]:
+def preprocess_concurrently(
+    url: str, photos: Sequence[Path], connections: int, model: str = MODEL
+) -> list[Answer]:
     """Send every photograph in a request of its own, `connections` requests at a time.
 
     Each connection has a thread and a client of its own, since tritonclient's HTTP client belongs
@@ -73,7 +78,7 @@ def preprocess_concurrently(url: str, photos: Sequence[Path], connections: int) 
             for photo in photos[first::connections]:
                 jpeg = photo.read_bytes()
                 sent = time.perf_counter()
-                pixels = preprocess(client, [jpeg])[0]
+                pixels = preprocess(client, [jpeg], model)[0]
                 answers.append(Answer(photo, pixels, time.perf_counter() - sent))
         return answers
 
@@ -83,22 +88,21 @@ def preprocess_concurrently(url: str, photos: Sequence[Path], connections: int) 
     return [answer for answer in in_turns if answer is not None]
 
 
-def normalization(client: triton.InferenceServerClient) -> Normalization:
-    """Ask the server for the mean and the deviation that the model is configured with."""
-    parameters = client.get_model_config(MODEL)["parameters"]
-    return Normalization(
-        *(
-            np.array([float(number) for number in parameters[key]["string_value"].split(",")])
-            for key in ("NORMALIZE_MEAN", "NORMALIZE_STD")
-        )
+def normalization(client: triton.InferenceServerClient, model: str = MODEL) -> Normalization:
+    """Ask the server for the mean, the deviation and the layout that the model is configured with."""
+    parameters = client.get_model_config(model)["parameters"]
+    mean, std = (
+        np.array([float(number) for number in parameters[key]["string_value"].split(",")])
+        for key in ("NORMALIZE_MEAN", "NORMALIZE_STD")
     )
+    return Normalization(mean, std, parameters["LAYOUT"]["string_value"] == "NHWC")
 
 
 def to_image(pixels: Pixels, normalized_with: Normalization) -> Image.Image:
-    """Undo the normalisation of one tensor, [3, height, width], so that it can be looked at."""
-    mean, std = normalized_with
-    channels_last = pixels.transpose(1, 2, 0) * std + mean
-    return Image.fromarray((channels_last * 255).round().clip(0, 255).astype(np.uint8))
+    """Undo the normalisation of one tensor, so that it can be looked at."""
+    mean, std, channels_last = normalized_with
+    values = (pixels if channels_last else pixels.transpose(1, 2, 0)) * std + mean
+    return Image.fromarray((values * 255).round().clip(0, 255).astype(np.uint8))
 
 
 def draw_contact_sheet(answers: Sequence[Answer], normalized_with: Normalization) -> Image.Image:
@@ -127,21 +131,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("photos", nargs="*", type=Path, metavar="PHOTO", help="JPEG files")
     parser.add_argument("--url", default="127.0.0.1:8000", help="HOST:PORT of the HTTP endpoint")
+    parser.add_argument("--model", default=MODEL, help="image_preproc or image_preproc_python")
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--contact-sheet", type=Path, metavar="OUT.png")
     options = parser.parse_args()
     photos = options.photos or example_photos()
 
-    answers = preprocess_concurrently(options.url, photos, options.connections)
+    answers = preprocess_concurrently(options.url, photos, options.connections, options.model)
     print(f"one photograph per request, {options.connections} requests at a time:")
     for photo, pixels, latency_s in answers:
         print(f"  {photo.name:28} {list(pixels.shape)} {pixels.dtype}  {latency_s * 1e3:6.1f} ms")
 
     with triton.InferenceServerClient(options.url) as client:
         sent = time.perf_counter()
-        batch = preprocess(client, [photo.read_bytes() for photo in photos])
+        batch = preprocess(client, [photo.read_bytes() for photo in photos], options.model)
         latency_s = time.perf_counter() - sent
-        normalized_with = normalization(client)
+        normalized_with = normalization(client, options.model)
     print(f"all in one request: {list(batch.shape)} {batch.dtype}  {latency_s * 1e3:.1f} ms")
     if not np.array_equal(batch, np.stack([answer.pixels for answer in answers])):
         print("the batch differs from the single answers", file=sys.stderr)

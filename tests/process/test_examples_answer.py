@@ -16,8 +16,8 @@ from tests.process.server import running_server
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SHOWN = re.compile(r"^```\n\$ python (.*)\n((?:.*\n)*?)```$", re.MULTILINE)
-# These have tests of their own: what they print holds times.
-ELSEWHERE = {"image_preproc", "pytorch_addsub"}
+# These have tests of their own: what they print holds times, or they need a GPU.
+ELSEWHERE = {"cupy_addsub", "image_preproc", "pytorch_addsub"}
 NEEDS = {"jax_add_sub": "jax"}
 NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/client.py"))
 

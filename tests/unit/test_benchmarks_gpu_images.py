@@ -45,7 +45,7 @@ def test_what_is_missing_is_told():
 
 def test_the_page_and_the_document_have_the_figures():
     found = report(row(32, 950.0))
-    assert "| 32 | 1,000 | – | 950 / 1.5 / 2.5 | – | – | 0.95 |" in found.page()
+    assert "| 32 | 1,000 | – | 950 / 1.5 / 2.5 | – | – | – | 0.95 |" in found.page()
     (entry,) = json.loads(json.dumps(found.as_document()))["rows"]
     assert entry["served"][ON_DEVICE]["p99_us"] == 2500.0
 
@@ -74,7 +74,7 @@ def test_a_dry_run_on_the_simulated_driver(tmp_path):
     document = json.loads(page.read_text())
     (entry,) = document["rows"]
     assert entry["limit_images_per_second"] > 0, done.stderr
-    assert len(entry["served"]) == 3
+    assert len(entry["served"]) == 4
     assert entry["torchvision_images_per_second"] is None
     assert document["complaints"] == []
 

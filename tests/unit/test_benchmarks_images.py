@@ -81,8 +81,8 @@ def test_every_request_has_its_own_photographs_and_all_are_sent():
 
 def test_both_makes_have_the_same_tensors(tmp_path):
     texts = [
-        (write_repository(tmp_path, 2, pillow=pillow) / "images" / "config.pbtxt").read_text()
-        for pillow in (True, False)
+        (write_repository(tmp_path, 2, make=make) / "images" / "config.pbtxt").read_text()
+        for make in ("pillow", "backend")
     ]
     python, backend = (text.split("parameters")[0] for text in texts)
     assert python.replace('"python"', '"image_preproc"') == backend
@@ -112,9 +112,9 @@ def test_a_dry_run_without_a_peer(tmp_path, monkeypatch, capsys):
 
 
 def test_pixels_that_are_not_pillow_s_end_the_run(tmp_path, monkeypatch, capsys):
-    def other(folder, instances, *, pillow, **parameters):
-        wrong = {} if pillow else {"RESIZE_SHORTER_SIDE": "300"}
-        return write_repository(folder, instances, pillow=pillow, **parameters, **wrong)
+    def other(folder, instances, *, make, **parameters):
+        wrong = {} if make == "pillow" else {"RESIZE_SHORTER_SIDE": "300"}
+        return write_repository(folder, instances, make=make, **parameters, **wrong)
 
     monkeypatch.delenv("GPUBRIDGE_PEER", raising=False)
     monkeypatch.setattr("benchmarks.images.write_repository", other)

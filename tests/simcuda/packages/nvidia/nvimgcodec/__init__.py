@@ -12,9 +12,16 @@ from cuda.bindings import driver
 from PIL import Image as PillowImage, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
+from gpubridge.tensor import dlpack, dlpack_abi
+
 NVIMGCODEC_DEVICE_CPU_ONLY = -99999
 REFUSED = b"no GPU decodes this"
 _GAP = 5
+_DECODING_US = 30_000
+_sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 
 
 class ColorSpec:
@@ -52,7 +59,9 @@ class Image:
         pitch = 3 * width + _GAP
         rows = np.zeros((height, pitch), np.uint8)
         rows[:, : 3 * width] = pixels.reshape(height, -1)
+        self.shape = pixels.shape
         self._pointer = int(_ok(driver.cuMemAlloc(rows.nbytes)))
+        self._stream = stream
         _ok(driver.cuMemcpyHtoDAsync(self._pointer, rows, rows.nbytes, stream))
         self.__cuda_array_interface__ = {
             "version": 3,
@@ -62,33 +71,47 @@ class Image:
             "strides": (pitch, 3, 1),
         }
 
+    def to_dlpack(self, cuda_stream=None):
+        # Made for the stream that it is decoded on.
+        assert cuda_stream == self._stream
+        device = 2, int(_ok(driver.cuCtxGetDevice()))
+        capsule = dlpack.make_capsule(
+            self, self._pointer, "UINT8", self.shape, device, None, read_only=False, copied=False
+        )
+        managed = dlpack_abi.DLManagedTensor.from_address(_pointer_of(capsule, b"dltensor"))
+        managed.dl_tensor.strides[0] = self.__cuda_array_interface__["strides"][0]
+        return capsule
+
     def __del__(self):
+        # Freed in the order of its stream.
+        _ok(driver.cuStreamSynchronize(self._stream))
         _ok(driver.cuMemFree(self._pointer))
 
 
 class Decoder:
-    def __init__(self, device_id, max_num_cpu_threads, backends, options):
+    def __init__(self, device_id, max_num_cpu_threads=1, backends=None, options=""):
         assert max_num_cpu_threads > 0
-        assert backends
+        assert backends is None or backends
         assert options == ":fancy_upsampling=1"
         self._on_device = device_id != NVIMGCODEC_DEVICE_CPU_ONLY
 
     def decode(self, source, params, cuda_stream=0):
-        if self._on_device:
-            assert isinstance(source, list)
-            assert ctypes.c_void_p(cuda_stream).value not in (None, 1, 2)
-            return [self._decode(code, cuda_stream) for code in source]
-        return self._decode(source, None)
+        if not self._on_device:
+            return _decoded(source)
+        assert isinstance(source, list)
+        assert ctypes.c_void_p(cuda_stream).value not in (None, 1, 2)
+        pixels = [None if REFUSED in code.encoded else _decoded(code) for code in source]
+        # On the GPU it takes longer than whoever does not wait for the stream.
+        _ok(driver.cuLaunchHostFunc(cuda_stream, _sleep, _DECODING_US))
+        return [None if found is None else Image(found, cuda_stream) for found in pixels]
 
-    def _decode(self, code, stream):
-        if stream is not None and REFUSED in code.encoded:
-            return None
-        try:
-            image = PillowImage.open(io.BytesIO(code.encoded))
-            pixels = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-        except Exception:
-            return None
-        return pixels if stream is None else Image(pixels, stream)
+
+def _decoded(code):
+    try:
+        image = PillowImage.open(io.BytesIO(code.encoded))
+        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    except Exception:
+        return None
 
 
 def _ok(answer):
