@@ -5,7 +5,7 @@ Importing this loads nothing of CUDA; the driver is loaded by the first thing th
 
 from gpubridge.cuda_ipc.arena import DeviceArena, DeviceSlot
 from gpubridge.cuda_ipc.context import DeviceContext, enable_peer_access
-from gpubridge.cuda_ipc.copies import CopyMark, CopyStream, PinnedMemory
+from gpubridge.cuda_ipc.copies import CopyMark, CopyStream
 from gpubridge.cuda_ipc.devices import (
     Ability,
     DeviceCheck,
@@ -21,6 +21,7 @@ from gpubridge.cuda_ipc.devices import (
 )
 from gpubridge.cuda_ipc.driver import CudaError, DriverAbsent
 from gpubridge.cuda_ipc.events import EventLease, EventRing, SharedEvents
+from gpubridge.cuda_ipc.pinned import PinnedMemory, forget_pinning, pieces_of, plan_pinning
 from gpubridge.cuda_ipc.segment import DeviceSegment, open_client_region
 
 __all__ = [
@@ -44,9 +45,12 @@ __all__ = [
     "driver_release",
     "enable_peer_access",
     "find_device",
+    "forget_pinning",
     "is_exclusive",
     "list_devices",
     "open_client_region",
+    "pieces_of",
+    "plan_pinning",
     "probe_devices",
     "probe_peers",
 ]

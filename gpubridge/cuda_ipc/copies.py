@@ -6,80 +6,18 @@ counted.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from gpubridge.cuda_ipc.context import DeviceContext
-from gpubridge.cuda_ipc.driver import NOT_READY, CudaError, call, status_of
+from gpubridge.cuda_ipc.driver import NOT_READY, call, status_of
+from gpubridge.cuda_ipc.pinned import copied_pieces
 from gpubridge.errors import InternalError
 
-# For the contexts of all devices.
-_PORTABLE = 1
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
-
-
-class PinnedMemory:
-    """Pins mapped segments of this process for all devices, and knows which ones are pinned.
-
-    Memory that cannot be pinned is copied all the same, slower and with the caller waiting;
-    ``reason`` says why the last one was not. ``nbytes`` are pinned now.
-    """
-
-    def __init__(self, context: DeviceContext) -> None:
-        self.nbytes = 0
-        self.reason = ""
-        self._context = context
-        self._pinned: dict[int, int] = {}
-
-    def pin(self, memory: memoryview) -> bool:
-        """Pin a whole segment until `unpin`; return whether it is pinned now (else see ``reason``).
-
-        Raises CudaError: only a sticky one: the context is lost.
-        """
-        address = _address(memory)
-        if address in self._pinned:
-            if self._pinned[address] != memory.nbytes:
-                raise InternalError(
-                    f"{self._pinned[address]} bytes are pinned where {memory.nbytes} are asked for"
-                )
-            return True
-        try:
-            with self._context.pushed():
-                call("cuMemHostRegister", address, memory.nbytes, _PORTABLE)
-        except CudaError as error:
-            if error.sticky:
-                raise
-            self.reason = error.message
-            return False
-        self._pinned[address] = memory.nbytes
-        self.nbytes += memory.nbytes
-        return True
-
-    def unpin(self, memory: memoryview) -> None:
-        """Unpin a segment, if it is pinned; no copy of it may be under way."""
-        self._unpin(_address(memory))
-
-    def close(self) -> None:
-        """Unpin everything; idempotent."""
-        for address in list(self._pinned):
-            self._unpin(address)
-
-    def _unpin(self, address: int) -> None:
-        nbytes = self._pinned.pop(address, 0)
-        if nbytes:
-            self.nbytes -= nbytes
-            with self._context.pushed():
-                call("cuMemHostUnregister", address)
-
-
-def _address(memory: memoryview) -> int:
-    if not memory.nbytes or memory.readonly:
-        raise InternalError("expected a segment of at least one byte, and a writable one, to pin")
-    # Nothing of it is kept: whoever owns the memory may release its view at any time.
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 class CopyStream:
@@ -113,7 +51,9 @@ class CopyStream:
         driver takes a copy first.
         """
         _check(memory, nbytes)
-        self._copy("h2d", "cuMemcpyHtoDAsync", (pointer, memory, nbytes), nbytes)
+        pieces = copied_pieces(memory, nbytes)
+        copies = [(pointer + at, piece, size) for at, piece, size in pieces]
+        self._copy("h2d", "cuMemcpyHtoDAsync", copies, nbytes)
 
     def d2h(self, memory: memoryview, pointer: int, nbytes: int) -> None:
         """Copy from the device to the host; into memory that is not pinned it waits.
@@ -124,11 +64,13 @@ class CopyStream:
         if memory.readonly:
             # The driver would write to it all the same.
             raise InternalError("expected writable memory for a copy from the device")
-        self._copy("d2h", "cuMemcpyDtoHAsync", (memory, pointer, nbytes), nbytes)
+        pieces = copied_pieces(memory, nbytes)
+        copies = [(piece, pointer + at, size) for at, piece, size in pieces]
+        self._copy("d2h", "cuMemcpyDtoHAsync", copies, nbytes)
 
     def d2d(self, to: int, source: int, nbytes: int) -> None:
         """Copy ``nbytes`` from ``source`` to ``to`` on this device."""
-        self._copy("d2d", "cuMemcpyDtoDAsync", (to, source, nbytes), nbytes)
+        self._copy("d2d", "cuMemcpyDtoDAsync", [(to, source, nbytes)], nbytes)
 
     def p2p(self, to: int, peer: DeviceContext, source: int, nbytes: int) -> None:
         """Copy ``nbytes`` from ``source`` on this device to ``to`` on another one, whose context is given.
@@ -136,7 +78,7 @@ class CopyStream:
         Without `enable_peer_access` the driver takes them through the host.
         """
         arguments = to, peer.raw, source, self._context.raw, nbytes
-        self._copy("p2p", "cuMemcpyPeerAsync", arguments, nbytes)
+        self._copy("p2p", "cuMemcpyPeerAsync", [arguments], nbytes)
 
     def order_after(self, stream: int) -> None:
         """Let what follows here wait for all that another stream has to do now.
@@ -199,11 +141,13 @@ class CopyStream:
                     call("cuEventDestroy", event)
                 call("cuStreamDestroy", stream)
 
-    def _copy(self, kind: str, name: str, arguments: tuple[Any, ...], nbytes: int) -> None:
+    def _copy(self, kind: str, name: str, copies: Sequence[tuple[Any, ...]], nbytes: int) -> None:
+        """Begin a copy, which counts as one whatever calls it takes."""
         if not nbytes:
             return
         with self._context.pushed():
-            call(name, *arguments, self._open())
+            for arguments in copies:
+                call(name, *arguments, self._open())
         with self._counting:
             self.copied[kind] += nbytes
             self.copies[kind] += 1

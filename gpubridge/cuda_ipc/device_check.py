@@ -21,10 +21,11 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from gpubridge.cuda_ipc.context import DeviceContext
-from gpubridge.cuda_ipc.copies import CopyStream, PinnedMemory
+from gpubridge.cuda_ipc.copies import CopyStream
 from gpubridge.cuda_ipc.devices import check_command, find_device, is_under_mps
 from gpubridge.cuda_ipc.driver import call
 from gpubridge.cuda_ipc.events import SharedEvents
+from gpubridge.cuda_ipc.pinned import PinnedMemory
 from gpubridge.cuda_ipc.segment import DeviceSegment
 from gpubridge.errors import BridgeError
 

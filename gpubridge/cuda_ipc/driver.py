@@ -38,6 +38,11 @@ _NEWER_CODE = (
     "compares them; with a driver before R580, pip install 'gpubridge[image-gpu-cu12]' instead of "
     "'gpubridge[image-gpu]', or update the driver"
 )
+_NO_PINNING = (
+    "pinned memory has to be there as a whole, and nothing of it is swapped out: raise the container's "
+    "limit of memory, or lower --request-arena-limit and --output-arena-limit (the driver heeds no "
+    "ulimit -l; WSL2 pins no more than Windows lets it)"
+)
 _RESTART = "the device's context in this process is lost: the process has to be started again"
 # What to do, by the driver's code; of one call where that is another thing.
 _ADVICE = {
@@ -85,7 +90,7 @@ _ADVICE_OF_CALL = {
     ("cuMemImportFromShareableHandle", 1): "the descriptor is not one of device memory",
     ("cuMemSetAccess", 101): "the memory is on another GPU, which this one does not reach",
     ("cuMemHostRegister", 1): "the memory cannot be pinned; copies of it are slower",
-    ("cuMemHostRegister", 2): "raise the limit of locked memory: ulimit -l unlimited",
+    ("cuMemHostRegister", 2): _NO_PINNING,
     ("cuMemHostRegister", 801): "the memory cannot be pinned here; copies of it are slower",
 }
 

@@ -56,7 +56,6 @@ _MODULE = Path("/proc/driver/nvidia/version")
 
 # Releases before 12.8 have it all in one.
 _BINDINGS = ("cuda-bindings", "cuda-python")
-_PINNED_BYTES = 256 << 20
 _NO_IPC = "tensors cross between processes in host memory; nothing else changes"
 _NO_REGIONS = "clients' CUDA shared memory, which needs those handles, is refused"
 _NO_EVENTS = "the process that makes a tensor waits for it before it passes it on; nothing to do"
@@ -231,7 +230,7 @@ def _image_library(package: str, purpose: str) -> Finding:
 def device_findings() -> list[Finding]:
     """Look at the driver and at every GPU."""
     probe = probe_devices()
-    findings = [_kernel_module(probe), _bindings(probe), _devices(probe), _locked_memory()]
+    findings = [_kernel_module(probe), _bindings(probe), _devices(probe)]
     for device in probe.devices:
         findings += _abilities(device)
     if len(probe.devices) > 1:
@@ -307,7 +306,8 @@ def _abilities(device: DeviceInfo) -> list[Finding]:
             f"{name}, pinned host memory",
             check.pinning,
             "shared memory is pinned",
-            "copies between host and GPU are slower; raise ulimit -l, or loosen the sandbox",
+            "copies between host and GPU are slower; raise the container's limit of memory, or "
+            "loosen the sandbox",
         ),
     ]
 
@@ -344,13 +344,3 @@ def _peers(devices: tuple[DeviceInfo, ...]) -> Finding:
         return Finding("GPUs among themselves", works=True, detail="each reaches each one's memory")
     detail = f"these do not reach each other's memory: {', '.join(apart)}"
     return Finding("GPUs among themselves", works=False, detail=detail, advice=_NO_PEERS)
-
-
-def _locked_memory() -> Finding:
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    unlimited = soft == resource.RLIM_INFINITY
-    detail = f"{'unlimited' if unlimited else soft} bytes may be locked (RLIMIT_MEMLOCK)"
-    # The driver pins pages itself and mostly heeds no limit, so a low one is no failure.
-    enough = unlimited or soft >= _PINNED_BYTES
-    advice = "" if enough else "where pinning fails on a GPU: ulimit -l unlimited before the start"
-    return Finding("locked memory", works=True, detail=detail, advice=advice)

@@ -15,13 +15,18 @@ _SERVER = 0
 
 
 class RegionUser(Protocol):
-    """The link to a stub, as far as it has to be known here."""
+    """The link to a stub, as far as it has to be known here.
+
+    ``uploads``: whether the stub copies what it is sent through this link to a GPU.
+    """
+
+    uploads: bool
 
     def drop_region(self, region: int) -> None:
         """Have the stub unmap a region."""
 
     def pin_range(self, region: int, offset: int, nbytes: int) -> None:
-        """Have the stub pin a range of a region, if it copies from there to a GPU."""
+        """Have a stub that `uploads` pin a range of a region."""
 
     def settle_kept(self) -> None:
         """Take back what the stub has let go of since its requests were answered."""
@@ -42,6 +47,8 @@ class Regions:
         self._owners = itertools.count(_SERVER + 1)
         self._living = {_SERVER}
         self._users: dict[int, set[RegionUser]] = {}
+        # Arenas' regions, each with those who pin what is in use of it.
+        self._pinning: dict[int, tuple[RequestArena, set[RegionUser]]] = {}
         # Revokes regions that clients have shrunk; tells whether one of some ids was among them.
         self.revoke_shrunk: Callable[[Collection[int]], bool] = lambda _: False
 
@@ -93,11 +100,14 @@ class Regions:
         self._users.setdefault(region, set()).add(user)
 
     def pin(self, segment: Segment, user: RegionUser) -> None:
-        """Have a stub pin what is in use of a model's memory, and all that will be."""
+        """Have a stub that `uploads` pin what is in use of a model's memory, and all that will be."""
+        region = segment.region
         arena = self._arenas.get(segment.home)
-        if arena is not None:
-            for offset, nbytes in arena.pin(segment.region):
-                user.pin_range(segment.region, offset, nbytes)
+        if arena is None or region >> 32 != _SERVER or not user.uploads:
+            return
+        self._pinning.setdefault(region, (arena, set()))[1].add(user)
+        for offset, nbytes in arena.pin(region):
+            user.pin_range(region, offset, nbytes)
 
     def leave(self, user: RegionUser, regions: Iterable[int]) -> None:
         """A stub that knew these regions is gone."""
@@ -107,6 +117,12 @@ class Regions:
                 users.discard(user)
                 if not users:
                     del self._users[region]
+            if region in self._pinning:
+                arena, pinning = self._pinning[region]
+                pinning.discard(user)
+                if not pinning:
+                    del self._pinning[region]
+                    arena.unpin(region)
 
     def settle(self, region: int) -> None:
         """Take back what stubs had kept of a region, and are done with."""
@@ -115,6 +131,7 @@ class Regions:
 
     def drop(self, region: int) -> None:
         """A region goes: whoever has mapped it unmaps it, views that exist excepted."""
+        self._pinning.pop(region, None)
         for known in (region, read_only_id(region)):
             for user in self._users.pop(known, ()):
                 user.drop_region(known)
@@ -133,7 +150,7 @@ class Regions:
 
     def extended(self, segment: Segment, offset: int, nbytes: int) -> None:
         """Have the stubs pin another range of a segment."""
-        for user in tuple(self._users.get(segment.region, ())):
+        for user in tuple(self._pinning[segment.region][1]):
             user.pin_range(segment.region, offset, nbytes)
 
     def dropped(self, segment: Segment) -> None:

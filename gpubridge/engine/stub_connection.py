@@ -63,6 +63,7 @@ class StubConnection:
     - ``regions``: as given.
     - ``open_devices``: the device memory that the stub has open.
     - ``device``: the UUID of the GPU whose memory the stub can be handed.
+    - ``uploads``: whether it copies its requests' memory to the GPU, and so pins what is in use of that.
     """
 
     def __init__(  # noqa: PLR0913  (what it connects)
@@ -85,6 +86,7 @@ class StubConnection:
         self._outputs = StubMemory(regions.new_owner(), output_limit, self._control.outputs)
         self.open_devices = OpenDeviceRegions()
         self.device: str | None = None
+        self.uploads = False
         self._announcements = Announcements(Kind, regions, self, self.open_devices, self._tell)
         self._announced = self._announcements.known
         hooks = InFlightHooks(
@@ -125,6 +127,7 @@ class StubConnection:
 
     def initialize(self, settings: dict[str, Any], calls: int, arena: tuple[int, ...]) -> None:
         """Send the stub its settings, the control page, its end of the calls' channel, its arena."""
+        self.uploads = "device" in settings and settings["input_placement"] == "device"
         awake_ns = busy_poll_ns(settings["busy_poll_us"])
         self.busy_poll = BusyPoll(self._loop, awake_ns)
         self.requests.poll_with(self.busy_poll if awake_ns else None)
@@ -228,8 +231,8 @@ class StubConnection:
             self._announcements.drop(region)
 
     def pin_range(self, region: int, offset: int, nbytes: int) -> None:
-        """Have the stub pin a range of its model's memory, if it is on a GPU."""
-        if self.device is not None and region in self._announced:
+        """Have the stub pin a range of its model's memory."""
+        if region in self._announced:
             self._tell(control_message(Kind.PIN, region=region, offset=offset, nbytes=nbytes))
 
     def settle_kept(self) -> None:

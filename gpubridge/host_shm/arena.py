@@ -118,12 +118,12 @@ class HostArena:
         return sum(n for n, _ in used), sum(n * size for n, size in used)
 
     def trim(self, idle_seconds: float) -> int:
-        """Drop the segments of which no slot was used for ``idle_seconds``; returns bytes given back."""
+        """Drop the segments of which no slot was used for ``idle_seconds``; returns bytes given back.
+
+        Those that are pinned stay: unpinning and pinning hold up all work of the GPU.
+        """
         before = self.capacity
-        oldest = time.monotonic() - idle_seconds
-        for bucket in list(self._buckets.values()):
-            if bucket.free == bucket.slots and bucket.idle_since <= oldest:
-                self._drop(bucket)
+        self._drop_idle(idle_seconds, pinned=False)
         return before - self.capacity
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class HostArena:
         count = slots_together(size)
         most = self.limit if size <= _POWERS_UP_TO else self.limit - self._kept
         if self.capacity + size * count > most:
-            self.trim(0.0)
+            self._drop_idle(0.0, pinned=True)
             count = min(count, (most - self.capacity) // size)
         if count <= 0:
             raise unavailable(
@@ -156,6 +156,13 @@ class HostArena:
         # The lowest offset ends on top of the stack.
         stack.extend(Slot(bucket, i * size, size) for i in reversed(range(count)))
         return stack
+
+    def _drop_idle(self, idle_seconds: float, *, pinned: bool) -> None:
+        oldest = time.monotonic() - idle_seconds
+        for bucket in list(self._buckets.values()):
+            idle = bucket.free == bucket.slots and bucket.idle_since <= oldest
+            if idle and (pinned or not bucket.segment.pinned):
+                self._drop(bucket)
 
     def _drop(self, bucket: Bucket) -> None:
         stack = bucket.stack

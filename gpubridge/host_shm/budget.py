@@ -158,6 +158,10 @@ class Budget:
             self._make_room(nbytes, most, body)
         self.used += nbytes
 
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether large memory could be taken without any being given back for it."""
+        return self.used + nbytes <= self._large_limit
+
     def give_back(self, nbytes: int) -> None:
         """Count memory no more, whose pages are gone."""
         self.used -= nbytes

@@ -75,7 +75,7 @@ class ArenaEvents(Protocol):
         """A segment is about to go."""
 
     def extended(self, segment: Segment, offset: int, nbytes: int) -> None:
-        """Slots will be cut from another range of a segment that processes have pinned."""
+        """Another range is in use, of a segment that processes have pinned: they may pin that, too."""
 
 
 def reserved_bytes(limit: int) -> int:
@@ -93,7 +93,7 @@ class _Space:
         self.addresses = AddressSpace(segment.size)
         self.addresses.take(_GUARD)
         self.buckets: dict[int, _SparseBucket] = {}
-        # Whether other processes may have its ranges pinned: those must not be punched.
+        # Whether other processes pin what is in use of it: nothing of it is punched.
         self.pinned = False
 
     @property
@@ -107,9 +107,10 @@ class _SparseBucket(Bucket):
 
     - ``unmade``: offsets of slots that are not made, the next one last.
     - ``touched``: bytes of its slots that may be in memory.
+    - ``pinned``: whether processes may have pinned it, all of which counts as in memory then.
     """
 
-    __slots__ = ("offset", "space", "touched", "unmade")
+    __slots__ = ("offset", "pinned", "space", "touched", "unmade")
 
     def __init__(
         self, space: _Space, offset: int, size: int, count: int, stack: list[Slot]
@@ -119,6 +120,7 @@ class _SparseBucket(Bucket):
         self.offset = offset
         self.unmade = [offset + i * size for i in reversed(range(count))]
         self.touched = 0
+        self.pinned = False
 
 
 class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots have one home
@@ -163,6 +165,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
                 self.free(slot)
                 if last or self.budget.used == used:
                     raise
+        self._pin_used(slot)
         return slot
 
     def reserve(self, nbytes: int, body: Body) -> Slot:
@@ -199,15 +202,17 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         if slot.body is not None:
             slot.body.complete()
             self._arriving.pop(slot, None)
+            self._pin_used(slot)
 
     def _touch(self, slot: Slot, nbytes: int) -> None:
         """Count the memory of a slot up to ``nbytes``."""
-        more = nbytes - slot.touched
-        self.budget.take(more, large=slot.size > LARGE_BYTES, body=slot.body)
         bucket = slot.bucket
         assert isinstance(bucket, _SparseBucket)
-        bucket.touched += more
-        self.capacity += more
+        if not bucket.pinned:
+            more = nbytes - slot.touched
+            self.budget.take(more, large=slot.size > LARGE_BYTES, body=slot.body)
+            bucket.touched += more
+            self.capacity += more
         slot.touched = nbytes
 
     def segments(self) -> list[Segment]:
@@ -216,14 +221,56 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
 
     def pin(self, region: int) -> list[tuple[int, int]]:
         """Note that processes pin a segment; return the ranges of it that are in use, to be pinned."""
-        for space in self._spaces():
-            if space.segment.region == region:
-                space.pinned = True
-                return [
-                    (bucket.offset, bucket.slots * bucket.slot_size)
-                    for bucket in space.buckets.values()
-                ]
-        return []
+        space = self._space_of(region)
+        if space is None:
+            return []
+        if not space.pinned:
+            space.pinned = True
+            arriving = {slot.bucket for slot in self._arriving}
+            for bucket in space.buckets.values():
+                if bucket.touched and bucket not in arriving:
+                    self._pin(bucket)
+        return [
+            (bucket.offset, bucket.slots * bucket.slot_size)
+            for bucket in space.buckets.values()
+            if bucket.pinned
+        ]
+
+    def unpin(self, region: int) -> None:
+        """Note that the last process is gone that has pinned a segment."""
+        space = self._space_of(region)
+        if space is None:
+            return
+        space.pinned = False
+        for bucket in space.buckets.values():
+            if bucket.pinned:
+                bucket.pinned = False
+                for offset in bucket.unmade:
+                    if space.segment.punch(offset, bucket.slot_size):
+                        bucket.touched -= bucket.slot_size
+                        self._uncount(bucket.slot_size)
+
+    def _space_of(self, region: int) -> _Space | None:
+        return next((each for each in self._spaces() if each.segment.region == region), None)
+
+    def _pin_used(self, slot: Slot) -> None:
+        """Have processes pin where a slot lies whose body is there: not before, as it costs memory."""
+        bucket = slot.bucket
+        assert isinstance(bucket, _SparseBucket)
+        if bucket.space.pinned and not bucket.pinned:
+            self._pin(bucket)
+            if bucket.pinned:
+                nbytes = bucket.slots * bucket.slot_size
+                self._events.extended(bucket.segment, bucket.offset, nbytes)
+
+    def _pin(self, bucket: _SparseBucket) -> None:
+        """Count all of a bucket, to be pinned; not where something would have to go for that."""
+        rest = bucket.slots * bucket.slot_size - bucket.touched
+        if self.budget.has_room(rest):
+            self.budget.take(rest, large=True)
+            bucket.touched += rest
+            self.capacity += rest
+            bucket.pinned = True
 
     def lent(self) -> tuple[int, int]:
         """Return the number of slots lent now, and their bytes."""
@@ -235,15 +282,20 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         return sum(n for n, _ in used), sum(n * size for n, size in used)
 
     def trim(self, idle_seconds: float) -> int:
-        """Give back the memory of which nothing was used for ``idle_seconds``; return its bytes."""
+        """Give back the memory of which nothing was used for ``idle_seconds``; return its bytes.
+
+        What is pinned stays: unpinning and pinning hold up all work of a GPU.
+        """
         before = self.capacity
         oldest = time.monotonic() - idle_seconds
         for space in self._spaces():
+            if space.pinned:
+                continue
             buckets = list(space.buckets.values())
             idle = [b for b in buckets if b.free == b.slots and b.idle_since <= oldest]
             if len(idle) == len(buckets):
                 self._close(space)
-            elif not space.pinned:
+            else:
                 for bucket in idle:
                     self._give_back(bucket)
         return before - self.capacity
@@ -315,8 +367,6 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         bucket = _SparseBucket(space, offset, size, count, self._stacks.setdefault(size, []))
         space.buckets[offset] = bucket
         known.append(bucket)
-        if space.pinned:
-            self._events.extended(space.segment, offset, count * size)
         return bucket
 
     # -- giving back ---------------------------------------------------------------------------

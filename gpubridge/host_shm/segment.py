@@ -26,9 +26,11 @@ class Segment:
     ``home``: the model that the memory is meant for, or the ensemble whose members it is meant for:
     they may map it writable. Empty for memory that is meant for the server: others may only read
     it.
+
+    ``pinned``: whether this process pins the memory: it is given back only where there is no room.
     """
 
-    __slots__ = ("_map", "_read_only_fd", "fd", "home", "region", "size", "view")
+    __slots__ = ("_map", "_read_only_fd", "fd", "home", "pinned", "region", "size", "view")
 
     def __init__(
         self, region: int, fd: int, size: int, home: str = "", *, writable: bool = True
@@ -40,6 +42,7 @@ class Segment:
         self.region = region
         self.size = size
         self.home = home
+        self.pinned = False
         self.view = memoryview(self._map)
         self.fd = fd
 

@@ -323,7 +323,7 @@ class Stub:
             # Of its own model's memory the server says what is in use; what is only read stays as it is.
             theirs = region >> 32 != _SERVER and not is_read_only(region)
             if self._uploads and theirs and memory is self._borrowed:
-                self._uploads.add(region, memory.segment(region), 0, fields["size"])
+                self._uploads.add(region, memory.segment(region).view)
             return
         assert self._device is not None
         try:
@@ -337,8 +337,9 @@ class Stub:
     def _pin(self, fields: dict[str, Any]) -> None:
         """Pin a range of the memory of the model's requests, if inputs are copied from there."""
         if self._uploads:
-            segment = self._borrowed.segment(fields["region"])
-            self._uploads.add(fields["region"], segment, fields["offset"], fields["nbytes"])
+            region, start = fields["region"], fields["offset"]
+            view = self._borrowed.segment(region).view
+            self._uploads.add(region, view[start : start + fields["nbytes"]])
 
     def _drop(self, region: int, clients: ClientMemory) -> None:
         """Unmap a region, views of it that exist excepted."""
@@ -419,7 +420,8 @@ class Stub:
 
     def _announce(self, segment: Segment) -> None:
         if self._device is not None:
-            self._device.pinning.add(segment.region, segment, 0, segment.size)
+            segment.pinned = True
+            self._device.pinning.add(segment.region, segment.view)
         self._channel.send(
             control_message(
                 Kind.REGION, region=segment.region, size=segment.size, home=segment.home

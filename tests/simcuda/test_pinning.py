@@ -82,6 +82,25 @@ def test_unpinning_waits_for_the_device(machine):
 
 
 @pytest.mark.parametrize(
+    "copy", ["HtoDAsync(a, at + start_at, size, 0)", "DtoHAsync(at + start_at, a, size, 0)"]
+)
+def test_memory_that_is_partly_pinned_is_not_copied(machine, copy):
+    with running_worker(machine) as worker:
+        worker.do(MEMORY + "pin(1); pin(2); a = ok(d.cuMemAlloc(16 * MIB)); four = 4 * MIB")
+        pinned_or_not = [
+            ("four", "four"),
+            ("four + 10", "100"),
+            ("0", "four"),
+            ("3 * four", "four"),
+        ]
+        for start, size in pinned_or_not:
+            worker.do(f"start_at, size = {start}, {size}; ok(d.cuMemcpy{copy})")
+        for start, size in (("four - 10", "20"), ("2 * four - 10", "20"), ("0", "16 * MIB")):
+            with pytest.raises(RuntimeError, match="INVALID_VALUE"):
+                worker.do(f"start_at, size = {start}, {size}; ok(d.cuMemcpy{copy})")
+
+
+@pytest.mark.parametrize(
     ("setting", "text"),
     [
         ({"pin_us_per_gib": 1}, "SIMCUDA_PIN_US_PER_GIB is no setting"),

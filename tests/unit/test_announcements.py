@@ -25,6 +25,8 @@ class Segment:
 class Link:
     """A link to a stub that unmaps what it is told to."""
 
+    uploads = False
+
     def drop_region(self, region):
         self.announcements.drop(region)
 
@@ -55,7 +57,7 @@ def opened():
 @pytest.fixture
 def announcements(opened, told):
     link = Link()
-    regions = Regions(1 << 20)
+    regions = Regions(8 << 20)
     regions._living.add(5)
     link.announcements = Announcements(
         Kind, regions, link, opened, lambda message, fds=(): told.append((message, fds))
@@ -134,14 +136,26 @@ def test_what_others_look_at_is_told_by_an_id_of_its_own_to_be_read_only(announc
     assert {decode_control(message)["region"] for message, _ in dropped} == {region, shared}
 
 
-def test_memory_that_is_in_use_is_pinned_by_who_maps_it_writable(announcements):
+def test_memory_that_is_in_use_is_pinned_by_who_uploads_it(announcements):
     pinned = []
-    announcements._user.pin_range = lambda *what: pinned.append(what)
-    arena = announcements._regions.arena("m")
+    user, regions = announcements._user, announcements._regions
+    user.pin_range = lambda *what: pinned.append(what)
+    arena = regions.arena("m")
     region = arena.allocate(100).segment.region
+    announcements.name(arena.segments()[0], read_only=False)
+    # Nobody pins it: so it goes back as ever.
+    assert (pinned, arena.budget.used) == ([], 4096)
+    announcements.drop(region)
+    user.uploads = True
     announcements.name(arena.segments()[0], read_only=True)
     assert pinned == []
     announcements.name(arena.segments()[0], read_only=False)
-    arena.allocate(100_000)
+    arena.free(arena.allocate(100_000))
     assert [what[0] for what in pinned] == [region, region]
     assert pinned[0][1] + pinned[0][2] == pinned[1][1]
+    arena.trim(0.0)
+    assert arena.budget.used == pinned[0][2] + pinned[1][2]
+    # With the stub goes what pinned it.
+    regions.leave(user, [region])
+    arena.trim(0.0)
+    assert arena.budget.used == 4096

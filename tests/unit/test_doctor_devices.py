@@ -64,7 +64,7 @@ def test_looking_makes_no_context_in_the_process_that_asks(machine):
     [
         ("cuIpcOpenEventHandle", 801, GPU_0[1:3], "NOT_SUPPORTED", "nothing to do"),
         ("cuLaunchHostFunc", 801, GPU_0[2:3], "NOT_SUPPORTED", "nothing to do"),
-        ("cuMemHostRegister", 801, GPU_0[3:], "cannot be pinned", "ulimit -l"),
+        ("cuMemHostRegister", 801, GPU_0[3:], "cannot be pinned", "container's limit"),
         ("cuDevicePrimaryCtxRetain", 2, GPU_0, "OUT_OF_MEMORY", ""),
     ],
 )

@@ -137,6 +137,19 @@ def test_more_than_the_limit_is_never_there():
     arena.close()
 
 
+def test_what_is_pinned_stays_while_there_is_room():
+    arena = HostArena(1, 1 << 20)
+    slot = arena.allocate(1)
+    slot.segment.pinned = True
+    arena.free(slot)
+    assert arena.trim(0.0) == 0
+    assert arena.allocate(1) is slot
+    arena.free(slot)
+    # Another size.
+    assert arena.allocate(1 << 20).size == arena.capacity == 1 << 20
+    arena.close()
+
+
 def open_fds():
     return len(list(Path("/proc/self/fd").iterdir()))
 

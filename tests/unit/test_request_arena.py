@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.host_shm import LARGE_BYTES, Budget, Segment
+from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget, Segment
 from gpubridge.host_shm.arena import slot_size
 from gpubridge.host_shm.request_arena import AddressSpace, RequestArena, reserved_bytes
 
@@ -23,7 +23,7 @@ SIZES = st.one_of(
 
 
 class Events:
-    """Makes segments, and notes what it hears."""
+    """Makes segments, and notes what it hears; pins what it is told to, so that it takes memory."""
 
     def __init__(self, memory):
         self.memory = memory
@@ -40,7 +40,13 @@ class Events:
         self.living.remove(segment.region)
 
     def extended(self, segment, offset, nbytes):
-        self.pinned[segment.region, offset] += nbytes
+        assert self.pinned[segment.region, offset] == 0
+        self.pin(segment, offset, nbytes)
+
+    def pin(self, segment, offset, nbytes):
+        self.pinned[segment.region, offset] = nbytes
+        # Reading makes pages of shared memory, as pinning does.
+        assert bytes(segment.view[offset : offset + nbytes : 4096])
 
 
 def new_arena(limit=LIMIT):
@@ -93,25 +99,31 @@ class ArenasMachine(RuleBasedStateMachine):
             _, _, which = self.lent.pop(id(slot))
             self.arenas[which].free(slot)
 
+    def pinned(self, which):
+        regions = {segment.region for segment in self.arenas[which].segments()}
+        return any(region in regions for region, _ in self.events.pinned)
+
     @rule(which=st.integers(0, 1))
     def trim(self, which):
         arena = self.arenas[which]
         before = arena.capacity
         assert arena.trim(0.0) == before - arena.capacity
-        if not arena.lent()[0]:
+        if not arena.lent()[0] and not self.pinned(which):
             assert arena.segments() == []
 
     @rule(which=st.integers(0, 1))
     def pin(self, which):
         for segment in self.arenas[which].segments():
-            ranges = self.arenas[which].pin(segment.region)
-            for slot, _, _ in self.lent.values():
-                if slot.segment is segment:
-                    assert any(
-                        at <= slot.offset and slot.offset + slot.size <= at + size
-                        for at, size in ranges
-                    )
             self.events.pinned[segment.region, -1] += 1
+            for offset, nbytes in self.arenas[which].pin(segment.region):
+                self.events.pin(segment, offset, nbytes)
+
+    @rule(which=st.integers(0, 1))
+    def unpin(self, which):
+        for segment in self.arenas[which].segments():
+            self.arenas[which].unpin(segment.region)
+            for known in [known for known in self.events.pinned if known[0] == segment.region]:
+                del self.events.pinned[known]
 
     @rule()
     def trim_what_is_old(self):
@@ -240,7 +252,7 @@ def test_pinned_pages_stay_until_their_segment_goes():
     assert events.pinned == {(1, 6 << 20): 1 << 20}
     arena.free(first)
     assert arena.trim(0.0) == 0
-    assert resident(kept.segment) == (4 << 20) + 4096
+    assert resident(kept.segment) == (5 << 20) + 4096
     # Without room, nothing of it is lent again; another segment takes its place.
     with pytest.raises(BridgeError, match="arena is full"):
         arena.allocate(6 << 20)
@@ -252,6 +264,61 @@ def test_pinned_pages_stay_until_their_segment_goes():
     assert memory.used == 4096
     assert arena.allocate(6 << 20).segment.region == 2
     arena.close()
+
+
+def test_what_is_pinned_is_charged_and_stays_while_idle():
+    memory, events, arena = new_arena()
+    slot = arena.allocate(100)
+    assert memory.used == 4096
+    assert arena.pin(slot.segment.region) == [(1 << 20, 1 << 20)]
+    assert memory.used == 1 << 20
+    # Further slots of it cost nothing more.
+    more = [arena.allocate(100) for _ in range(10)]
+    assert memory.used == 1 << 20
+    for each in (slot, *more):
+        arena.free(each)
+    assert arena.trim(0.0) == 0
+    # Whoever had it pinned is gone: what no slot was ever made of goes back at once.
+    arena.unpin(slot.segment.region)
+    assert memory.used == 11 * 4096
+    arena.trim(0.0)
+    assert (memory.used, events.living) == (0, set())
+
+
+def test_a_body_that_arrives_is_not_pinned_before_it_is_there():
+    """Pinning takes all of the memory, of which whoever promises much may never send the rest."""
+    memory, events, arena = new_arena()
+    slot = arena.reserve(5 << 20, Body(memory, Account(int), lambda _: None))
+    granted = arena.grow(slot, 0, 5 << 20)
+    small = arena.allocate(100)
+    before = 1 << 20
+    assert arena.pin(slot.segment.region) == [(small.offset, before)]
+    assert memory.used == before + granted < 2 << 20
+    assert events.pinned == {}
+    assert arena.grow(slot, (5 << 20) - 1, 5 << 20) == 5 << 20
+    arena.complete(slot)
+    assert events.pinned == {(1, slot.offset): slot.size}
+    assert memory.used == before + slot.size
+    # The next one in its place costs nothing.
+    arena.free(slot)
+    again = arena.reserve((5 << 20) - 5000, Body(memory, Account(int), lambda _: None))
+    assert again is slot
+    arena.grow(again, 0, (5 << 20) - 5000)
+    assert memory.used == before + slot.size
+    arena.free(again)
+    arena.close()
+
+
+def test_nothing_goes_for_the_sake_of_pinning():
+    memory, events, arena = new_arena()
+    small = arena.allocate(100)
+    other = RequestArena(memory, "other", events)
+    idle = other.allocate(7 << 20)
+    other.free(idle)
+    assert arena.pin(small.segment.region) == []
+    assert memory.used == (7 << 20) + 4096
+    arena.close()
+    other.close()
 
 
 def test_what_is_idle_goes_back_with_its_descriptor():

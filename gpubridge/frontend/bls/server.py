@@ -131,6 +131,8 @@ class BlsConnection:
     - ``caller``: whose stub it is.
     """
 
+    uploads = False
+
     def __init__(
         self, server: BlsServer, sock: socket.socket, link: StubConnection, caller: Instance
     ) -> None:

@@ -1,80 +1,106 @@
-"""Host memory made fit for asynchronous copies: pinned by a thread of its own, and once."""
+"""Pinning of host memory, for asynchronous copies, on a thread of its own."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from typing import Callable
+from typing import Callable, Optional
 
-from gpubridge.cuda_ipc import DeviceContext, PinnedMemory
+from gpubridge.cuda_ipc import (
+    DeviceContext,
+    PinnedMemory,
+    forget_pinning,
+    pieces_of,
+    plan_pinning,
+)
 from gpubridge.errors import BridgeError
-from gpubridge.host_shm import Segment
+
+_Order = tuple[int, Optional[memoryview]]
 
 
 class HostPinning:
-    """Pins ranges of host memory in the background: that takes about a second per GiB.
+    """Pins ranges of host memory, and unpins them; nobody waits for either.
 
-    Until it is done, and where it cannot be, copies work all the same, but their caller waits.
+    A range that is removed stays mapped until it is unpinned. Until a range is pinned, and where it
+    cannot be, copies work all the same, but their caller waits.
     """
 
     def __init__(self, context: DeviceContext, fall_back: Callable[[str, str], None]) -> None:
-        self._pinned = PinnedMemory(context)
         self._fall_back = fall_back
-        self._lock = threading.Lock()
-        # By region, then by offset: the segment, and how many bytes from there on.
-        self._wanted: dict[int, dict[int, tuple[Segment, int]]] = {}
-        self._queue: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        # Regions, each with a range to pin, or None to unpin all of it; None at the end.
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        # A region is never given the id of another.
+        self._wanted: set[int] = set()
         self._said = False
+        self._thread = threading.Thread(
+            target=self._run, args=(PinnedMemory(context),), name="pinning", daemon=True
+        )
+        self._thread.start()
 
-    def add(self, region: int, segment: Segment, offset: int, nbytes: int) -> None:
-        """Pin a range of a segment soon; ranges do not overlap, and no copy crosses their ends."""
-        with self._lock:
-            self._wanted.setdefault(region, {})[offset] = segment, nbytes
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="pinning", daemon=True)
-                self._thread.start()
-        self._queue.put((region, offset))
+    def add(self, region: int, memory: memoryview) -> None:
+        """Pin a range of a region soon; ranges do not overlap, and no copy crosses their ends.
+
+        To be called before anything is copied there.
+        """
+        # Its owner may release its own view at any time.
+        memory = memory[:]
+        plan_pinning(memory)
+        self._wanted.add(region)
+        self._orders.put((region, memory))
 
     def remove(self, region: int) -> None:
-        """A segment is about to be unmapped; no copy of it is under way."""
-        with self._lock:
-            for offset, (segment, nbytes) in self._wanted.pop(region, {}).items():
-                self._pinned.unpin(segment.view[offset : offset + nbytes])
+        """Unpin a region soon, if any of it is pinned."""
+        if region in self._wanted:
+            self._wanted.remove(region)
+            self._orders.put((region, None))
 
     def close(self) -> None:
-        """Unpin everything."""
-        with self._lock:
-            self._wanted.clear()
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            self._queue.put(None)
-            thread.join()
-        try:
-            self._pinned.close()
-        except BridgeError:
-            # The context is lost, and goes with the process.
+        """Unpin everything, and wait for that; idempotent."""
+        self._wanted.clear()
+        self._orders.put(None)
+        self._thread.join()
+
+    def _run(self, pinned: PinnedMemory) -> None:
+        ranges: dict[int, list[memoryview]] = {}
+        while self._carry_out(self._orders.get(), pinned, ranges):
             pass
 
-    def _run(self) -> None:
-        while True:
-            wanted = self._queue.get()
-            if wanted is None:
-                return
-            region, offset = wanted
-            with self._lock:
-                found = self._wanted.get(region, {}).get(offset)
-                if found is not None:
-                    segment, nbytes = found
-                    self._pin(segment.view[offset : offset + nbytes])
-
-    def _pin(self, memory: memoryview) -> None:
+    def _carry_out(
+        self, order: _Order | None, pinned: PinnedMemory, ranges: dict[int, list[memoryview]]
+    ) -> bool:
+        """Carry out an order; return whether others may follow it."""
+        region, memory = order or (0, None)
         try:
-            pinned = self._pinned.pin(memory)
-            reason = self._pinned.reason
+            if memory is not None:
+                ranges.setdefault(region, []).append(memory)
+                self._pin(pinned, region, memory)
+            else:
+                for each in (region,) if order else tuple(ranges):
+                    self._unpin(pinned, ranges.pop(each))
         except BridgeError as error:
-            pinned, reason = False, error.message
-        if not pinned and not self._said:
+            # Of a context that is lost, all goes with the process.
+            self._say(error.message)
+        return order is not None
+
+    def _pin(self, pinned: PinnedMemory, region: int, memory: memoryview) -> None:
+        """Pin all of a range, or nothing, unless it is removed meanwhile."""
+        for piece in pieces_of(memory):
+            if region not in self._wanted:
+                return
+            if not pinned.pin(piece):
+                self._say(pinned.reason)
+                for each in pieces_of(memory):
+                    pinned.unpin(each)
+                return
+
+    def _unpin(self, pinned: PinnedMemory, ranges: list[memoryview]) -> None:
+        for memory in ranges:
+            for piece in pieces_of(memory):
+                pinned.unpin(piece)
+            forget_pinning(memory)
+
+    def _say(self, reason: str) -> None:
+        if not self._said:
             self._said = True
             self._fall_back(
                 "host_memory_not_pinned",

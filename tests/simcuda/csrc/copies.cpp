@@ -50,6 +50,11 @@ CUresult run(Call& call, CUstream handle, bool waits, Work work, Use use = Use::
   return call.end(current_context()->sticky.load());
 }
 
+CUresult refuse(Call& call) {
+  if (const CUresult fault = call.begin()) return call.end(fault);
+  return call.end(kInvalidValue);
+}
+
 }  // namespace
 
 SIMCUDA_API cuMemcpyHtoD_v2(CUdeviceptr target, const void* source, std::size_t nbytes) {
@@ -73,6 +78,7 @@ SIMCUDA_API cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void* source, std::si
                                  CUstream stream) {
   Call call("cuMemcpyHtoDAsync");
   call.with(nbytes);
+  if (is_partly_pinned(source, nbytes)) return refuse(call);
   if (is_pinned(source, nbytes))
     return run(call.with(1), stream, false, [=] { return copy_in(target, source, nbytes); });
   // Pageable memory is staged: it may be changed as soon as the call returns.
@@ -85,6 +91,7 @@ SIMCUDA_API cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void* source, std::si
 SIMCUDA_API cuMemcpyDtoHAsync_v2(void* target, CUdeviceptr source, std::size_t nbytes,
                                  CUstream stream) {
   Call call("cuMemcpyDtoHAsync");
+  if (is_partly_pinned(target, nbytes)) return refuse(call.with(nbytes));
   const bool pinned = is_pinned(target, nbytes);
   // Into pageable memory it waits, whatever it is called.
   return run(call.with(nbytes).with(pinned ? 1 : 0), stream, !pinned,

@@ -17,6 +17,9 @@ bool take_room(int physical, std::size_t nbytes);
 // Whether a copy may read or write memory of the host while it runs.
 bool is_pinned(const void* pointer, std::size_t nbytes);
 
+// Whether a range is pinned in part, or by several registrations: the driver copies no such range.
+bool is_partly_pinned(const void* pointer, std::size_t nbytes);
+
 // The allocation that a handle of another process means, for `cuIpcOpenMemHandle`.
 CUresult open_allocation(const std::string& name, int physical, std::size_t nbytes, int exporter,
                          CUdeviceptr* pointer);

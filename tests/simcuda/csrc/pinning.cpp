@@ -1,6 +1,7 @@
 // Memory of the host that copies may read and write while they run.
 #include <sys/mman.h>
 
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -60,6 +61,16 @@ bool is_pinned(const void* pointer, std::size_t nbytes) {
   if (after == g_pinned.begin()) return false;
   --after;
   return at + nbytes <= after->first + after->second.nbytes;
+}
+
+bool is_partly_pinned(const void* pointer, std::size_t nbytes) {
+  if (!initialized() || is_pinned(pointer, nbytes)) return false;
+  const auto at = reinterpret_cast<std::uintptr_t>(pointer);
+  const std::lock_guard lock(g_mutex);
+  const auto after = g_pinned.lower_bound(at + nbytes);
+  if (after == g_pinned.begin()) return false;
+  const auto& [start, pinned] = *std::prev(after);
+  return start + pinned.nbytes > at;
 }
 
 SIMCUDA_API cuMemHostRegister_v2(void* pointer, std::size_t nbytes, unsigned flags) {

@@ -1,0 +1,150 @@
+"""Host memory that the driver has pinned: registered in pieces, and copied in the same pieces.
+
+The driver registers memory under a lock that the calls of all processes wait for, at 1 to 2 GB/s where
+pages are still to be made. So the kernel makes them before, and no call is for more than 64 MiB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+
+import numpy as np
+
+from gpubridge.cuda_ipc.context import DeviceContext
+from gpubridge.cuda_ipc.driver import CudaError, call
+from gpubridge.errors import InternalError
+
+PIECE_BYTES = 64 << 20
+# For the contexts of all devices.
+_PORTABLE = 1
+_POPULATE_WRITE = 23
+_PAGE = 4096
+
+# Addresses at which one registration ends and the next begins, in order. Replaced, never changed: any
+# thread copies meanwhile.
+_borders: list[int] = []
+_planning = threading.Lock()
+
+# Python's own `mmap.madvise` holds the interpreter's lock.
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def pieces_of(memory: memoryview) -> list[memoryview]:
+    """Cut memory into the pieces in which it is pinned."""
+    return [memory[at : at + PIECE_BYTES] for at in range(0, memory.nbytes, PIECE_BYTES)]
+
+
+def plan_pinning(memory: memoryview) -> None:
+    """Have memory copied in pieces from now on, as it will be pinned."""
+    borders = _borders_in(memory)
+    if borders:
+        with _planning:
+            _replace_borders([*_borders, *borders])
+
+
+def forget_pinning(memory: memoryview) -> None:
+    """Undo `plan_pinning`, when nothing of the memory is pinned any more."""
+    gone = set(_borders_in(memory))
+    if gone:
+        with _planning:
+            _replace_borders([border for border in _borders if border not in gone])
+
+
+def copied_pieces(memory: memoryview, nbytes: int) -> Iterable[tuple[int, memoryview, int]]:
+    """Cut a copy's host memory where registrations end; yield the offset, memory and size of each piece.
+
+    The driver takes no copy of memory that is partly registered, and that is so while it is pinned.
+    """
+    borders = _borders
+    if not borders or not nbytes:
+        return ((0, memory, nbytes),)
+    whole = np.frombuffer(memory, np.uint8)
+    address = whole.ctypes.data
+    inside = borders[bisect_right(borders, address) : bisect_left(borders, address + nbytes)]
+    cuts = [0, *(border - address for border in inside), nbytes]
+    return [(start, whole[start:end].data, end - start) for start, end in zip(cuts, cuts[1:])]
+
+
+class PinnedMemory:
+    """Pins memory of this process for all devices, and knows which is pinned; used by one thread.
+
+    Memory that cannot be pinned is copied all the same, slower and with the caller waiting;
+    ``reason`` says why the last one was not. ``nbytes`` are pinned now.
+    """
+
+    def __init__(self, context: DeviceContext) -> None:
+        self.nbytes = 0
+        self.reason = ""
+        self._context = context
+        # By address. What is pinned stays mapped.
+        self._pinned: dict[int, memoryview] = {}
+
+    def pin(self, memory: memoryview) -> bool:
+        """Pin memory as one piece until `unpin`; return whether it is pinned now (else see ``reason``).
+
+        Raises CudaError: only a sticky one: the context is lost.
+        """
+        address = _address(memory)
+        pinned = self._pinned.get(address)
+        if pinned is not None:
+            if pinned.nbytes != memory.nbytes:
+                raise InternalError(
+                    f"{pinned.nbytes} bytes are pinned where {memory.nbytes} are asked for"
+                )
+            return True
+        _make_pages(address, memory)
+        try:
+            with self._context.pushed():
+                call("cuMemHostRegister", address, memory.nbytes, _PORTABLE)
+        except CudaError as error:
+            if error.sticky:
+                raise
+            self.reason = error.message
+            return False
+        self._pinned[address] = memory
+        self.nbytes += memory.nbytes
+        return True
+
+    def unpin(self, memory: memoryview) -> None:
+        """Unpin memory, if it is pinned; waits for all copies of the process."""
+        self._unpin(_address(memory))
+
+    def close(self) -> None:
+        """Unpin everything; idempotent."""
+        for address in list(self._pinned):
+            self._unpin(address)
+
+    def _unpin(self, address: int) -> None:
+        memory = self._pinned.pop(address, None)
+        if memory is not None:
+            self.nbytes -= memory.nbytes
+            with self._context.pushed():
+                call("cuMemHostUnregister", address)
+
+
+def _borders_in(memory: memoryview) -> range:
+    """Return where the pieces of memory meet."""
+    first = _address(memory) + PIECE_BYTES
+    return range(first, first - PIECE_BYTES + memory.nbytes, PIECE_BYTES)
+
+
+def _replace_borders(borders: list[int]) -> None:
+    global _borders  # noqa: PLW0603  (once per process, as what is registered)
+    _borders = sorted(borders)
+
+
+def _make_pages(address: int, memory: memoryview) -> None:
+    """Have the kernel make all pages of memory, which others may write to meanwhile."""
+    if _madvise(address, memory.nbytes, _POPULATE_WRITE):
+        # Linux before 5.14. Reading makes pages of shared memory, too, and cannot undo a write.
+        np.frombuffer(memory, np.uint8)[::_PAGE].max()
+
+
+def _address(memory: memoryview) -> int:
+    if not memory.nbytes or memory.readonly:
+        raise InternalError("expected a segment of at least one byte, and a writable one, to pin")
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
