@@ -20,6 +20,7 @@ const std::map<CUresult, const char*>& names() {
       {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
       {217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
       {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
+      {kIllegalState, "CUDA_ERROR_ILLEGAL_STATE"},
       {kNotFound, "CUDA_ERROR_NOT_FOUND"},
       {kNotReady, "CUDA_ERROR_NOT_READY"},
       {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
@@ -29,6 +30,15 @@ const std::map<CUresult, const char*>& names() {
       {kHostMemoryAlreadyRegistered, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"},
       {kHostMemoryNotRegistered, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"},
       {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
+      {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+      {kCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+      {kCaptureMerge, "CUDA_ERROR_STREAM_CAPTURE_MERGE"},
+      {kCaptureUnmatched, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"},
+      {kCaptureUnjoined, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"},
+      {kCaptureIsolation, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
+      {kCaptureImplicit, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
+      {kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT"},
+      {kCaptureWrongThread, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"},
       {999, "CUDA_ERROR_UNKNOWN"},
   };
   return all;

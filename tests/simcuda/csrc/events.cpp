@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 
+#include "capture.h"
 #include "contexts.h"
 #include "handles.h"
 #include "streams.h"
@@ -34,6 +35,15 @@ struct Event {
     const std::lock_guard lock(mutex_);
     return progress_;
   }
+  // Of what it was last recorded in.
+  CaptureMark mark() {
+    const std::lock_guard lock(mutex_);
+    return mark_;
+  }
+  void set(CaptureMark mark) {
+    const std::lock_guard lock(mutex_);
+    mark_ = std::move(mark);
+  }
   void set(std::shared_ptr<Progress> progress) {
     const std::lock_guard lock(mutex_);
     progress_ = std::move(progress);
@@ -42,6 +52,7 @@ struct Event {
  private:
   std::mutex mutex_;
   std::shared_ptr<Progress> progress_;
+  CaptureMark mark_;
 };
 
 namespace {
@@ -115,6 +126,10 @@ SIMCUDA_API cuEventRecord(CUevent handle, CUstream stream_handle) {
   Stream* stream = find_stream(stream_handle);
   if (event == nullptr || stream == nullptr) return call.end(kInvalidHandle);
   if (event->context != stream->context) return call.end(kInvalidHandle);
+  CaptureMark mark;
+  if (const CUresult refused = mark_capture(stream, &mark)) return call.end(refused);
+  event->set(mark);
+  if (mark.capture != nullptr) return call.end(kSuccess);
   if (event->name.empty()) {
     // Recorded on another stream, it may be reached before the work that was recorded earlier: who
     // waits for that must not see this.
@@ -140,6 +155,10 @@ SIMCUDA_API cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned f
   // What is recorded now; recording it again later changes nothing for this wait.
   const auto progress = event->progress();
   const std::uint64_t number = progress->recorded.load();
+  bool done = false;
+  if (const CUresult refused = wait_in_capture(stream, event->mark(), number != 0, &done))
+    return call.end(refused);
+  if (done) return call.end(kSuccess);
   enqueue(stream, [progress, number, context = stream->context] {
     wait_for(*progress, number, context);
     return kSuccess;
@@ -152,6 +171,7 @@ SIMCUDA_API cuEventQuery(CUevent handle) {
   if (const CUresult fault = call.begin()) return call.end(fault);
   const auto event = g_events.find(handle);
   if (event == nullptr) return call.end(kInvalidHandle);
+  if (const CUresult refused = refused_look(event->mark())) return call.end(refused);
   const auto progress = event->progress();
   return call.end(progress->completed.load() >= progress->recorded.load() ? kSuccess : kNotReady);
 }
@@ -161,6 +181,7 @@ SIMCUDA_API cuEventSynchronize(CUevent handle) {
   if (const CUresult fault = call.begin()) return call.end(fault);
   const auto event = g_events.find(handle);
   if (event == nullptr) return call.end(kInvalidHandle);
+  if (const CUresult refused = refused_look(event->mark())) return call.end(refused);
   const auto progress = event->progress();
   wait_for(*progress, progress->recorded.load(), current_context());
   return call.end(current_context()->sticky.load());

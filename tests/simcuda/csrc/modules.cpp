@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "capture.h"
 #include "contexts.h"
 #include "memory.h"
 #include "streams.h"
@@ -97,10 +98,9 @@ SIMCUDA_API cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y
   symbol<PackArguments>(library, "pack_arguments")(parameters, packed.data());
   const auto launch = symbol<Launch>(library, "launch_on_host");
   const std::array<unsigned, 2> grid = {grid_x, grid_y};
-  enqueue(stream, [packed = std::move(packed), launch, grid, block_x]() -> CUresult {
+  return call.end(submit(stream, [packed = std::move(packed), launch, grid, block_x]() -> CUresult {
     const int result = launch(grid.data(), block_x, packed.data(), &resolve_in_kernel);
     if (result == 2) violation("a kernel has a barrier that not all threads reach");
     return result == 0 ? kSuccess : kIllegalAddress;
-  });
-  return call.end(kSuccess);
+  }));
 }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "capture.h"
 #include "contexts.h"
 #include "handles.h"
 #include "world.h"
@@ -143,6 +144,12 @@ Stream* find_stream(CUstream handle, Use use) {
   return nullptr;
 }
 
+bool is_legacy(const Stream* stream) {
+  const std::lock_guard lock(g_mutex);
+  const auto found = g_legacy.find(stream->context);
+  return found != g_legacy.end() && found->second == stream;
+}
+
 std::uint64_t enqueue(Stream* stream, Work work) {
   const std::lock_guard lock(g_mutex);
   Stream* legacy = legacy_of(stream->context);
@@ -201,6 +208,7 @@ SIMCUDA_API cuStreamDestroy_v2(CUstream handle) {
   if (const CUresult fault = call.begin()) return call.end(fault);
   const auto found = g_streams.find(handle);
   if (found == nullptr) return call.end(kInvalidHandle);
+  abandon_capture(found->stream);
   // What it still has to do is done; nobody waits for it.
   drain(found->stream);
   g_streams.remove(handle);
@@ -212,6 +220,7 @@ SIMCUDA_API cuStreamSynchronize(CUstream handle) {
   if (const CUresult fault = call.begin()) return call.end(fault);
   Stream* stream = find_stream(handle);
   if (stream == nullptr) return call.end(kInvalidHandle);
+  if (const CUresult refused = refused_look(stream)) return call.end(refused);
   // On the legacy stream this waits for the blocking streams too.
   stream->wait(enqueue(stream, [] { return kSuccess; }));
   return call.end(current_context()->sticky.load());
@@ -222,6 +231,7 @@ SIMCUDA_API cuStreamQuery(CUstream handle) {
   if (const CUresult fault = call.begin()) return call.end(fault);
   Stream* stream = find_stream(handle);
   if (stream == nullptr) return call.end(kInvalidHandle);
+  if (const CUresult refused = refused_look(stream)) return call.end(refused);
   return call.end(stream->reached(stream->last()) ? kSuccess : kNotReady);
 }
 
@@ -239,11 +249,10 @@ SIMCUDA_API cuLaunchHostFunc(CUstream handle, CUhostFn function, void* data) {
   if (const CUresult fault = call.begin()) return call.end(fault);
   Stream* stream = find_stream(handle, Use::kWork);
   if (stream == nullptr) return call.end(kInvalidHandle);
-  enqueue(stream, [function, data] {
+  return call.end(submit(stream, [function, data] {
     function(data);
     return kSuccess;
-  });
-  return call.end(kSuccess);
+  }));
 }
 
 SIMCUDA_API cuStreamGetCtx(CUstream handle, CUcontext* context) {

@@ -51,6 +51,7 @@ enum class Use {
 };
 // The stream of a handle; null, and noted, for one that is none, or must not be used so.
 Stream* find_stream(CUstream handle, Use use = Use::kAny);
+bool is_legacy(const Stream* stream);
 // Adds work behind what the rules of the legacy default stream put before it.
 std::uint64_t enqueue(Stream* stream, Work work);
 // Waits for all work of a context.

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "capture.h"
 #include "contexts.h"
 #include "driver_lock.h"
 
@@ -65,6 +66,7 @@ CUresult Call::begin(bool needs_context) {
   }
   if (!initialized()) return kNotInitialized;
   if (!needs_no_driver(name_)) wait_for_driver();
+  if (const CUresult refused = refused_by_capture(name_)) return refused;
   if (!needs_context) return kSuccess;
   if (current_context() == nullptr) return kInvalidContext;
   if (current_context()->retained.load() == 0) return kContextIsDestroyed;
