@@ -6,13 +6,11 @@ loaded before somebody asks for a device.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +27,7 @@ from gpubridge.cuda_ipc import (
     probe_devices,
 )
 from gpubridge.engine.devices.arena_events import ArenaEvents
+from gpubridge.engine.devices.driver_thread import DriverThread
 from gpubridge.engine.devices.peer_memory import PeerMemory
 from gpubridge.engine.devices.region import Closable, DeviceRegion
 from gpubridge.engine.instance_settings import InstanceSettings
@@ -118,7 +117,7 @@ class DeviceMemory:
         self._told = False
         self._contexts: dict[str, DeviceContext] = {}
         self._streams: dict[str, CopyStream] = {}
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: DriverThread | None = None
         self.used = False
         self._releases = TaskSet()
         self.peers = PeerMemory(self)
@@ -252,14 +251,11 @@ class DeviceMemory:
         self._releases.start(release())
 
     def free(self, segment: Closable) -> None:
-        """Free or close memory that nobody uses any more; from any thread."""
+        """Free or close memory that nobody uses any more; from any thread, or finalizer."""
         thread = self._thread
+        # Without it the server ends, and the memory goes with it.
         if thread is not None:
-            try:
-                thread.submit(_close, segment)
-            except RuntimeError:
-                # The server ends: the memory goes with it.
-                pass
+            thread.submit(partial(_close, segment))
 
     # -- the driver's thread -------------------------------------------------------------------
 
@@ -271,10 +267,10 @@ class DeviceMemory:
         self.used = True
         with self._lock:
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="device")
+                self._thread = DriverThread()
             thread = self._thread
         try:
-            return await asyncio.get_running_loop().run_in_executor(thread, work)
+            return await thread.run(work)
         except CudaError as error:
             if error.sticky:
                 self._lose(error)
@@ -326,7 +322,7 @@ class DeviceMemory:
         self.peers.close()
         await self.run(self._close_contexts)
         self._thread = None
-        thread.shutdown()
+        thread.close()
 
     def _close_contexts(self) -> None:
         owned: list[CopyStream | DeviceContext] = [
