@@ -33,7 +33,8 @@ NB_MODULE(_native, module) {
                         bind_stub,
                         bind_stub_loop,
                         bind_templates,
-                        bind_tensor_values}) {
+                        bind_tensor_values,
+                        bind_watched_pages}) {
     bind(module);
   }
 }

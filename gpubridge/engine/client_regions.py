@@ -190,9 +190,9 @@ class ClientRegions:
             )
 
     def revoke_shrunk(self, known: Collection[int]) -> bool:
-        """Forget the regions whose objects have been shrunk, even those in use: a stub has died.
+        """Forget the regions whose objects have been shrunk, even those in use.
 
-        Returns whether one of them was ``known`` to it, by its number.
+        Returns whether one of them was among those ``known`` to a stub, by its number.
         """
         shrunk = [
             region
@@ -296,7 +296,7 @@ class ClientRegions:
         if region is None and name in self._revoked:
             raise invalid(
                 f"shared memory region '{name}' was revoked: the object '{self._revoked[name]}' was "
-                "shrunk while a model used it, which ended the model's process; register it again"
+                "shrunk while a model used it; register it again"
             )
         if region is None:
             raise not_found(f"Unable to find shared memory region: '{name}'")
@@ -305,7 +305,7 @@ class ClientRegions:
         if not 0 < nbytes <= region.nbytes - offset:
             raise invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
         begin = region.offset + offset
-        # Nobody can hinder the client from shrinking it later; then the stub that touches it dies.
+        # Nobody can hinder the client from shrinking it later.
         if not region.segment.has(begin + nbytes):
             raise invalid(
                 f"shared memory region '{name}': the object '{region.key}' was shrunk after it had "

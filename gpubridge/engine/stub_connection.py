@@ -18,7 +18,7 @@ from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
 from gpubridge.engine.busy_poll import BusyPoll
 from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.devices.edge_events import ReleaseWaiters, StubEvents, tell_waits
-from gpubridge.engine.devices.region import DeviceRegion
+from gpubridge.engine.devices.region import ClientDeviceSegment, DeviceRegion
 from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
 from gpubridge.engine.lent_memory import SharedSlot
 from gpubridge.engine.long_messages import LongMessages, LongTexts, ReadMessage, read_message
@@ -27,7 +27,7 @@ from gpubridge.engine.send_queue import SendQueue
 from gpubridge.engine.stub_memory import StubMemory
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, unavailable
-from gpubridge.host_shm import Segment
+from gpubridge.host_shm import ClientSegment, Segment
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.request import InferRequest, MemoryRange, Outcome
 from gpubridge.transport.channel import (
@@ -396,7 +396,12 @@ class StubConnection:
         )
         if self._device_events is not None:
             outcome = self._device_events.answered(outcome, record, request)
-        return outcome, failure_reason(record) if isinstance(outcome, BridgeError) else None
+        if not isinstance(outcome, BridgeError):
+            return outcome, None
+        if request.client is not None and not all(map(_is_whole, request.client.segments)):
+            # Before the client hears of it, and may grow it again.
+            self.regions.revoke_shrunk(self._announced)
+        return outcome, failure_reason(record)
 
     def _take_stage(self, kind: int, message: bytes, fds: list[int]) -> None:
         """Take what a stub says of how far it has come."""
@@ -476,6 +481,11 @@ class _ExecuteWatch:
             since = min(max(self._control.started_at, self._looked), now) if executing else now
             self._seen = started, executing, since
         return self._seen[2], executing
+
+
+def _is_whole(segment: ClientSegment | ClientDeviceSegment) -> bool:
+    """Return False for a client's object that has been shrunk."""
+    return not isinstance(segment, ClientSegment) or segment.has(segment.size)
 
 
 def _number(fields: dict[str, Any], name: str) -> int:

@@ -1,7 +1,8 @@
 """Clients' POSIX shared memory: opened by the server, which never touches it, mapped by stubs.
 
-Whoever touches memory of an object that its owner has shrunk dies of SIGBUS. So the server only holds
-the descriptor; each stub maps it itself.
+Who touches memory of an object that its owner has shrunk gets SIGBUS. So the server only holds the
+descriptor; each stub maps it itself, and goes on with zeros there, which it answers nobody with. Without
+the compiled module it dies.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import stat
 
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.tensor.native import native
 
 _DIRECTORY = b"/dev/shm/"
 _OPEN = os.O_RDWR | os.O_CLOEXEC
@@ -63,11 +65,18 @@ class ClientMapping:
 
     def __init__(self, mapped: mmap.mmap) -> None:
         self._mapped = mapped
-        self.memory = memoryview(mapped)
+        compiled = native()
+        self._watched = None if compiled is None else compiled.WatchedPages(mapped)
+        self.memory = memoryview(mapped if self._watched is None else self._watched)
+
+    @property
+    def lost(self) -> bool:
+        """Whether some of it was touched that its client had taken away: that holds zeros now."""
+        return self._watched is not None and self._watched.lost
 
     def size(self) -> int:
         """Return how many of its bytes are there now: its client may have shrunk it."""
-        return min(len(self.memory), self._mapped.size())
+        return 0 if self.lost else min(len(self.memory), self._mapped.size())
 
 
 def map_client_region(fd: int, size: int) -> ClientMapping | None:

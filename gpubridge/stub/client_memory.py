@@ -92,13 +92,27 @@ class ClientMemory:
         """Return the bytes of a target, writable; BridgeError where its region is not mapped."""
         mapping = self._mapped.get(target.region)
         end = target.offset + target.nbytes
-        # The client may have shrunk it since: who touches what is gone dies.
+        # The client may have shrunk it since.
         if mapping is None or end > mapping.size():
-            raise invalid(
-                "the client's shared memory region cannot be mapped: it has been shrunk; register it "
-                "again"
-            )
+            raise shrunk()
         return mapping.memory[target.offset : end]
+
+    def lost(self, record: Record) -> bool:
+        """Tell whether some of a request's clients' memory went while the model used it."""
+        client = record.context.client
+        if client is None:
+            return False
+        regions = [record.refs[index][0] for index in client["in"]]
+        for kind in ("out", "also"):
+            regions += [place[0] for place in client.get(kind, {}).values()]
+        return any(map(self._is_lost, regions))
+
+    def _is_lost(self, region: int) -> bool:
+        mapping = self._mapped.get(region)
+        if mapping is not None:
+            return mapping.lost
+        # One that is in use goes only when it was shrunk.
+        return self.device is None or self.device.regions.get(region) is None
 
     def refusal(self, record: Record) -> BridgeError | None:
         """Say what is wrong with a request's memory; it is its client's fault, and only its own."""
@@ -190,3 +204,10 @@ class ClientMemory:
             f"model '{self._instance}' {what}: it gets copies of inputs in clients' shared memory "
             'from now on; the parameter INPUT_SHARING "copy" says so from the start',
         )
+
+
+def shrunk() -> BridgeError:
+    """Return the refusal of a request whose client has shrunk its memory."""
+    return invalid(
+        "the client's shared memory region cannot be mapped: it has been shrunk; register it again"
+    )

@@ -105,15 +105,17 @@ class Executor:
             live = self._admitted(waiting, answers)
         origins = [self._origin(self._desk, record) for record in live]
         called = started
+        requests: list[InferenceRequest] = []
         try:
             requests = [self._request(origin) for origin in origins]
             called = time.monotonic_ns()
             responses = self._call(requests, origins) if live else []
             # The frame of this call would hold the requests, and so their memory.
-            del requests
+            requests = []
             if self.shared_inputs.watched:
                 self.shared_inputs.learn()
         except BaseException as error:
+            requests = []
             responses = self.refusals(error, origins)
         self.ended_at = time.monotonic_ns()
         answers += [self.answered(origin, responses, i) for i, origin in enumerate(origins)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
@@ -139,7 +139,7 @@ class OutputMemory:
                 raise _exhausted(len(self._lent))
             return [self._lent.lend(each) for each in kept]
 
-    def recall(self, leases: Sequence[int]) -> None:
+    def recall(self, leases: Collection[int]) -> None:
         """End leases that the server was never told of."""
         with self._lock:
             for lease in leases:

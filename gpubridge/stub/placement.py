@@ -12,7 +12,7 @@ from gpubridge.host_shm import Slot
 from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.tensor import OutputTensor
-from gpubridge.stub.client_memory import ClientMemory, Target, target_of, targets_of
+from gpubridge.stub.client_memory import ClientMemory, Target, shrunk, target_of, targets_of
 from gpubridge.stub.device.placement import DevicePlacement, Placed
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.dtypes import element_count
@@ -25,14 +25,15 @@ _NOWHERE = (0, 0, 0, NO_LEASE)
 class Placement:
     """Knows where outputs go that do not simply go to a new slot each time.
 
-    ``on_device`` says whether outputs may be on a GPU.
+    - ``on_device``: whether outputs may be on a GPU.
+    - ``clients``: the clients' memory.
     """
 
     def __init__(
         self, outputs: OutputMemory, clients: ClientMemory, device: DevicePlacement | None
     ) -> None:
         self._outputs = outputs
-        self._clients = clients
+        self.clients = clients
         self._device = device
         self.on_device = device is not None
 
@@ -46,7 +47,7 @@ class Placement:
         target = target_of(record, name)
         place: object = target
         if target is not None and 0 < nbytes <= target.nbytes and not self._is_on_device(target):
-            memory = np.frombuffer(self._clients.memory(target)[:nbytes], np.uint8)
+            memory = np.frombuffer(self.clients.memory(target)[:nbytes], np.uint8)
         else:
             place, memory = self._outputs.lend_to_model(nbytes, record.context.outputs_for)
         return OutputTensor._placed(name, datatype, memory.view(dtype).reshape(shape), place)
@@ -111,13 +112,18 @@ class Placement:
             )
             for number, index in enumerate(others):
                 refs[index] = fields[4 * number : 4 * number + 4]
-        return [field for ref in refs for field in ref]
+        fields = [field for ref in refs for field in ref]
+        if self.clients.lost(record):
+            # What was copied may have been zeros.
+            self._outputs.recall({*fields[3::4]} - {NO_LEASE})
+            raise shrunk()
+        return fields
 
     def _write(self, tensor: Tensor, payload: Any, target: Target) -> None:
         if isinstance(tensor, OutputTensor) and tensor._final == target:
             return
         if payload.nbytes:
-            self._outputs.copy(self._clients.memory(target), payload)
+            self._outputs.copy(self.clients.memory(target), payload)
 
 
 def _check_room(tensor: Tensor, payload: Any, target: Target | None) -> None:

@@ -56,6 +56,16 @@ class NativeCallResponseReader(Protocol):
         """Return number, flags and response (or None) of each; raises ValueError where it cannot."""
 
 
+class NativeWatchedPages(Protocol):
+    """A mapping of a client's memory, whose bytes it exports; see `gpubridge.host_shm.client_region`."""
+
+    lost: bool
+    """Whether pages that were gone when they were touched hold zeros instead."""
+
+    def __buffer__(self, flags: int, /) -> memoryview:
+        """Export the bytes."""
+
+
 class NativeStubLoop(Protocol):
     """Executes batches; see `gpubridge.stub.compiled_loop`."""
 
@@ -107,6 +117,7 @@ class NativeModule(CapsuleEngine, Protocol):
     """Contents of ``gpubridge._native``; a class with a Python counterpart has the same interface."""
 
     StubLoop: Callable[..., NativeStubLoop]
+    WatchedPages: Callable[..., NativeWatchedPages]
     CallWriter: Callable[..., NativeCallWriter]
     CallResponseReader: Callable[..., NativeCallResponseReader]
     LeaseBook: Callable[..., Any]

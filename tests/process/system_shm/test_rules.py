@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import threading
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from tritonclient.utils import InferenceServerException, shared_memory as shm
 
 from tests.process.client_memory import (
     ECHO,
-    SHM,
     infer,
     memory,
     model,
@@ -163,82 +161,3 @@ def test_one_mapping_in_the_stub_none_in_the_server_and_none_is_left(server, htt
         http.infer("spare", [infer_plain])
         assert not any(mapped(pid, key) for pid in before)
         assert not [fd for fd in open_files(server.pid) if key in fd]
-
-
-COUNT = 1 << 18
-SHRINKING = """
-if x[0]:
-    open("{started}", "a").write("x")
-    while not os.path.exists("{gate}"):
-        time.sleep(0.005)
-return pb_utils.Tensor("OUT", np.sort(x)[:4].copy())
-"""
-
-
-@pytest.fixture
-def shrinking(tmp_path):
-    """A server with a model that looks at its client's memory at two times; what shrinks that between."""
-    started, gate = tmp_path / "started", tmp_path / "gate"
-    body = SHRINKING.format(started=started, gate=gate)
-    write_model(tmp_path / "models", "touch", "import time\n" + model(body))
-    with (
-        running_server(tmp_path / "models", "--allow-client-shm=true") as server,
-        memory(4 * COUNT) as (key, _),
-        tritonclient.http.InferenceServerClient(server.http_url, concurrency=8) as client,
-    ):
-        file = SHM / key[1:]
-
-        def shrink_while_used(requests):
-            """Shrink the region while the first of some requests is executed; returns their errors."""
-            started.unlink(missing_ok=True)
-            gate.unlink(missing_ok=True)
-            file.write_bytes(np.ones(COUNT, np.float32).tobytes())
-            client.register_system_shared_memory("r", key, 4 * COUNT)
-            given = [shared_input(tritonclient.http, "r", [COUNT])]
-            asked = [client.async_infer("touch", given) for _ in range(requests)]
-            wait_until(started.exists, "the model to look", server)
-            os.truncate(file, 0)
-            gate.touch()
-            errors = []
-            for each in asked:
-                with pytest.raises(InferenceServerException) as caught:
-                    each.get_result()
-                errors.append(str(caught.value))
-            # What its client does next changes nothing.
-            os.truncate(file, 4 * COUNT)
-            return errors
-
-        yield server, client, key, shrink_while_used
-
-
-def test_a_region_that_is_shrunk_kills_one_process_and_is_revoked(shrinking):
-    server, client, key, shrink_while_used = shrinking
-    stubs = server.stubs()
-    client.register_system_shared_memory("r", key, 4 * COUNT)
-    os.truncate(SHM / key[1:], 1 << 10)
-    with pytest.raises(InferenceServerException, match="was shrunk"):
-        infer(tritonclient.http, client, "touch", COUNT, "r", None)
-    os.truncate(SHM / key[1:], 4 * COUNT)
-    infer(tritonclient.http, client, "touch", COUNT, "r", None)
-    client.unregister_system_shared_memory("r")
-    # Three wait behind the one that is executed.
-    errors = shrink_while_used(4)
-    assert sum("SIGBUS): a client shrank" in error for error in errors) == 1, errors
-    with pytest.raises(InferenceServerException, match="'r' was revoked: the object"):
-        infer(tritonclient.http, client, "touch", COUNT, "r", None)
-    assert client.get_system_shared_memory_status() == []
-    assert "shared memory region 'r' is revoked" in server.log()
-    client.register_system_shared_memory("r", key, 4 * COUNT)
-    infer(tritonclient.http, client, "touch", COUNT, "r", None)
-    assert mapped(server.pid, key) == 0
-    assert not set(stubs) & set(server.stubs())
-    assert server.metrics()['gpubridge_stub_restarts_total{model="touch",version="1"}'] == 1
-
-
-def test_deaths_by_regions_that_are_shrunk_do_not_count(shrinking):
-    server, _, _, shrink_while_used = shrinking
-    for _ in range(4):
-        (error,) = shrink_while_used(1)
-        assert "SIGBUS" in error
-        wait_until(lambda: server.is_ready("touch"), "the stub to be back", server)
-    assert "starts again in" not in server.log()

@@ -1,0 +1,236 @@
+"""Regions that clients shrink while models use them: who fails of it, and who does not."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tritonclient.http
+from tritonclient.utils import InferenceServerException
+
+from tests.process.client_memory import SHM, infer, memory, model, shared_input, shared_output
+from tests.process.server import running_server, wait_until, write_model
+
+COUNT = 1 << 18
+BODY = """
+way = int(x[1])
+if x[0]:
+    with open("{started}", "a") as file:
+        file.write("x")
+    while not os.path.exists("{gate}"):
+        time.sleep(0.005)
+if way == PASSED_ON:
+    return pb_utils.Tensor("OUT", x)
+if way == WRITTEN:
+    out = request.output("OUT", (4,), x.dtype)
+    out.as_numpy()[:] = 1
+    return out
+if way == RAISED:
+    raise ValueError(f"a sum of {{x.sum()}}")
+if way == FORKED:
+    child = os.fork()
+    if not child:
+        x.sum()
+        os._exit(0)
+    return pb_utils.Tensor("OUT", np.float32([os.waitpid(child, 0)[1]]))
+return pb_utils.Tensor("OUT", np.sort(x)[:4].copy())
+"""
+SORTED, PASSED_ON, WRITTEN, RAISED, FORKED = range(5)
+NAMES = "SORTED, PASSED_ON, WRITTEN, RAISED, FORKED = range(5)\n"
+ANSWERS = "return [pb_utils.InferenceResponse([self.answer(r, r.inputs()[0].as_numpy())])"
+SENDS = """[r.get_response_sender().send(
+                    pb_utils.InferenceResponse([self.answer(r, r.inputs()[0].as_numpy())]), 1)"""
+# There is room for one output of that size.
+FLAGS = "--allow-client-shm=true", f"--output-arena-limit={6 * COUNT}"
+SHRUNK = "the client's shared memory region cannot be mapped: it has been shrunk"
+
+
+@contextmanager
+def serving(tmp_path, *, instances=1, compiled=True):
+    """A server with a model that looks at its client's memory at two times, and a region."""
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    source = "import time\n" + NAMES + model(BODY.format(started=started, gate=gate))
+    config = f"instance_group [{{ count: {instances} }}]"
+    write_model(tmp_path / "models", "touch", source, config=config)
+    write_model(tmp_path / "models", "send", source.replace(ANSWERS, SENDS), config=config)
+    environment = {} if compiled else {"GPUBRIDGE_NO_NATIVE": "1"}
+    with (
+        running_server(tmp_path / "models", *FLAGS, environment=environment) as server,
+        memory(4 * COUNT) as (key, _),
+        tritonclient.http.InferenceServerClient(server.http_url, concurrency=8) as client,
+    ):
+        file = SHM / key[1:]
+
+        def register():
+            client.register_system_shared_memory("r", key, 4 * COUNT)
+
+        def shrink_while_used(requests, way=SORTED, *, name="touch", left=0, wanted=None):
+            """Shrink the region while so many requests are executed, or waited for; returns their errors."""
+            started.unlink(missing_ok=True)
+            gate.unlink(missing_ok=True)
+            values = np.ones(COUNT, np.float32)
+            values[1] = way
+            file.write_bytes(values.tobytes())
+            register()
+            given = [shared_input(tritonclient.http, "r", [COUNT])]
+            asked = [client.async_infer(name, given, outputs=wanted) for _ in range(requests)]
+            executed = min(requests, instances)
+
+            def begun():
+                return started.exists() and started.stat().st_size == executed
+
+            wait_until(begun, "the model to look", server)
+            os.truncate(file, left)
+            gate.touch()
+            errors = []
+            for each in asked:
+                try:
+                    errors.append(each.get_result().as_numpy("OUT").tolist())
+                except InferenceServerException as error:
+                    errors.append(str(error))
+            # What its client does next changes nothing.
+            os.truncate(file, 4 * COUNT)
+            return errors
+
+        yield SimpleNamespace(
+            server=server,
+            client=client,
+            key=key,
+            file=file,
+            register=register,
+            shrink_while_used=shrink_while_used,
+        )
+
+
+def restarts(server):
+    return server.metrics()['gpubridge_stub_restarts_total{model="touch",version="1"}']
+
+
+def check_revoked(used):
+    """The region is forgotten, may be registered anew, and is used then."""
+    with pytest.raises(InferenceServerException, match="'r' was revoked: the object"):
+        infer(tritonclient.http, used.client, "touch", COUNT, "r", None)
+    assert used.client.get_system_shared_memory_status() == []
+    assert "shared memory region 'r' is revoked" in used.server.log()
+    used.register()
+    os.truncate(used.file, 0)
+    os.truncate(used.file, 4 * COUNT)
+    result = infer(tritonclient.http, used.client, "touch", COUNT, "r", None)
+    assert result.as_numpy("OUT").tolist() == [0, 0, 0, 0]
+    used.client.unregister_system_shared_memory("r")
+
+
+@pytest.mark.parametrize("instances", [1, 4])
+def test_no_process_dies_however_many_use_it(tmp_path, instances):
+    with serving(tmp_path, instances=instances) as used:
+        stubs = used.server.stubs()
+        for left in (0, 1 << 14):
+            # Where there is one, three wait behind that which is executed.
+            errors = used.shrink_while_used(4, left=left)
+            assert all(SHRUNK in str(error) or "was revoked" in str(error) for error in errors)
+            assert sum(SHRUNK in str(error) for error in errors) >= instances
+            check_revoked(used)
+        assert used.server.stubs() == stubs
+        assert restarts(used.server) == 0
+
+
+def test_whatever_a_model_makes_of_it(tmp_path):
+    with serving(tmp_path) as used:
+        stubs = used.server.stubs()
+        wanted = tritonclient.http.InferRequestedOutput("OUT")
+        ways = [(SORTED, wanted), (PASSED_ON, wanted), (RAISED, wanted)]
+        ways += [(way, shared_output(tritonclient.http, "r", 16)) for way in (SORTED, WRITTEN)]
+        # Again and again, with output memory for one.
+        for way, output in ways * 3:
+            (error,) = used.shrink_while_used(1, way, wanted=[output])
+            assert SHRUNK in error
+            check_revoked(used)
+        assert used.server.stubs() == stubs
+        # Neither errors of the model nor of ours hold its inputs.
+        assert "keeps inputs beyond their request" not in used.server.log()
+
+
+def test_a_response_that_its_model_sends(tmp_path):
+    with serving(tmp_path) as used:
+        stubs = used.server.stubs()
+        for way in (SORTED, PASSED_ON):
+            (error,) = used.shrink_while_used(1, way, name="send")
+            assert SHRUNK in error
+        check_revoked(used)
+        assert used.server.stubs() == stubs
+
+
+def test_a_forked_child_ends_as_ever(tmp_path):
+    with serving(tmp_path) as used:
+        assert used.shrink_while_used(1, FORKED) == [[7.0]]
+
+
+DIES = """
+import mmap, os, signal
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            x = request.inputs()[0].as_numpy()
+            if x[0] == 1:
+                os.kill(os.getpid(), signal.SIGBUS)
+            if x[0] == 2:
+                with open("FILE", "w+b") as file:
+                    file.truncate(1 << 16)
+                    memory = mmap.mmap(file.fileno(), 1 << 16)
+                    file.truncate(0)
+                    memory[5]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", x)]) for _ in requests]
+"""
+
+
+@pytest.mark.parametrize("way", [1, 2])
+def test_what_is_no_clients_memory_ends_the_process(tmp_path, way):
+    source = DIES.replace("FILE", str(tmp_path / "file"))
+    write_model(tmp_path / "models", "dies", source)
+    with (
+        running_server(tmp_path / "models", "--allow-client-shm=true") as server,
+        memory(400) as (key, _),
+        tritonclient.http.InferenceServerClient(server.http_url) as client,
+    ):
+        client.register_system_shared_memory("r", key, 400)
+        infer(tritonclient.http, client, "dies", 4, "r", None)
+        Path(SHM / key[1:]).write_bytes(np.full(100, way, np.float32).tobytes())
+        with pytest.raises(InferenceServerException, match="SIGBUS"):
+            infer(tritonclient.http, client, "dies", 4, "r", None)
+
+
+# -- without the compiled module -------------------------------------------------------------------
+
+
+def test_a_region_that_is_shrunk_kills_one_process_and_is_revoked(tmp_path):
+    with serving(tmp_path, compiled=False) as used:
+        stubs = used.server.stubs()
+        used.register()
+        os.truncate(used.file, 1 << 10)
+        with pytest.raises(InferenceServerException, match="was shrunk"):
+            infer(tritonclient.http, used.client, "touch", COUNT, "r", None)
+        os.truncate(used.file, 4 * COUNT)
+        infer(tritonclient.http, used.client, "touch", COUNT, "r", None)
+        used.client.unregister_system_shared_memory("r")
+        # Three wait behind the one that is executed.
+        errors = used.shrink_while_used(4)
+        assert sum("SIGBUS): a client shrank" in error for error in errors) == 1, errors
+        check_revoked(used)
+        assert len(set(stubs) & set(used.server.stubs())) == 1
+        assert restarts(used.server) == 1
+
+
+def test_deaths_by_regions_that_are_shrunk_do_not_count(tmp_path):
+    with serving(tmp_path, compiled=False) as used:
+        for _ in range(4):
+            (error,) = used.shrink_while_used(1)
+            assert "SIGBUS" in error
+            wait_until(lambda: used.server.is_ready("touch"), "the stub to be back", used.server)
+        assert "starts again in" not in used.server.log()
