@@ -22,7 +22,7 @@ _HEADER = struct.Struct("=IIIIIIQQQ")
 _FAULT = struct.Struct("=48sqii")
 _FAULTS = 32
 _LOCK = struct.Struct("=Q")
-_ACTIVITY = struct.Struct("=i4xQQ")
+_ACTIVITY = struct.Struct("=i4x5Q")
 _ACTIVITIES = 256
 _MACHINE_BYTES = 1 << 30
 
@@ -39,10 +39,18 @@ class DriverCall:
 
 @dataclass(frozen=True)
 class Activity:
-    """Seconds for which a process ``held`` the driver's lock; its calls were ``stalled`` by that."""
+    """Seconds of a process, and a number.
+
+    - ``held``, ``stalled``: it held the driver's lock; its calls were stalled by that.
+    - ``spun``, ``slept``: it waited for work and burned a processor, or slept.
+    - ``polls``: how often it asked whether work was done.
+    """
 
     held: float = 0.0
     stalled: float = 0.0
+    spun: float = 0.0
+    slept: float = 0.0
+    polls: int = 0
 
 
 class Machine:
@@ -152,9 +160,9 @@ class Machine:
         """Return how a process has waited for the driver so far."""
         for index in range(_ACTIVITIES):
             at = self._activities + index * _ACTIVITY.size
-            found, *microseconds = _ACTIVITY.unpack_from(self._page, at)
+            found, *microseconds, polls = _ACTIVITY.unpack_from(self._page, at)
             if found == pid:
-                return Activity(*(each / 1e6 for each in microseconds))
+                return Activity(*(each / 1e6 for each in microseconds), polls)
         return Activity()
 
     def calls(self, name: str | None = None, pid: int | None = None) -> list[DriverCall]:

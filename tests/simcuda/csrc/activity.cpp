@@ -3,6 +3,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <thread>
+
 namespace {
 
 Activity& take_counters() {
@@ -13,8 +16,9 @@ Activity& take_counters() {
       std::int32_t pid = each.pid.load();
       if (of_dead ? kill(pid, 0) == 0 : pid != 0) continue;
       if (!each.pid.compare_exchange_strong(pid, own)) continue;
-      each.held_us = 0;
-      each.stalled_us = 0;
+      for (auto* counter :
+           {&each.held_us, &each.stalled_us, &each.spun_us, &each.slept_us, &each.polls})
+        *counter = 0;
       return each;
     }
   static Activity uncounted{};
@@ -26,4 +30,21 @@ Activity& take_counters() {
 Activity& activity() {
   static Activity& own = take_counters();
   return own;
+}
+
+bool spins(CUcontext context) { return (context->flags.load() & kBlockingSync) == 0; }
+
+void wait_until(const std::function<bool()>& done, bool spinning) {
+  using std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kLook{20};
+  auto& counter = spinning ? activity().spun_us : activity().slept_us;
+  auto counted = steady_clock::now();
+  while (!done()) {
+    std::this_thread::sleep_for(kLook);
+    // Counted as it goes: a wait may never end.
+    const auto passed =
+        std::chrono::duration_cast<std::chrono::microseconds>(steady_clock::now() - counted);
+    counter += static_cast<std::uint64_t>(passed.count());
+    counted += passed;
+  }
 }

@@ -58,7 +58,7 @@ CUresult run(Call& call, CUstream handle, How how, Work work) {
   std::uint64_t number = 0;
   if (const CUresult refused = submit(stream, std::move(work), &number)) return call.end(refused);
   if (!how.waits) return call.end(kSuccess);
-  stream->wait(number);
+  wait_for(stream, number);
   return call.end(current_context()->sticky.load());
 }
 

@@ -81,6 +81,8 @@ inline CUstream legacy_stream() { return reinterpret_cast<CUstream>(1); }
 inline CUstream per_thread_stream() { return reinterpret_cast<CUstream>(2); }
 
 constexpr unsigned kStreamNonBlocking = 1;
+constexpr unsigned kBlockingSync = 4;
+constexpr unsigned kEventBlockingSync = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kEventInterprocess = 4;
 

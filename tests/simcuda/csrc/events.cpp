@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 
+#include "activity.h"
 #include "capture.h"
 #include "contexts.h"
 #include "handles.h"
@@ -73,10 +74,9 @@ std::shared_ptr<Progress> map_progress(const std::string& name, bool create) {
   return {static_cast<Progress*>(mapped), [](Progress* page) { munmap(page, sizeof(Progress)); }};
 }
 
-void wait_for(const Progress& progress, std::uint64_t number, CUcontext context) {
-  // Of an event whose process has died, or whose context is lost, this never comes.
-  while (progress.completed.load() < number && context->sticky.load() == kSuccess)
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+// Whether a wait is over. Of an event whose process has died it never is; a lost context ends all.
+bool is_over(const Progress& progress, std::uint64_t number, CUcontext context) {
+  return progress.completed.load() >= number || context->sticky.load() != kSuccess;
 }
 
 void remove_name(const Event& event) {
@@ -160,7 +160,8 @@ SIMCUDA_API cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned f
     return call.end(refused);
   if (done) return call.end(kSuccess);
   enqueue(stream, [progress, number, context = stream->context] {
-    wait_for(*progress, number, context);
+    while (!is_over(*progress, number, context))
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
     return kSuccess;
   });
   return call.end(kSuccess);
@@ -168,6 +169,7 @@ SIMCUDA_API cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned f
 
 SIMCUDA_API cuEventQuery(CUevent handle) {
   Call call("cuEventQuery");
+  ++activity().polls;
   if (const CUresult fault = call.begin()) return call.end(fault);
   const auto event = g_events.find(handle);
   if (event == nullptr) return call.end(kInvalidHandle);
@@ -183,7 +185,9 @@ SIMCUDA_API cuEventSynchronize(CUevent handle) {
   if (event == nullptr) return call.end(kInvalidHandle);
   if (const CUresult refused = refused_look(event->mark())) return call.end(refused);
   const auto progress = event->progress();
-  wait_for(*progress, progress->recorded.load(), current_context());
+  const std::uint64_t number = progress->recorded.load();
+  wait_until([&, context = current_context()] { return is_over(*progress, number, context); },
+             (event->flags & kEventBlockingSync) == 0);
   return call.end(current_context()->sticky.load());
 }
 

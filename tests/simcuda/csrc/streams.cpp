@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "activity.h"
 #include "capture.h"
 #include "contexts.h"
 #include "handles.h"
@@ -174,7 +175,11 @@ void synchronize(CUcontext context) {
     Stream* legacy = legacy_of(context);
     all.emplace_back(legacy, legacy->last());
   }
-  for (const auto& [stream, number] : all) stream->wait(number);
+  for (const auto& [stream, number] : all) wait_for(stream, number);
+}
+
+void wait_for(Stream* stream, std::uint64_t number) {
+  wait_until([&] { return stream->reached(number); }, spins(stream->context));
 }
 
 void forget_streams(CUcontext context) {
@@ -222,12 +227,13 @@ SIMCUDA_API cuStreamSynchronize(CUstream handle) {
   if (stream == nullptr) return call.end(kInvalidHandle);
   if (const CUresult refused = refused_look(stream)) return call.end(refused);
   // On the legacy stream this waits for the blocking streams too.
-  stream->wait(enqueue(stream, [] { return kSuccess; }));
+  wait_for(stream, enqueue(stream, [] { return kSuccess; }));
   return call.end(current_context()->sticky.load());
 }
 
 SIMCUDA_API cuStreamQuery(CUstream handle) {
   Call call("cuStreamQuery");
+  ++activity().polls;
   if (const CUresult fault = call.begin()) return call.end(fault);
   Stream* stream = find_stream(handle);
   if (stream == nullptr) return call.end(kInvalidHandle);

@@ -54,7 +54,9 @@ Stream* find_stream(CUstream handle, Use use = Use::kAny);
 bool is_legacy(const Stream* stream);
 // Adds work behind what the rules of the legacy default stream put before it.
 std::uint64_t enqueue(Stream* stream, Work work);
-// Waits for all work of a context.
+// Lets the caller wait for work on a stream.
+void wait_for(Stream* stream, std::uint64_t number);
+// Lets the caller wait for all work of a context.
 void synchronize(CUcontext context);
 // A context goes, and its streams with it.
 void forget_streams(CUcontext context);

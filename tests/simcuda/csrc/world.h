@@ -21,12 +21,17 @@ struct Fault {
   std::atomic<std::int32_t> armed;
 };
 
-// Of one process, in microseconds.
+// Of one process; times are in microseconds.
 struct Activity {
   std::atomic<std::int32_t> pid;
   // For which it held the lock of the driver; and for which its calls waited for that.
   std::atomic<std::uint64_t> held_us;
   std::atomic<std::uint64_t> stalled_us;
+  // Waits for work: those that burn a processor, and those that sleep.
+  std::atomic<std::uint64_t> spun_us;
+  std::atomic<std::uint64_t> slept_us;
+  // Questions whether work is done: no time, their number.
+  std::atomic<std::uint64_t> polls;
 };
 
 // Written by tests (tests/simcuda/machine.py knows the same layout); the end is written here.
