@@ -113,6 +113,30 @@ class _TorchPool:
         # The pool only points to it, and gives its memory back when it goes: it goes first.
         self._allocator = allocator
 
+    def obstacle(self) -> str | None:
+        """Say why PyTorch makes no tensors in it; None if it does, as far as there is room.
+
+        With ``expandable_segments`` a release refuses pools that are not its own, or goes round them.
+        """
+        device = self.memory.ordinal
+        try:
+            with self._torch.cuda.use_mem_pool(self._pool, device=device):
+                tried = self._torch.empty(1, dtype=self._torch.uint8, device=f"cuda:{device}")
+        except RuntimeError as error:
+            if self._compiled.arena_state()[1]:
+                return None
+            said = str(error).partition("\n")[0]
+        else:
+            offset = tried.data_ptr() - self._data.pointer
+            if 0 <= offset < self._data.nbytes:
+                return None
+            said = "it makes them elsewhere"
+        self._compiled.arena_set(0, 0)
+        return (
+            f"PyTorch {self._torch.__version__} does not use its pool: {said}; take "
+            "expandable_segments out of PYTORCH_CUDA_ALLOC_CONF, or a newer PyTorch"
+        )
+
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Have this thread's tensors made in the pool."""
@@ -134,23 +158,25 @@ class _TorchPool:
 
 _pool_lock = threading.Lock()
 _pool: _TorchPool | None = None
-_told = False
+_refused = False
 
 
 def _torch_pool(torch: Any, memory: DeviceMemory, reserve: int) -> _TorchPool | None:
-    """Return this process's pool, made at the first call; None where PyTorch cannot have one."""
-    global _pool, _told  # noqa: PLW0603  (one process, one pool)
+    """Return this process's pool, tried at the first call; None where PyTorch cannot have one."""
+    global _pool, _refused  # noqa: PLW0603  (one process, one pool)
     with _pool_lock:
-        if _pool is not None and _pool.memory is memory:
+        if _refused or (_pool is not None and _pool.memory is memory):
             return _pool
+        _pool = None
         reason = _obstacle(torch)
         if reason is None:
-            _pool = _TorchPool(torch, memory, reserve)
-            return _pool
-        if not _told:
-            _told = True
+            made = _TorchPool(torch, memory, reserve)
+            reason = made.obstacle()
+            _pool = made if reason is None else None
+        if reason is not None:
+            _refused = True
             Logger.log_warn(f"device_arena(): PyTorch's tensors are copied there, since {reason}")
-        return None
+        return _pool
 
 
 def _obstacle(torch: Any) -> str | None:

@@ -98,17 +98,23 @@ class Torch:
         yield
         self.functions = None
 
-    def empty(self, nbytes):
+    uint8 = "uint8"
+
+    def empty(self, nbytes, dtype=None, device=None):
         take, give = self.functions
         pointer = take(nbytes, current_device(), self.stream)
         if not pointer:
             raise OutOfMemoryError("CUDA out of memory")
-        return pointer, Block(pointer, nbytes, give)
+        block = Block(pointer, nbytes, give)
+        return (pointer, block) if dtype is None else block
 
 
 class Block:
     def __init__(self, pointer, nbytes, give):
         self.pointer, self.nbytes, self.give = pointer, nbytes, give
+
+    def data_ptr(self):
+        return self.pointer
 
     def __del__(self):
         self.give(self.pointer, self.nbytes, 0, None)

@@ -32,7 +32,7 @@ def log():
 @pytest.fixture
 def memory(log, monkeypatch):
     monkeypatch.setattr(framework_arena, "_pool", None)
-    monkeypatch.setattr(framework_arena, "_told", False)
+    monkeypatch.setattr(framework_arena, "_refused", False)
     memory = Memory()
     host.attach(host.Host("/models/m/1", lambda level, text, *_: log.append(text), device=memory))
     yield memory
@@ -53,14 +53,28 @@ class Functions:
         self.take, self.give = take, give
 
 
+class Tensor:
+    """A tensor of PyTorch's."""
+
+    def __init__(self, pointer, free):
+        self.data_ptr = lambda: pointer
+        self._free = free
+
+    def __del__(self):
+        self._free()
+
+
 class Torch:
     """PyTorch, as far as it makes memory: its allocator calls two functions of a library."""
 
     __version__ = "2.9.0"
     OutOfMemoryError = OutOfMemoryError
+    uint8 = "uint8"
 
     def __init__(self, available=True):
         self.pools = 0
+        # What it does in a pool with `expandable_segments`: refuse, or make tensors elsewhere.
+        self.expandable = None
         self._active = threading.local()
 
         def allocator(path, malloc, free):
@@ -93,10 +107,16 @@ class Torch:
             use_mem_pool=use_mem_pool,
         )
 
-    def empty(self, nbytes):
+    def empty(self, nbytes, dtype=None, device=None):
         functions = getattr(self._active, "functions", None)
         if functions is None:
             return None
+        if self.expandable == "refuses":
+            raise RuntimeError("torch.cuda.MemPool doesn't currently support expandable_segments.")
+        if self.expandable is not None:
+            return SimpleNamespace(data_ptr=lambda: 1 << 46)
+        if dtype is not None:
+            return Tensor(*self.empty(nbytes))
         pointer = functions.take(nbytes, self._active.device, MODEL_STREAM)
         if not pointer:
             raise OutOfMemoryError("CUDA out of memory")
@@ -314,6 +334,28 @@ def test_where_pytorch_cannot_it_is_told_once(what, memory, log, monkeypatch):
     reason = {"old": "PyTorch 2.4.1 has no", "cpu": "has no CUDA", "python": "it was turned off"}
     assert len(log) == 1
     assert reason[what] in log[0]
+
+
+@pytest.mark.parametrize("expandable", ["refuses", "elsewhere"])
+def test_with_expandable_segments_it_is_tried_once(expandable, memory, torch, log):
+    torch.expandable = expandable
+    for _ in range(3):
+        with pb_utils.device_arena(reserve=MB):
+            # Not in the pool any more, where that would fail the request.
+            assert torch.empty(1) is None
+    assert torch.pools == 1
+    assert len(log) == 1
+    assert "PyTorch 2.9.0 does not use its pool: " in log[0]
+    assert "take expandable_segments out of PYTORCH_CUDA_ALLOC_CONF" in log[0]
+    assert ("MemPool doesn't currently support" in log[0]) == (expandable == "refuses")
+
+
+def test_a_reserve_that_is_too_small_to_try_is_used_all_the_same(memory, torch, log):
+    for _ in range(2):
+        with pytest.raises(Failure, match="asked for"), pb_utils.device_arena(reserve=1):
+            torch.empty(1)
+    assert torch.pools == 1
+    assert log == []
 
 
 # CuPy
