@@ -129,7 +129,7 @@ class PythonBackendSettings:
     )
     device_arena_bytes: int = documented(
         256 * 1024**2,
-        "device memory of each process with a GPU for what it hands on",
+        "most device memory of each process with a GPU for what it hands on, taken by use",
         read=_positive,
     )
     device_memory_handles: DeviceMemoryHandles = documented(

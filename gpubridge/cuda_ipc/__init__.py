@@ -18,8 +18,9 @@ from gpubridge.cuda_ipc.devices import (
     list_devices,
     probe_devices,
     probe_peers,
+    visibility,
 )
-from gpubridge.cuda_ipc.driver import CudaError, DriverAbsent
+from gpubridge.cuda_ipc.driver import CudaError, DriverAbsent, bindings_absence
 from gpubridge.cuda_ipc.events import EventLease, EventRing, SharedEvents
 from gpubridge.cuda_ipc.pinned import PinnedMemory, forget_pinning, pieces_of, plan_pinning
 from gpubridge.cuda_ipc.segment import DeviceSegment, open_client_region
@@ -41,6 +42,7 @@ __all__ = [
     "EventRing",
     "PinnedMemory",
     "SharedEvents",
+    "bindings_absence",
     "check_device",
     "driver_release",
     "enable_peer_access",
@@ -53,4 +55,5 @@ __all__ = [
     "plan_pinning",
     "probe_devices",
     "probe_peers",
+    "visibility",
 ]

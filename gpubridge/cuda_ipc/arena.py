@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import deque
 
 from gpubridge.cuda_ipc.segment import DeviceSegment
-from gpubridge.errors import InternalError, unavailable
+from gpubridge.errors import BridgeError, InternalError, unavailable
 
 # What DLPack asks of exporters, and what the driver's own allocations have.
 _ALIGNMENT = 256
@@ -45,25 +45,21 @@ class DeviceArena:
         self._returned: deque[DeviceSlot] = deque()
 
     def allocate(self, nbytes: int) -> DeviceSlot:
-        """Lend a slot of undefined bytes, aligned to 256; UNAVAILABLE if no piece is so large."""
-        size = max(-(-nbytes // _ALIGNMENT), 1) * _ALIGNMENT
+        """Lend a slot as `take` does; UNAVAILABLE if no piece is so large."""
+        slot = self.take(nbytes)
+        if slot is None:
+            raise no_room(nbytes, self.segment.size, self.lent()[1], self.largest())
+        return slot
+
+    def take(self, nbytes: int) -> DeviceSlot | None:
+        """Lend a slot of undefined bytes, aligned to 256; None if no piece is so large."""
+        size = slot_bytes(nbytes)
         with self._lock:
             self._take_in()
             for index, free in enumerate(self._sizes):
                 if free >= size:
                     return self._cut(index, size)
-            largest, lent = max(self._sizes, default=0), self._lent
-        if size > self.segment.size:
-            raise unavailable(
-                f"device memory arena of {self.segment.size} bytes is too small: {nbytes} bytes "
-                "asked for; raise --backend-config=python,device-arena-bytes=N"
-            )
-        raise unavailable(
-            f"device memory arena is full: {nbytes} bytes asked for, {lent} of "
-            f"{self.segment.size} bytes are in use, the largest free piece has {largest}; send "
-            "fewer or smaller requests at once, or raise "
-            "--backend-config=python,device-arena-bytes=N"
-        )
+        return None
 
     def free(self, slot: DeviceSlot) -> None:
         """Take a slot back, which no stream may use any more; InternalError if it is not lent."""
@@ -74,11 +70,26 @@ class DeviceArena:
         slot.lent = False
         self._returned.append(slot)
 
+    def retire(self) -> bool:
+        """Lend nothing from now on; returns False, and does nothing, if a slot is lent."""
+        with self._lock:
+            self._take_in()
+            if self._slots:
+                return False
+            self._offsets, self._sizes = [], []
+            return True
+
     def lent(self) -> tuple[int, int]:
         """Number of slots lent now, and their bytes."""
         with self._lock:
             self._take_in()
             return self._slots, self._lent
+
+    def largest(self) -> int:
+        """Return the bytes of the largest free piece."""
+        with self._lock:
+            self._take_in()
+            return max(self._sizes, default=0)
 
     def _cut(self, index: int, size: int) -> DeviceSlot:
         offset = self._offsets[index]
@@ -108,3 +119,22 @@ class DeviceArena:
             return
         self._offsets.insert(index, offset)
         self._sizes.insert(index, size)
+
+
+def slot_bytes(nbytes: int) -> int:
+    """Return the size of the slot of so many bytes."""
+    return max(-(-nbytes // _ALIGNMENT), 1) * _ALIGNMENT
+
+
+def no_room(nbytes: int, limit: int, lent: int, largest: int) -> BridgeError:
+    """Say why an arena of ``limit`` bytes, of which ``lent`` are, has no slot of ``nbytes``."""
+    if slot_bytes(nbytes) > limit:
+        return unavailable(
+            f"device memory arena of {limit} bytes is too small: {nbytes} bytes asked for; raise "
+            "--backend-config=python,device-arena-bytes=N"
+        )
+    return unavailable(
+        f"device memory arena is full: {nbytes} bytes asked for, {lent} of {limit} bytes are in "
+        f"use, the largest free piece has {largest}; send fewer or smaller requests at once, or "
+        "raise --backend-config=python,device-arena-bytes=N"
+    )

@@ -82,6 +82,11 @@ def find_device(device_uuid: str) -> DeviceInfo:
     )
 
 
+def visibility() -> list[str | None]:
+    """Return the settings by which this process sees GPUs in an order of its own."""
+    return [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")]
+
+
 def driver_release() -> str:
     """Return the newest CUDA release that the driver knows, as ``12.9``; raises as `list_devices`."""
     version = int(call("cuDriverGetVersion"))

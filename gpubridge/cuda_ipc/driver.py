@@ -6,6 +6,7 @@ Nothing of CUDA is in a process until something here is called: importing the pa
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import re
 from typing import Any
 
@@ -141,6 +142,13 @@ def load() -> Any:
         raise _failure("cuInit", answer[0])
     _loaded = driver
     return driver
+
+
+def bindings_absence() -> str:
+    """Say why there is no cuda-python in this process; empty if there is. Loads nothing of CUDA."""
+    if importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings"):
+        return ""
+    return "there is no cuda-python: pip install 'gpubridge[gpu]'"
 
 
 def call(name: str, *arguments: object) -> Any:

@@ -30,17 +30,18 @@ class OpenDeviceRegions:
         _, times = self._held.get(segment.region, (None, 0))
         self._held[segment.region] = segment, times + 1
 
-    def closed(self, region: int, announcements: int) -> None:
-        """The stub has closed a region; raises MalformedMessage."""
+    def closed(self, region: int, announcements: int) -> bool:
+        """The stub has closed a region; returns whether for good. Raises MalformedMessage."""
         segment, times = self._held.get(region, (None, 0))
         if segment is None or announcements > times:
             raise MalformedMessage(
                 f"device region {region:#x} closed after {announcements} announcements of {times}"
             )
-        if announcements == times:
-            del self._held[region]
-        else:
+        if announcements < times:
             self._held[region] = segment, times - announcements
+            return False
+        del self._held[region]
+        return True
 
     def close(self) -> None:
         """The stub is gone, and with it all that it had open."""
@@ -98,17 +99,9 @@ class Announcements:
     def _send_region(self, segment: _Segment, region: int) -> None:
         if isinstance(segment, (DeviceRegion, ClientDeviceSegment)):
             self._opened.told(segment)
-            events = getattr(segment, "events", None)
-            fields = {
-                "region": segment.region,
-                "size": segment.size,
-                "handle": segment.handle.hex(),
-                "events": "" if events is None else events.handles.hex(),
-                "uuid": segment.uuid,
-                "client": isinstance(segment, ClientDeviceSegment),
-            }
             fds = segment.fds if isinstance(segment, DeviceRegion) else ()
-            self._send(control_message(self._kinds.DEVICE_REGION, **fields), fds)
+            message = control_message(self._kinds.DEVICE_REGION, **segment.described())
+            self._send(message, fds)
             return
         client = isinstance(segment, ClientSegment)
         message = control_message(

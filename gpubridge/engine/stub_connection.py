@@ -19,6 +19,7 @@ from gpubridge.engine.busy_poll import BusyPoll
 from gpubridge.engine.decode_response import decode_response, failure_reason
 from gpubridge.engine.devices.edge_events import ReleaseWaiters, StubEvents, tell_waits
 from gpubridge.engine.devices.region import ClientDeviceSegment, DeviceRegion
+from gpubridge.engine.devices.stub_arena import StubArena
 from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
 from gpubridge.engine.lent_memory import SharedSlot
 from gpubridge.engine.long_messages import LongMessages, LongTexts, ReadMessage, read_message
@@ -38,7 +39,6 @@ from gpubridge.transport.channel import (
     is_unread,
 )
 from gpubridge.transport.control import TICKETS, ControlPage
-from gpubridge.transport.device_events import arena_region
 from gpubridge.transport.messages import FALLBACKS, Kind, control_message, decode_control
 from gpubridge.transport.records import Record, with_long_text
 from gpubridge.transport.short_waits import busy_poll_ns
@@ -64,6 +64,7 @@ class StubConnection:
     - ``open_devices``: the device memory that the stub has open.
     - ``device``: the UUID of the GPU whose memory the stub can be handed.
     - ``uploads``: whether it copies its requests' memory to the GPU, and so pins what is in use of that.
+    - ``arena``: makes the stub's own memory there, if it has a GPU.
     """
 
     def __init__(  # noqa: PLR0913  (what it connects)
@@ -87,6 +88,7 @@ class StubConnection:
         self.open_devices = OpenDeviceRegions()
         self.device: str | None = None
         self.uploads = False
+        self.arena: StubArena | None = None
         self._announcements = Announcements(Kind, regions, self, self.open_devices, self._tell)
         self._announced = self._announcements.known
         hooks = InFlightHooks(
@@ -125,8 +127,8 @@ class StubConnection:
 
     # -- what the owner asks -------------------------------------------------------------------
 
-    def initialize(self, settings: dict[str, Any], calls: int, arena: tuple[int, ...]) -> None:
-        """Send the stub its settings, the control page, its end of the calls' channel, its arena."""
+    def initialize(self, settings: dict[str, Any], calls: int) -> None:
+        """Send the stub its settings, the control page, and its end of the calls' channel."""
         self.uploads = "device" in settings and settings["input_placement"] == "device"
         awake_ns = busy_poll_ns(settings["busy_poll_us"])
         self.busy_poll = BusyPoll(self._loop, awake_ns)
@@ -134,21 +136,29 @@ class StubConnection:
         message = control_message(
             Kind.INITIALIZE, owner=self._outputs.owner, output_limit=self._outputs.limit, **settings
         )
-        self._send_queue.send(message, (self._control.segment.fd, calls, *arena))
+        self._send_queue.send(message, (self._control.segment.fd, calls))
 
-    def give_arena(self, arena: DeviceRegion, release: ReleaseWaiters) -> None:
-        """Let the stub put outputs into device memory; its settings say where that is."""
-        self.device = arena.uuid
+    def give_device(self, arena: StubArena, uuid: str, release: ReleaseWaiters) -> None:
+        """Let the stub be handed memory of its GPU, and have its own when it asks for it."""
+        self.device = uuid
+        self.arena = arena
         borrowed, in_flight = self._outputs.borrowed, self.requests
         events = self._device_events = StubEvents(
-            arena, borrowed, self._control.pending, release, in_flight.settle_kept
+            borrowed, self._control.pending, release, in_flight.settle_kept
         )
         in_flight.watch(
             events.keep,
             lambda kept: events.let_go(kept, in_flight.left, self._control.started),
         )
-        borrowed.know(arena)
-        self.open_devices.told(arena)
+
+    def give_segment(self, segment: DeviceRegion, *, first: bool) -> None:
+        """Let the stub put outputs into a segment of its arena, which it is told of elsewhere."""
+        if not self._open or self._device_events is None:
+            return
+        if first:
+            self._device_events.begin(segment)
+        self._outputs.borrowed.know(segment)
+        self.open_devices.told(segment)
 
     def tell(self, kind: int, *fds: int, **fields: Any) -> None:
         """Send a message of a rare kind, with descriptors."""
@@ -169,7 +179,7 @@ class StubConnection:
         if request.client is not None:
             self._announcements.tell_all(request.client.segments, self.device)
         context = request.context
-        if self.device is not None:
+        if self._device_events is not None:
             ranges = (request.pattern or request).ranges or ()
             context = tell_waits(context, ranges, self._announcements)
         return context.encoded()
@@ -284,6 +294,8 @@ class StubConnection:
             # They hold the dead stub's arena.
             self._device_events.close()
             self._device_events = None
+        if self.arena is not None:
+            self.arena.close()
         self._announcements.close()
         self.open_devices.close()
         self.regions.retire(self._outputs.owner, self._outputs.regions())
@@ -378,10 +390,7 @@ class StubConnection:
                 self.regions.drop(region)
             elif kind == Kind.REGION_CLOSED:
                 fields = decode_control(message)
-                self.open_devices.closed(
-                    _number(fields, "region"), _number(fields, "announcements")
-                )
-                self.settle_kept()  # With what it had of that, leases have ended.
+                self._take_closed(_number(fields, "region"), _number(fields, "announcements"))
             elif kind == Kind.LOG:
                 self._owner.on_log(_log_fields(decode_control(message)))
             else:
@@ -410,22 +419,25 @@ class StubConnection:
         elif kind == Kind.COMPLETED:
             self._owner.on_completed(_completed_text(decode_control(message)))
         elif kind == Kind.READY:
-            if self.device is not None and not decode_control(message).get("device"):
-                self.take_back_arena()
             self._owner.on_ready(fds.pop() if fds else None)
         elif kind == Kind.FAILED:
             self._owner.on_failed(str(decode_control(message).get("error")))
-        elif kind == Kind.ARENA_REFUSED:
-            self._owner.on_arena_refused(str(decode_control(message).get("reason")))
+        elif kind == Kind.NO_DEVICE:
+            # Others bring it what it needs by way of the host from now on.
+            self.device = None
         elif kind != Kind.FINALIZED:
             raise MalformedMessage(f"unknown kind {kind}")
 
-    def take_back_arena(self) -> None:
-        """The stub has no device after all, or cannot open what others have there."""
-        self.device = self._device_events = None
-        self.requests.watch(None, None)
-        self.open_devices.close()
-        self._outputs.borrowed.drop(arena_region(self.owner))
+    def _take_closed(self, region: int, announcements: int) -> None:
+        """The stub has closed device memory; its own goes with that."""
+        over = self.open_devices.closed(region, announcements)
+        events = self._device_events
+        if over and self.arena is not None and events is not None and region >> 32 == self.owner:
+            self.arena.closed(region)
+            events.end(region)
+            self._outputs.borrowed.drop(region)
+            self.regions.drop(region)
+        self.settle_kept()  # With what it had of that, leases have ended.
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpubridge.cuda_ipc import DeviceInfo
 from gpubridge.dataplane import InstanceFeed
 from gpubridge.engine.context import EngineContext
 from gpubridge.engine.devices.region import Closable
@@ -62,10 +61,6 @@ class StubRun:
         self._context = context
         self._completion = completion
         self._loop = asyncio.get_running_loop()
-        # By what the arena crosses that the stub has been offered, and may refuse: by a descriptor?
-        self._offered: bool | None = None
-        self._refusals: dict[bool, str] = {}
-        self._offer: asyncio.Task[None] | None = None
         self._process: RunningStub | None = None
         self._call_door: Closable | None = None
         self._connecting: asyncio.TimerHandle | None = None
@@ -116,8 +111,7 @@ class StubRun:
             try:
                 if instance.settings.environment.python != sys.executable:
                     await self._context.environments.answers(instance.settings.environment)
-                settings, fds = await self._context.devices.equip(instance.settings, self.link)
-                self._offered = bool(fds) if self.link.device else None
+                settings = await self._context.devices.equip(instance.settings, self.link)
                 environment, model = instance.settings.environment, instance.settings.stub["name"]
                 start = self._context.start_stub
                 self._process = start(environment, model, instance.name, self._theirs)
@@ -126,7 +120,7 @@ class StubRun:
                 raise
             self._call_door = self._context.calls.open(ours, self.link, instance)
             self._process.exited.add_done_callback(self._on_exit)
-            self.link.initialize(settings, calls.fileno(), fds)
+            self.link.initialize(settings, calls.fileno())
         self._await_connection(self._context.backend.stub_timeout_seconds)
         if self._completion is not None:
             await self._completion.settled(instance.index == 0, self._started)
@@ -187,8 +181,6 @@ class StubRun:
         if self._process is not None:
             # One that could not be killed may end at any time.
             self._process.exited.remove_done_callback(self._on_exit)
-        if self._offer is not None:
-            self._offer.cancel()
         door, self._call_door = self._call_door, None
         if door is not None:
             door.close()
@@ -219,30 +211,6 @@ class StubRun:
             self.ready_check.connect(fd)
         if not self._started.done():
             self._started.set_result(None)
-
-    def on_arena_refused(self, reason: str) -> None:
-        """The stub cannot open its arena."""
-        by_fd, self._offered = self._offered, None
-        ordinal = self._instance.settings.device
-        if by_fd is None or ordinal is None or self._started.done():
-            self.link.distrust("refused memory that it was not offered")
-            return
-        self.link.take_back_arena()
-        device = self._context.devices.device(ordinal)
-        self._context.devices.sharing.doubt(device.uuid, by_fd)
-        self._refusals[by_fd] = reason
-        self._offer = self._loop.create_task(self._offer_arena(device))
-
-    async def _offer_arena(self, device: DeviceInfo) -> None:
-        """Offer the stub an arena that crosses in another way, or say why there is none."""
-        try:
-            devices, name = self._context.devices, self._instance.name
-            told, fds = await devices.offer_arena(device, name, self.link, self._refusals)
-        except BridgeError as error:
-            self.on_failed(error.message)
-            return
-        self._offered = bool(fds) if self.link.device else None
-        self.link.tell(Kind.ARENA, *fds, **told)
 
     def on_failed(self, text: str) -> None:
         """The model is not initialized."""

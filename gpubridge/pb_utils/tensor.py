@@ -267,8 +267,11 @@ class Tensor(_Fields):
             raise TritonModelException(EMPTY_NAME)
         around = host.current()
         device = None if around is None else around.device
-        stream, ordinal = (None, 0) if device is None else (device.stream, device.ordinal)
+        stream, ordinal = None, 0
         try:
+            if device is not None and dlpack.is_on_device(tensor):
+                # Else the process goes on without a context of its GPU.
+                stream, ordinal = device.stream, device.ordinal
             if dlpack.is_capsule(tensor):
                 imported = dlpack.import_capsule(tensor, stream, ordinal)
             elif hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):

@@ -167,7 +167,7 @@ class BlsClient:
         """Send and take tensors in the memory of a GPU, too."""
         self._device = device
         self._records.use_device(device, placement)
-        self._borrowed.know(device.own)
+        device.know_own_in(self._borrowed)
 
     # -- what models ask ---------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpubridge.cuda_ipc import DriverAbsent
+from gpubridge.cuda_ipc import bindings_absence, find_device, visibility
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, host
@@ -24,7 +24,6 @@ from gpubridge.stub.device.inputs_ahead import InputsAhead
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.stub.device.pinning import HostPinning
 from gpubridge.stub.device.placement import DevicePlacement
-from gpubridge.stub.device.regions import ArenaOffers
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.forked import ForkedCalls
 from gpubridge.stub.limits import LIMITS
@@ -110,8 +109,9 @@ class Stub:
         self._waits = ShortWaits(_AWAKE_SHARE * self._awake_ns)
         calls = socket.socket(fileno=fds[1])
         calls.setblocking(False)
-        self._offers = ArenaOffers(channel, settings.get("device"), list(fds[2:]))
         self._device: StubDevice | None = None
+        # The number by which this process knows its GPU, where the server may know it by another.
+        self._device_id = ""
         # Where the memory of requests is pinned, if inputs are copied from there to the GPU.
         self._uploads: HostPinning | None = None
         self._calls = BlsClient(
@@ -127,7 +127,7 @@ class Stub:
         """Load the model and call its ``initialize``; tells the server how it went."""
         settings = self._settings
         try:
-            self._open_device()
+            self._find_device()
             self._attach(None)
             if "debug_port" in settings:
                 wait_for_debugger(settings["instance"], settings["debug_port"])
@@ -163,7 +163,7 @@ class Stub:
         gc.collect()
         gc.freeze()
         self._channel.send(
-            control_message(Kind.READY, device=self._device is not None and self._device.shared),
+            control_message(Kind.READY),
             () if readiness is None else (readiness.fileno(),),
         )
         if readiness is not None:
@@ -193,26 +193,37 @@ class Stub:
 
     def _arguments(self, args: dict[str, str]) -> dict[str, str]:
         """Return what ``initialize`` gets: of the GPU, the number by which libraries here know it."""
-        if self._device is None:
-            return dict(args)
-        return {**args, "model_instance_device_id": str(self._device.ordinal)}
+        return {
+            **args,
+            "model_instance_device_id": self._device_id or args["model_instance_device_id"],
+        }
 
-    def _open_device(self) -> None:
-        """Make the model's GPU current, and open the memory that this stub has on it."""
-        if self._offers.fields is None:
+    def _find_device(self) -> None:
+        """Find out whether this process can have its model's GPU; it has nothing there before need."""
+        told = self._settings.get("device")
+        if told is None:
             return
-        work, pending = self._control.device_work, self._control.pending
-        try:
-            device = StubDevice(self._offers, work, pending, self._tell_closed, self._fall_back)
-        except DriverAbsent as error:
-            text = f"tensors stay in host memory, since the GPU cannot be used: {error.message}"
+        reason = bindings_absence()
+        if reason:
+            text = f"tensors stay in host memory, since the GPU cannot be used: {reason}"
             self._fall_back("device_absent", text)
+            self._tell_no_device()
             return
-        finally:
-            self._offers.close()
-        self._device = device
+        if told["visible"] != visibility():
+            self._device_id = str(find_device(told["uuid"]).ordinal)
+        work, pending = self._control.device_work, self._control.pending
+        self._device = device = StubDevice(
+            told,
+            self._settings["owner"],
+            work,
+            pending,
+            self._calls.ask,
+            self._tell_closed,
+            self._tell_no_device,
+            self._fall_back,
+        )
         device.reclaim = self._outputs.reclaim
-        self._borrowed.know(device.own)
+        device.know_own_in(self._borrowed)
         if self._settings["input_placement"] == "device":
             self._uploads = device.pinning
 
@@ -262,7 +273,7 @@ class Stub:
         if settings["completion"] == Completes.HERE:
             text = completed_config(kind, settings["name"], settings["args"]["model_config"])
             self._channel.send(control_message(Kind.COMPLETED, config=text))
-        message, _ = self._offers.next_message()
+        message, _ = self._channel.receive()
         if message[0] != Kind.CONFIGURE:
             raise MalformedMessage(
                 f"expected the configuration, got a message of kind {message[0]}"
@@ -433,6 +444,9 @@ class Stub:
         self._channel.send(
             control_message(Kind.REGION_CLOSED, region=region, announcements=announcements)
         )
+
+    def _tell_no_device(self) -> None:
+        self._channel.send(control_message(Kind.NO_DEVICE))
 
     def _withdraw(self, segment: Segment) -> None:
         if self._device is not None:

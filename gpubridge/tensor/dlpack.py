@@ -236,6 +236,18 @@ def _imported(
     return ImportedTensor(datatype, fields.shape, memory)
 
 
+def is_on_device(tensor: Any) -> bool:
+    """Return whether a capsule, or an object that can be taken, may say that it is in CUDA memory."""
+    if is_capsule(tensor):
+        try:
+            return CapsuleFields(*_engine().capsule_read(tensor)).device_type in _DEVICE
+        except ValueError:
+            return False
+    if hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
+        return int(tensor.__dlpack_device__()[0]) in _DEVICE
+    return hasattr(tensor, "__cuda_array_interface__")
+
+
 def check_device(device_type: int, stream: DeviceStream | None) -> None:
     """Raise UNSUPPORTED for memory that cannot be taken here; without a stream, CUDA memory is."""
     if device_type in _HOST or (device_type in _DEVICE and stream is not None):

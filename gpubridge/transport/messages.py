@@ -39,7 +39,6 @@ class Kind:
     CONFIGURE = 7
     DEVICE_REGION = 8
     DEVICE_ALONE = 9
-    ARENA = 10
     PIN = 11
     READY = 16
     FAILED = 17
@@ -49,7 +48,7 @@ class Kind:
     RESPONSES = 21
     COMPLETED = 22
     REGION_CLOSED = 23
-    ARENA_REFUSED = 24
+    NO_DEVICE = 24
     CONNECTED = 25
 
 

@@ -14,7 +14,7 @@ __all__ = ["write_lab", "write_member", "write_patient", "write_stream"]
 _DRIVER = """
 def begin(device):
     global library
-    library = Library()
+    library = Library({"model_instance_device_id": device})
 
 
 def linger():

@@ -48,7 +48,11 @@ class Array:
 
 
 class Library:
-    def __init__(self):
+    def __init__(self, args=None):
+        # As frameworks do: the primary context, which the bridge's work is in, too.
+        number = int(args["model_instance_device_id"]) if args else 0
+        ok(d.cuInit(0))
+        ok(d.cuCtxSetCurrent(ok(d.cuDevicePrimaryCtxRetain(ok(d.cuDeviceGet(number))))))
         self.stream = int(ok(d.cuStreamCreate(1)))
         self.memory = {}
         self.launched = []
@@ -98,9 +102,8 @@ DOUBLE = (
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.device = current_device()
         self.args = args
-        self.library = Library()
+        self.library = Library(args)
 
     def execute(self, requests):
         return [self.answer(request) for request in requests]
@@ -129,6 +132,7 @@ WHERE = (
 
 class TritonPythonModel:
     def initialize(self, args):
+        self.library = Library(args)
         self.device = current_device()
         self.args = args
 

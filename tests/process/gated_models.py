@@ -44,7 +44,7 @@ def pinned(values):
 
 class Model:
     def initialize(self, args):
-        self.slow, self.fast = Library(), Library()
+        self.slow, self.fast = Library(args), Library(args)
         self.context = ok(d.cuCtxGetCurrent())
 
     def execute(self, requests):

@@ -82,7 +82,7 @@ LINGERING = (
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.library = Library()
+        self.library = Library(args)
 
     def execute(self, requests):
         (given,) = requests[0].inputs()

@@ -67,7 +67,7 @@ GREEDY = (
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.library = Library()
+        self.library = Library(args)
 
     def execute(self, requests):
         for request in requests:
@@ -161,23 +161,6 @@ def test_a_model_without_memory_fails_alone(tmp_path):
         assert "CUDA_ERROR_OUT_OF_MEMORY" in error
         assert served.infer("greedy", [5.0]) == (200, [5.0])
         assert pids_of(served, "greedy") == [pid]
-
-
-def test_a_model_that_gets_no_arena_does_not_load(tmp_path):
-    write_device_model(tmp_path, "double", DOUBLE)
-    write_model(tmp_path, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
-    with running_device_server(
-        tmp_path, "--exit-on-error=false", arena=2 << 30, ready=False
-    ) as served:
-        wait_until(lambda: served.server.is_ready("host"), "the host's model", served.server)
-
-        def row():
-            return served.server.index().get(("double", 1), {})
-
-        wait_until(lambda: "reason" in row(), "the other model to have failed", served.server)
-        assert row()["state"] == "UNAVAILABLE"
-        assert "device-arena-bytes=N" in row()["reason"]
-        assert served.machine.used(0) == 0
 
 
 def test_an_error_that_stays_ends_the_stub_and_nobody_else(tmp_path):

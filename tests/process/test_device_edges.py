@@ -39,6 +39,11 @@ IN_ARENA = (
 """
 )
 
+# Has memory of its own from the start.
+EARLY = (
+    'self.library = Library(args)\n        pb_utils.Tensor.empty("OWN", [1], np.float32, "cuda")'
+)
+
 # Hands its input to another model, and answers with what that has answered.
 CALLER = (
     LIBRARY
@@ -46,7 +51,7 @@ CALLER = (
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.library = Library()
+        self.library = Library(args)
         self.called = args["model_name"].partition("_")[2]
 
     def execute(self, requests):

@@ -47,7 +47,7 @@ TAKER = (
     + """
 class TritonPythonModel:
     def initialize(self, args):
-        self.library = Library()
+        self.library = Library(args)
 
     def execute(self, requests):
         return [self.answer(request) for request in requests]

@@ -147,7 +147,7 @@ def source_of(model):
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.library = Library()
+        self.library = Library(args)
         self.framework = {setup}
 
     def execute(self, requests):

@@ -16,7 +16,7 @@ from tests.process.device_models import (
 )
 from tests.process.server import wait_until
 from tests.process.test_device_clients import COUNT, NBYTES, Client, infer, prepared, region
-from tests.process.test_device_edges import ensemble
+from tests.process.test_device_edges import IN_ARENA, ensemble
 from tests.process.test_device_network import WORDS, said
 from tests.simcuda.processes import running_worker
 
@@ -38,11 +38,12 @@ def values():
 
 
 def test_numbers_are_those_of_the_server(tmp_path):
-    write_device_model(tmp_path, "double", DOUBLE)
+    write_device_model(tmp_path, "double", IN_ARENA)
     environment = {"CUDA_VISIBLE_DEVICES": TURNED}
     flag = "--allow-client-shm=true"
     with running_device_server(tmp_path, flag, environment=environment, peers=True) as served:
         # The first of the server's is the machine's second.
+        assert served.infer("double", values())[0] == 200
         assert served.machine.used(1) >= ARENA
         assert served.machine.used(0) == 0
         with running_worker(served.machine) as worker:

@@ -205,7 +205,7 @@ def test_a_slot_is_not_used_again_while_a_stream_still_reads_it(tmp_path):
             taken = maker.times("made") > 1
             consumer.open()
             assert one.result() == (200, (8 * first).tolist())
-            assert other.result() == (200, (8 * second).tolist())
+            assert other.result() == (200, (8 * second).tolist()), served.server.log()
             assert not taken
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.process.device_models import DOUBLE, HANDLES, running_device_server, write_device_model
 from tests.process.server import write_model
 from tests.process.test_device_clients import Client, infer, prepared, region
-from tests.process.test_device_edges import CALLER, HOST, IN_ARENA, ensemble
+from tests.process.test_device_edges import CALLER, EARLY, HOST, IN_ARENA, ensemble
 from tests.simcuda.processes import running_worker
 
 COUNT = 50_000
@@ -26,7 +26,9 @@ def running(repository, *, peers=True, **options):
     write_device_model(repository, "arena", IN_ARENA)
     write_device_model(repository, "second", DOUBLE)
     write_device_model(repository, "other", DOUBLE, gpus="1")
-    write_device_model(repository, "call_other", CALLER)
+    # What fails in a test is the server's memory, and not the caller's own.
+    caller = CALLER.replace("self.library = Library(args)", EARLY)
+    write_device_model(repository, "call_other", caller)
     write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
     ensemble(repository, "to_other", ["first", "other"])
     ensemble(repository, "from_arena", ["arena", "other"])
@@ -150,8 +152,8 @@ def test_where_gpus_do_not_reach_each_other_tensors_go_by_way_of_the_host(tmp_pa
 )
 def test_a_driver_that_refuses_when_it_comes_to_it(tmp_path, call, code, reason, handles):
     with running(tmp_path, handles=handles) as served:
-        served.machine.fail(call, code)
         given = values()
+        served.machine.fail(call, code)
         for _ in range(2):
             assert served.infer("call_other", given) == (200, (2 * given).tolist())
         assert fallbacks(served, "other", reason) == 2

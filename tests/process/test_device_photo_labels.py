@@ -29,7 +29,7 @@ CLASSIFIER = (
 class TritonPythonModel:
     def initialize(self, args):
         assert args["model_instance_kind"] == "GPU"
-        self.library = Library()
+        self.library = Library(args)
 
     def execute(self, requests):
         return [self.answer(request) for request in requests]

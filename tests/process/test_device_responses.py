@@ -49,7 +49,8 @@ REPEAT = (
 """
 )
 REPEAT = REPEAT.replace(
-    "self.library = Library()", "self.library = Library(); self.context = ok(d.cuCtxGetCurrent())"
+    "self.library = Library(args)",
+    "self.library = Library(args); self.context = ok(d.cuCtxGetCurrent())",
 )
 REPEAT = REPEAT.replace("TIMES", str(TIMES)).replace("import ctypes,", "import threading, ctypes,")
 
@@ -60,7 +61,7 @@ MIXED = (
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.library = Library()
+        self.library = Library(args)
 
     def execute(self, requests):
         return [self.answer(request) for request in requests]

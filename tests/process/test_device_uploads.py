@@ -37,7 +37,7 @@ def size(name):
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.library = Library()
+        self.library = Library(args)
 
     def execute(self, requests):
         with open(os.path.join(HERE, "begun"), "a") as file:

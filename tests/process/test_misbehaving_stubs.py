@@ -122,10 +122,6 @@ LIES = {
         "results(record(0, (FLOATS[0], b''), (0, 0, 4, 0)))",
         "a record of 0 dims came with a signature of 1",
     ),
-    "arena_refused": (
-        "wire.control_message(wire.Kind.ARENA_REFUSED, reason='no')",
-        "refused memory that it was not offered and was killed",
-    ),
     "closed": ("b''", "closed its channel and was killed"),
 }
 """Data that a model sends over its stub's channel in its first ``execute``, and the error it causes.

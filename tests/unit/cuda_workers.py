@@ -51,7 +51,6 @@ def refusal(function, *arguments):
 # Its arena is small, `whole` bytes; what it tells the server is in `closed`, `work` and `said`.
 _STUB_SETUP = """
 from gpubridge.cuda_ipc import find_device, list_devices
-from gpubridge.stub.device.regions import ArenaOffers
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.errors import BridgeError
 import gpubridge.stub.device.memory as room, os
@@ -59,12 +58,13 @@ room._PATIENCE = 0.05
 work = memoryview(bytearray(72)).cast("Q")
 closed, said = [], []
 ok(d.cuInit(0))
-offered = {"uuid": list_devices()[0].uuid, "region": 1 << 31, "size": 2 << 20, "handle": "",
-           "server": os.getpid(), "reason": "", "events": "", "no_events": ""}
+told = {"uuid": list_devices()[0].uuid, "limit": 2 << 20, "server": os.getpid()}
 device = StubDevice(
-    ArenaOffers(None, offered, []), work, memoryview(bytearray(64)), lambda *what: closed.append(what), lambda *what: said.append(what))
+    told, 0, work, memoryview(bytearray(64)), None, lambda *what: closed.append(what), lambda: None,
+    lambda *what: said.append(what))
+device._needed().context.make_current()
 stream = int(ok(d.cuStreamCreate(1)))
-whole = device.own.size
+whole = device.capacity
 
 def room_for(nbytes):
     try:

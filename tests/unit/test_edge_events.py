@@ -65,12 +65,12 @@ class Stub:
         self.released = []
         borrowed = SimpleNamespace(views=lambda refs: [object() for _ in refs])
         self.events = StubEvents(
-            self.arena,
             borrowed,
             memoryview(self.pending),
             lambda arena, numbers: self.released.append(numbers),
             lambda: False,
         )
+        self.events.begin(self.arena)
 
     def answer(self, number=None, inputs=(), pending=True):
         """Answer a request with an event, or with what is complete; returns the outcome."""

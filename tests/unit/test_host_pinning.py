@@ -33,7 +33,8 @@ def mapped(size):
     ranges = [line.split()[0].split("-") for line in open("/proc/self/maps") if "gpubridge" in line]
     return sum(int(end, 16) - int(start, 16) == size for start, end in ranges)
 
-pinning = HostPinning(context, lambda *what: said.append(what))
+pinning = HostPinning(lambda *what: said.append(what))
+pinning.begin(context)
 copies = CopyStream(context)
 """
 

@@ -24,7 +24,7 @@ def test_a_lease_lasts_until_the_streams_that_used_it_have_passed(worker):
     said = worker.do(
         "view = memoryview(bytearray(8)); import weakref, numpy as np;"
         "array = np.zeros(8, np.uint8); watch = weakref.ref(array);"
-        "data = device.borrowed((1 << 31, 256, 8, 0), memoryview(array), None); del array;"
+        "data = device.borrowed((device.own.region, 256, 8, 0), memoryview(array), None); del array;"
         "answer = [data.pointer - device.own.pointer];"
         "data.hand_out(stream); hold(stream); del data; device.settle();"
         "answer.append(watch() is None)"
@@ -58,7 +58,7 @@ def test_a_stream_that_cannot_be_asked_any_more_is_waited_for_with_all_others(ma
 
 
 def test_where_an_arena_is_not_shared_that_is_said(worker):
-    assert worker.do("answer = [device.shared, said[0][0]]") == [False, "device_not_shared"]
+    assert worker.do("answer = [device.hands_on, said[0][0]]") == [False, "device_not_shared"]
 
 
 @pytest.mark.parametrize(

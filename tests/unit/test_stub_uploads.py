@@ -74,7 +74,8 @@ def worker(stub_device_process):
 @pytest.fixture
 def ahead(worker):
     worker.do("inputs = InputsAhead(device, lambda *what: said.append(what[0]), borrowed)")
-    worker.do("said.clear()")
+    # Its arena is there, and what was said of that.
+    worker.do("device.own; said.clear()")
     return worker
 
 

@@ -191,6 +191,8 @@ class DevicePath:
             settings.decoder, settings.max_pixels, settings.formats
         )
         self._context = DeviceContext(list_devices()[memory.ordinal])
+        # In the thread that runs batches: libraries that know no context of ours take what is current.
+        self._context.make_current()
         try:
             self._stream = CopyStream(self._context)
             try:

@@ -122,7 +122,7 @@ def tell_waits(context: S, ranges: Sequence[MemoryRange], announcements: Announc
 
 
 class StubEvents:
-    """The events of one stub's arena, and those that it was handed.
+    """The events of one stub's arena, once it has one, and those that it was handed.
 
     - ``pending``: where the stub says which of its events are not seen to be done.
     - ``release_waiters``: lets streams go that wait for the stub, when it is dead.
@@ -132,23 +132,32 @@ class StubEvents:
 
     def __init__(
         self,
-        arena: DeviceRegion,
         borrowed: BorrowedMemory,
         pending: memoryview,
         release_waiters: ReleaseWaiters,
         settle: Callable[[], bool],
     ) -> None:
         self._late = LateLeases(settle)
-        self._arena = arena
+        self._arena: DeviceRegion | None = None
         self._borrowed = borrowed
         self._pending = pending
-        self._count = 0 if arena.events is None else arena.events.count
+        self._count = 0
         self._release_waiters = release_waiters
         self._made: WeakSet[EdgeEvent] = WeakSet()
         # Of answers to its calls, and of requests that are over: any response may come of them.
         self._kept: WeakSet[EdgeEvent] = WeakSet()
         # What was executed while lost memory went back, and why it was lost.
         self._doomed: WeakKeyDictionary[InferRequest, str] = WeakKeyDictionary()
+
+    def begin(self, arena: DeviceRegion) -> None:
+        """The stub has events from now on, if they came with the first segment of its arena."""
+        self._arena = arena
+        self._count = 0 if arena.events is None else arena.events.count
+
+    def end(self, region: int) -> None:
+        """The stub has given a region back; if that was the first, it has no events."""
+        if self._arena is not None and self._arena.region == region:
+            self._arena, self._count = None, 0
 
     def keep(self, ranges: Iterable[MemoryRange] | None) -> None:
         """The stub looks at memory that it was not handed for one request alone."""
@@ -209,7 +218,7 @@ class StubEvents:
 
     def _record(self, record: Record, awaited: Iterable[EdgeEvent]) -> EdgeEvent | None:
         named = event_of(record.context, self._count)
-        if named is None:
+        if named is None or self._arena is None:
             return None
         number, lease = named
         (view,) = self._borrowed.views([(self._arena.region, 0, 0, lease)])
@@ -229,7 +238,7 @@ class StubEvents:
         """
         self._late.close()
         numbers = [number for number in range(self._count) if self._pending[number]]
-        if numbers and self._arena.events is not None:
+        if numbers and self._arena is not None and self._arena.events is not None:
             for event in self._made:
                 if self._pending[event.number]:
                     event.lose(self._arena.events.loss)

@@ -25,16 +25,16 @@ from gpubridge.cuda_ipc import (
     DeviceProbe,
     DeviceSegment,
     probe_devices,
+    visibility,
 )
-from gpubridge.engine.devices.arena_events import ArenaEvents
 from gpubridge.engine.devices.driver_thread import DriverThread
 from gpubridge.engine.devices.peer_memory import PeerMemory
 from gpubridge.engine.devices.region import Closable, DeviceRegion
+from gpubridge.engine.devices.stub_arena import StubArena
 from gpubridge.engine.instance_settings import InstanceSettings
 from gpubridge.engine.workers import TaskSet
 from gpubridge.errors import BridgeError, ErrorCode, invalid, unsupported
 from gpubridge.telemetry.exposition import Family
-from gpubridge.transport.device_events import arena_region
 
 if TYPE_CHECKING:
     from gpubridge.engine.instance import Instance
@@ -158,57 +158,28 @@ class DeviceMemory:
 
     # -- arenas --------------------------------------------------------------------------------
 
-    async def equip(
-        self, settings: InstanceSettings, link: StubConnection
-    ) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """Return what a stub is told when it starts, with the memory on its GPU, if it has one.
+    async def equip(self, settings: InstanceSettings, link: StubConnection) -> dict[str, Any]:
+        """Return what a stub is told when it starts: of its GPU, if it has one, where that is.
 
-        It returns:
-
-        - ``fds``: descriptors that go with them; they stay the arena's, which the link has now.
-
-        Raises BridgeError: UNAVAILABLE when the device has no memory left, INTERNAL when the driver
-        fails.
+        Nothing is made there before somebody needs it. Raises BridgeError when the driver fails.
         """
         if settings.device is None:
-            return settings.stub, ()
-        told, fds = await self.offer_arena(self.device(settings.device), settings.name, link, {})
-        return {**settings.stub, "device": told}, fds
-
-    async def offer_arena(
-        self, device: DeviceInfo, instance: str, link: StubConnection, refusals: Mapping[bool, str]
-    ) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """Make an arena for a stub, and return what it is told of that, as `equip` does.
-
-        ``refusals`` are those of the stub (`MemorySharing.allocate`).
-        """
-        region = arena_region(link.owner)
+            return settings.stub
+        device = self.device(settings.device)
+        await self.run(partial(self.peers.look_at, device))
+        arena = StubArena(self, device, link, settings.name)
+        link.give_device(arena, device.uuid, self.release_waiters)
         told = {
             "uuid": device.uuid,
-            "region": region,
-            "size": self.arena_bytes,
-            "handle": "",
-            "events": "",
-            "no_events": "",
+            "visible": visibility(),
+            "limit": self.arena_bytes,
             "server": os.getpid(),
-            "reason": "",
         }
-        make = partial(self._allocate, device, region, instance, refusals)
-        try:
-            arena, no_events = await self.run(make)
-        except BridgeError as error:
-            if error.code is ErrorCode.UNAVAILABLE:
-                raise
-            # The stub can use its GPU all the same, alone.
-            told["reason"] = error.message
-            return told, ()
-        link.give_arena(arena, self.release_waiters)
-        self._arenas.add(arena)
-        told["size"] = arena.size
-        told["handle"] = arena.handle.hex()
-        told["events"] = arena.events.handles.hex() if arena.events else ""
-        told["no_events"] = no_events
-        return told, arena.fds
+        return {**settings.stub, "device": told}
+
+    def note_arena(self, segment: DeviceRegion) -> None:
+        """Count a segment of a stub's arena, as long as it exists."""
+        self._arenas.add(segment)
 
     def families(self) -> list[Family]:
         """Return how many stubs have an arena on each GPU, by what they have opened it."""
@@ -217,24 +188,14 @@ class DeviceMemory:
             "Device memory of stubs that others can open, by how it crosses processes",
             "gauge",
         )
-        ways = Counter((arena.uuid, "fd" if arena.fds else "legacy") for arena in self._arenas)
-        for (uuid, handles), count in ways.items():
+        # By the maker that the id names: an arena may have several segments.
+        arenas = {
+            (segment.uuid, "fd" if segment.fds else "legacy", segment.region >> 32)
+            for segment in self._arenas
+        }
+        for (uuid, handles), count in Counter(each[:2] for each in arenas).items():
             family.add({"gpu_uuid": uuid, "handles": handles}, count)
         return [family]
-
-    def _allocate(
-        self, device: DeviceInfo, region: int, instance: str, refusals: Mapping[bool, str]
-    ) -> tuple[DeviceRegion, str]:
-        """Make an arena with its events; says why it has none."""
-        self.peers.look_at(device)
-        context = self.context(device)
-        segment = self.sharing.allocate(context, region, self.arena_bytes, refusals)
-        try:
-            events, reason = ArenaEvents.create(context, instance)
-        except CudaError:
-            self.free(segment)
-            raise
-        return DeviceRegion(segment, self.free, events), reason
 
     def region_of(self, segment: DeviceSegment) -> DeviceRegion:
         """Make an allocation known as a region of the server's own."""

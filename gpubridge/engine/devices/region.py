@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpubridge.cuda_ipc import DeviceSegment
 from gpubridge.engine.devices.arena_events import ArenaEvents
@@ -19,7 +19,7 @@ class Closable(Protocol):
 
 
 class DeviceRegion:
-    """A stub's arena, as the server and its ledgers see it.
+    """A segment of a stub's arena, or of the server's, as the server and its lease books see it.
 
     The memory is freed when nobody refers to this object any more: each link whose stub has it open
     does until the stub says that it has closed it, or is gone.
@@ -52,6 +52,17 @@ class DeviceRegion:
         """The descriptor by which they open it otherwise; this object's."""
         return self._segment.fds
 
+    def described(self) -> dict[str, Any]:
+        """Return what a stub is told of it, which may get descriptors with that."""
+        return {
+            "region": self.region,
+            "size": self.size,
+            "handle": self.handle.hex(),
+            "events": "" if self.events is None else self.events.handles.hex(),
+            "uuid": self.uuid,
+            "client": False,
+        }
+
     def __del__(self) -> None:
         if self.events is not None:
             self._free(self.events)
@@ -83,6 +94,17 @@ class ClientDeviceSegment:
         self.uuid = opened.uuid
         self.handle = handle
         self.pointer = opened.pointer
+
+    def described(self) -> dict[str, Any]:
+        """Return what a stub is told of it."""
+        return {
+            "region": self.region,
+            "size": self.size,
+            "handle": self.handle.hex(),
+            "events": "",
+            "uuid": self.uuid,
+            "client": True,
+        }
 
     def has(self, end: int) -> bool:
         """Return whether there are so many bytes: device memory is never resized."""

@@ -10,6 +10,7 @@ from io import FileIO
 from typing import Any, Protocol
 
 from gpubridge.engine.custom_metrics import MetricOwner
+from gpubridge.engine.devices.stub_arena import StubArena
 from gpubridge.engine.instance import Instance, InstanceState
 from gpubridge.engine.model_locks import ASKED_BY
 from gpubridge.engine.repository import ModelRepository
@@ -36,6 +37,7 @@ class ControlRequests:
     - ``caller``: whose stub it is.
     - ``send``: sends to the stub, or nothing when it is gone.
     - ``catch_up``: takes what the stub has said and is not heard yet.
+    - ``arena``: makes the stub's device memory, if it has a GPU.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class ControlRequests:
         caller: Instance,
         send: Sender,
         catch_up: Callable[[], None],
+        arena: StubArena | None,
     ) -> None:
+        self._arena = arena
         self._repository = repository
         self._tasks = tasks
         self._caller = caller
@@ -76,6 +80,8 @@ class ControlRequests:
                 self._open_metric(number, fields)
             elif about == "ready":
                 self._tell_ready(number, fields)
+            elif about == "device_memory":
+                self._give_memory(number, fields)
             elif about == "load":
                 self._change(number, self._load(fields, fds))
             elif about == "unload":
@@ -126,6 +132,22 @@ class ControlRequests:
             unit=cell.unit,
             bounds=list(cell.bounds),
         )
+
+    # -- device memory ---------------------------------------------------------------------------
+
+    def _give_memory(self, number: int, fields: dict[str, Any]) -> None:
+        nbytes, refused = _take(fields, "nbytes", int), _take(fields, "refused", str)
+        if self._arena is None or nbytes <= 0:
+            raise MalformedMessage(f"{nbytes} bytes of device memory")
+
+        def done(offer: tuple[dict[str, Any], tuple[int, ...]] | BridgeError) -> None:
+            if isinstance(offer, BridgeError):
+                self._refuse(number, offer)
+            else:
+                told, fds = offer
+                self._answer(number, *fds, **told)
+
+        self._tasks.start(self._arena.offer(nbytes, refused), done)
 
     # -- models ----------------------------------------------------------------------------------
 

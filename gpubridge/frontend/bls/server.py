@@ -16,6 +16,7 @@ from weakref import WeakSet
 from gpubridge.dataplane import Call, CallChannel
 from gpubridge.engine.announcements import Announcements
 from gpubridge.engine.devices.edge_events import tell_waits
+from gpubridge.engine.devices.stub_arena import StubArena
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.long_messages import LongMessages
 from gpubridge.engine.placed_response import PlacedResponse
@@ -118,10 +119,14 @@ class BlsServer:
         return connection
 
     def control_requests(
-        self, caller: Instance, send: Callable[..., None], catch_up: Callable[[], None]
+        self,
+        caller: Instance,
+        send: Callable[..., None],
+        catch_up: Callable[[], None],
+        arena: StubArena | None,
     ) -> ControlRequests:
         """Answer what one stub asks."""
-        return ControlRequests(self._repository, self._changes, caller, send, catch_up)
+        return ControlRequests(self._repository, self._changes, caller, send, catch_up, arena)
 
 
 class BlsConnection:
@@ -168,7 +173,9 @@ class BlsConnection:
         self._calls = CallChannel(link.requests, self._reader, hooks, self._channel.fileno())
         self._open = True
         self._long = LongMessages(link.workers, self._decode, self._take_long)
-        self._control = server.control_requests(caller, self._send_queue.send, self._catch_up)
+        self._control = server.control_requests(
+            caller, self._send_queue.send, self._catch_up, link.arena
+        )
         self._listen(True)
         link.on_abandoned = self._give_up
 
@@ -351,7 +358,7 @@ class BlsConnection:
         context = _NO_CONTEXT
         if response.parameters and not isinstance(response.parameters, LongParameters):
             context = ResponseContext(parameters=json.dumps(response.parameters))
-        if self._link.device is not None:
+        if self._link.arena is not None:
             context = tell_waits(context, ranges, self._announcements)
         return ranges, shared, context.encoded()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Callable
+from typing import TYPE_CHECKING, Callable, Protocol
 
 from gpubridge.cuda_ipc import CopyStream, EventLease, EventRing, SharedEvents
 from gpubridge.errors import InternalError
@@ -18,6 +18,17 @@ from gpubridge.stub.device.regions import DeviceRegions
 from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.transport.context import RequestContext, ResponseContext
 from gpubridge.transport.device_events import waits_of
+
+if TYPE_CHECKING:
+    from gpubridge.stub.device.own_arena import OwnArena
+
+
+class HasStream(Protocol):
+    """The device, as far as it has to be known here."""
+
+    @property
+    def stream(self) -> CopyStream:
+        """The bridge's stream, made at first need."""
 
 
 class AwaitedEvent:
@@ -55,30 +66,48 @@ class EdgeEvents:
 
     def __init__(
         self,
+        arena: OwnArena,
         regions: DeviceRegions,
-        copies: CopyStream,
+        device: HasStream,
         pending: memoryview,
         fall_back: Callable[..., None],
     ) -> None:
+        self._arena = arena
         self._regions = regions
-        self._copies = copies
+        self._device = device
         self._fall_back = fall_back
-        self._own = regions.own.events
-        self._ring = None if self._own is None else EventRing(self._own)
+        # They come with the first segment of the arena.
+        self._begun = False
+        self._own: SharedEvents | None = None
+        self._ring: EventRing | None = None
         # Not seen to be done yet, in the order in which they were recorded.
         self._recorded: deque[int] = deque()
         self._pending = pending
         self._noting = threading.Lock()
         self._said = False
-        if regions.no_events:
-            text = f"tensors that other models get on the GPU are waited for: {regions.no_events}"
-            fall_back("device_events_not_shared", text)
+
+    def _begin(self) -> None:
+        own = self._arena.first().events
+        with self._noting:
+            if self._begun:
+                return
+            self._begun = True
+            self._own = own
+            self._ring = None if own is None else EventRing(own)
+        if own is None and self._regions.no_events:
+            text = (
+                "tensors that other models get on the GPU are waited for: "
+                f"{self._regions.no_events}"
+            )
+            self._fall_back("device_events_not_shared", text)
 
     def record(self, streams: set[int], reclaim: Callable[[], object]) -> EventLease | None:
         """Record an event behind at least one stream; ``reclaim`` is asked where none is free.
 
         Returns: None where there is none: the copy stream is behind them then.
         """
+        if not self._begun:
+            self._begin()
         lease = None
         if self._ring is not None:
             if not self._ring.free():
@@ -101,9 +130,10 @@ class EdgeEvents:
         return lease
 
     def _join(self, streams: set[int]) -> int:
-        for stream in streams - {self._copies.handle}:
-            self._copies.order_after(stream)
-        return self._copies.handle
+        copies = self._device.stream
+        for stream in streams - {copies.handle}:
+            copies.order_after(stream)
+        return copies.handle
 
     def _say_exhausted(self) -> None:
         text = "all events are in use, so that a tensor for another model on the GPU is waited for"
@@ -154,7 +184,7 @@ class EdgeEvents:
                 "expected to have the events open that a tensor of another model on the GPU waits "
                 f"for, got none: {self._regions.no_events or 'their memory is closed'}"
             )
-        return AwaitedEvent(opened.events, number, self._copies)
+        return AwaitedEvent(opened.events, number, self._device.stream)
 
 
 def streams_behind(kept: Sequence[DeviceBytes], copies: CopyStream) -> set[int]:

@@ -19,6 +19,8 @@ def received_on_device(
 ) -> list[Tensor]:
     """Return tensors that arrived, those on the device as such, under the same leases."""
     refs = record.refs
+    if all(device.regions.get(ref[0]) is None for ref in refs):
+        return list(tensors)
     waits = device.events.awaited(record.context, len(refs))
     return [_received(device, *each) for each in zip(tensors, refs, waits)]
 
@@ -98,7 +100,7 @@ class DeviceInputs:
             elif not memory.nbytes:
                 # On the device like others: frameworks do not mix tensors of two.
                 placed.append(_moved(tensor, DeviceBytes(0, 0, self.device.ordinal)))
-            elif memory.nbytes > self.device.own.size:
+            elif memory.nbytes > self.device.capacity:
                 self._say_too_large(tensor, memory.nbytes)
                 placed.append(tensor)
             else:
@@ -116,7 +118,7 @@ class DeviceInputs:
         self._fall_back(
             "device_input_on_host",
             f"input '{tensor._name}' of {nbytes} bytes stays in host memory: the device arena has "
-            f"{self.device.own.size}; raise --backend-config=python,device-arena-bytes=N",
+            f"{self.device.capacity}; raise --backend-config=python,device-arena-bytes=N",
         )
 
 

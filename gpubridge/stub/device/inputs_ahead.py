@@ -109,7 +109,7 @@ class InputsAhead(DeviceInputs):
     def _is_plain(self, record: Record) -> bool:
         if record.context.client is not None:
             return False
-        size = self.device.own.size
+        size = self.device.capacity
         return any(ref[2] for ref in record.refs) and all(
             ref[2] <= size and spec[1] != "BYTES" and not self.has(ref[0])
             for spec, ref in zip(record.signature.tensors, record.refs)
@@ -126,7 +126,7 @@ class InputsAhead(DeviceInputs):
         self._fall_back(
             "device_inputs_in_turn",
             f"inputs are not copied to the GPU ahead of their turn: the device arena of "
-            f"{self.device.own.size} bytes has no room for two batches at once; raise "
+            f"{self.device.capacity} bytes has no room for two batches at once; raise "
             "--backend-config=python,device-arena-bytes=N",
             int(Logger.VERBOSE if self._crowded else Logger.INFO),
         )

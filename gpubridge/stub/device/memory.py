@@ -6,15 +6,15 @@ their lenders, opened memory to the driver. What nobody looks at any more is *ov
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
-from typing import Callable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from gpubridge.cuda_ipc import (
     CopyStream,
     CudaError,
-    DeviceArena,
     DeviceContext,
     DeviceSlot,
     EventLease,
@@ -23,9 +23,14 @@ from gpubridge.cuda_ipc import (
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.stub.device.events import EdgeEvents, streams_behind
 from gpubridge.stub.device.over import DeviceHold, OverMemory, Uploads, precede
+from gpubridge.stub.device.own_arena import OwnArena
 from gpubridge.stub.device.pinning import HostPinning
-from gpubridge.stub.device.regions import ArenaOffers, DeviceRegions
+from gpubridge.stub.device.regions import DeviceRegions, OpenedRegion
 from gpubridge.tensor.device_bytes import DeviceBytes, Ready
+
+if TYPE_CHECKING:
+    from gpubridge.stub.questions import Question
+    from gpubridge.transport.leases import BorrowedMemory
 
 _PATIENCE = 2.0
 """Seconds that an output waits for room in the arena."""
@@ -42,52 +47,143 @@ def show_work(streams: Sequence[CopyStream], words: memoryview) -> None:
     words[2 * len(kinds)] = sum(stream.waits for stream in streams)
 
 
-class StubDevice:
-    """The GPU that a stub's model is on; current in the thread that makes this object.
+class _Parts(NamedTuple):
+    """What exists of a device once somebody needs it."""
 
+    ordinal: int
+    context: DeviceContext
+    stream: CopyStream
+    uploads: Uploads
+    over: OverMemory
+
+
+class StubDevice:
+    """The GPU that a stub's model is on: nothing of CUDA is made here before somebody needs it.
+
+    - ``told``: what the server says of it: ``uuid``; ``ordinal``, its number there; ``limit``, the
+      bytes of this stub's arena; ``server``, the process.
+    - ``owner``: the upper half of the ids of this stub's regions.
     - ``work``: where the server sees what was done: bytes by kind, copies by kind, waits.
-    - ``stream``: where all copies are made, those of `uploads` excepted.
-    - ``own``: the arena.
+    - ``pending``: shows the server which events are not seen to be done.
+    - ``ask``: asks the server (`BlsClient.ask`).
+    - ``tell_closed``: tells it of a region that is closed (`DeviceRegions`).
+    - ``tell_none``: tells it to hand this stub no memory of the device.
+
+    Its attributes:
+
     - ``regions``: all memory that is open here.
     - ``events``: those by which streams of different stubs wait for each other.
-    - ``shared``: whether others on the device can have the arena open.
+    - ``pinning``: of host memory; begins with the rest.
+    - ``shared``: whether others on the device may be handed what is in the arena.
     - ``lost``: why nothing of the device works any more in this process.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (the two processes' words)
         self,
-        offers: ArenaOffers,
+        told: dict[str, Any],
+        owner: int,
         work: memoryview,
         pending: memoryview,
+        ask: Callable[..., Question],
         tell_closed: Callable[[int, int], None],
+        tell_none: Callable[[], None],
         fall_back: Callable[..., None],
     ) -> None:
+        self.uuid: str = told["uuid"]
         self._work = work
-        assert offers.fields is not None
-        info = find_device(offers.fields["uuid"])
-        self.uuid = info.uuid
-        self.ordinal = info.ordinal
-        self._context = DeviceContext(info)
-        self._context.make_current()
-        self.stream = CopyStream(self._context)
-        self.uploads = Uploads(self._context)
-        self.pinning = HostPinning(self._context, fall_back)
-        self.lost: CudaError | None = None
-        # Any thread may settle.
-        self._settling = threading.Lock()
-        self.regions = DeviceRegions(self._context, offers, tell_closed)
-        self.own = self.regions.own
-        self.shared = True
+        self._tell_none = tell_none
         self._fall_back = fall_back
-        if self.regions.reason:
-            self.keep_alone(self.regions.reason)
-        self.events = EdgeEvents(self.regions, self.stream, pending, fall_back)
-        self._arena = DeviceArena(self.own.segment)
-        self._over = OverMemory(self.stream, self._arena.free)
+        self.lost: CudaError | None = None
+        self.shared = True
+        self._absent: BridgeError | None = None
+        # Any thread may be the first to need it; any may settle.
+        self._making = threading.Lock()
+        self._settling = threading.Lock()
+        self._parts: _Parts | None = None
+        self.pinning = HostPinning(fall_back)
+        self.regions = DeviceRegions(lambda: self._needed().context, owner, tell_closed)
+        alone = "the model runs in its server's process" if told["server"] == os.getpid() else ""
+        self._arena = OwnArena(told["limit"], self.regions, ask, alone, self._stay_alone)
+        self.events = EdgeEvents(self._arena, self.regions, self, pending, fall_back)
         #: Takes back slots that the server is done with; set by who lends them.
         self.reclaim: Callable[[], object] = _nothing
         #: Lets go of slots that are filled ahead of their time; set by who does that.
         self.make_room: Callable[[], None] = _nothing
+        if alone:
+            tell_none()
+
+    def _needed(self) -> _Parts:
+        """Return what is there of the device, made now if it is not; BridgeError if that cannot be."""
+        parts = self._parts
+        if parts is None:
+            with self._making:
+                parts = self._parts or self._make()
+                self._parts = parts
+        return parts
+
+    def _make(self) -> _Parts:
+        if self._absent is not None:
+            raise self._absent
+        try:
+            device = find_device(self.uuid)
+        except BridgeError as error:
+            # There is no driver here, or it does not show the GPU: nor will it.
+            self._absent = error
+            text = f"tensors stay in host memory, since the GPU cannot be used: {error.message}"
+            self._fall_back("device_absent", text)
+            self._tell_none()
+            raise
+        context = DeviceContext(device)
+        stream = CopyStream(context)
+        over = OverMemory(stream, self._arena.free)
+        self.pinning.begin(context)
+        return _Parts(device.ordinal, context, stream, Uploads(context), over)
+
+    @property
+    def needed(self) -> bool:
+        """Return whether anybody has needed it by now."""
+        return self._parts is not None
+
+    @property
+    def ordinal(self) -> int:
+        """The device's number in this process."""
+        return self._needed().ordinal
+
+    @property
+    def stream(self) -> CopyStream:
+        """The stream where all copies are made, those of `uploads` excepted."""
+        return self._needed().stream
+
+    @property
+    def uploads(self) -> Uploads:
+        """The copies of inputs to the device."""
+        return self._needed().uploads
+
+    @property
+    def own(self) -> OpenedRegion:
+        """The first segment of the arena."""
+        return self._arena.first()
+
+    @property
+    def hands_on(self) -> bool:
+        """Return whether others may be handed what is in the arena, which is made to find that out."""
+        if self.shared:
+            self._arena.first()
+        return self.shared
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that the arena may come to have."""
+        return self._arena.limit
+
+    def know_own_in(self, book: BorrowedMemory) -> None:
+        """Have views made of what lies in the arena, too."""
+        self._arena.books.append(book)
+
+    def _stay_alone(self, reason: str) -> None:
+        if self.shared:
+            self.keep_alone(reason)
+            self._tell_none()
 
     def keep_alone(self, reason: str) -> None:
         """Hand on no more tensors on the device; those that others have stay theirs."""
@@ -96,15 +192,9 @@ class StubDevice:
             text = f"tensors leave the GPU between models: {reason}"
             self._fall_back("device_not_shared", text)
 
-    @property
-    def capacity(self) -> int:
-        """Bytes of the arena."""
-        return self.own.size
-
-    def pointer_in_arena(self, data: DeviceBytes) -> int | None:
-        """Return the offset of bytes in the arena; None for those that lie elsewhere."""
-        offset = data.pointer - self.own.pointer
-        return offset if offset >= 0 and offset + data.nbytes <= self.own.size else None
+    def place_in_arena(self, data: DeviceBytes) -> tuple[int, int] | None:
+        """Return region and offset of bytes in the arena; None for those that lie elsewhere."""
+        return self._arena.place(data.pointer, data.nbytes)
 
     def borrowed(
         self, ref: Sequence[int], view: memoryview, ready: Ready | None
@@ -116,7 +206,7 @@ class StubDevice:
         if not ref[2]:
             # It says no more than on which device the tensor is.
             return DeviceBytes(0, 0, self.ordinal)
-        hold = self._over.hold((view, opened))
+        hold = self.hold((view, opened))
         return DeviceBytes(
             opened.pointer + ref[1],
             ref[2],
@@ -129,21 +219,30 @@ class StubDevice:
 
     def hold(self, kept: object) -> DeviceHold:
         """Hold something for tensors, until all streams that used them have passed."""
-        return self._over.hold(kept)
+        return self._needed().over.hold(kept)
 
     def allocate_device(self, nbytes: int, *, patient: bool = True) -> DeviceBytes:
         """Return undefined bytes in the arena; waits some time for room if ``patient``."""
+        hold = self._needed().over.hold
         slot = self._slot(nbytes) if patient else self._arena.allocate(nbytes)
-        hold = self._over.hold(slot)
-        return DeviceBytes(slot.pointer, nbytes, self.ordinal, hold, streams=hold.streams)
+        held = hold(slot)
+        return DeviceBytes(slot.pointer, nbytes, self.ordinal, held, streams=held.streams)
 
     def _slot(self, nbytes: int) -> DeviceSlot:
+        slot = self._arena.take(nbytes)
+        if slot is not None:
+            return slot
+        # What is over already is taken before the arena grows.
+        self.reclaim()
+        self.settle()
         deadline = 0.0
         while True:
             try:
                 return self._arena.allocate(nbytes)
             except BridgeError as error:
-                if error.code is not ErrorCode.UNAVAILABLE or nbytes > self.own.size:
+                if isinstance(error, CudaError) or nbytes > self.capacity:
+                    raise
+                if error.code is not ErrorCode.UNAVAILABLE:
                     raise
                 now = time.monotonic()
                 deadline = deadline or now + _PATIENCE
@@ -158,7 +257,7 @@ class StubDevice:
         """Begin to copy host memory into the arena; it stays held until that is done."""
         data = self.allocate_device(memory.nbytes)
         self.load(memory, data.pointer)
-        self._over.add(memory)
+        self._needed().over.add(memory)
         data.ready = self.stream
         return data
 
@@ -176,7 +275,7 @@ class StubDevice:
             # buffer of its own for each request, and the library's allocator with what is let go of.
             for stream in data.owner_streams:
                 precede(self.stream, stream)
-            self._over.add(data.owner)
+            self._needed().over.add(data.owner)
         copy.ready = self.stream
         return copy
 
@@ -184,18 +283,18 @@ class StubDevice:
         """Begin to copy bytes of the device to the host, in order."""
         data.order_into(self.stream)
         self.stream.d2h(target, data.pointer, data.nbytes)
-        self._over.begun()
+        self._needed().over.begun()
 
     def write(self, data: DeviceBytes, pointer: int) -> None:
         """Begin to copy bytes of the device to another place there, in order."""
         data.order_into(self.stream)
         self.stream.d2d(pointer, data.pointer, data.nbytes)
-        self._over.begun()
+        self._needed().over.begun()
 
     def load(self, memory: memoryview, pointer: int) -> None:
         """Begin to copy host memory to a place of the device; it must stay until :meth:`finish`."""
         self.stream.h2d(pointer, memory, memory.nbytes)
-        self._over.begun()
+        self._needed().over.begun()
 
     def hand_over(self, kept: Sequence[DeviceBytes]) -> EventLease | None:
         """Let another stub's streams wait, by the event returned, for what is written to bytes.
@@ -206,7 +305,7 @@ class StubDevice:
         if not streams:
             return None
         event = self.events.record(streams, self.reclaim)
-        self._over.begun()
+        self._needed().over.begun()
         if event is None:
             self.finish()
         return event
@@ -214,27 +313,33 @@ class StubDevice:
     def order(self, data: DeviceBytes) -> None:
         """Let :meth:`finish` wait for all that is written to bytes by now."""
         data.order_into(self.stream)
-        self._over.begun()
+        self._needed().over.begun()
 
     def finish(self) -> None:
         """Wait once for all that was begun; what is over then goes back. CudaError if it failed."""
+        parts = self._needed()
         with self._settling:
-            over = self._over.collect()
-            queued = self._over.queued
-        self.stream.wait()
+            over = parts.over.collect()
+            queued = parts.over.queued
+        parts.stream.wait()
         with self._settling:
-            self._over.waited(over, queued)
-            self.uploads.sweep()
-            show_work((self.stream, self.uploads.stream), self._work)
+            parts.over.waited(over, queued)
+            self._sweep(parts)
 
     def settle(self) -> None:
         """Give back what is over and no stream uses any more; nothing is waited for."""
+        parts = self._parts
+        if parts is None:
+            return
         with self._settling:
-            self._over.settle()
-            self.uploads.sweep()
+            parts.over.settle()
             self.events.sweep()
             self.regions.close_unused()
-            show_work((self.stream, self.uploads.stream), self._work)
+            self._sweep(parts)
+
+    def _sweep(self, parts: _Parts) -> None:
+        parts.uploads.sweep()
+        show_work((parts.stream, parts.uploads.stream), self._work)
 
     def settle_until(self, arrives: Callable[[float], bool]) -> CudaError | None:
         """Give back memory as its streams pass, until ``arrives`` sees a message or all is back.
@@ -256,12 +361,16 @@ class StubDevice:
     @property
     def busy(self) -> bool:
         """Return whether streams may still use unreferenced memory, or write what was handed on."""
-        return self._over.left or self.uploads.busy or self.events.unfinished
+        parts = self._parts
+        return parts is not None and (
+            parts.over.left or parts.uploads.busy or self.events.unfinished
+        )
 
     def check(self) -> None:
         """Find out whether the device still works here: a model may have failed on it."""
         try:
-            self.stream.done()
+            if self._parts is not None:
+                self._parts.stream.done()
         except CudaError as error:
             self.note(error)
 
@@ -272,9 +381,11 @@ class StubDevice:
 
     def close(self) -> None:
         """The model is finalized: complete what others wait for, let go of what the driver minds."""
+        parts = self._parts
         try:
-            self.events.finish()
-            self.uploads.close()
+            if parts is not None:
+                self.events.finish()
+                parts.uploads.close()
         finally:
             self.pinning.close()
 

@@ -22,20 +22,32 @@ class HostPinning:
     """Pins ranges of host memory, and unpins them; nobody waits for either.
 
     A range that is removed stays mapped until it is unpinned. Until a range is pinned, and where it
-    cannot be, copies work all the same, but their caller waits.
+    cannot be, copies work all the same, but their caller waits. Nothing is pinned before `begin`.
     """
 
-    def __init__(self, context: DeviceContext, fall_back: Callable[[str, str], None]) -> None:
+    def __init__(self, fall_back: Callable[[str, str], None]) -> None:
         self._fall_back = fall_back
+        # By region, what came before the beginning.
+        self._early: dict[int, list[memoryview]] | None = {}
+        self._beginning = threading.Lock()
         # Regions, each with a range to pin, or None to unpin all of it; None at the end.
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         # A region is never given the id of another.
         self._wanted: set[int] = set()
         self._said = False
+        self._thread: threading.Thread | None = None
+
+    def begin(self, context: DeviceContext) -> None:
+        """Pin what was added so far, and what will be."""
         self._thread = threading.Thread(
             target=self._run, args=(PinnedMemory(context),), name="pinning", daemon=True
         )
         self._thread.start()
+        with self._beginning:
+            early, self._early = self._early or {}, None
+            for region, ranges in early.items():
+                for memory in ranges:
+                    self._order(region, memory)
 
     def add(self, region: int, memory: memoryview) -> None:
         """Pin a range of a region soon; ranges do not overlap, and no copy crosses their ends.
@@ -44,21 +56,32 @@ class HostPinning:
         """
         # Its owner may release its own view at any time.
         memory = memory[:]
+        with self._beginning:
+            if self._early is not None:
+                self._early.setdefault(region, []).append(memory)
+            else:
+                self._order(region, memory)
+
+    def _order(self, region: int, memory: memoryview) -> None:
         plan_pinning(memory)
         self._wanted.add(region)
         self._orders.put((region, memory))
 
     def remove(self, region: int) -> None:
         """Unpin a region soon, if any of it is pinned."""
-        if region in self._wanted:
-            self._wanted.remove(region)
-            self._orders.put((region, None))
+        with self._beginning:
+            if self._early is not None:
+                self._early.pop(region, None)
+            elif region in self._wanted:
+                self._wanted.remove(region)
+                self._orders.put((region, None))
 
     def close(self) -> None:
         """Unpin everything, and wait for that; idempotent."""
         self._wanted.clear()
-        self._orders.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._orders.put(None)
+            self._thread.join()
 
     def _run(self, pinned: PinnedMemory) -> None:
         ranges: dict[int, list[memoryview]] = {}

@@ -116,6 +116,7 @@ class DevicePlacement:
 
     def _pass_on(self, job: _Job, tensor: Tensor, *, on_device: bool) -> None:
         data = tensor._device_bytes
+        on_device = on_device and data is not None and self._device.hands_on
         if data is not None and (data.nbytes or on_device):
             if on_device:
                 job.keep(data)
@@ -202,16 +203,16 @@ class _Job:
             # There is nothing to lend: the reference only says where the tensor is.
             self.refer((device.own.region, 0, 0, NO_LEASE))
             return
-        offset = device.pointer_in_arena(data)
-        if offset is None and data.nbytes > device.own.size:
-            # It goes by way of the host.
+        place = device.place_in_arena(data)
+        if place is None and data.nbytes <= device.capacity:
+            data = device.copy_on_device(data)
+            place = device.place_in_arena(data)
+        if place is None or not device.shared:
+            # It goes by way of the host: it is too large, or the arena has become this process's alone.
             self.send_from_device(data)
             return
-        if offset is None:
-            data = device.copy_on_device(data)
-            offset = data.pointer - device.own.pointer
         self._handed_on.append(data)
-        self._lend((device.own.region, offset, data.nbytes), data)
+        self._lend((*place, data.nbytes), data)
 
     def read(self, data: DeviceBytes, memory: memoryview) -> None:
         """Copy bytes of the device to the host."""

@@ -27,21 +27,30 @@ def order(first, then):
     ok(driver.cuEventDestroy(event))
 
 
+@functools.cache
+def _primary_context(device):
+    # The runtime never gives it back.
+    return ok(driver.cuDevicePrimaryCtxRetain(ok(driver.cuDeviceGet(device))))
+
+
 class Device:
     """A device; in a block, the thread's."""
 
     def __init__(self, device=None):
         self.id = int(ok(driver.cuCtxGetDevice())) if device is None else device
+        self._before = []
 
     def __enter__(self):
         ok(driver.cuInit(0))
-        context = ok(driver.cuDevicePrimaryCtxRetain(ok(driver.cuDeviceGet(self.id))))
-        ok(driver.cuCtxPushCurrent(context))
+        self._before.append(ok(driver.cuCtxGetCurrent()))
+        ok(driver.cuCtxSetCurrent(_primary_context(self.id)))
         return self
 
     def __exit__(self, *_):
-        ok(driver.cuCtxPopCurrent())
-        ok(driver.cuDevicePrimaryCtxRelease(ok(driver.cuDeviceGet(self.id))))
+        before = self._before.pop()
+        # Once the runtime has a device in a thread, it always has one.
+        if int(before):
+            ok(driver.cuCtxSetCurrent(before))
 
 
 class Stream:

@@ -1,0 +1,233 @@
+"""Nothing is made on a GPU before somebody needs it there, and the arena is as large as its use."""
+
+from __future__ import annotations
+
+from tests.process.device_models import LIBRARY, running_device_server, write_device_model
+from tests.process.server import wait_until, write_model
+from tests.process.test_device_edges import IN_ARENA, ensemble
+from tests.process.test_device_network import pids_of
+
+MIB = 1 << 20
+FIRST = 32 * MIB
+
+NUMPY = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.kind = args["model_instance_kind"]
+
+    def execute(self, requests):
+        assert self.kind == "GPU"
+        answers = []
+        for request in requests:
+            given = pb_utils.get_input_tensor_by_name(request, "IN")
+            through = pb_utils.Tensor.from_dlpack("OUT", given.to_dlpack())
+            assert given.is_cpu() and through.is_cpu()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given.as_numpy() * 2)]))
+        return answers
+"""
+
+# Forks before it touches the GPU; the child uses that, and the parent afterwards.
+FORKING = (
+    LIBRARY
+    + """
+import multiprocessing
+
+def child(results):
+    # No process before it has touched the GPU: else this is error 3.
+    library = Library()
+    pointer = ok(d.cuMemAlloc(64))
+    ok(d.cuMemsetD8(pointer, 7, 64))
+    host = np.empty(64, np.uint8)
+    ok(d.cuMemcpyDtoH(host, pointer, 64))
+    results.put(int(host.sum()))
+
+def idle_child(results):
+    results.put(int(np.ones(9).sum()))
+
+class TritonPythonModel:
+    def initialize(self, args):
+        context = multiprocessing.get_context("fork")
+        results = context.Queue()
+        said = []
+        for target in (child, idle_child):
+            process = context.Process(target=target, args=(results,))
+            process.start()
+            said.append(results.get(timeout=60))
+            process.join()
+            assert process.exitcode == 0, process.exitcode
+        assert said == [7 * 64, 9], said
+
+    def execute(self, requests):
+        # Here the parent needs it.
+        answers = []
+        for request in requests:
+            given = request.inputs()[0]
+            tensor = pb_utils.Tensor.empty("OUT", given.shape(), np.float32, "cuda")
+            ok(d.cuCtxSetCurrent(ok(d.cuDevicePrimaryCtxRetain(ok(d.cuDeviceGet(0))))))
+            pointer = tensor.__cuda_array_interface__["data"][0]
+            values = 2 * np.ascontiguousarray(given.as_numpy())
+            ok(d.cuMemcpyHtoD(pointer, values, values.nbytes))
+            answers.append(pb_utils.InferenceResponse([tensor]))
+        return answers
+"""
+)
+
+# Makes a tensor of as many MiB as it is told, keeps as many as it is told, and says how many it has.
+HOARD = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.kept = []
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        mib, keep = (int(value) for value in request.inputs()[0].as_numpy())
+        del self.kept[keep:]
+        tensor = pb_utils.Tensor.empty("T", [mib << 20], np.uint8, "cuda")
+        if keep > len(self.kept):
+            self.kept.append(tensor)
+        count = np.array([len(self.kept)], np.float32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", count)])
+"""
+
+
+def test_ten_models_that_use_no_gpu_have_nothing_there(tmp_path):
+    models = [f"numpy_{number}" for number in range(10)]
+    for model in models:
+        # No instance group: KIND_GPU on each GPU, as at Triton.
+        write_model(tmp_path, model, NUMPY)
+    with running_device_server(tmp_path) as served:
+        for model in models:
+            for _ in range(3):
+                assert served.infer(model, [1.0, 2.0]) == (200, [2.0, 4.0])
+        assert served.machine.contexts() == []
+        assert served.machine.used(0) == served.machine.used(1) == 0
+        made = {"cuDevicePrimaryCtxRetain", "cuMemAlloc", "cuMemCreate", "cuEventCreate"}
+        pinned = {"cuMemHostRegister"}
+        assert not {call.name for call in served.machine.calls()} & (made | pinned)
+        pids = {pid for model in models for pid in pids_of(served, model)}
+        # Not even the driver is loaded there: whoever forks may use it.
+        assert not {call.pid for call in served.machine.calls("cuInit")} & pids
+
+
+def test_a_device_tensor_takes_what_it_needs_and_no_other_process_does(tmp_path):
+    write_device_model(tmp_path, "used", IN_ARENA)
+    write_model(tmp_path, "idle", NUMPY)
+    with running_device_server(tmp_path, arena=256 * MIB) as served:
+        assert served.infer("idle", [1.0]) == (200, [2.0])
+        assert served.infer("used", [1.0]) == (200, [2.0])
+        (pid,) = pids_of(served, "used")
+        assert sorted(set(served.machine.contexts())) == sorted({pid, served.server.pid})
+        assert FIRST <= served.machine.used(0) < FIRST + MIB
+        assert served.machine.used(1) == 0
+
+
+def test_who_is_only_handed_tensors_has_no_memory_of_its_own(tmp_path):
+    write_device_model(tmp_path, "maker", IN_ARENA)
+    source = NUMPY.replace("assert given.is_cpu() and through.is_cpu()", "").replace(
+        "given.to_dlpack()", "np.zeros(1)"
+    )
+    write_device_model(tmp_path, "reader", source)
+    ensemble(tmp_path, "both", ["maker", "reader"])
+    with running_device_server(tmp_path, arena=256 * MIB) as served:
+        assert served.infer("both", [1.0]) == (200, [4.0])
+        pids = {*pids_of(served, "maker"), *pids_of(served, "reader"), served.server.pid}
+        assert set(served.machine.contexts(0)) == pids
+        assert served.machine.used(0) < FIRST + MIB
+
+
+def test_a_model_forks_before_it_touches_the_gpu(tmp_path):
+    write_device_model(tmp_path, "forking", FORKING)
+    with running_device_server(tmp_path) as served:
+        assert served.infer("forking", [1.0, 2.0]) == (200, [2.0, 4.0])
+
+
+def test_an_arena_grows_by_use_up_to_its_limit(tmp_path):
+    write_device_model(tmp_path, "hoard", HOARD)
+    with running_device_server(tmp_path, arena=160 * MIB) as served:
+
+        def used():
+            return served.machine.used(0) // MIB
+
+        assert served.infer("hoard", [20, 1]) == (200, [1])
+        assert used() == 32
+        # No room beside the other; each further one is as large as all before.
+        assert served.infer("hoard", [20, 2]) == (200, [2])
+        assert used() == 64
+        assert served.infer("hoard", [60, 3]) == (200, [3])
+        assert used() == 128
+        # What is idle is used again.
+        assert served.infer("hoard", [60, 2]) == (200, [2])
+        assert used() == 128
+        assert served.infer("hoard", [30, 3]) == (200, [3])
+        assert served.infer("hoard", [30, 4]) == (200, [4])
+        assert used() == 128
+        status, error = served.infer("hoard", [40, 5])
+        assert status == 500
+        total, in_use = 160 * MIB, 100 * MIB
+        assert (
+            f"device memory arena is full: {40 * MIB} bytes asked for, {in_use} of {total}" in error
+        )
+        assert f"the largest free piece has {32 * MIB}; send fewer" in error
+        status, error = served.infer("hoard", [161, 0])
+        assert status == 500
+        assert f"device memory arena of {total} bytes is too small: {161 * MIB} bytes" in error
+        assert "device-arena-bytes=N" in error
+
+
+def test_idle_segments_make_way_for_one_that_is_larger(tmp_path):
+    write_device_model(tmp_path, "hoard", HOARD)
+    with running_device_server(tmp_path, arena=160 * MIB) as served:
+        for number in (1, 2, 3):
+            assert served.infer("hoard", [30, number]) == (200, [number])
+        assert served.machine.used(0) // MIB == 128
+        # It fits beside the first segment only, which has the events.
+        assert served.infer("hoard", [120, 0]) == (200, [0])
+        wait_until(lambda: served.machine.used(0) // MIB == 152, "the others to go", served.server)
+        assert served.infer("hoard", [120, 1]) == (200, [1])
+        assert served.infer("hoard", [30, 2]) == (200, [2])
+
+
+def test_a_request_that_gets_no_device_memory_fails_alone(tmp_path):
+    write_device_model(tmp_path, "hoard", HOARD)
+    with running_device_server(tmp_path, arena=2 << 30) as served:
+        served.machine.set_memory(100 * MIB)
+        (pid,) = pids_of(served, "hoard")
+        status, error = served.infer("hoard", [200, 1])
+        assert status == 500
+        assert "device-arena-bytes=N" in error
+        assert served.infer("hoard", [20, 1]) == (200, [1])
+        assert pids_of(served, "hoard") == [pid]
+
+
+def test_a_gpu_that_a_model_hides_from_itself_is_done_without(tmp_path):
+    hidden = IN_ARENA.replace(
+        "import ctypes, os", "import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''\nimport ctypes, os"
+    )
+    hidden = hidden.replace("self.library = Library(args)", "pass").replace(
+        "def execute", "def unused"
+    ) + (
+        "    def execute(self, requests):\n"
+        "        return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', 2 * r.inputs()[0].as_numpy())])\n"
+        "                for r in requests]\n"
+    )
+    write_device_model(tmp_path, "hidden", hidden)
+    write_device_model(tmp_path, "maker", IN_ARENA)
+    ensemble(tmp_path, "both", ["maker", "hidden"])
+    with running_device_server(tmp_path) as served:
+        assert served.infer("hidden", [1.0]) == (200, [2.0])
+        # The first finds out that it cannot be handed on there; others go by way of the host.
+        assert served.infer("both", [1.0])[0] == 500
+        for _ in range(3):
+            assert served.infer("both", [1.0]) == (200, [4.0])
+        name = 'gpubridge_fallbacks_total{model="hidden",reason="device_absent",version="1"}'
+        assert served.server.metrics()[name] == 1
