@@ -10,13 +10,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from gpubridge.bench.device_requests import PATHS, BenchPath, ClientMemory, DeviceRequests
-from gpubridge.bench.pcie_meter import PcieMeter, PcieRate, gpu_memory_of
+from gpubridge.bench.gpu_processes import processes_on
+from gpubridge.bench.pcie_meter import PcieMeter
+from gpubridge.bench.pcie_rate import PcieRate
 from gpubridge.cuda_ipc import DeviceInfo
 from gpubridge.errors import unavailable
 
@@ -29,9 +31,6 @@ _LINES = 12
 _SAMPLE = re.compile(r'^(\w+)\{.*?kind="(\w+)".*\} (\S+)$', re.MULTILINE)
 MODELS = Path(__file__).parent / "model_repository"
 _MIB = 1 << 20
-_SAMPLES = 2
-_PATIENCE = 8.0
-_IDLE_SAMPLES = 3
 _LEAST_REQUESTS = 5
 _ARENA = 32 * _MIB
 _LIMIT = 1024 * _MIB
@@ -136,20 +135,23 @@ class OwnServer:
 class Point:
     """Measurement of one path at one size; quantiles of a request's time are in microseconds.
 
+    - ``began``, ``seconds``: when its load began, by ``time.monotonic``, and how long it lasted.
     - ``copied``: bytes that the bridge says that it has copied, by kind.
-    - ``pcie``: over PCIe above idle; None where nobody tells.
+    - ``pcie``: over PCIe above idle; None where nobody tells, and ``no_pcie`` why.
     - ``gpu_mib``: what the server, its models and this client hold on the GPU.
     """
 
     path: BenchPath
     nbytes: int
     requests: int
+    began: float
     seconds: float
     p50: float
     p99: float
     copied: dict[str, int]
-    pcie: PcieRate | None
     gpu_mib: int | None
+    pcie: PcieRate | None = None
+    no_pcie: str = ""
 
     @property
     def handed(self) -> int:
@@ -166,13 +168,17 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A whole run; ``no_pcie`` and ``no_memory`` say why there are no such figures, if so."""
+    """A whole run; ``no_pcie`` and ``no_memory`` say why there are no such figures, if so.
+
+    ``others`` are processes that used the GPU too, by their pids.
+    """
 
     device: DeviceInfo
     idle: PcieRate | None
     points: Sequence[Point]
     no_pcie: str
     no_memory: str
+    others: Sequence[int] = ()
 
 
 def measure(
@@ -192,21 +198,38 @@ def measure(
     """
     largest = max(sizes)
     no_pcie, watch = (meter, None) if isinstance(meter, str) else ("", meter)
+    seen = _Processes(device.uuid)
     with ClientMemory(device, largest) as memory, OwnServer(models, _flags(largest)) as server:
         requests = DeviceRequests("gpubridge", server.http_port, memory)
         try:
-            idle = _idle(watch)
-            points, no_memory = [], ""
+            idle_since = time.monotonic()
+            if watch is not None:
+                watch.watch_idle()
+            idle_until = time.monotonic()
+            points = []
             for path in PATHS:
                 for nbytes in sizes:
                     tell(f"{path.title}, {size_text(nbytes)} ...")
-                    held = _held(server)
-                    no_memory = held if isinstance(held, str) else ""
-                    load = _Load(path, nbytes, seconds, held if isinstance(held, int) else None)
-                    points.append(load.run(requests, server, watch, idle))
+                    load = _Load(path, nbytes, seconds, seen.held_by(server.pid))
+                    points.append(load.run(requests, server, watch))
         finally:
             requests.close()
-    return Measured(device, idle, points, no_pcie, no_memory)
+    if watch is None:
+        return Measured(device, None, points, no_pcie, seen.absence, sorted(seen.others))
+    # Not before: all rows together, the host's too, show how wide the counters are.
+    idle = watch.rate(idle_since, idle_until)
+    if isinstance(idle, str):
+        reason = f"of the idle link: {idle}"
+        return Measured(device, None, points, reason, seen.absence, sorted(seen.others))
+    points = [_metered(point, watch, idle) for point in points]
+    return Measured(device, idle, points, "", seen.absence, sorted(seen.others))
+
+
+def _metered(point: Point, watch: PcieMeter, idle: PcieRate) -> Point:
+    found = watch.rate(point.began, point.began + point.seconds)
+    if isinstance(found, str):
+        return replace(point, no_pcie=found)
+    return replace(point, pcie=found.above(idle))
 
 
 def _flags(largest: int) -> list[str]:
@@ -220,19 +243,31 @@ def _flags(largest: int) -> list[str]:
     ]
 
 
-def _idle(watch: PcieMeter | None) -> PcieRate | None:
-    """Return what crosses PCIe while nobody asks for anything."""
-    if watch is None:
-        return None
-    began = time.monotonic()
-    watch.wait_for(_IDLE_SAMPLES, began, _PATIENCE)
-    return watch.rate(began, time.monotonic())
+class _Processes:
+    """The processes on a device: ours, which hold memory, and ``others``, which disturb.
 
+    ``absence`` says why ours are not known, if so: in a container their pids may be other ones.
+    """
 
-def _held(server: OwnServer) -> int | str:
-    """Return the MiB of GPU memory of all who take part, or why nobody tells."""
-    found = gpu_memory_of([os.getpid(), server.pid, *_children(server.pid)])
-    return found if isinstance(found, str) else sum(found.values())
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.absence = ""
+        # Nothing of the benchmark is on the device yet.
+        found = processes_on(device)
+        self.others = set() if isinstance(found, str) else set(found) - {os.getpid()}
+
+    def held_by(self, server: int) -> int | None:
+        """Return the MiB of GPU memory of all who take part; None where nobody tells."""
+        found = processes_on(self._device)
+        if isinstance(found, str):
+            self.absence = found
+            return None
+        ours = found.keys() & {os.getpid(), server, *_children(server)}
+        if not ours:
+            self.absence = "nvidia-smi knows none of these processes, as in a container"
+            return None
+        self.others |= found.keys() - ours
+        return sum(found[pid] for pid in ours)
 
 
 def _children(pid: int) -> list[int]:
@@ -256,7 +291,6 @@ class _Load:
         requests: DeviceRequests,
         server: OwnServer,
         watch: PcieMeter | None,
-        idle: PcieRate | None,
     ) -> Point:
         model, way = self.path.model, self.path.way
         requests.check(model, way, self.nbytes)
@@ -271,7 +305,6 @@ class _Load:
             samples.append(time.perf_counter() - start)
         ended = time.monotonic()
         after = server.copied()
-        seen = None if watch is None or idle is None else watch.rate(began, ended)
         p50, p99 = (float(value) for value in np.percentile(samples, [50, 99]) * 1e6)
         # Whether the bytes that were copied are the right ones, once more.
         requests.check(model, way, self.nbytes)
@@ -279,18 +312,15 @@ class _Load:
             self.path,
             self.nbytes,
             len(samples),
+            began,
             ended - began,
             p50,
             p99,
             {kind: after[kind] - before[kind] for kind in after},
-            None if seen is None or idle is None else seen.above(idle),
             self.gpu_mib,
         )
 
     def _enough(self, sent: int, began: float, watch: PcieMeter | None) -> bool:
-        passed = time.monotonic() - began
-        if passed < self.seconds or sent < _LEAST_REQUESTS:
+        if time.monotonic() - began < self.seconds or sent < _LEAST_REQUESTS:
             return False
-        if watch is None or passed > self.seconds + _PATIENCE:
-            return True
-        return watch.has(_SAMPLES, began)
+        return watch is None or watch.enough(began)

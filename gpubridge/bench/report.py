@@ -14,7 +14,8 @@ from gpubridge.bench.measurement import Measured, Point, size_text
 _SHARE = 0.05
 _PER_REQUEST = 16 << 10  # commands and answers of a request, not data
 _NOISE = 5e6  # bytes per second: dmon counts whole megabytes
-_SEEN = 0.25
+# Of what the host path moves: what a meter has to see, and what it cannot have seen.
+_SEEN, _BEYOND = 0.25, 4.0
 
 _HEADINGS = (
     "path",
@@ -34,7 +35,7 @@ _HEADINGS = (
 
 _LEGEND = (
     "handed: bytes of input and output of one request; host, h2d, d2h, d2d: of these the bridge\n"
-    "copied; PCIe in, out: what the GPU received and sent above idle, by nvidia-smi, for a request"
+    "copied; PCIe in, out: what the GPU received and sent above idle, by its meter, for a request"
 )
 
 _MIB = 1 << 20
@@ -67,10 +68,16 @@ class Verdict:
 def judge(measured: Measured) -> Verdict:
     """Return what the figures say."""
     verdict = Verdict()
+    if measured.others:
+        pids = ", ".join(map(str, measured.others))
+        verdict.doubts.append(
+            f"other processes used this GPU: PCIe's figures are theirs, too: {pids}"
+        )
     for point in measured.points:
         if point.path.stays:
             _judge_copies(point, verdict)
-            _judge_pcie(point, verdict)
+            # What others may have moved speaks against nobody.
+            _judge_pcie(point, verdict.doubts if measured.others else verdict.failures)
     _judge_meter(measured, verdict)
     return verdict
 
@@ -91,33 +98,38 @@ def _judge_copies(point: Point, verdict: Verdict) -> None:
         )
 
 
-def _judge_pcie(point: Point, verdict: Verdict) -> None:
+def _judge_pcie(point: Point, findings: list[str]) -> None:
     if point.crossed is None:
         return
     allowed = max(_SHARE * point.handed, _PER_REQUEST * point.requests) + _NOISE * point.seconds
     if point.crossed > allowed:
-        verdict.failures.append(
+        findings.append(
             f"{point.path.title}, {size_text(point.nbytes)}: PCIe saw {point.crossed:.3g} bytes "
             f"above idle, expected at most {allowed:.3g} of the {point.handed:.3g} handed over"
         )
 
 
 def _judge_meter(measured: Measured, verdict: Verdict) -> None:
-    """The host path is the control: a meter that does not see that one sees nothing."""
+    """The host path is the control of each size: of a meter that does not see it nothing follows."""
     if measured.no_pcie:
         verdict.doubts.append(f"PCIe was not watched: {measured.no_pcie}")
         return
-    unseen = [point for point in measured.points if point.crossed is None]
-    if unseen:
-        verdict.doubts.append(f"PCIe's meter gave no figure for {len(unseen)} of the rows")
-    control = [point for point in measured.points if not point.path.stays]
-    shares = [point.crossed / point.handed for point in control if point.crossed is not None]
-    if not shares or max(shares) < _SEEN:
-        best = f"{max(shares):.0%}" if shares else "nothing"
-        verdict.doubts.append(
-            f"PCIe's meter saw {best} of what the host path moved, expected at least "
-            f"{_SEEN:.0%}: from its silence nothing follows"
-        )
+    for point in measured.points:
+        if point.crossed is None:
+            where = f"{point.path.title}, {size_text(point.nbytes)}"
+            verdict.doubts.append(f"{where}: no figure of PCIe's meter: {point.no_pcie}")
+        elif not point.path.stays and not _plausible(point, point.crossed):
+            verdict.doubts.append(
+                f"at {size_text(point.nbytes)} PCIe's meter saw {point.crossed / point.handed:.0%} "
+                f"of what the host path moved, expected {_SEEN:.0%} to {_BEYOND:.0%}: from what it "
+                "says of the device paths of that size nothing follows"
+            )
+
+
+def _plausible(control: Point, crossed: float) -> bool:
+    """Return whether a meter has seen what the host path moved, and no multiple of it."""
+    commands = _PER_REQUEST * control.requests + _NOISE * control.seconds
+    return _SEEN * control.handed <= crossed <= _BEYOND * control.handed + commands
 
 
 def table(measured: Measured) -> str:
@@ -144,6 +156,7 @@ def document(measured: Measured, verdict: Verdict) -> dict[str, Any]:
         "pcie_idle": None if idle is None else _rate(idle.received, idle.sent),
         "pcie_unseen": measured.no_pcie,
         "gpu_memory_unseen": measured.no_memory,
+        "other_processes": list(measured.others),
         "rows": [_row(point) for point in measured.points],
         "holds": verdict.holds,
         "failures": verdict.failures,
@@ -170,6 +183,7 @@ def _row(point: Point) -> dict[str, Any]:
             None if point.pcie is None else _rate(point.pcie.received, point.pcie.sent)
         ),
         "pcie_bytes": point.crossed,
+        "pcie_unseen": point.no_pcie,
         "gpu_mib": point.gpu_mib,
     }
 

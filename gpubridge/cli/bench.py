@@ -20,15 +20,15 @@ _SIZES = "1MiB,4MiB,16MiB,64MiB,256MiB"
 _HOLDS, _FAILS, _UNABLE = 0, 1, 2
 _NEEDS = (
     "gpubridge bench zero-copy needs an NVIDIA GPU with its driver, cuda-python (pip install "
-    "'gpubridge[gpu]'), and memory that processes may share (CUDA IPC); nvidia-smi on PATH shows "
-    "what PCIe sees. gpubridge doctor says what is missing here.\n"
+    "'gpubridge[gpu]'), and memory that processes may share (CUDA IPC); NVML, or nvidia-smi on "
+    "PATH, shows what PCIe sees. gpubridge doctor says what is missing here.\n"
 )
 
 
 USAGE = "zero-copy [FLAG ...]"
 DESCRIPTION = (
     "Send tensors of growing sizes through models on the first GPU, in CUDA shared memory and, for "
-    "comparison, over the host, while nvidia-smi watches the PCIe link. Prints a table and a "
+    "comparison, over the host, while the GPU's own counters watch the PCIe link. Prints a table and a "
     "verdict, and writes zero_copy.json and zero_copy.png. The exit code is 0 when nothing speaks "
     "against zero copies, 1 when something does, 2 when nothing was measured."
 )
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=3.0,
         metavar="X",
-        help="of load for each path and size, longer while nvidia-smi has too few figures",
+        help="of load for each path and size, longer where PCIe is sampled once a second (before driver 555)",
     )
     add("--output", type=Path, default=Path(), metavar="DIR", help="for the files")
     add("--json", action="store_true", help="print the document instead of table and verdict")
@@ -105,7 +105,7 @@ def _measured(device: DeviceInfo, options: argparse.Namespace, models: Path) -> 
     with ExitStack() as stack:
         meter = open_pcie_meter(device.uuid)
         if not isinstance(meter, str):
-            stack.enter_context(meter)
+            stack.callback(meter.close)
         return measure(device, options.sizes, options.seconds, meter, models=models, tell=_tell)
 
 

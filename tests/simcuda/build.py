@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["build_compiler", "build_driver", "build_library"]
+__all__ = ["build_compiler", "build_driver", "build_library", "build_management"]
 
 _SOURCES = Path(__file__).resolve().parent / "csrc"
 _FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]
@@ -44,6 +44,12 @@ def build_compiler() -> Path:
     """
     source = _SOURCES.parent / "nvrtc" / "nvrtc.cpp"
     return build_library("libnvrtc.so.12", [source], [source], ["-O1"]).parent
+
+
+def build_management() -> Path:
+    """Return a folder with a libnvidia-ml.so.1 in it; raises as `build_driver`."""
+    source = _SOURCES.parent / "nvml" / "nvml.cpp"
+    return build_library("libnvidia-ml.so.1", [source], [source], ["-O1"]).parent
 
 
 def build_library(

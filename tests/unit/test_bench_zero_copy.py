@@ -9,8 +9,12 @@ from dataclasses import replace
 import pytest
 
 from gpubridge.bench.device_requests import PATHS
+from gpubridge.bench.dmon_meter import DmonMeter, open_dmon_meter
+from gpubridge.bench.gpu_processes import processes_on
 from gpubridge.bench.measurement import Measured, Point, read_sizes, size_text
-from gpubridge.bench.pcie_meter import PcieMeter, PcieRate, gpu_memory_of, open_pcie_meter
+from gpubridge.bench.nvml import NotCounted, PcieCounters
+from gpubridge.bench.pcie_meter import ByteCounts, Reading, open_pcie_meter
+from gpubridge.bench.pcie_rate import PcieRate
 from gpubridge.bench.report import draw, judge, table
 from gpubridge.cuda_ipc import DeviceInfo
 
@@ -21,13 +25,25 @@ QUIET = PcieRate(0.0, 0.0)
 
 
 def point(path=HAND_ON, *, pcie=QUIET, nbytes=64 * MIB, requests=1000, **copied):
-    return Point(path, nbytes, requests, 1.0, 100.0, 200.0, {**NOTHING, **copied}, pcie, 600)
+    return Point(
+        path,
+        nbytes,
+        requests,
+        0.0,
+        1.0,
+        100.0,
+        200.0,
+        {**NOTHING, **copied},
+        600,
+        pcie,
+        "no reading",
+    )
 
 
-def measured(*points, no_pcie=""):
+def measured(*points, no_pcie="", others=()):
     host = point(HOST, pcie=PcieRate(32e9, 32e9), h2d=1, d2h=1)
     device = DeviceInfo(0, "GPU-1", "Some GPU", 1 << 30)
-    return Measured(device, QUIET, [*points, host], no_pcie, "")
+    return Measured(device, QUIET, [*points, host], no_pcie, "", others)
 
 
 def test_quiet_paths_hold():
@@ -56,13 +72,38 @@ def test_half_of_the_bytes_over_pcie_is_a_failure_and_commands_are_none():
     assert judge(measured(point(pcie=PcieRate(16e6, 1e6), nbytes=65536))).holds
 
 
-def test_a_meter_that_does_not_see_the_host_path_proves_nothing():
-    found = measured(point())
-    blind = replace(found, points=[point(), point(HOST, pcie=QUIET)])
+def test_what_others_may_have_moved_is_no_failure():
+    verdict = judge(measured(point(pcie=PcieRate(64e9, 0.0)), others=[17, 4]))
+    assert verdict.holds
+    assert "theirs, too: 17, 4" in verdict.doubts[0]
+    assert "PCIe saw 6.4e+10 bytes above idle" in verdict.doubts[1]
+    assert not judge(measured(point(h2d=1), others=[17])).holds
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"), [(0.0, "saw 0% of"), (14e9, "saw 10% of"), (1e12, "saw 745% of")]
+)
+def test_each_size_has_its_control(seen, said):
+    """One that is seen says nothing of the size beside it."""
+    small = [point(nbytes=MIB), point(HOST, nbytes=MIB, pcie=PcieRate(1e9, 1e9))]
+    found = measured(*small, point())
+    blind = replace(found, points=[*small, point(), point(HOST, pcie=PcieRate(seen, 0.0))])
     verdict = judge(blind)
     assert verdict.holds
-    assert "saw 0% of what the host path moved" in verdict.doubts[0]
+    (doubt,) = verdict.doubts
+    assert doubt.startswith("at 64 MiB PCIe's meter")
+    assert said in doubt
     assert "not confirmed by PCIe's" in verdict.text()
+
+
+def test_the_smallest_size_is_commands():
+    found = measured(point(nbytes=4), point(HOST, nbytes=4, pcie=PcieRate(4e6, 4e6)))
+    assert judge(found).doubts == []
+
+
+def test_a_row_without_a_figure_says_why():
+    (doubt,) = judge(measured(point(pcie=None))).doubts
+    assert doubt.endswith("64 MiB: no figure of PCIe's meter: no reading")
 
 
 def test_no_meter_is_a_doubt():
@@ -110,18 +151,36 @@ def smi(folder, monkeypatch, script):
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
+LINES = 'echo "#gpu  new  txpci  rxpci"; echo "# Idx  C  MB/s  MB/s"; '
+
+
 def test_columns_are_found_by_their_names(tmp_path, monkeypatch):
     smi(
         tmp_path,
         monkeypatch,
-        'echo "#gpu  new  txpci  rxpci"; echo "# Idx  C  MB/s  MB/s"; echo "0 9 3 12"; sleep 60',
+        LINES + 'for n in 1 2 3 4 5 6 7 8 9 10; do echo "0 9 3 12"; done; sleep 60',
     )
     began = time.monotonic() - 2
-    meter = open_pcie_meter("GPU-1")
-    assert isinstance(meter, PcieMeter)
-    with meter:
+    meter = open_dmon_meter("GPU-1")
+    assert isinstance(meter, DmonMeter)
+    try:
+        meter.wait_for(10, began, 60)
         assert meter.rate(began, time.monotonic()) == PcieRate(12e6, 3e6)
-        assert meter.rate(time.monotonic(), time.monotonic() + 5) is None
+        now = time.monotonic()
+        assert meter.rate(now, now + 5) == "nvidia-smi dmon gave 0 samples, expected at least 10"
+    finally:
+        meter.close()
+
+
+def test_nine_samples_are_too_few(tmp_path, monkeypatch):
+    smi(tmp_path, monkeypatch, LINES + 'for n in 1 2 3 4 5 6 7 8 9; do echo "0 9 3 12"; done; exit')
+    began = time.monotonic() - 2
+    meter = open_dmon_meter("GPU-1")
+    try:
+        meter.wait_for(10, began, 60)
+        assert "9 samples, expected at least 10" in meter.rate(began, time.monotonic())
+    finally:
+        meter.close()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +198,58 @@ def test_a_nvidia_smi_without_rates_is_a_reason(tmp_path, monkeypatch, script, r
     assert reason in found
 
 
-def test_memory_is_that_of_the_processes_asked_for(tmp_path, monkeypatch):
-    smi(tmp_path, monkeypatch, 'printf "7, 100\\n7, 20\\n8, 300\\n9, [N/A]\\n"')
-    assert gpu_memory_of([7, 9]) == {7: 120}
-    assert "as in a container" in gpu_memory_of([5])
+def test_processes_are_those_of_the_device(tmp_path, monkeypatch):
+    script = 'test "$4" = GPU-1 || exit 9; printf "7, 100\\n7, 20\\n8, 300\\n9, [N/A]\\n"'
+    smi(tmp_path, monkeypatch, script)
+    assert processes_on("GPU-1") == {7: 120, 8: 300, 9: 0}
+    assert "does not tell" in processes_on("GPU-2")
+
+
+def test_a_part_of_a_gpu_has_no_meter(tmp_path, monkeypatch):
+    """Nor is there another one: dmon tells of the whole GPU."""
+    smi(tmp_path, monkeypatch, LINES + 'echo "0 9 3 12"; sleep 60')
+    with pytest.raises(NotCounted) as refused:
+        PcieCounters("MIG-1")
+    assert refused.value.unmetered
+    found = open_pcie_meter("MIG-1")
+    assert isinstance(found, str)
+    assert "a part of a GPU (MIG)" in found
+
+
+def counts(*values, fastest=10e9, step=0.01):
+    found = ByteCounts(fastest)
+    for number, (received, sent) in enumerate(values):
+        at = number * step
+        found.add(Reading(at, at + step / 10, received, sent))
+    return found
+
+
+def test_a_counter_that_wraps_goes_on():
+    top = 1 << 32
+    found = counts((top - 30, 0), (top - 10, 5), (10, 10), (40, 15))
+    assert found.bits == 32
+    rate = found.rate(0, 1)
+    assert (round(rate.received * 0.03), round(rate.sent * 0.03)) == (70, 15)
+
+
+@pytest.mark.parametrize(
+    ("values", "bits"),
+    [([0, 5], 32), ([1 << 31, 3], 32), ([1 << 33, 1 << 34], 64), ([(1 << 40) - 5, 5], 40)],
+)
+def test_the_width_is_what_the_readings_show(values, bits):
+    assert counts(*((value, 0) for value in values)).bits == bits
+
+
+def test_readings_that_lie_too_far_apart_are_refused():
+    """Counters of 32 bits wrap in 429 ms of this link."""
+    values = [(0, 0), (100, 0)]
+    assert isinstance(counts(*values, step=0.3).rate(0, 1), PcieRate)
+    assert "429 ms" in counts(*values, step=0.5).rate(0, 1)
+    wide = [(1 << 33, 0), (1 << 34, 0)]
+    assert isinstance(counts(*wide, step=0.5).rate(0, 1), PcieRate)
+
+
+def test_only_readings_within_a_row_count():
+    found = counts((0, 0), (1000, 0), (1001, 0), (1003, 0), (9000, 0))
+    assert round(found.rate(0.005, 0.035).received * 0.02) == 3
+    assert "0 times" in found.rate(5, 6)
