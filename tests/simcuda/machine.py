@@ -22,7 +22,7 @@ _HEADER = struct.Struct("=IIIIIIQQQ")
 _FAULT = struct.Struct("=48sqii")
 _FAULTS = 32
 _LOCK = struct.Struct("=Q")
-_ACTIVITY = struct.Struct("=i4x5Q")
+_ACTIVITY = struct.Struct("=i4x6Q")
 _ACTIVITIES = 256
 _MACHINE_BYTES = 1 << 30
 
@@ -42,12 +42,14 @@ class Activity:
     """Seconds of a process, and a number.
 
     - ``held``, ``stalled``: it held the driver's lock; its calls were stalled by that.
+    - ``paid``: what opening, closing and allocating took.
     - ``spun``, ``slept``: it waited for work and burned a processor, or slept.
     - ``polls``: how often it asked whether work was done.
     """
 
     held: float = 0.0
     stalled: float = 0.0
+    paid: float = 0.0
     spun: float = 0.0
     slept: float = 0.0
     polls: int = 0

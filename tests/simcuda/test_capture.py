@@ -22,7 +22,7 @@ a, b = ok(d.cuMemAlloc(64)), ok(d.cuMemAlloc(64))
 fill(a, 1, 64); fill(b, 2, 64); ok(d.cuCtxSynchronize())
 stream, other = ok(d.cuStreamCreate(1)), ok(d.cuStreamCreate(1))
 event, sign = ok(d.cuEventCreate(2)), ok(d.cuEventCreate(2))
-ok(d.cuEventRecord(sign, other))
+ok(d.cuEventRecord(sign, other)); ok(d.cuStreamSynchronize(other))
 pinned, pageable = ok(d.cuMemHostAlloc(64, 0)), bytearray(64)
 import mmap
 page = mmap.mmap(-1, 4096)

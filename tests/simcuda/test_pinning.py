@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simcuda.machine import running_machine
 from tests.simcuda.processes import running_worker
 
 pytest.importorskip("cuda.bindings")
@@ -98,19 +97,3 @@ def test_memory_that_is_partly_pinned_is_not_copied(machine, copy):
         for start, size in (("four - 10", "20"), ("2 * four - 10", "20"), ("0", "16 * MIB")):
             with pytest.raises(RuntimeError, match="INVALID_VALUE"):
                 worker.do(f"start_at, size = {start}, {size}; ok(d.cuMemcpy{copy})")
-
-
-@pytest.mark.parametrize(
-    ("setting", "text"),
-    [
-        ({"pin_us_per_gib": 1}, "SIMCUDA_PIN_US_PER_GIB is no setting"),
-        ({"pin_us_per_mib": "much"}, "expected a number in SIMCUDA_PIN_US_PER_MIB"),
-    ],
-)
-def test_what_is_no_setting_is_noted(setting, text):
-    with running_machine() as machine:
-        machine.set(**setting)
-        with running_worker(machine) as worker:
-            worker.do("start()")
-        (rule,) = machine.violations()
-        assert text in rule

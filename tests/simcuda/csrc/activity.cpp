@@ -16,8 +16,8 @@ Activity& take_counters() {
       std::int32_t pid = each.pid.load();
       if (of_dead ? kill(pid, 0) == 0 : pid != 0) continue;
       if (!each.pid.compare_exchange_strong(pid, own)) continue;
-      for (auto* counter :
-           {&each.held_us, &each.stalled_us, &each.spun_us, &each.slept_us, &each.polls})
+      for (auto* counter : {&each.held_us, &each.stalled_us, &each.paid_us, &each.spun_us,
+                            &each.slept_us, &each.polls})
         *counter = 0;
       return each;
     }

@@ -19,6 +19,9 @@ namespace {
 // The process that has called cuInit; a child that it forks is another one.
 std::atomic<pid_t> g_initialized_by{0};
 std::atomic<int> g_count{0};
+// Those that are not primary. Never freed: a handle of one must not be that of another one.
+std::mutex& g_mutex = *new std::mutex;
+auto& g_created = *new std::vector<CUcontext>;
 thread_local std::vector<CUcontext> t_stack;
 
 std::vector<int> visible() {
@@ -76,11 +79,14 @@ CUresult create_context(CUcontext* context, unsigned flags, CUdevice device) {
   Call call("cuCtxCreate");
   if (const CUresult fault = call.with(flags).with(device).begin(false)) return call.end(fault);
   if (context_of(device) == nullptr) return call.end(kInvalidDevice);
-  // Never freed: a handle of it must not be that of another one.
   auto* made = new Context(device, context_of(device)->physical, false);
   made->retained = 1;
   made->flags = flags;
   begin_context(made);
+  {
+    const std::lock_guard lock(g_mutex);
+    g_created.push_back(made);
+  }
   t_stack.push_back(made);
   *context = made;
   return call.end(kSuccess);
@@ -104,10 +110,14 @@ CUcontext context_of_physical(int physical) {
   return nullptr;
 }
 
-bool no_context_left() {
+std::vector<CUcontext> contexts_there() {
+  std::vector<CUcontext> found;
   for (const auto& context : primary_contexts())
-    if (context->retained.load() != 0) return false;
-  return true;
+    if (context->retained.load() != 0) found.push_back(context.get());
+  const std::lock_guard lock(g_mutex);
+  for (CUcontext context : g_created)
+    if (context->retained.load() != 0) found.push_back(context);
+  return found;
 }
 
 bool reaches(CUcontext context, CUcontext other) {

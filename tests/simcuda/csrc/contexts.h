@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "driver_types.h"
 
@@ -33,8 +34,8 @@ CUcontext current_context();
 // The primary context of a device that this process sees, whether it is retained or not; else null.
 CUcontext context_of(CUdevice ordinal);
 CUcontext context_of_physical(int physical);
-// Whether no context of this process is there any more.
-bool no_context_left();
+// The contexts of this process that are there.
+std::vector<CUcontext> contexts_there();
 int visible_devices();
 CUuuid uuid_of(int physical);
 // Whether kernels of a context may use memory of another one.

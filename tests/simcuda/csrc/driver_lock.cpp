@@ -44,3 +44,8 @@ void wait_for_driver() {
   sleep_until(until, now);
   activity().stalled_us += until - now;
 }
+
+void spend(int microseconds) {
+  activity().paid_us += static_cast<std::uint64_t>(microseconds);
+  std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+}

@@ -8,3 +8,5 @@
 void hold_driver(std::uint64_t microseconds);
 // Waits until nobody holds it, and counts how long that was.
 void wait_for_driver();
+// Lets the caller pay for a call, which is nobody else's matter.
+void spend(int microseconds);

@@ -1,6 +1,8 @@
-// Handles: names of streams and events, which are no pointers.
+// Handles: names of streams and events, which are no pointers. As those of a real driver they are
+// given again when their object was destroyed: who keeps one for too long means another object.
 #pragma once
 
+#include <csignal>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -9,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "settings.h"
 #include "world.h"
 
 template <typename Handle, typename T>
@@ -18,7 +21,13 @@ class Handles {
 
   Handle add(std::shared_ptr<T> object) {
     const std::lock_guard lock(mutex_);
-    const auto handle = reinterpret_cast<Handle>(kFirst + kStep * ++count_);
+    auto handle = reinterpret_cast<Handle>(kFirst + kStep * (count_ + 1));
+    if (settings().destroyed == Destroyed::kReused && !destroyed_.empty()) {
+      handle = destroyed_.back();
+      destroyed_.pop_back();
+    } else {
+      ++count_;
+    }
     objects_.emplace(handle, std::move(object));
     return handle;
   }
@@ -29,13 +38,14 @@ class Handles {
     const auto found = objects_.find(handle);
     if (found != objects_.end()) return found->second;
     violation("use of " + kind_ + " that is none, or was destroyed");
+    if (settings().destroyed == Destroyed::kCrash) std::raise(SIGSEGV);
     return nullptr;
   }
 
   // Ends a handle, which `find` has found.
   void remove(Handle handle) {
     const std::lock_guard lock(mutex_);
-    objects_.erase(handle);
+    if (objects_.erase(handle) == 1) destroyed_.push_back(handle);
   }
 
   std::vector<std::pair<Handle, std::shared_ptr<T>>> of(CUcontext context) {
@@ -54,5 +64,6 @@ class Handles {
   const std::string kind_;
   std::mutex mutex_;
   std::map<Handle, std::shared_ptr<T>> objects_;
+  std::vector<Handle> destroyed_;
   std::uintptr_t count_ = 0;
 };

@@ -4,7 +4,10 @@
 #include <cstring>
 
 #include "contexts.h"
+#include "driver_lock.h"
 #include "memory.h"
+#include "settings.h"
+#include "streams.h"
 #include "world.h"
 
 namespace {
@@ -48,6 +51,7 @@ SIMCUDA_API cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMemHandle ipc, unsi
   if (handle.exporter == getpid()) return call.end(kInvalidContext);
   if (handle.physical != current_context()->physical && control().peer_access == 0)
     return call.end(kInvalidDevice);
+  spend(settings().open_us);
   return call.end(
       open_allocation(handle.name, handle.physical, handle.nbytes, handle.exporter, pointer));
 }
@@ -55,5 +59,8 @@ SIMCUDA_API cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMemHandle ipc, unsi
 SIMCUDA_API cuIpcCloseMemHandle(CUdeviceptr pointer) {
   Call call("cuIpcCloseMemHandle");
   if (const CUresult fault = call.begin()) return call.end(fault);
+  // As on a real device this waits for all that the process has under way.
+  synchronize_all();
+  spend(settings().close_us);
   return call.end(close_allocation(pointer));
 }

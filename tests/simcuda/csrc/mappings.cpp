@@ -15,7 +15,9 @@
 #include <set>
 
 #include "contexts.h"
+#include "driver_lock.h"
 #include "memory.h"
+#include "settings.h"
 #include "world.h"
 
 namespace {
@@ -131,7 +133,7 @@ void note_left_mappings(CUcontext context) {
   for (const auto& [base, mapping] : g_mappings)
     if (mapping.memory.physical == context->physical)
       violation("a context goes, and memory of its device is still mapped");
-  if (!no_context_left()) return;
+  if (!contexts_there().empty()) return;
   if (!g_ranges.empty()) violation("the last context goes, and a range is still reserved");
   if (!g_handles.empty()) violation("the last context goes, and a handle is not released");
 }
@@ -151,6 +153,7 @@ SIMCUDA_API cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t nbytes
   if (const CUresult fault = call.with(nbytes).with(flags).begin(false)) return call.end(fault);
   if (const CUresult result = check(prop)) return call.end(result);
   if (!is_granular(nbytes) || flags != 0) return call.end(kInvalidValue);
+  spend(settings().allocate_us);
   const int physical = context_of(prop->location.id)->physical;
   if (!take_room(physical, nbytes)) return call.end(kOutOfMemory);
   const std::lock_guard lock(g_mutex);
@@ -256,6 +259,7 @@ SIMCUDA_API cuMemMap(CUdeviceptr pointer, std::size_t nbytes, std::size_t offset
                      CUmemGenericAllocationHandle handle, unsigned long long flags) {
   Call call("cuMemMap");
   if (const CUresult fault = call.with(nbytes).with(offset).begin(false)) return call.end(fault);
+  spend(settings().open_us);
   const std::lock_guard lock(g_mutex);
   const auto memory = g_handles.find(handle);
   const auto range = containing(g_ranges, pointer);
@@ -310,6 +314,7 @@ SIMCUDA_API cuMemUnmap(CUdeviceptr pointer, std::size_t nbytes) {
   // It does not wait for streams: what still uses the range finds nothing there.
   Call call("cuMemUnmap");
   if (const CUresult fault = call.with(nbytes).begin(false)) return call.end(fault);
+  spend(settings().close_us);
   const std::lock_guard lock(g_mutex);
   const auto found = g_mappings.find(pointer);
   if (found == g_mappings.end() || found->second.nbytes != nbytes) {

@@ -12,7 +12,9 @@
 #include <mutex>
 
 #include "contexts.h"
+#include "driver_lock.h"
 #include "mappings.h"
+#include "settings.h"
 #include "streams.h"
 #include "world.h"
 
@@ -210,6 +212,7 @@ SIMCUDA_API cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t nbytes) {
   Call call("cuMemAlloc");
   if (const CUresult fault = call.with(nbytes).begin()) return call.end(fault);
   if (nbytes == 0) return call.end(kInvalidValue);
+  spend(settings().allocate_us);
   const int physical = current_context()->physical;
   if (!take_room(physical, nbytes)) return call.end(kOutOfMemory);
   const std::lock_guard lock(g_mutex);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -10,24 +11,49 @@
 
 namespace {
 
+// Sets what a text says; false if it says nothing that can be set.
+using Setter = std::function<bool(Settings&, const std::string&)>;
+
 const std::string kPrefix = "SIMCUDA_";
 
-const std::map<std::string, int Settings::*>& numbers() {
-  static const std::map<std::string, int Settings::*> all = {
-      {"PIN_US_PER_MIB", &Settings::pin_us_per_mib},
-      {"PIN_US_PER_MIB_UNTOUCHED", &Settings::pin_us_per_mib_untouched},
+Setter number(int Settings::* member) {
+  return [member](Settings& all, const std::string& text) {
+    char* end = nullptr;
+    all.*member = static_cast<int>(std::strtol(text.c_str(), &end, 10));
+    return !text.empty() && *end == 0;
+  };
+}
+
+template <typename T>
+Setter word(T Settings::* member, std::map<std::string, T> words) {
+  return [member, words = std::move(words)](Settings& all, const std::string& text) {
+    const auto found = words.find(text);
+    if (found != words.end()) all.*member = found->second;
+    return found != words.end();
+  };
+}
+
+const std::map<std::string, Setter>& setters() {
+  static const std::map<std::string, Setter> all = {
+      {"PIN_US_PER_MIB", number(&Settings::pin_us_per_mib)},
+      {"PIN_US_PER_MIB_UNTOUCHED", number(&Settings::pin_us_per_mib_untouched)},
+      {"ALLOCATE_US", number(&Settings::allocate_us)},
+      {"OPEN_US", number(&Settings::open_us)},
+      {"CLOSE_US", number(&Settings::close_us)},
+      {"DESTROYED", word(&Settings::destroyed, {{"reused", Destroyed::kReused},
+                                                {"refused", Destroyed::kRefused},
+                                                {"crash", Destroyed::kCrash}})},
   };
   return all;
 }
 
 Settings read_all() {
   Settings found;
-  for (const auto& [name, member] : numbers())
-    if (const char* text = std::getenv((kPrefix + name).c_str())) {
-      char* end = nullptr;
-      found.*member = static_cast<int>(std::strtol(text, &end, 10));
-      if (end == text || *end != 0) violation("expected a number in " + kPrefix + name);
-    }
+  for (const auto& [name, set] : setters()) {
+    const char* text = std::getenv((kPrefix + name).c_str());
+    if (text != nullptr && !set(found, text))
+      violation(kPrefix + name + " cannot be '" + text + "'");
+  }
   return found;
 }
 
@@ -43,7 +69,7 @@ void check_settings() {
     const std::string text = *entry;
     if (text.compare(0, kPrefix.size(), kPrefix) != 0) continue;
     const std::string name = text.substr(kPrefix.size(), text.find('=') - kPrefix.size());
-    if (name != "DIR" && name != "KERNEL" && numbers().count(name) == 0)
+    if (name != "DIR" && name != "KERNEL" && setters().count(name) == 0)
       violation(kPrefix + name + " is no setting of the simulated driver");
   }
   settings();

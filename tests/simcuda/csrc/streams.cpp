@@ -178,6 +178,10 @@ void synchronize(CUcontext context) {
   for (const auto& [stream, number] : all) wait_for(stream, number);
 }
 
+void synchronize_all() {
+  for (CUcontext context : contexts_there()) synchronize(context);
+}
+
 void wait_for(Stream* stream, std::uint64_t number) {
   wait_until([&] { return stream->reached(number); }, spins(stream->context));
 }

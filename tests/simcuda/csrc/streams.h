@@ -58,5 +58,7 @@ std::uint64_t enqueue(Stream* stream, Work work);
 void wait_for(Stream* stream, std::uint64_t number);
 // Lets the caller wait for all work of a context.
 void synchronize(CUcontext context);
+// The same of all contexts.
+void synchronize_all();
 // A context goes, and its streams with it.
 void forget_streams(CUcontext context);

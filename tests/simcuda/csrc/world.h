@@ -27,6 +27,8 @@ struct Activity {
   // For which it held the lock of the driver; and for which its calls waited for that.
   std::atomic<std::uint64_t> held_us;
   std::atomic<std::uint64_t> stalled_us;
+  // What opening, closing and allocating cost.
+  std::atomic<std::uint64_t> paid_us;
   // Waits for work: those that burn a processor, and those that sleep.
   std::atomic<std::uint64_t> spun_us;
   std::atomic<std::uint64_t> slept_us;

@@ -1,0 +1,65 @@
+"""What calls of the simulated driver cost, and what cannot be set."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simcuda.machine import running_machine
+from tests.simcuda.processes import running_worker
+from tests.simcuda.test_mappings import FREE, USABLE
+from tests.simcuda.test_simcuda import EXPORT, IMPORT
+
+pytest.importorskip("cuda.bindings")
+
+
+def paid(machine, worker):
+    """Return the milliseconds that a process has paid for calls."""
+    return round(machine.activity(worker.pid).paid * 1000)
+
+
+def test_allocating_opening_and_closing_are_paid_for(machine):
+    machine.set(allocate_us=1000, open_us=10_000, close_us=100_000)
+    with running_worker(machine) as one, running_worker(machine) as two:
+        handle = one.do(EXPORT)
+        assert paid(machine, one) == 1
+        two.do(IMPORT, handle)
+        assert paid(machine, two) == 10
+        two.do("ok(d.cuIpcCloseMemHandle(pointer))")
+        assert paid(machine, two) == 110
+        one.do(USABLE)
+        assert paid(machine, one) == 1 + 11
+        one.do(FREE)
+        assert paid(machine, one) == 1 + 11 + 100
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_closing_waits_for_all_work_of_the_process(machine, device):
+    with running_worker(machine) as one, running_worker(machine) as two:
+        two.do(IMPORT, one.do(EXPORT))
+        two.do(f"context = ok(d.cuCtxGetCurrent()); start({device})")
+        two.do("stream = ok(d.cuStreamCreate(1)); hold(stream); ok(d.cuCtxSetCurrent(context))")
+        two.do(
+            "def close(): ok(d.cuCtxSetCurrent(context)); ok(d.cuIpcCloseMemHandle(pointer))\n"
+            "thread = threading.Thread(target=close); thread.start()"
+        )
+        while not machine.activity(two.pid).spun:
+            pass
+        assert machine.calls("cuIpcCloseMemHandle") == []
+        two.do("released.set(); thread.join()")
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ({"destroyed": "gone"}, "SIMCUDA_DESTROYED cannot be 'gone'"),
+        ({"pin_us_per_gib": 1}, "SIMCUDA_PIN_US_PER_GIB is no setting"),
+        ({"pin_us_per_mib": "much"}, "SIMCUDA_PIN_US_PER_MIB cannot be 'much'"),
+    ],
+)
+def test_what_is_no_setting_is_noted(setting, text):
+    with running_machine() as machine:
+        machine.set(**setting)
+        with running_worker(machine) as worker:
+            worker.do("start()")
+        (rule,) = machine.violations()
+        assert text in rule
