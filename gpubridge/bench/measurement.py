@@ -149,7 +149,7 @@ class Point:
     p50: float
     p99: float
     copied: dict[str, int]
-    gpu_mib: int | None
+    gpu_mib: int | None = None
     pcie: PcieRate | None = None
     no_pcie: str = ""
 
@@ -210,8 +210,9 @@ def measure(
             for path in PATHS:
                 for nbytes in sizes:
                     tell(f"{path.title}, {size_text(nbytes)} ...")
-                    load = _Load(path, nbytes, seconds, seen.held_by(server.pid))
-                    points.append(load.run(requests, server, watch))
+                    point = _Load(path, nbytes, seconds).run(requests, server, watch)
+                    # Not before: a model takes nothing of the device until it needs it.
+                    points.append(replace(point, gpu_mib=seen.held_by(server.pid)))
         finally:
             requests.close()
     if watch is None:
@@ -284,7 +285,6 @@ class _Load:
     path: BenchPath
     nbytes: int
     seconds: float
-    gpu_mib: int | None
 
     def run(
         self,
@@ -317,7 +317,6 @@ class _Load:
             p50,
             p99,
             {kind: after[kind] - before[kind] for kind in after},
-            self.gpu_mib,
         )
 
     def _enough(self, sent: int, began: float, watch: PcieMeter | None) -> bool:

@@ -8,6 +8,13 @@ LEGACY_STREAM = 1
 
 
 class TritonPythonModel:
+    def initialize(self, args):
+        # As frameworks do: the device's primary context, where the bridge's tensors are, too.
+        driver.cuInit(0)
+        _, device = driver.cuDeviceGet(int(args["model_instance_device_id"]))
+        _, context = driver.cuDevicePrimaryCtxRetain(device)
+        driver.cuCtxSetCurrent(context)
+
     def execute(self, requests):
         return [self.answer(request) for request in requests]
 
