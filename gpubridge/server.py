@@ -219,7 +219,9 @@ def _build_endpoints(
         regions,
         workers,
         strict_readiness=settings.strict_readiness,
-        headers=ForwardedHeaders(settings.http_header_forward_pattern),
+        headers=ForwardedHeaders(
+            settings.http_header_forward_pattern, settings.http_restricted_api
+        ),
         restrictions=settings.http_restricted_api,
     )
     service = GrpcService(repository, router.ready, regions, workers, settings)

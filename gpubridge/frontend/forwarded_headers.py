@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
+from gpubridge.config import Restrictions
 from gpubridge.protocol.fields import json_parameters
 from gpubridge.request import InferRequest
 
@@ -16,11 +17,14 @@ _TRANSPORT = re.compile(rb":.*|grpc-.*|te|content-type")
 class ForwardedHeaders:
     """Headers whose names a pattern matches as a whole, in any case; those of an empty one are none.
 
-    ``active``: whether there may be such headers, so that the plane hands over every request.
+    ``restrictions``: their headers are secrets, which no model gets.
+
+    Attribute ``active``: whether there may be such headers, so that the plane hands over every request.
     """
 
-    def __init__(self, pattern: str = "") -> None:
+    def __init__(self, pattern: str = "", restrictions: Restrictions | None = None) -> None:
         self.active = bool(pattern)
+        self._secret = {restriction.name for restriction in (restrictions or {}).values()}
         self._pattern = re.compile(pattern.encode(), re.IGNORECASE)
 
     def of(self, fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -28,7 +32,9 @@ class ForwardedHeaders:
         return {
             _text(name): _text(value)
             for name, value in fields
-            if self._pattern.fullmatch(name) and not _TRANSPORT.fullmatch(name)
+            if self._pattern.fullmatch(name)
+            and not _TRANSPORT.fullmatch(name)
+            and name.lower() not in self._secret
         }
 
 

@@ -165,3 +165,21 @@ def test_what_belongs_to_the_protocol_is_no_parameter(tmp_path):
         assert not {name for name in seen if name.startswith((":", "grpc-")) or "content" in name}
         # Nothing is asked for over HTTP.
         assert infer(server, HEADERS) == {}
+
+
+def test_secrets_of_restricted_endpoints_reach_no_model(tmp_path):
+    write_model(tmp_path, "m", SOURCE, outputs=OUT)
+    flags = [f"--{protocol}-header-forward-pattern=.*" for protocol in ("http", "grpc")]
+    flags += ["--http-restricted-api=inference:X-Key=v", "--http-restricted-api=statistics:other=w"]
+    flags += ["--grpc-restricted-protocol=inference:X-Key=v"]
+    with (
+        running_server(tmp_path, *flags) as server,
+        over_grpc.InferenceServerClient(server.grpc_url) as client,
+    ):
+        given = {"x-kEY": "v", "OTHER": "w", "x-key-2": "3"}
+        seen = infer(server, given)
+        assert {name.lower() for name in seen} & {"x-key", "other", "x-key-2"} == {"x-key-2"}
+        key = "triton-grpc-protocol-x-key"
+        answer = client.infer("m", [tensor()], headers={key: "v", "x-key": "3"})
+        assert {"x-key": "3"}.items() <= (seen := json.loads(answer.as_numpy("OUT")[0])).items()
+        assert key not in seen

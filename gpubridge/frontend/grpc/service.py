@@ -71,9 +71,9 @@ class GrpcService:
         settings: ServerSettings,
     ) -> None:
         message_limit = settings.grpc_max_message_size
-        headers = ForwardedHeaders(settings.grpc_header_forward_pattern)
-        self._repository = repository
         self._restrictions = settings.grpc_restricted_protocol
+        headers = ForwardedHeaders(settings.grpc_header_forward_pattern, self._restrictions)
+        self._repository = repository
         self._headers = headers
         self._regions = regions
         self._tasks = ControlTasks()
