@@ -455,6 +455,8 @@ class InFlightRequests:
         """As `receive`, for an event loop: calls the hook ``closed``."""
     def take(self, message: bytes, now: int = 0, /) -> None:
         """Take a RESULTS or RESPONSES message that came at ``now``, CLOCK_MONOTONIC ns; 0: just now."""
+    def take_gathered(self, message: bytes, /) -> None:
+        """Take the RESULTS message that a dead stub had gathered, unless it had sent it, too."""
     def settle_kept(self) -> bool:
         """Take back the memory that the stub is done with by now; returns whether some is left."""
     def lend(self, ranges: Sequence[Any], /) -> int | None:

@@ -100,6 +100,19 @@ void RequestsAtStub::take(std::string_view message, Duration now) {
   tell(taken, now, error);
 }
 
+void RequestsAtStub::take_gathered(std::string_view message) {
+  bool new_ones = false;
+  try {
+    for (const ResultBatch& batch : decode_results(message)) {
+      new_ones = new_ones || core_.holds(batch.sequence);
+    }
+  } catch (const std::invalid_argument&) {
+    // Nobody is left who could be told.
+    return;
+  }
+  if (new_ones) take(message, 0);
+}
+
 // Tells the requests and their model; what one of them raises keeps nothing from the others.
 void RequestsAtStub::tell(const Taken& taken, Duration now, const nb::object& error) {
   std::optional<nb::python_error> raised;
@@ -553,6 +566,10 @@ void bind_in_flight(nb::module_& module) {
             self.take({message.c_str(), message.size()}, now);
           },
           nb::arg(), nb::arg() = 0)
+      .def("take_gathered",
+           [](RequestsAtStub& self, const nb::bytes& message) {
+             self.take_gathered({message.c_str(), message.size()});
+           })
       .def("settle_kept", &RequestsAtStub::settle_kept)
       .def("lend", &RequestsAtStub::lend)
       .def_prop_ro("lent_answers", &RequestsAtStub::lent_answers)

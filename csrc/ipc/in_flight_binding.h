@@ -184,6 +184,9 @@ class RequestsAtStub {
   // Takes a message with results or responses that came at `now`; 0: just now.
   void take(std::string_view message, Duration now);
 
+  // Takes what a dead stub had gathered, unless it has come by the channel, too.
+  void take_gathered(std::string_view message);
+
   bool settle_kept();
   nb::object lend(nb::object ranges);
   // Finds memory that is lent to the stub, to hand it on. Throws MalformedRecord where it is not.

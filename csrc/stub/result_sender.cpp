@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <thread>
 
+#include "ipc/control_cells.h"
 #include "little_endian.h"
 
 namespace gpubridge::stub {
@@ -14,37 +15,45 @@ constexpr char kResults = 18;
 constexpr std::size_t kHead = 8;
 }  // namespace
 
-std::optional<std::string> ResultSender::add(std::string_view result, std::int64_t started_at,
-                                             std::int64_t ended_at, bool last) {
+std::string_view ResultSender::add(std::string_view result, std::int64_t started_at,
+                                   std::int64_t ended_at, bool last) {
   if (ended_at - started_at > limits_.long_ns) watched_ = limits_.watched_batches;
   const std::lock_guard lock(guard_->mutex);
   if (count_ == 0) {
-    gathered_.assign(kHead, '\0');
+    size_ = kHead;
     since_ = started_at;
   }
-  gathered_ += result;
   ++count_;
-  if (last || ended_at - since_ > limits_.gathered_ns ||
-      gathered_.size() > limits_.gathered_bytes) {
-    finish_frame();
-    begin_anew();
-    return std::exchange(gathered_, {});
+  if (result.size() > gathered_.message.size() - size_) {
+    long_frame_.assign(gathered_.message.data(), size_);
+    long_frame_ += result;
+    return take_frame(long_frame_);
   }
+  put_bytes(gathered_.message.data() + size_, result);
+  size_ += result.size();
+  if (last || ended_at - since_ > limits_.gathered_ns) {
+    return take_frame(gathered_.message.first(size_));
+  }
+  store_cell(*gathered_.word, std::uint64_t{count_} << 32U | size_);
   if (watched_ != 0) {
     --watched_;
     if (!std::exchange(gathering_, true)) guard_->changed.notify_one();
   }
-  return std::nullopt;
+  return {};
 }
 
-void ResultSender::finish_frame() {
-  gathered_.front() = kResults;
-  put_number(gathered_.data() + 4, count_);
+void ResultSender::sent() {
+  store_cell<std::uint64_t>(*gathered_.word, 0);
+  long_frame_ = {};
 }
 
-void ResultSender::begin_anew() {
-  count_ = 0;
+// Writes the head of what is gathered; what is added from now on belongs to another frame.
+std::string_view ResultSender::take_frame(std::span<char> frame) {
+  std::fill_n(frame.begin(), kHead, '\0');
+  frame.front() = kResults;
+  put_number(frame.data() + 4, std::exchange(count_, 0));
   ++taken_;
+  return {frame.data(), frame.size()};
 }
 
 void ResultSender::watch() {
@@ -64,10 +73,14 @@ void ResultSender::watch() {
     quiet = 0;
     if (taken_ != before) continue;
     // With the lock, so that what is gathered next does not overtake this; hence without waiting.
-    finish_frame();
-    const int failed = send(gathered_, MSG_DONTWAIT);
-    if (failed == 0) begin_anew();
-    if (failed != 0 && failed != EAGAIN) return;
+    const std::uint32_t count = count_;
+    const int failed = send(take_frame(gathered_.message.first(size_)), MSG_DONTWAIT);
+    if (failed == 0) sent();
+    if (failed == EAGAIN) {
+      count_ = count;
+    } else if (failed != 0) {
+      return;
+    }
   }
 }
 
@@ -84,7 +97,6 @@ void ResultSender::disown() {
   // The watching thread, which the child does not have, may hold the mutex, or wait. What it shares
   // stays where it is: its own reference to that never ends.
   guard_ = std::make_shared<Guard>();
-  gathered_.clear();
   count_ = 0;
 }
 

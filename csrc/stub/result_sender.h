@@ -11,7 +11,6 @@ namespace gpubridge::stub {
 // Limits of a stub; gpubridge/stub/limits.py says what each means, and their values.
 struct StubLimits {
   std::int64_t gathered_ns = 0;
-  std::size_t gathered_bytes = 0;
   std::int64_t long_ns = 0;
   std::int64_t watched_batches = 0;
   std::int64_t patience_ns = 0;
@@ -19,6 +18,13 @@ struct StubLimits {
   std::size_t kept_leases = 0;
   std::size_t kept_bytes = 0;
   std::uint64_t passed_on_bytes = 0;
+};
+
+// Memory in which the server finds results that a dead stub had gathered, as
+// gpubridge/transport/control.py describes it.
+struct GatheredResults {
+  std::uint64_t* word = nullptr;
+  std::span<char> message;
 };
 
 // Gathers encoded results. The thread that executes adds them; what it gets back it sends. A second
@@ -30,10 +36,14 @@ class ResultSender {
   ResultSender(int descriptor, const StubLimits& limits)
       : descriptor_(descriptor), limits_(limits) {}
 
+  // Gathers there from now on. A forked child forgets what was gathered: that is its parent's.
+  void gather_in(const GatheredResults& gathered) { gathered_ = gathered; }
+
   // Takes the result of a batch, with the CLOCK_MONOTONIC nanoseconds of its `execute`, the last of
-  // its message or not; returns the frame that is to be sent now, if one is.
-  std::optional<std::string> add(std::string_view result, std::int64_t started_at,
-                                 std::int64_t ended_at, bool last);
+  // its message or not; returns the frame that is to be sent now, until `sent`, or nothing.
+  std::string_view add(std::string_view result, std::int64_t started_at, std::int64_t ended_at,
+                       bool last);
+  void sent();
 
   // Says whether batches have taken so long that somebody should watch.
   [[nodiscard]] bool wants_watch() const { return watched_ != 0; }
@@ -43,7 +53,7 @@ class ResultSender {
   // Sends a frame that is no longer than a datagram; returns an errno, or 0.
   [[nodiscard]] int send(std::string_view frame, int flags = 0) const;
 
-  // Forgets what was gathered: for a forked child, whose results are its parent's.
+  // Sends nothing more: for a forked child.
   void disown();
 
  private:
@@ -53,13 +63,14 @@ class ResultSender {
     std::condition_variable changed;
   };
 
-  void finish_frame();
-  void begin_anew();
+  std::string_view take_frame(std::span<char> frame);
 
   int descriptor_;
   StubLimits limits_;
   std::shared_ptr<Guard> guard_ = std::make_shared<Guard>();
-  std::string gathered_;
+  GatheredResults gathered_;
+  std::string long_frame_;  // one that is too long to be gathered
+  std::size_t size_ = 0;
   std::uint32_t count_ = 0;
   std::int64_t since_ = 0;
   std::uint64_t taken_ = 0;

@@ -94,7 +94,7 @@ class StubLoop {
   bool answer_here(const Live& live, nb::object& response);
   void finish(const BatchView& batch);
   void send_result(std::string_view result, std::int64_t started, std::int64_t ended, bool last);
-  void send(const std::string& message);
+  void send(std::string_view message);
   std::int64_t start(std::uint64_t sequence);
   [[nodiscard]] bool is_cancelled(std::uint32_t ticket) const;
   [[nodiscard]] bool is_crowded() const;
@@ -123,6 +123,8 @@ class StubLoop {
   std::unique_ptr<BufferView> claimed_;
   std::unique_ptr<BufferView> lent_;
   std::unique_ptr<BufferView> cancelled_;
+  std::unique_ptr<BufferView> gathered_word_;
+  std::unique_ptr<BufferView> gathered_;
 
   // Of the batch at hand.
   std::string result_;
@@ -162,6 +164,10 @@ void StubLoop::attach() {
   store_cell(*static_cast<std::uint64_t*>(claimed_->data()), kClaims);
   lent_ = std::make_unique<BufferView>(control.attr("lent"), PyBUF_WRITABLE);
   cancelled_ = std::make_unique<BufferView>(control.attr("cancelled"), PyBUF_SIMPLE);
+  gathered_word_ = std::make_unique<BufferView>(control.attr("gathered_word"), PyBUF_WRITABLE);
+  gathered_ = std::make_unique<BufferView>(control.attr("gathered"), PyBUF_WRITABLE);
+  sender_.gather_in({static_cast<std::uint64_t*>(gathered_word_->data()),
+                     {static_cast<char*>(gathered_->data()), gathered_->size()}});
 }
 
 void StubLoop::disown() {
@@ -411,14 +417,16 @@ void StubLoop::finish(const BatchView& batch) {
 
 void StubLoop::send_result(std::string_view result, std::int64_t started, std::int64_t ended,
                            bool last) {
-  const std::optional<std::string> frame = sender_.add(result, started, ended, last);
+  const std::string_view frame = sender_.add(result, started, ended, last);
   if (sender_.wants_watch() && !std::exchange(watches_, true)) {
     parts_.executor.attr("start_thread")(nb::find(this).attr("watch"));
   }
-  if (frame) send(*frame);
+  if (frame.empty()) return;
+  send(frame);
+  sender_.sent();
 }
 
-void StubLoop::send(const std::string& message) {
+void StubLoop::send(std::string_view message) {
   if (message.size() > kFrameLimit) {
     parts_.channel.attr("send")(bytes_object(message));
     return;
@@ -469,7 +477,6 @@ StubLimits limits_of(nb::handle given) {
     limit = nb::cast<std::remove_reference_t<decltype(limit)>>(given.attr(name));
   };
   take("gathered_ns", limits.gathered_ns);
-  take("gathered_bytes", limits.gathered_bytes);
   take("long_ns", limits.long_ns);
   take("watched_batches", limits.watched_batches);
   take("patience_ns", limits.patience_ns);

@@ -39,7 +39,13 @@ from gpubridge.transport.channel import (
     is_unread,
 )
 from gpubridge.transport.control import TICKETS, ControlPage
-from gpubridge.transport.messages import FALLBACKS, Kind, control_message, decode_control
+from gpubridge.transport.messages import (
+    FALLBACKS,
+    Kind,
+    control_message,
+    decode_control,
+    results_message,
+)
 from gpubridge.transport.records import Record, with_long_text
 from gpubridge.transport.short_waits import busy_poll_ns
 
@@ -278,6 +284,8 @@ class StubConnection:
         then = self._heard_out
         if then is not None and not self._long.reading:
             self._heard_out = None
+            if self._trusted:
+                self.requests.take_gathered(results_message(*self._control.gathered_results))
             then()
 
     def close(self) -> tuple[list[InferRequest], list[InferRequest]]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpubridge.transport.channel import FRAME_LIMIT
-
 
 class StubLimits(NamedTuple):
     """Limits that the executor, the sender of results and the compiled loop share.
 
-    - ``gathered_ns``, ``gathered_bytes``: so long, or up to this size, results are gathered.
+    - ``gathered_ns``: so long results are gathered.
     - ``long_ns``, ``watched_batches``: after a batch that ran longer so many are watched.
     - ``patience_ns``: after this a result is sent although the batch that follows it still runs.
     - ``quiet_looks``: after so many in vain the watching thread sleeps: waking it costs more.
@@ -20,7 +18,6 @@ class StubLimits(NamedTuple):
     """
 
     gathered_ns: int = 100_000
-    gathered_bytes: int = FRAME_LIMIT // 2
     long_ns: int = 1_000_000
     watched_batches: int = 1000
     patience_ns: int = 2_000_000

@@ -103,7 +103,7 @@ class Stub:
         # Where messages come from, and what takes those with batches apart.
         self._incoming: Channel | BatchesAhead = channel
         self._decode: Callable[[bytes, RecordReader], list[Batch]] = decode_execute
-        self._results = ResultSender(channel)
+        self._results = ResultSender(channel, self._control)
         awake_ns = busy_poll_ns(settings["busy_poll_us"])
         self._awake_ns = awake_ns // _AWAKE_SHARE
         self._waits = ShortWaits(_AWAKE_SHARE * self._awake_ns)

@@ -7,6 +7,7 @@ import time
 
 from gpubridge.stub.limits import LIMITS
 from gpubridge.transport.channel import Channel, ChannelClosed
+from gpubridge.transport.control import FRAME_HEAD, GATHERED_BYTES, ControlPage
 from gpubridge.transport.messages import Kind, encode_frame, encode_responses
 
 
@@ -19,11 +20,12 @@ class ResultSender:
     spared that thread, which costs a tenth of their throughput.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, control: ControlPage) -> None:
         self._channel = channel
+        self._control = control
         self._lock = threading.Lock()
         self._results: list[bytes] = []
-        self._size = 0
+        self._size = FRAME_HEAD
         self._since = 0
         self._gathering = threading.Event()
         self._watched = 0
@@ -38,15 +40,15 @@ class ResultSender:
                 self._channel.send(encode_frame(Kind.RESULTS, (result,)))
                 return
             self._results.append(result)
-            self._size += len(result)
             self._since = self._since or started_at
-            if (
-                last
-                or ended_at - self._since > LIMITS.gathered_ns
-                or self._size > LIMITS.gathered_bytes
-            ):
+            begin, self._size = self._size, self._size + len(result)
+            if last or ended_at - self._since > LIMITS.gathered_ns or self._size > GATHERED_BYTES:
                 self._send()
                 return
+            # For the server, should this process die before it sends them.
+            control = self._control
+            control.gathered[begin : self._size] = result
+            control.gathered_word[0] = len(self._results) << 32 | self._size
         if self._watched:
             self._watched -= 1
             if not self._gathering.is_set():
@@ -60,6 +62,7 @@ class ResultSender:
         """Forget what was gathered: for a forked child, whose results are its parent's."""
         self._lock = threading.Lock()
         self._results = []
+        self._size = FRAME_HEAD
 
     def _keep_watch(self) -> None:
         self._watched = LIMITS.watched_batches
@@ -71,8 +74,9 @@ class ResultSender:
 
     def _send(self) -> None:
         results, self._results = self._results, []
-        self._size = self._since = 0
+        self._size, self._since = FRAME_HEAD, 0
         self._channel.send(encode_frame(Kind.RESULTS, results))
+        self._control.gathered_word[0] = 0
 
     def _watch(self) -> None:
         quiet = 0

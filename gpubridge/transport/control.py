@@ -14,12 +14,16 @@ Map (bytes)::
     ..  u64[7] device_work  what the stub has done on its GPU: bytes h2d, d2h, d2d,
                             copies h2d, d2h, d2d, completion waits                    stub writes
     ..  u8[EVENTS] pending  1 from when an event is named until its work is seen done  stub writes
+    ..  u64  gathered_word  bytes of ``gathered``, and in the upper half the number of batches
+                            whose results they are; 0 once they are sent              stub writes
+    ..  u8[GATHERED_BYTES] gathered  a RESULTS message that is being gathered; its head is
+                            written when it is sent                                   stub writes
 
 A *ticket* names a request at the stub, and the memory that the stub borrows for it; a *lease* names
 a slot of the stub's output memory that the server borrows. The lender sets the byte before it sends
 the message that names it and the borrower clears it when its last view is gone, so each byte has
 one writer at a time and handing memory back costs no message. When the borrower died, the lender
-takes everything back.
+takes everything back. What a dead stub had gathered, and perhaps sent, too, the server reads here.
 """
 
 from __future__ import annotations
@@ -27,11 +31,16 @@ from __future__ import annotations
 import time
 
 from gpubridge.host_shm import Segment
+from gpubridge.transport.channel import FRAME_LIMIT
 
 TICKETS = 4096
 LEASES = 4096
 EVENTS = 64
 """As many responses and calls of a stub can be under way to other stubs of its GPU with no wait."""
+FRAME_HEAD = 8
+"""Bytes of a RESULTS message before the results."""
+GATHERED_BYTES = FRAME_LIMIT // 2
+"""A RESULTS message that grows longer is sent."""
 NO_LEASE = 0xFFFF_FFFF
 NOBODY_WAITS = 1
 """A request is cancelled, and what its model still sends is of no use."""
@@ -45,7 +54,9 @@ _PASSED_ON_AT = _OUTPUTS_AT + LEASES
 _DEVICE_WORK_AT = _PASSED_ON_AT + 4 * TICKETS
 _DEVICE_WORDS = 9
 _PENDING_AT = _DEVICE_WORK_AT + 8 * _DEVICE_WORDS
-_SIZE = _PENDING_AT + EVENTS
+_GATHERED_WORD_AT = _PENDING_AT + EVENTS + -(_PENDING_AT + EVENTS) % 64
+_GATHERED_AT = _GATHERED_WORD_AT + 8
+_SIZE = _GATHERED_AT + GATHERED_BYTES
 
 
 class ControlPage:
@@ -66,7 +77,9 @@ class ControlPage:
         self.outputs = view[_OUTPUTS_AT:_PASSED_ON_AT]
         self.passed_on = view[_PASSED_ON_AT:_DEVICE_WORK_AT].cast("I")
         self.device_work = view[_DEVICE_WORK_AT:_PENDING_AT].cast("Q")
-        self.pending = view[_PENDING_AT:_SIZE]
+        self.pending = view[_PENDING_AT : _PENDING_AT + EVENTS]
+        self.gathered_word = view[_GATHERED_WORD_AT:_GATHERED_AT].cast("Q")
+        self.gathered = view[_GATHERED_AT:_SIZE]
         self._clock = time.monotonic_ns
 
     def start(self, sequence: int) -> int:
@@ -86,6 +99,12 @@ class ControlPage:
     def started_at(self) -> int:
         """CLOCK_MONOTONIC nanoseconds at which it started."""
         return self.progress[1]
+
+    @property
+    def gathered_results(self) -> tuple[int, bytes]:
+        """Return how many batches' results a dead stub had gathered, and these."""
+        count, size = divmod(self.gathered_word[0], 1 << 32)
+        return count, bytes(self.gathered[FRAME_HEAD:size])
 
     @property
     def log_levels(self) -> int:

@@ -139,6 +139,11 @@ def encode_frame(kind: int, batches: Sequence[bytes], alone: bool = False) -> by
     return b"".join((_FRAME.pack(kind, alone, len(batches)), *batches))
 
 
+def results_message(count: int, results: bytes) -> bytes:
+    """Return a RESULTS message of the encoded results of so many batches."""
+    return _FRAME.pack(Kind.RESULTS, False, count) + results
+
+
 def comes_alone(message: Buffer) -> bool:
     """Say whether the batch of an EXECUTE message is one of many that come one after the other."""
     return message[1] != 0

@@ -6,10 +6,12 @@ import time
 
 import pytest
 
+from gpubridge.host_shm import Segment
 from gpubridge.stub.limits import LIMITS
 from gpubridge.stub.results import ResultSender
 from gpubridge.transport.channel import Channel, pair
 from gpubridge.transport.context import RequestContext
+from gpubridge.transport.control import ControlPage
 from gpubridge.transport.messages import encode_result_batch
 from gpubridge.transport.records import record_encoder, record_reader
 from gpubridge.transport.signatures import encode_signature
@@ -23,7 +25,9 @@ def ends():
     stub, server = pair()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 30, 0))
     sender, receiver = Channel(stub), Channel(server)
-    yield ResultSender(sender), receiver
+    control = ControlPage(Segment.create(0, ControlPage.SIZE))
+    yield ResultSender(sender, control), receiver
+    control.close()
     sender.close()
     receiver.close()
 

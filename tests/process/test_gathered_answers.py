@@ -1,0 +1,75 @@
+"""Answers that a process has, and has not sent yet when a request kills it, reach their clients."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from tests.process.server import running_server, write_code_model
+
+WAYS = {
+    "exit": "os._exit(1)",
+    "kill": "os.kill(os.getpid(), 9)",
+    "fault": "import ctypes; ctypes.string_at(0)",
+}
+QUICK = 5
+NOTE = "open({notes!r}, 'a').write('{name} '); self.said = '{name}'"
+WAIT = """
+while not os.path.exists({gate!r}):
+    time.sleep(0.001)
+self.said = 'waited'
+"""
+
+
+def pipelined(server, codes, sent):
+    """Send requests in one go, then call ``sent``; returns their statuses and what the model said."""
+    host, port = server.http_url.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        for code in codes:
+            tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [code]}
+            body = json.dumps({"inputs": [tensor]}).encode()
+            head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
+            client.sendall(head % len(body) + body)
+        sent()
+        stream = client.makefile("rb")
+        for _ in codes:
+            status = int(stream.readline().split()[1])
+            length = 0
+            while line := stream.readline().strip():
+                name, _, value = line.partition(b":")
+                if name.lower() == b"content-length":
+                    length = int(value)
+            answer = json.loads(stream.read(length))
+            yield status, answer["outputs"][0]["data"][0] if status == 200 else answer["error"]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_answered_before_a_death_is_answered(tmp_path, way, compiled):
+    notes, gate = tmp_path / "notes", tmp_path / "gate"
+    write_code_model(tmp_path / "models")
+    environment = {} if compiled else {"GPUBRIDGE_NO_NATIVE": "1"}
+    with running_server(tmp_path / "models", environment=environment) as server:
+        for _ in range(3):
+            notes.unlink(missing_ok=True)
+            gate.unlink(missing_ok=True)
+            # From now on its process gets several at once.
+            for _ in range(20):
+                assert server.ask("self.said = 'well'") == (200, "well")
+            names = [f"quick{number}" for number in range(QUICK)]
+            after = [f"after{number}" for number in range(QUICK)]
+            codes = [WAIT.format(gate=str(gate))]
+            codes += [NOTE.format(notes=str(notes), name=name) for name in names]
+            codes += [WAYS[way]]
+            codes += [NOTE.format(notes=str(notes), name=name) for name in after]
+            answers = list(pipelined(server, codes, gate.touch))
+            died = answers.pop(QUICK + 1)
+            assert (died[0], "is not healthy" in died[1]) == (503, True)
+            assert answers == [(200, said) for said in ("waited", *names, *after)]
+            # None was executed twice.
+            assert notes.read_text().split() == [*names, *after]
+        count = 3 * (20 + 2 * QUICK + 1)
+        labels = 'model="m",version="1"'
+        assert server.metrics()[f"nv_inference_request_success{{{labels}}}"] == count
