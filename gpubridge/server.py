@@ -135,7 +135,6 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
         await _close(doors, repository, orphans, settings.exit_timeout_secs, failed)
         sweeper.close()
         workers.close()
-        regions.close()
 
 
 def _watch(doors: Sequence[_Door], sweeper: Sweeper) -> None:

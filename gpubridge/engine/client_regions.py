@@ -114,6 +114,7 @@ class ClientRegions:
         # Objects of the latest that were revoked.
         self._revoked: dict[str, str] = {}
         regions.revoke_shrunk = self.revoke_shrunk
+        regions.close_registered = self.close
         # Names of device memory that is being opened.
         self._coming: set[str] = set()
         self._devices = devices

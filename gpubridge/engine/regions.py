@@ -51,6 +51,8 @@ class Regions:
         self._pinning: dict[int, tuple[RequestArena, set[RegionUser]]] = {}
         # Revokes regions that clients have shrunk; tells whether one of some ids was among them.
         self.revoke_shrunk: Callable[[Collection[int]], bool] = lambda _: False
+        # Closes what is registered, before the driver's contexts go.
+        self.close_registered: Callable[[], object] = lambda: None
 
     def arena(self, model: str) -> RequestArena:
         """Return the arena in which the requests of a model lie, of all its versions.
@@ -137,7 +139,8 @@ class Regions:
                 user.drop_region(known)
 
     def close(self) -> None:
-        """Give the arenas back."""
+        """Give the arenas back, and all that clients have registered."""
+        self.close_registered()
         for arena in self._arenas.values():
             arena.close()
 

@@ -13,7 +13,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 __all__ = [
@@ -191,11 +191,11 @@ def wait_until(condition, what: str, server: Server | None = None) -> None:
 def children(pid: int) -> list[int]:
     """Process ids of the children of a process."""
     found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += [int(word) for word in task.read_text().split()]
-        except OSError:
-            continue
+    # It, or a thread of it, may end meanwhile.
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):
+                found += [int(word) for word in task.read_text().split()]
     return found
 
 

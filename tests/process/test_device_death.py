@@ -109,10 +109,11 @@ def test_what_a_dead_stub_has_handed_on_is_there_until_nobody_needs_it(tmp_path,
         assert future.result() == (200, (4 * given).tolist())
         # The dead stub's arena goes when the other has closed it; what the libraries have stays.
         wait_until(
-            lambda: served.machine.used(0) < 3 * ARENA,
+            lambda: any(call.pid == served.server.pid for call in served.machine.calls(freeing)),
             "the arena of the dead stub to be freed",
             served.server,
         )
+        assert served.machine.used(0) < 3 * ARENA
         (reader,) = pids_of(served, "slow")
         order = [
             (call.pid, call.name)

@@ -142,13 +142,12 @@ class Machine:
     # -- what was done on it ---------------------------------------------------------------------
 
     def used(self, device: int) -> int:
-        """Return the bytes that living processes have allocated, or hold, on a device."""
-        total = sum(map(_held_bytes, self._folder.glob(f"physical-*-{device}")))
-        for file in self._folder.glob(f"memory-*-{device}"):
-            with contextlib.suppress(FileNotFoundError):
-                if Path(f"/proc/{file.name.split('-')[1]}").exists():
-                    total += file.stat().st_size
-        return total
+        """Return the bytes of a device that somebody has: those of whole blocks of 2 MiB."""
+        return sum(
+            _held_bytes(file)
+            for kind in ("memory", "physical")
+            for file in self._folder.glob(f"{kind}-*-{device}")
+        )
 
     def contexts(self, device: int | None = None) -> list[int]:
         """Return the process of each context that is there now, on one device or all; sorted."""
@@ -189,7 +188,7 @@ class Machine:
 
 
 def _held_bytes(file: Path) -> int:
-    """Return the size of physical memory, unless nobody has a handle, a mapping or a descriptor of it."""
+    """Return the size of a block, unless nobody has it any more."""
     try:
         with file.open("rb") as opened:
             # Whoever has one keeps a lock, and the kernel ends that with the process.

@@ -1,10 +1,7 @@
-// Physical memory is a file of the machine. Each handle, each mapping and each descriptor of it
-// keeps that file locked, which ends with their process however that ends: without a lock it is
-// free.
+// Physical memory is a block. Each handle, each mapping and each descriptor of it keeps that.
 #include "mappings.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,6 +11,7 @@
 #include <mutex>
 #include <set>
 
+#include "blocks.h"
 #include "contexts.h"
 #include "driver_lock.h"
 #include "memory.h"
@@ -22,7 +20,6 @@
 
 namespace {
 
-constexpr std::size_t kGranularity = std::size_t{2} << 20U;
 const std::string kPrefix = "physical-";
 
 struct Physical {
@@ -47,25 +44,18 @@ auto& g_ranges = *new std::map<CUdeviceptr, std::size_t>;
 auto& g_mappings = *new std::map<CUdeviceptr, Mapping>;
 std::uint64_t g_count = 0;
 
-bool is_granular(std::size_t nbytes) { return nbytes != 0 && nbytes % kGranularity == 0; }
+bool is_granular(std::size_t nbytes) { return nbytes != 0 && nbytes % kBlock == 0; }
 
 // What is kept of physical memory goes; with the last, the memory.
 void let_go(const Physical& memory) {
   close(memory.descriptor);
-  reap_physical(memory.name);
+  reap_file(memory.name);
 }
 
 template <typename Map>
 auto containing(Map& map, CUdeviceptr pointer) {
   auto after = map.upper_bound(pointer);
   return after == map.begin() ? map.end() : --after;
-}
-
-// Opens memory once more, so that it is kept until this is closed.
-int keep(const std::string& path) {
-  const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor >= 0) flock(descriptor, LOCK_SH);
-  return descriptor;
 }
 
 CUmemGenericAllocationHandle new_handle(Physical memory) {
@@ -115,18 +105,6 @@ bool find_mapping(CUdeviceptr pointer, Mapped* mapped) {
   return true;
 }
 
-bool reap_physical(const std::string& name) {
-  if (name.compare(0, kPrefix.size(), kPrefix) != 0) return false;
-  const int descriptor = open(world_path(name).c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor < 0) return true;
-  struct stat status{};
-  if (flock(descriptor, LOCK_EX | LOCK_NB) == 0 && fstat(descriptor, &status) == 0 &&
-      unlink(world_path(name).c_str()) == 0)
-    control().used_bytes[name.back() - '0'] -= static_cast<std::uint64_t>(status.st_size);
-  close(descriptor);
-  return true;
-}
-
 void note_left_mappings(CUcontext context) {
   if (!context->primary) return;
   const std::lock_guard lock(g_mutex);
@@ -143,7 +121,7 @@ SIMCUDA_API cuMemGetAllocationGranularity(std::size_t* granularity, const CUmemA
   Call call("cuMemGetAllocationGranularity");
   if (const CUresult fault = call.with(option).begin(false)) return call.end(fault);
   if (const CUresult result = check(prop)) return call.end(result);
-  *granularity = kGranularity;
+  *granularity = kBlock;
   return call.end(kSuccess);
 }
 
@@ -159,12 +137,8 @@ SIMCUDA_API cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t nbytes
   const std::lock_guard lock(g_mutex);
   const std::string name = kPrefix + std::to_string(getpid()) + "-" + std::to_string(++g_count) +
                            "-" + std::to_string(physical);
-  // Under its name it is only when it is kept: without a lock it would be free.
-  const std::string path = world_path("new-" + name);
-  const int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (descriptor < 0 || flock(descriptor, LOCK_SH) != 0 ||
-      ftruncate(descriptor, static_cast<off_t>(nbytes)) != 0 ||
-      rename(path.c_str(), world_path(name).c_str()) != 0) {
+  const int descriptor = make_file(name, nbytes);
+  if (descriptor < 0) {
     control().used_bytes[physical] -= nbytes;
     return call.end(kOutOfMemory);
   }
@@ -218,7 +192,7 @@ SIMCUDA_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle,
   const std::string name = std::string(target).substr(world_path("").size());
   if (std::sscanf(name.c_str(), "physical-%d-%d-%d", &owner, &number, &physical) != 3)
     return call.end(kInvalidValue);
-  const int descriptor = keep(world_path(name));
+  const int descriptor = open_file(name, true);
   if (descriptor < 0) return call.end(kInvalidValue);
   const std::lock_guard lock(g_mutex);
   *handle = new_handle({name, descriptor, static_cast<std::size_t>(status.st_size), physical});
@@ -229,8 +203,7 @@ SIMCUDA_API cuMemAddressReserve(CUdeviceptr* pointer, std::size_t nbytes, std::s
                                 CUdeviceptr, unsigned long long flags) {
   Call call("cuMemAddressReserve");
   if (const CUresult fault = call.with(nbytes).with(alignment).begin(false)) return call.end(fault);
-  if (!is_granular(nbytes) || alignment > kGranularity || flags != 0)
-    return call.end(kInvalidValue);
+  if (!is_granular(nbytes) || alignment > kBlock || flags != 0) return call.end(kInvalidValue);
   const std::lock_guard lock(g_mutex);
   *pointer = new_address(nbytes);
   g_ranges[*pointer] = nbytes;
@@ -263,8 +236,8 @@ SIMCUDA_API cuMemMap(CUdeviceptr pointer, std::size_t nbytes, std::size_t offset
   const std::lock_guard lock(g_mutex);
   const auto memory = g_handles.find(handle);
   const auto range = containing(g_ranges, pointer);
-  if (flags != 0 || memory == g_handles.end() || !is_granular(nbytes) ||
-      offset % kGranularity != 0 || offset + nbytes > memory->second.nbytes)
+  if (flags != 0 || memory == g_handles.end() || !is_granular(nbytes) || offset % kBlock != 0 ||
+      offset + nbytes > memory->second.nbytes)
     return call.end(kInvalidValue);
   if (range == g_ranges.end() || pointer + nbytes > range->first + range->second) {
     violation("cuMemMap at addresses that are not reserved");
@@ -276,14 +249,13 @@ SIMCUDA_API cuMemMap(CUdeviceptr pointer, std::size_t nbytes, std::size_t offset
     return call.end(kInvalidValue);
   }
   Physical kept = memory->second;
-  kept.descriptor = keep(world_path(kept.name));
-  void* mapped = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, kept.descriptor,
-                      static_cast<off_t>(offset));
-  if (mapped == MAP_FAILED) {
+  kept.descriptor = open_file(kept.name, true);
+  char* mapped = map_file(kept.descriptor, offset, nbytes);
+  if (mapped == nullptr) {
     let_go(kept);
     return call.end(kOutOfMemory);
   }
-  g_mappings[pointer] = {std::move(kept), static_cast<char*>(mapped), nbytes, {}};
+  g_mappings[pointer] = {std::move(kept), mapped, nbytes, {}};
   return call.end(kSuccess);
 }
 

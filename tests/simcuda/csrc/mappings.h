@@ -16,7 +16,5 @@ struct Mapped {
   int physical;
 };
 bool find_mapping(CUdeviceptr pointer, Mapped* mapped);
-// Frees physical memory of a file of the machine that nobody has any more; false if it is none.
-bool reap_physical(const std::string& name);
 // Notes what of a context that goes is still mapped, or reserved when it is the last.
 void note_left_mappings(CUcontext context);

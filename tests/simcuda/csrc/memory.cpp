@@ -1,16 +1,17 @@
 #include "memory.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <string>
 
+#include "blocks.h"
 #include "contexts.h"
 #include "driver_lock.h"
 #include "mappings.h"
@@ -20,131 +21,142 @@
 
 namespace {
 
-constexpr std::size_t kAlignment = std::size_t{2} << 20U;
-constexpr std::size_t kAddresses = std::size_t{1} << 40U;
+// Allocations up to this size share blocks.
+constexpr std::size_t kLargestShared = std::size_t{1} << 20U;
+constexpr std::size_t kAlignment = 512;
 
-struct Allocation {
-  std::string name;
+struct Block {
+  // Who made it: this process, or who has exported it.
+  int owner;
+  std::uint64_t number;
+  int physical;
+  std::size_t nbytes;
+  CUcontext context;
   int descriptor;
   char* host;
-  std::size_t nbytes;
-  int physical;
-  // Of an import: who exported it, and how often it is open. 0 for one's own.
-  int exporter;
-  int opened;
-  CUcontext context;
+  CUdeviceptr base;
+  // Of one's own: up to where it is given away. Nothing of it is given twice.
+  std::size_t given = 0;
+  int allocations = 0;
+
+  std::string name() const {
+    return "memory-" + std::to_string(owner) + "-" + std::to_string(number) + "-" +
+           std::to_string(physical);
+  }
+  bool is_own() const { return owner == getpid(); }
 };
+
+struct Allocation {
+  std::shared_ptr<Block> block;
+  std::size_t nbytes;
+  // Of an import: how often it is open, and a file that is there until its exporter frees it.
+  int opened = 0;
+  int mark = -1;
+};
+
+using Found = std::map<CUdeviceptr, Allocation>::iterator;
 
 // Never destroyed: streams may still run when the process ends.
 std::mutex& g_mutex = *new std::mutex;
 auto& g_allocations = *new std::map<CUdeviceptr, Allocation>;
-CUdeviceptr g_next = 0;
+// Of each context, the block that small allocations are cut from.
+auto& g_shared = *new std::map<CUcontext, std::shared_ptr<Block>>;
 std::uint64_t g_count = 0;
 
-std::map<CUdeviceptr, Allocation>::iterator containing(CUdeviceptr pointer) {
+Found containing(CUdeviceptr pointer) {
   auto after = g_allocations.upper_bound(pointer);
   if (after == g_allocations.begin()) return g_allocations.end();
   --after;
   return pointer < after->first + after->second.nbytes ? after : g_allocations.end();
 }
 
-char* map(int descriptor, std::size_t nbytes) {
-  void* mapped = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  return mapped == MAP_FAILED ? nullptr : static_cast<char*>(mapped);
+std::string mark_path(const Block& block, std::uint64_t offset) {
+  return world_path("export-" + std::to_string(block.owner) + "-" + std::to_string(block.number) +
+                    "-" + std::to_string(offset));
 }
 
+// Whether what an import means is there no more.
 bool is_gone(const Allocation& allocation) {
   struct stat status{};
-  return fstat(allocation.descriptor, &status) != 0 || status.st_nlink == 0 ||
-         (kill(allocation.exporter, 0) != 0);
+  if (fstat(allocation.mark, &status) != 0 || status.st_nlink == 0) return true;
+  return settings().dead_exporter == DeadExporter::kFault && kill(allocation.block->owner, 0) != 0;
 }
 
-// The names of allocations say whose they are and where: `memory-PID-NUMBER-DEVICE`.
-std::string new_name(int physical) {
-  return "memory-" + std::to_string(getpid()) + "-" + std::to_string(++g_count) + "-" +
-         std::to_string(physical);
-}
-
-// Takes back what processes had that are gone, as the real driver does when they end.
-void reap() {
-  DIR* directory = opendir(world_path("").c_str());
-  if (directory == nullptr) return;
-  while (const dirent* entry = readdir(directory)) {
-    int owner = 0;
-    int number = 0;
-    int physical = 0;
-    struct stat status{};
-    const std::string path = world_path(entry->d_name);
-    if (reap_physical(entry->d_name)) continue;
-    if (std::sscanf(entry->d_name, "memory-%d-%d-%d", &owner, &number, &physical) == 3 &&
-        kill(owner, 0) != 0 && stat(path.c_str(), &status) == 0 && unlink(path.c_str()) == 0)
-      control().used_bytes[physical] -= static_cast<std::uint64_t>(status.st_size);
+std::shared_ptr<Block> make_block(std::size_t nbytes, CUcontext context) {
+  const std::size_t size = (nbytes + kBlock - 1) / kBlock * kBlock;
+  if (!take_room(context->physical, size)) return nullptr;
+  auto made = std::make_shared<Block>(
+      Block{getpid(), ++g_count, context->physical, size, context, -1, nullptr, 0});
+  made->descriptor = make_file(made->name(), size);
+  if (made->descriptor >= 0) made->host = map_file(made->descriptor, 0, size);
+  if (made->host == nullptr) {
+    control().used_bytes[context->physical] -= size;
+    return nullptr;
   }
-  closedir(directory);
+  made->base = new_address(size);
+  return made;
 }
 
-void forget(std::map<CUdeviceptr, Allocation>::iterator found) {
-  munmap(found->second.host, found->second.nbytes);
-  close(found->second.descriptor);
+void unmap(const Block& block) {
+  munmap(block.host, block.nbytes);
+  close(block.descriptor);
+}
+
+// An allocation goes; with the last one of a block, that.
+void forget(Found found) {
+  const std::shared_ptr<Block> block = found->second.block;
+  if (found->second.mark >= 0) close(found->second.mark);
+  if (block->is_own()) unlink(mark_path(*block, found->first - block->base).c_str());
   g_allocations.erase(found);
+  if (--block->allocations != 0) return;
+  if (g_shared[block->context] == block) g_shared.erase(block->context);
+  unmap(*block);
+  reap_file(block->name());
 }
 
-void free_own(std::map<CUdeviceptr, Allocation>::iterator found) {
-  unlink(world_path(found->second.name).c_str());
-  control().used_bytes[found->second.physical] -= found->second.nbytes;
-  forget(found);
+// The block that another process has exported, if it is open here.
+std::shared_ptr<Block> find_import(const Exported& exported) {
+  for (const auto& [pointer, allocation] : g_allocations)
+    if (allocation.block->owner == exported.exporter && allocation.block->number == exported.block)
+      return allocation.block;
+  return nullptr;
+}
+
+std::shared_ptr<Block> open_block(const Exported& exported) {
+  auto opened =
+      std::make_shared<Block>(Block{exported.exporter, exported.block, exported.physical,
+                                    exported.block_bytes, current_context(), -1, nullptr, 0});
+  opened->descriptor = open_file(opened->name(), settings().dead_exporter == DeadExporter::kHeld);
+  if (opened->descriptor < 0) return nullptr;
+  opened->host = map_file(opened->descriptor, 0, opened->nbytes);
+  opened->base = new_address(opened->nbytes);
+  return opened;
 }
 
 }  // namespace
-
-// Addresses that nothing is mapped at: who takes a device pointer for one of the host's dies of it.
-// They are never given twice, and differ from process to process.
-CUdeviceptr new_address(std::size_t nbytes) {
-  static std::mutex& mutex = *new std::mutex;
-  const std::lock_guard lock(mutex);
-  if (g_next == 0) {
-    void* reserved =
-        mmap(nullptr, kAddresses, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    const auto at = reinterpret_cast<CUdeviceptr>(reserved) + (getpid() % 512) * kAlignment;
-    g_next = (at + kAlignment) / kAlignment * kAlignment;
-  }
-  const CUdeviceptr address = g_next;
-  g_next += (nbytes + 2 * kAlignment - 1) / kAlignment * kAlignment;
-  return address;
-}
-
-bool take_room(int physical, std::size_t nbytes) {
-  auto& used = control().used_bytes[physical];
-  for (const bool again : {true, false}) {
-    if (used.fetch_add(nbytes) + nbytes <= control().memory_bytes) return true;
-    used -= nbytes;
-    if (again) reap();
-  }
-  return false;
-}
 
 void* resolve(CUdeviceptr pointer, std::size_t nbytes, const char* what) {
   const std::lock_guard lock(g_mutex);
   const auto found = containing(pointer);
   const std::string where = std::string(what) + ": " + std::to_string(nbytes) + " bytes ";
   if (found == g_allocations.end()) return resolve_mapping(pointer, nbytes, where);
-  const auto& [base, allocation] = *found;
-  if (pointer + nbytes > base + allocation.nbytes) {
+  const auto& [start, allocation] = *found;
+  if (pointer + nbytes > start + allocation.nbytes) {
     violation(where + "beyond the end of an allocation");
     return nullptr;
   }
-  if (allocation.exporter != 0 && is_gone(allocation)) {
+  if (!allocation.block->is_own() && is_gone(allocation)) {
     violation(where + "of an import whose exporter has freed it, or is gone");
     return nullptr;
   }
-  return allocation.host + (pointer - base);
+  return allocation.block->host + (pointer - allocation.block->base);
 }
 
 void* resolve_in_kernel(CUdeviceptr pointer, std::size_t nbytes, const char* what) {
   {
     const std::lock_guard lock(g_mutex);
     const auto found = containing(pointer);
-    if (found != g_allocations.end() && !reaches(current_context(), found->second.context)) {
+    if (found != g_allocations.end() && !reaches(current_context(), found->second.block->context)) {
       violation(std::string(what) + ": memory of another context, which this one does not reach");
       return nullptr;
     }
@@ -153,56 +165,80 @@ void* resolve_in_kernel(CUdeviceptr pointer, std::size_t nbytes, const char* wha
 }
 
 void forget_all(CUcontext context) {
-  const std::lock_guard lock(g_mutex);
-  for (auto found = g_allocations.begin(); found != g_allocations.end();) {
-    const auto gone = found++;
-    if (gone->second.context != context) continue;
-    gone->second.exporter == 0 ? free_own(gone) : forget(gone);
+  {
+    const std::lock_guard lock(g_mutex);
+    for (auto next = g_allocations.begin(); next != g_allocations.end();) {
+      const auto found = next++;
+      if (found->second.block->context != context) continue;
+      // Of a context that is lost nothing could be closed.
+      if (!found->second.block->is_own() && context->sticky.load() == kSuccess)
+        violation("a context goes, and memory of another process is still open in it");
+      forget(found);
+    }
   }
   note_left_mappings(context);
 }
 
-CUresult describe(CUdeviceptr pointer, Exported* exported) {
+// -- between processes
+// -----------------------------------------------------------------------------
+
+CUresult export_allocation(CUdeviceptr pointer, Exported* exported) {
   const std::lock_guard lock(g_mutex);
   const auto found = containing(pointer);
-  if (found == g_allocations.end() || found->second.exporter != 0) return kInvalidValue;
-  const Allocation& allocation = found->second;
-  *exported = {allocation.name, allocation.physical, allocation.nbytes};
+  if (found == g_allocations.end() || !found->second.block->is_own()) return kInvalidValue;
+  const auto& [start, allocation] = *found;
+  const Block& block = *allocation.block;
+  *exported = {block.owner,  block.physical,     block.number,
+               block.nbytes, start - block.base, allocation.nbytes};
+  close(open(mark_path(block, exported->offset).c_str(), O_CREAT | O_CLOEXEC, 0600));
   return kSuccess;
 }
 
-CUresult open_allocation(const std::string& name, int physical, std::size_t nbytes, int exporter,
-                         CUdeviceptr* pointer) {
+CUresult open_allocation(const Exported& exported, CUdeviceptr* pointer) {
   const std::lock_guard lock(g_mutex);
-  for (auto& [base, allocation] : g_allocations) {
-    if (allocation.name != name || allocation.exporter == 0) continue;
+  std::shared_ptr<Block> block = find_import(exported);
+  if (block != nullptr) {
     // Only one context of a device may open the memory of another process.
-    if (allocation.context != current_context()) return kInvalidContext;
-    ++allocation.opened;
-    *pointer = base;
-    return kSuccess;
+    if (block->context != current_context()) return kInvalidContext;
+    if (settings().same_block == SameBlock::kRefused) return kAlreadyMapped;
+    *pointer = block->base + exported.offset;
+    const auto found = g_allocations.find(*pointer);
+    if (found != g_allocations.end()) {
+      ++found->second.opened;
+      return kSuccess;
+    }
+  } else {
+    block = open_block(exported);
+    if (block == nullptr) return kInvalidValue;
   }
-  const int descriptor = open(world_path(name).c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor < 0) return kInvalidValue;
-  char* host = map(descriptor, nbytes);
-  if (host == nullptr) {
-    close(descriptor);
-    return kOutOfMemory;
+  Allocation made{block, exported.nbytes, 1};
+  made.mark = open(mark_path(*block, exported.offset).c_str(), O_RDONLY | O_CLOEXEC);
+  if (made.mark < 0 || block->host == nullptr) {
+    if (block->allocations == 0) unmap(*block);
+    return kInvalidValue;
   }
-  *pointer = new_address(nbytes);
-  g_allocations[*pointer] = {name,     descriptor, host, nbytes,
-                             physical, exporter,   1,    current_context()};
+  *pointer = block->base + exported.offset;
+  ++block->allocations;
+  g_allocations[*pointer] = std::move(made);
   return kSuccess;
 }
 
 CUresult close_allocation(CUdeviceptr pointer) {
   const std::lock_guard lock(g_mutex);
   const auto found = g_allocations.find(pointer);
-  if (found == g_allocations.end() || found->second.exporter == 0) {
+  if (found == g_allocations.end() || found->second.block->is_own()) {
     violation("cuIpcCloseMemHandle of what is not open");
     return kInvalidValue;
   }
-  if (--found->second.opened == 0) forget(found);
+  if (settings().same_block == SameBlock::kClosedOnce) {
+    const std::shared_ptr<Block> block = found->second.block;
+    for (auto next = g_allocations.begin(); next != g_allocations.end();) {
+      const auto each = next++;
+      if (each->second.block == block) forget(each);
+    }
+  } else if (--found->second.opened == 0) {
+    forget(found);
+  }
   return kSuccess;
 }
 
@@ -213,21 +249,18 @@ SIMCUDA_API cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t nbytes) {
   if (const CUresult fault = call.with(nbytes).begin()) return call.end(fault);
   if (nbytes == 0) return call.end(kInvalidValue);
   spend(settings().allocate_us);
-  const int physical = current_context()->physical;
-  if (!take_room(physical, nbytes)) return call.end(kOutOfMemory);
+  CUcontext context = current_context();
   const std::lock_guard lock(g_mutex);
-  const std::string name = new_name(physical);
-  const int descriptor =
-      open(world_path(name).c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  char* host = nullptr;
-  if (descriptor >= 0 && ftruncate(descriptor, static_cast<off_t>(nbytes)) == 0)
-    host = map(descriptor, nbytes);
-  if (host == nullptr) {
-    control().used_bytes[physical] -= nbytes;
-    return call.end(kOutOfMemory);
-  }
-  *pointer = new_address(nbytes);
-  g_allocations[*pointer] = {name, descriptor, host, nbytes, physical, 0, 0, current_context()};
+  const bool shared = nbytes <= kLargestShared;
+  std::shared_ptr<Block> block = shared ? g_shared[context] : nullptr;
+  if (block == nullptr || block->given + nbytes > block->nbytes)
+    block = make_block(nbytes, context);
+  if (block == nullptr) return call.end(kOutOfMemory);
+  if (shared) g_shared[context] = block;
+  *pointer = block->base + block->given;
+  block->given += (nbytes + kAlignment - 1) / kAlignment * kAlignment;
+  ++block->allocations;
+  g_allocations[*pointer] = {block, nbytes};
   return call.end(kSuccess);
 }
 
@@ -238,11 +271,11 @@ SIMCUDA_API cuMemFree_v2(CUdeviceptr pointer) {
   synchronize(current_context());
   const std::lock_guard lock(g_mutex);
   const auto found = g_allocations.find(pointer);
-  if (found == g_allocations.end() || found->second.exporter != 0) {
+  if (found == g_allocations.end() || !found->second.block->is_own()) {
     violation("cuMemFree of what is not allocated here");
     return call.end(kInvalidValue);
   }
-  free_own(found);
+  forget(found);
   return call.end(kSuccess);
 }
 
@@ -261,7 +294,7 @@ SIMCUDA_API cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* nbytes, CUde
   const auto found = containing(pointer);
   Mapped place{};
   if (found != g_allocations.end())
-    place = {found->first, found->second.nbytes, found->second.physical};
+    place = {found->first, found->second.nbytes, found->second.block->physical};
   else if (!find_mapping(pointer, &place))
     return call.end(kInvalidValue);
   if (base != nullptr) *base = place.base;
@@ -280,7 +313,8 @@ SIMCUDA_API cuPointerGetAttribute(void* data, int attribute, CUdeviceptr pointer
   const bool mapped = found == g_allocations.end() && find_mapping(pointer, &place);
   const bool device = found != g_allocations.end() || mapped;
   if (!device && !pinned) return call.end(kInvalidValue);
-  if (device && !mapped) place = {found->first, found->second.nbytes, found->second.physical};
+  if (device && !mapped)
+    place = {found->first, found->second.nbytes, found->second.block->physical};
   CUcontext context = device ? context_of_physical(place.physical) : context_of(0);
   switch (attribute) {
     case 1:  // the context

@@ -24,6 +24,13 @@ Setter number(int Settings::* member) {
   };
 }
 
+Setter text(std::string Settings::* member) {
+  return [member](Settings& all, const std::string& given) {
+    all.*member = given;
+    return !given.empty();
+  };
+}
+
 template <typename T>
 Setter word(T Settings::* member, std::map<std::string, T> words) {
   return [member, words = std::move(words)](Settings& all, const std::string& text) {
@@ -35,6 +42,9 @@ Setter word(T Settings::* member, std::map<std::string, T> words) {
 
 const std::map<std::string, Setter>& setters() {
   static const std::map<std::string, Setter> all = {
+      {"DRIVER_VERSION", number(&Settings::driver_version)},
+      {"NVRTC_VERSION", number(&Settings::nvrtc_version)},
+      {"ARCHITECTURE", number(&Settings::architecture)},
       {"PIN_US_PER_MIB", number(&Settings::pin_us_per_mib)},
       {"PIN_US_PER_MIB_UNTOUCHED", number(&Settings::pin_us_per_mib_untouched)},
       {"ALLOCATE_US", number(&Settings::allocate_us)},
@@ -43,6 +53,18 @@ const std::map<std::string, Setter>& setters() {
       {"DESTROYED", word(&Settings::destroyed, {{"reused", Destroyed::kReused},
                                                 {"refused", Destroyed::kRefused},
                                                 {"crash", Destroyed::kCrash}})},
+      {"SAME_BLOCK", word(&Settings::same_block, {{"counted", SameBlock::kCounted},
+                                                  {"refused", SameBlock::kRefused},
+                                                  {"closed-once", SameBlock::kClosedOnce}})},
+      {"DEAD_EXPORTER", word(&Settings::dead_exporter, {{"fault", DeadExporter::kFault},
+                                                        {"stale", DeadExporter::kStale},
+                                                        {"held", DeadExporter::kHeld}})},
+      {"KILLED_RECORDER", word(&Settings::killed_recorder, {{"rerecord", KilledRecorder::kRerecord},
+                                                            {"released", KilledRecorder::kReleased},
+                                                            {"never", KilledRecorder::kNever}})},
+      {"SHM", text(&Settings::shm)},
+      {"EVENT_LIMIT", number(&Settings::event_limit)},
+      {"PAGEABLE", word(&Settings::pageable_waits, {{"staged", false}, {"waits", true}})},
   };
   return all;
 }

@@ -4,7 +4,12 @@
 // or a value that is none of these is noted as a broken rule.
 #pragma once
 
+#include <string>
+
 enum class Destroyed { kReused, kRefused, kCrash };
+enum class SameBlock { kCounted, kRefused, kClosedOnce };
+enum class KilledRecorder { kRerecord, kReleased, kNever };
+enum class DeadExporter { kFault, kStale, kHeld };
 
 struct Settings {
   // -- what calls cost, in microseconds ----------------------------------------------------------
@@ -21,12 +26,45 @@ struct Settings {
   // cuMemUnmap, which waits for nothing.
   int close_us = 200;
 
+  // -- what there is -----------------------------------------------------------------------------
+  // SIMCUDA_DRIVER_VERSION: the newest CUDA release that the driver knows, as 12020 or 13000.
+  int driver_version = 12090;
+  // SIMCUDA_NVRTC_VERSION: the release of the compiler beside it (nvrtc/nvrtc.cpp).
+  int nvrtc_version = 12090;
+  // SIMCUDA_ARCHITECTURE: of the devices; 75 for a T4.
+  int architecture = 90;
+
   // -- what is undefined, or differs from driver to driver ---------------------------------------
   // SIMCUDA_DESTROYED: what the handle of a destroyed stream or event means.
   //   reused   that of the next one that is created; until then error 400
   //   refused  error 400 for ever
   //   crash    the end of the process
   Destroyed destroyed = Destroyed::kReused;
+  // SIMCUDA_SAME_BLOCK: memory of a block that this process has open is opened once more. (Small
+  // allocations of a process share blocks; a handle means one of them, and opens all the block.)
+  //   counted      each opening counts, and the last closing unmaps: what the manual says
+  //   refused      error 208 (already mapped): what has been seen of several releases
+  //   closed-once  the first closing unmaps all of the block, whoever has it open
+  SameBlock same_block = SameBlock::kCounted;
+  // SIMCUDA_DEAD_EXPORTER: memory that is open, and whose process is dead.
+  //   fault  an illegal address
+  //   stale  what it was, of memory that is somebody else's next
+  //   held   what it was, and it stays used until it is closed
+  DeadExporter dead_exporter = DeadExporter::kFault;
+  // SIMCUDA_KILLED_RECORDER: what a wait for an event becomes whose recorder was killed before the
+  // work was done.
+  //   rerecord  it ends when any process records the event anew, and that has come
+  //   released  it ends with the recorder, though nothing was done
+  //   never     it never ends, whoever records the event anew
+  KilledRecorder killed_recorder = KilledRecorder::kRerecord;
+  // SIMCUDA_SHM: the name of the process's /dev/shm. Events cross only to processes with the same.
+  std::string shm = "common";
+  // SIMCUDA_EVENT_LIMIT: how many events of a process can be opened by others at once.
+  int event_limit = 100'000;
+  // SIMCUDA_PAGEABLE: a copy from pageable memory to the device.
+  //   staged  returns when the memory is copied away
+  //   waits   returns when the stream has come to it, as above some size on a real device
+  bool pageable_waits = false;
 };
 
 const Settings& settings();
