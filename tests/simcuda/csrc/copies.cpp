@@ -6,6 +6,7 @@
 #include "capture.h"
 #include "contexts.h"
 #include "memory.h"
+#include "settings.h"
 #include "streams.h"
 #include "world.h"
 
@@ -102,9 +103,10 @@ SIMCUDA_API cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void* source, std::si
                [=] { return copy_in(target, source, nbytes); });
   // Pageable memory is staged: it may be changed as soon as the call returns.
   std::string staged(static_cast<const char*>(source), nbytes);
-  return run(call.with(0), stream, {false, true, Use::kCopy}, [target, staged = std::move(staged)] {
-    return copy_in(target, staged.data(), staged.size());
-  });
+  return run(call.with(0), stream, {settings().pageable_waits, true, Use::kCopy},
+             [target, staged = std::move(staged)] {
+               return copy_in(target, staged.data(), staged.size());
+             });
 }
 
 SIMCUDA_API cuMemcpyDtoHAsync_v2(void* target, CUdeviceptr source, std::size_t nbytes,

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "contexts.h"
+#include "settings.h"
 #include "world.h"
 
 CUuuid uuid_of(int physical) {
@@ -13,7 +14,7 @@ CUuuid uuid_of(int physical) {
 }
 
 SIMCUDA_API cuDriverGetVersion(int* version) {
-  *version = 12090;
+  *version = settings().driver_version;
   return kSuccess;
 }
 
@@ -61,12 +62,13 @@ SIMCUDA_API cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
   Call call("cuDeviceGetAttribute");
   if (const CUresult fault = call.with(attribute).with(device).begin(false)) return call.end(fault);
   if (context_of(device) == nullptr) return call.end(kInvalidDevice);
-  // Unified addressing, compute capability 9.0, the compute mode, virtual memory and descriptors of
+  // Unified addressing, the compute capability, the compute mode, virtual memory and descriptors of
   // it; nothing else is there.
   const int mode = static_cast<int>(control().compute_mode);
   const int fds = control().without_fds == 0 ? 1 : 0;
   *value = attribute == 41 || attribute == 102 ? 1
-           : attribute == 75                   ? 9
+           : attribute == 75                   ? settings().architecture / 10
+           : attribute == 76                   ? settings().architecture % 10
            : attribute == 20                   ? mode
            : attribute == 103                  ? fds
                                                : 0;

@@ -2,6 +2,7 @@
 #include "events.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,12 +18,18 @@
 #include "capture.h"
 #include "contexts.h"
 #include "handles.h"
+#include "settings.h"
 #include "streams.h"
 #include "world.h"
+
+constexpr std::uint64_t kRecent = 64;
 
 struct Progress {
   std::atomic<std::uint64_t> recorded{0};
   std::atomic<std::uint64_t> completed{0};
+  // Of the latest records: who made each, and its number when that one itself has come.
+  std::atomic<pid_t> recorders[kRecent]{};
+  std::atomic<std::uint64_t> come[kRecent]{};
 };
 
 struct Event {
@@ -61,6 +68,10 @@ namespace {
 // Never destroyed: streams may still run when the process ends.
 auto& g_events = *new Handles<CUevent, Event>("an event");
 std::atomic<std::uint64_t> g_count{0};
+std::atomic<int> g_shared{0};
+
+// The names of events in the process's /dev/shm begin so.
+std::string prefix() { return "event-" + settings().shm + "-"; }
 
 std::shared_ptr<Progress> map_progress(const std::string& name, bool create) {
   const int descriptor =
@@ -74,13 +85,28 @@ std::shared_ptr<Progress> map_progress(const std::string& name, bool create) {
   return {static_cast<Progress*>(mapped), [](Progress* page) { munmap(page, sizeof(Progress)); }};
 }
 
-// Whether a wait is over. Of an event whose process has died it never is; a lost context ends all.
+// Whether a wait for a record is over, if need be by what becomes of those of killed processes.
+bool has_come(const Progress& progress, std::uint64_t number) {
+  const bool come = progress.completed.load() >= number;
+  switch (settings().killed_recorder) {
+    case KilledRecorder::kReleased:
+      return come || kill(progress.recorders[number % kRecent].load(), 0) != 0;
+    case KilledRecorder::kNever:
+      return progress.come[number % kRecent].load() >= number;
+    default:
+      return come;
+  }
+}
+
+// A lost context ends all its waits.
 bool is_over(const Progress& progress, std::uint64_t number, CUcontext context) {
-  return progress.completed.load() >= number || context->sticky.load() != kSuccess;
+  return has_come(progress, number) || context->sticky.load() != kSuccess;
 }
 
 void remove_name(const Event& event) {
-  if (!event.name.empty() && !event.imported) unlink(world_path(event.name).c_str());
+  if (event.name.empty() || event.imported) return;
+  --g_shared;
+  unlink(world_path(event.name).c_str());
 }
 
 }  // namespace
@@ -99,9 +125,11 @@ SIMCUDA_API cuEventCreate(CUevent* handle, unsigned flags) {
   event->flags = flags;
   if ((flags & kEventInterprocess) != 0) {
     if ((flags & kEventDisableTiming) == 0) return call.end(kInvalidValue);
-    event->name = "event-" + std::to_string(getpid()) + "-" + std::to_string(++g_count);
+    if (g_shared.load() >= settings().event_limit) return call.end(kOutOfMemory);
+    event->name = prefix() + std::to_string(getpid()) + "-" + std::to_string(++g_count);
     event->set(map_progress(event->name, true));
     if (event->progress() == nullptr) return call.end(kOutOfMemory);
+    ++g_shared;
   } else {
     event->set(std::make_shared<Progress>());
   }
@@ -137,7 +165,9 @@ SIMCUDA_API cuEventRecord(CUevent handle, CUstream stream_handle) {
   }
   const auto progress = event->progress();
   const std::uint64_t number = ++progress->recorded;
+  progress->recorders[number % kRecent] = getpid();
   enqueue(stream, [progress, number] {
+    progress->come[number % kRecent] = number;
     std::uint64_t before = progress->completed.load();
     while (before < number && !progress->completed.compare_exchange_weak(before, number)) {
     }
@@ -175,7 +205,7 @@ SIMCUDA_API cuEventQuery(CUevent handle) {
   if (event == nullptr) return call.end(kInvalidHandle);
   if (const CUresult refused = refused_look(event->mark())) return call.end(refused);
   const auto progress = event->progress();
-  return call.end(progress->completed.load() >= progress->recorded.load() ? kSuccess : kNotReady);
+  return call.end(has_come(*progress, progress->recorded.load()) ? kSuccess : kNotReady);
 }
 
 SIMCUDA_API cuEventSynchronize(CUevent handle) {
@@ -209,7 +239,8 @@ SIMCUDA_API cuIpcOpenEventHandle(CUevent* handle, CUipcEventHandle ipc) {
   event->name = std::string(ipc.reserved, strnlen(ipc.reserved, sizeof ipc.reserved));
   event->imported = true;
   if (event->name.rfind("event-", 0) != 0) return call.end(kInvalidValue);
-  if (event->name.rfind("event-" + std::to_string(getpid()) + "-", 0) == 0)
+  if (event->name.rfind(prefix(), 0) != 0) return call.end(kMapFailed);
+  if (event->name.rfind(prefix() + std::to_string(getpid()) + "-", 0) == 0)
     return call.end(kInvalidContext);
   event->set(map_progress(event->name, false));
   if (event->progress() == nullptr) return call.end(kInvalidValue);

@@ -1,5 +1,6 @@
-// Modules and kernels: whatever is loaded, the library that SIMCUDA_KERNEL names is what runs, on a
-// stream like other work, with the memory that its pointers mean.
+// Modules and kernels: whatever is loaded that the device could run, the library that
+// SIMCUDA_KERNEL names is what runs, on a stream like other work, with the memory that its pointers
+// mean.
 #include <dlfcn.h>
 
 #include <array>
@@ -12,6 +13,7 @@
 
 #include "capture.h"
 #include "contexts.h"
+#include "images.h"
 #include "memory.h"
 #include "streams.h"
 #include "world.h"
@@ -48,7 +50,8 @@ SIMCUDA_API cuModuleLoadData(CUmodule* module, const void* image) {
   if (const CUresult fault = call.begin()) return call.end(fault);
   const char* name = std::getenv("SIMCUDA_KERNEL");
   void* library = name == nullptr ? nullptr : dlopen(name, RTLD_NOW | RTLD_LOCAL);
-  if (image == nullptr || library == nullptr) return call.end(kInvalidImage);
+  if (const CUresult refused = refused_image(image)) return call.end(refused);
+  if (library == nullptr) return call.end(kInvalidImage);
   auto made = std::make_unique<Module>(Module{current_context(), library});
   *module = made.get();
   const std::lock_guard lock(g_mutex);
