@@ -20,6 +20,7 @@ from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, Se
 from gpubridge.config.tls import TlsSettings
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.context import EngineContext
+from gpubridge.engine.devices.event_sharing import EventSharing
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.load_threads import LoadThreads
@@ -182,7 +183,11 @@ def build_repository(
         threads,
         clean=settings.stub_environment == "clean",
     )
-    devices = DeviceMemory(backend.device_arena_bytes, backend.device_memory_handles)
+    devices = DeviceMemory(
+        backend.device_arena_bytes,
+        backend.device_memory_handles,
+        EventSharing(backend.device_events, backend.device_lost_event_seconds),
+    )
     context = EngineContext(
         regions,
         environments,

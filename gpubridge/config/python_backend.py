@@ -14,6 +14,7 @@ from gpubridge.flags import documented
 
 InputPlacement = Literal["source", "device", "host"]
 DeviceMemoryHandles = Literal["auto", "legacy", "fd"]
+DeviceEvents = Literal["auto", "share", "wait"]
 _LONGEST_BUSY_POLL = 10_000
 _LEAST_SHM_BYTES = 1024 * 1024
 
@@ -137,6 +138,18 @@ class PythonBackendSettings:
         "by what device memory crosses processes: legacy IPC handles, fd for file descriptors of it, "
         "auto for these where those are refused",
         read=_one_of(*get_args(DeviceMemoryHandles)),
+    )
+    device_events: DeviceEvents = documented(
+        "auto",
+        "whether GPU work of one model waits for that of another: share, or wait for models that wait "
+        "themselves before they hand a tensor on; auto tries the driver when models first do that on a "
+        "GPU, for some seconds and with the memory of three contexts, and waits until then",
+        read=_one_of(*get_args(DeviceEvents)),
+    )
+    device_lost_event_seconds: float = documented(
+        5.0,
+        "a process whose GPU work still waits so long for that of a process which died is ended",
+        read=_timeout,
     )
     restart_backoff_limit_seconds: float = documented(
         30.0, "the longest wait before a process that keeps dying is started again", read=_timeout

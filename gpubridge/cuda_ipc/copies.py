@@ -93,9 +93,9 @@ class CopyStream:
         with self._context.pushed():
             self._hand_over(self._open(), stream)
 
-    def mark(self) -> CopyMark:
-        """Mark what this stream has to do now, to ask or wait for later."""
-        stream = self._open()
+    def mark(self, other: int | None = None) -> CopyMark:
+        """Mark what this stream, or another one, has to do now, to ask or wait for later."""
+        stream = self._open() if other is None else other
         with self._context.pushed():
             event = self._take_event()
             try:

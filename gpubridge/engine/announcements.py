@@ -99,7 +99,10 @@ class Announcements:
     def _send_region(self, segment: _Segment, region: int) -> None:
         if isinstance(segment, (DeviceRegion, ClientDeviceSegment)):
             self._opened.told(segment)
-            fds = segment.fds if isinstance(segment, DeviceRegion) else ()
+            fds: tuple[int, ...] = ()
+            if isinstance(segment, DeviceRegion):
+                fds = segment.fds
+                segment.handed_on()
             message = control_message(self._kinds.DEVICE_REGION, **segment.described())
             self._send(message, fds)
             return

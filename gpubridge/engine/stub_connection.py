@@ -17,7 +17,7 @@ from gpubridge.dataplane import InFlightRequests, ModelCounters, SendTurn
 from gpubridge.engine.announcements import Announcements, OpenDeviceRegions
 from gpubridge.engine.busy_poll import BusyPoll
 from gpubridge.engine.decode_response import decode_response, failure_reason
-from gpubridge.engine.devices.edge_events import ReleaseWaiters, StubEvents, tell_waits
+from gpubridge.engine.devices.edge_events import StubEvents, tell_waits
 from gpubridge.engine.devices.region import ClientDeviceSegment, DeviceRegion
 from gpubridge.engine.devices.stub_arena import StubArena
 from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
@@ -50,6 +50,7 @@ from gpubridge.transport.records import Record, with_long_text
 from gpubridge.transport.short_waits import busy_poll_ns
 
 if TYPE_CHECKING:
+    from gpubridge.engine.devices.memory import DeviceMemory
     from gpubridge.engine.stub_run import StubRun
 
 
@@ -144,13 +145,19 @@ class StubConnection:
         )
         self._send_queue.send(message, (self._control.segment.fd, calls))
 
-    def give_device(self, arena: StubArena, uuid: str, release: ReleaseWaiters) -> None:
+    def give_device(self, arena: StubArena, uuid: str, devices: DeviceMemory) -> None:
         """Let the stub be handed memory of its GPU, and have its own when it asks for it."""
         self.device = uuid
         self.arena = arena
         borrowed, in_flight = self._outputs.borrowed, self.requests
         events = self._device_events = StubEvents(
-            borrowed, self._control.pending, release, in_flight.settle_kept
+            uuid,
+            borrowed,
+            self._control,
+            devices,
+            in_flight.settle_kept,
+            in_flight.all_kept,
+            self._owner.kill,
         )
         in_flight.watch(
             events.keep,

@@ -211,12 +211,12 @@ class Stub:
             return
         if told["visible"] != visibility():
             self._device_id = str(find_device(told["uuid"]).ordinal)
-        work, pending = self._control.device_work, self._control.pending
+        work, cells = self._control.device_work, self._control.events
         self._device = device = StubDevice(
             told,
             self._settings["owner"],
             work,
-            pending,
+            cells,
             self._calls.ask,
             self._tell_closed,
             self._tell_no_device,

@@ -5,6 +5,7 @@ Map (bytes)::
     0   u64  started   sequence number of the batch whose execute runs or ran last   stub writes
     8   u64  started_at  CLOCK_MONOTONIC nanoseconds of that start                  stub writes
     16  u8   log_levels  bits of the levels of ``pb_utils.Logger`` that are logged  server writes
+    17  u8   events_used  1 while the stub may let others wait for its events       server writes
     24  u64  claimed   up to which batch the stub has begun, or the server has withdrawn;
                        bit 63: the stub claims each batch here before it begins     both, atomically
     64  u8[TICKETS]  lent       1 while the stub may look at the ticket's memory      server 1, stub 0
@@ -14,6 +15,9 @@ Map (bytes)::
     ..  u64[7] device_work  what the stub has done on its GPU: bytes h2d, d2h, d2d,
                             copies h2d, d2h, d2d, completion waits                    stub writes
     ..  u8[EVENTS] pending  1 from when an event is named until its work is seen done  stub writes
+    ..  u64  looked   CLOCK_MONOTONIC nanoseconds of the last look at what streams wait for; 0 while
+                      none has been told to wait                                    stub writes
+    ..  u64[AWAITED] awaited  events of others that streams wait for, by `event_name`    stub writes
     ..  u64  gathered_word  bytes of ``gathered``, and in the upper half the number of batches
                             whose results they are; 0 once they are sent              stub writes
     ..  u8[GATHERED_BYTES] gathered  a RESULTS message that is being gathered; its head is
@@ -29,6 +33,7 @@ takes everything back. What a dead stub had gathered, and perhaps sent, too, the
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from gpubridge.host_shm import Segment
 from gpubridge.transport.channel import FRAME_LIMIT
@@ -37,6 +42,8 @@ TICKETS = 4096
 LEASES = 4096
 EVENTS = 64
 """As many responses and calls of a stub can be under way to other stubs of its GPU with no wait."""
+AWAITED = 64
+"""Where a stub's streams wait for more events than that at once, the server knows no more than this."""
 FRAME_HEAD = 8
 """Bytes of a RESULTS message before the results."""
 GATHERED_BYTES = FRAME_LIMIT // 2
@@ -54,9 +61,20 @@ _PASSED_ON_AT = _OUTPUTS_AT + LEASES
 _DEVICE_WORK_AT = _PASSED_ON_AT + 4 * TICKETS
 _DEVICE_WORDS = 9
 _PENDING_AT = _DEVICE_WORK_AT + 8 * _DEVICE_WORDS
-_GATHERED_WORD_AT = _PENDING_AT + EVENTS + -(_PENDING_AT + EVENTS) % 64
+_LOOKED_AT = _PENDING_AT + EVENTS
+_AWAITED_END = _LOOKED_AT + 8 * (1 + AWAITED)
+_GATHERED_WORD_AT = _AWAITED_END + -_AWAITED_END % 64
 _GATHERED_AT = _GATHERED_WORD_AT + 8
 _SIZE = _GATHERED_AT + GATHERED_BYTES
+
+
+class EventCells(NamedTuple):
+    """The cells by which stubs on a GPU wait for each other, as the map says."""
+
+    pending: memoryview
+    used: memoryview
+    awaited: memoryview
+    """``looked``, then ``awaited``."""
 
 
 class ControlPage:
@@ -77,7 +95,9 @@ class ControlPage:
         self.outputs = view[_OUTPUTS_AT:_PASSED_ON_AT]
         self.passed_on = view[_PASSED_ON_AT:_DEVICE_WORK_AT].cast("I")
         self.device_work = view[_DEVICE_WORK_AT:_PENDING_AT].cast("Q")
-        self.pending = view[_PENDING_AT : _PENDING_AT + EVENTS]
+        self.events = EventCells(
+            view[_PENDING_AT:_LOOKED_AT], view[17:18], view[_LOOKED_AT:_AWAITED_END].cast("Q")
+        )
         self.gathered_word = view[_GATHERED_WORD_AT:_GATHERED_AT].cast("Q")
         self.gathered = view[_GATHERED_AT:_SIZE]
         self._clock = time.monotonic_ns

@@ -69,6 +69,11 @@ def arena_region(owner: int) -> int:
     return owner << 32 | _ARENA
 
 
+def event_name(region: int, number: int) -> int:
+    """Return the name of an event among those of all stubs; ``region``: any that its maker made."""
+    return arena_region(region >> 32) | number
+
+
 def is_arena(region: int) -> bool:
     """Return whether a region is a device arena."""
     return region & _ARENA != 0

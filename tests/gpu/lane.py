@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from gpubridge.cuda_ipc import check_device, probe_devices
 from tests.process.device_models import ARENA, DeviceServer
 from tests.process.server import running_server
 
@@ -20,6 +21,7 @@ __all__ = [
     "LIBRARIES",
     "SIMULATED",
     "LaneServer",
+    "events_used",
     "needs_library",
     "running_lane_machine",
     "running_lane_server",
@@ -103,11 +105,22 @@ class LaneServer(DeviceServer):
         assert waits[0] <= spent["waits"] <= waits[1], f"{spent['waits']} waits"
 
 
+@functools.cache
+def events_used():
+    """Return whether models wait for each other on the first GPU, as a server would find out."""
+    if SIMULATED:
+        return True
+    check = check_device(probe_devices().devices[0].uuid)
+    return check.events.works and check.lost_events.works
+
+
 @contextmanager
 def running_lane_server(machine, repository, *flags, arena=ARENA, environment=None):
     """Serve a repository on the lane's machine; ``environment`` goes with the machine's own."""
     flags = (
         f"--backend-config=python,device-arena-bytes={arena}",
+        # Tried before: what the first requests cost is asserted, too.
+        f"--backend-config=python,device-events={'share' if events_used() else 'wait'}",
         "--allow-client-shm=true",
         *flags,
     )

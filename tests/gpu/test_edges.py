@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from gpubridge.cuda_ipc import check_device, probe_devices
 from gpubridge.tensor.native import absence
 from tests.gpu.clients import register, registered, wanted
-from tests.gpu.lane import LIBRARIES, SIMULATED, needs_library, running_lane_server
+from tests.gpu.lane import LIBRARIES, events_used, needs_library, running_lane_server
 from tests.gpu.models import write_lab, write_member
 from tests.process.ensembles import write_ensemble
 from tests.process.server import write_model
@@ -32,11 +30,9 @@ class TritonPythonModel:
 """
 
 
-@functools.cache
 def edge_waits():
     """Return a producer's waits at an edge: none where streams of two processes wait for events."""
-    crosses = SIMULATED or check_device(probe_devices().devices[0].uuid).events.works
-    return (0, 0) if crosses else (1, 1)
+    return (0, 0) if events_used() else (1, 1)
 
 
 @pytest.fixture(scope="module")

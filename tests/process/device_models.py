@@ -196,7 +196,7 @@ class DeviceServer:
         segment = Segment.open(0, os.open(control, os.O_RDONLY), ControlPage.SIZE, writable=False)
         page = ControlPage(segment)
         try:
-            wait_until(lambda: not any(page.pending), "GPU work to be complete", self.server)
+            wait_until(lambda: not any(page.events.pending), "GPU work to be complete", self.server)
         finally:
             page.close()
 
@@ -242,12 +242,16 @@ def running_device_server(
     tolerated=None,
     peers=False,
     handles="auto",
+    events="share",
+    recorder="rerecord",
     **options,
 ):
     """Serve a repository on a simulated machine; at the end, no rule of the driver was broken.
 
     ``tolerated`` are words of the one that may be; ``peers`` lets the GPUs reach each other;
-    ``handles`` says by what their memory crosses processes.
+    ``handles`` says by what their memory crosses processes, ``events`` whether models wait for each
+    other on the GPU; it is not tried first. ``recorder`` says when those go on that wait for a killed
+    process: when its events are recorded "rerecord", at once ("released"), or "never".
     """
     environment = options.pop("environment", {})
     with running_machine(seed) as machine:
@@ -255,10 +259,13 @@ def running_device_server(
         machine.delay(delay_us)
         if peers:
             machine.allow_peers()
+        if recorder != "rerecord":
+            machine.set(killed_recorder=recorder)
         for call, code in faults:
             machine.fail(call, code)
         flags = (
             f"--backend-config=python,device-arena-bytes={arena}",
+            f"--backend-config=python,device-events={events}",
             f"--backend-config=python,device-memory-handles={handles}",
             *flags,
         )

@@ -53,14 +53,18 @@ _STUB_SETUP = """
 from gpubridge.cuda_ipc import find_device, list_devices
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.errors import BridgeError
+from gpubridge.host_shm import Segment
+from gpubridge.transport.control import ControlPage
 import gpubridge.stub.device.memory as room, os
 room._PATIENCE = 0.05
 work = memoryview(bytearray(72)).cast("Q")
+cells = ControlPage(Segment.create(0, ControlPage.SIZE)).events
+cells.used[0] = 1
 closed, said = [], []
 ok(d.cuInit(0))
 told = {"uuid": list_devices()[0].uuid, "limit": 2 << 20, "server": os.getpid()}
 device = StubDevice(
-    told, 0, work, memoryview(bytearray(64)), None, lambda *what: closed.append(what), lambda: None,
+    told, 0, work, cells, None, lambda *what: closed.append(what), lambda: None,
     lambda *what: said.append(what))
 device._needed().context.make_current()
 stream = int(ok(d.cuStreamCreate(1)))

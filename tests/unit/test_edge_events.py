@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from gpubridge.engine.devices.edge_events import EdgeEvent, LateLeases, StubEvents, awaited_by
+from gpubridge.engine.devices.event_sharing import EventSharing
 from gpubridge.errors import ErrorCode, StubDied
+from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, PendingMemory
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import CallContext, RequestContext, ResponseContext, context_codec
+from gpubridge.transport.control import AWAITED, ControlPage
 from gpubridge.transport.device_events import event_of, waits_of, with_waits
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature
@@ -57,18 +60,28 @@ def test_where_nothing_is_waited_for_nothing_is_said():
 class Stub:
     """A stub's events, and what the server does when it dies."""
 
-    def __init__(self, name):
+    def __init__(self, name, sharing=None):
         self.arena = SimpleNamespace(
             region=1, events=SimpleNamespace(count=COUNT, loss=f"{name} is dead"), uuid="GPU-0"
         )
-        self.pending = bytearray(COUNT)
+        self.page = ControlPage(Segment.create(0, ControlPage.SIZE))
+        self.pending = self.page.events.pending
         self.released = []
+        self.killed = []
+        self.lent = []
+        devices = SimpleNamespace(
+            release_waiters=lambda arena, numbers: self.released.append(numbers),
+            events=sharing or EventSharing("wait"),
+        )
         borrowed = SimpleNamespace(views=lambda refs: [object() for _ in refs])
         self.events = StubEvents(
+            "GPU-0",
             borrowed,
-            memoryview(self.pending),
-            lambda arena, numbers: self.released.append(numbers),
+            self.page,
+            devices,
             lambda: False,
+            lambda: self.lent,
+            self.killed.append,
         )
         self.events.begin(self.arena)
 
@@ -161,6 +174,41 @@ def test_a_stub_that_has_handed_on_nothing_leaves_nothing_to_do():
     stub = Stub("stub")
     stub.events.close()
     assert stub.released == []
+
+
+def shown(stub, *names, looked=100):
+    for at, name in enumerate((looked, *names)):
+        stub.page.events.awaited[at] = name
+
+
+def test_a_stub_says_what_its_streams_wait_for():
+    first, second = Stub("first"), Stub("second")
+    lost = frozenset({handed_on(first.answer(2)).keep.event.name})
+    assert second.events.waits_for(lost, 50) is False
+    shown(second, *lost)
+    assert second.events.waits_for(lost, 50) is True
+    shown(second, 12345)
+    assert second.events.waits_for(lost, 50) is False
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_stub_that_cannot_say_is_asked_for_what_it_was_lent(full):
+    first, second = Stub("first"), Stub("second")
+    part = handed_on(first.answer(2))
+    lost = frozenset({part.keep.event.name})
+    # It has not looked since, or there is no room for more.
+    shown(second, *(range(1, AWAITED + 1) if full else ()), looked=100 if full else 10)
+    assert second.events.waits_for(lost, 50) is False
+    second.lent.append([part])
+    assert second.events.waits_for(lost, 50) is None
+
+
+def test_a_stub_says_what_it_has_not_seen_to_be_done():
+    stub = Stub("stub")
+    stub.answer(1, pending=False)
+    assert stub.events.unfinished() == frozenset()
+    made = stub.answer(2)
+    assert stub.events.unfinished() == {made.event.name}
 
 
 def test_an_event_outlives_nobody():

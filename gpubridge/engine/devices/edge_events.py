@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from gpubridge.engine.announcements import Announcements
@@ -17,9 +17,13 @@ from gpubridge.engine.devices.region import ON_DEVICE, DeviceRegion
 from gpubridge.errors import StubDied
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome, PendingMemory
 from gpubridge.transport.context import RequestContext, ResponseContext
-from gpubridge.transport.device_events import event_of, with_waits
+from gpubridge.transport.control import ControlPage
+from gpubridge.transport.device_events import event_name, event_of, with_waits
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
+
+if TYPE_CHECKING:
+    from gpubridge.engine.devices.memory import DeviceMemory
 
 _FIRST_LOOK = 0.001
 _LONGEST_LOOK = 0.064
@@ -27,8 +31,6 @@ _LOOKS = 40
 """About two seconds; whoever keeps memory longer than that keeps it on purpose."""
 
 S = TypeVar("S", RequestContext, ResponseContext)
-ReleaseWaiters = Callable[[DeviceRegion, list[int]], None]
-"""`DeviceMemory.release_waiters`."""
 
 
 class LateLeases:
@@ -84,6 +86,11 @@ class EdgeEvent:
         self.lost = ""
         self._dependents: WeakSet[EdgeEvent] = WeakSet()
 
+    @property
+    def name(self) -> int:
+        """Its name in control pages."""
+        return event_name(self.arena.region, self.number)
+
     def precede(self, event: EdgeEvent) -> None:
         """Note that another event comes of this one."""
         self._dependents.add(event)
@@ -124,35 +131,73 @@ def tell_waits(context: S, ranges: Sequence[MemoryRange], announcements: Announc
 class StubEvents:
     """The events of one stub's arena, once it has one, and those that it was handed.
 
-    - ``pending``: where the stub says which of its events are not seen to be done.
-    - ``release_waiters``: lets streams go that wait for the stub, when it is dead.
+    - ``uuid``: the GPU.
+    - ``control``: says which of its events are not seen to be done, and what its streams wait for.
+    - ``devices``: lets streams go that wait for the stub, when it is dead.
     - ``settle``: takes back memory that the stub is done with after its request; returns whether
       some is left.
+    - ``lent``: returns what the stub is lent.
+    - ``kill``: ends the stub, and says why.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (what it stands between)
         self,
+        uuid: str,
         borrowed: BorrowedMemory,
-        pending: memoryview,
-        release_waiters: ReleaseWaiters,
+        control: ControlPage,
+        devices: DeviceMemory,
         settle: Callable[[], bool],
+        lent: Callable[[], Iterable[Sequence[MemoryRange]]],
+        kill: Callable[[str], None],
     ) -> None:
+        self.uuid = uuid
+        self.kill = kill
         self._late = LateLeases(settle)
         self._arena: DeviceRegion | None = None
         self._borrowed = borrowed
-        self._pending = pending
+        self._control = control
+        self._lent = lent
         self._count = 0
-        self._release_waiters = release_waiters
+        self._devices = devices
         self._made: WeakSet[EdgeEvent] = WeakSet()
         # Of answers to its calls, and of requests that are over: any response may come of them.
         self._kept: WeakSet[EdgeEvent] = WeakSet()
         # What was executed while lost memory went back, and why it was lost.
         self._doomed: WeakKeyDictionary[InferRequest, str] = WeakKeyDictionary()
+        devices.events.join(self)
+
+    def share(self, on: bool) -> None:
+        """Have the stub use its events from now on, or wait itself."""
+        self._control.events.used[0] = on
+
+    def waits_for(self, lost: frozenset[int], since: int) -> bool | None:
+        """Return whether streams of the stub wait for events; None if it has not looked ``since``.
+
+        ``lost``: the events, by their names.
+        """
+        looked, *awaited = self._control.events.awaited
+        if not lost.isdisjoint(awaited):
+            return True
+        if 0 in awaited and not 0 < looked < since:
+            return False
+        held = {event.name for ranges in self._lent() for event in awaited_by(ranges)}
+        return False if held.isdisjoint(lost) else None
 
     def begin(self, arena: DeviceRegion) -> None:
         """The stub has events from now on, if they came with the first segment of its arena."""
         self._arena = arena
         self._count = 0 if arena.events is None else arena.events.count
+
+    def unfinished(self) -> frozenset[int]:
+        """Return the events, by their names, of what the stub has handed on and has not seen done."""
+        if self._arena is None:
+            return frozenset()
+        region = self._arena.region
+        return frozenset(event_name(region, number) for number in self._pending())
+
+    def _pending(self) -> list[int]:
+        pending = self._control.events.pending
+        return [number for number in range(self._count) if pending[number]]
 
     def end(self, region: int) -> None:
         """The stub has given a region back; if that was the first, it has no events."""
@@ -237,9 +282,9 @@ class StubEvents:
         not asked, as it may let events pass of a process that it has ended.
         """
         self._late.close()
-        numbers = [number for number in range(self._count) if self._pending[number]]
+        numbers = self._pending()
         if numbers and self._arena is not None and self._arena.events is not None:
             for event in self._made:
-                if self._pending[event.number]:
+                if event.number in numbers:
                     event.lose(self._arena.events.loss)
-            self._release_waiters(self._arena, numbers)
+            self._devices.release_waiters(self._arena, numbers)

@@ -28,6 +28,7 @@ from gpubridge.cuda_ipc import (
     visibility,
 )
 from gpubridge.engine.devices.driver_thread import DriverThread
+from gpubridge.engine.devices.event_sharing import EventSharing
 from gpubridge.engine.devices.peer_memory import PeerMemory
 from gpubridge.engine.devices.region import Closable, DeviceRegion
 from gpubridge.engine.devices.stub_arena import StubArena
@@ -103,14 +104,21 @@ class MemorySharing:
 class DeviceMemory:
     """The GPUs of this machine, and the server's memory on them.
 
-    ``handles``: by what it may cross to the stub.
+    - ``handles``: by what it may cross to the stub.
+    - ``events``: says where stubs wait for each other's events.
 
     Attribute ``used``: whether any tensor may be on a GPU.
     """
 
-    def __init__(self, arena_bytes: int, handles: DeviceMemoryHandles = "auto") -> None:
+    def __init__(
+        self,
+        arena_bytes: int,
+        handles: DeviceMemoryHandles = "auto",
+        events: EventSharing | None = None,
+    ) -> None:
         self.arena_bytes = arena_bytes
         self.sharing = MemorySharing(handles)
+        self.events = events or EventSharing()
         self._arenas: WeakSet[DeviceRegion] = WeakSet()
         self._lock = threading.Lock()
         self._probe: DeviceProbe | None = None
@@ -168,7 +176,7 @@ class DeviceMemory:
         device = self.device(settings.device)
         await self.run(partial(self.peers.look_at, device))
         arena = StubArena(self, device, link, settings.name)
-        link.give_device(arena, device.uuid, self.release_waiters)
+        link.give_device(arena, device.uuid, self)
         told = {
             "uuid": device.uuid,
             "visible": visibility(),
@@ -195,7 +203,7 @@ class DeviceMemory:
         }
         for (uuid, handles), count in Counter(each[:2] for each in arenas).items():
             family.add({"gpu_uuid": uuid, "handles": handles}, count)
-        return [family]
+        return [family, *self.events.families()]
 
     def region_of(self, segment: DeviceSegment) -> DeviceRegion:
         """Make an allocation known as a region of the server's own."""
@@ -208,6 +216,7 @@ class DeviceMemory:
             # The arena is held as long.
             if arena.events is not None:
                 await arena.events.pass_for_dead(self, numbers)
+                self.events.await_release(arena, numbers, arena.events.loss)
 
         self._releases.start(release())
 
@@ -276,6 +285,7 @@ class DeviceMemory:
 
     async def close(self) -> None:
         """Give everything back, once nobody uses device memory any more."""
+        await self.events.close()
         thread = self._thread
         if thread is None:
             return

@@ -18,6 +18,10 @@ class Closable(Protocol):
         """Free or close it; raises BridgeError."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class DeviceRegion:
     """A segment of a stub's arena, or of the server's, as the server and its lease books see it.
 
@@ -29,6 +33,7 @@ class DeviceRegion:
     - ``pointer``: in the server's own addresses.
     - ``events``: by which the stub says when what lies here is complete; None where it waits
       itself.
+    - ``handed_on``: to be called when another stub is told of it.
     """
 
     def __init__(
@@ -36,7 +41,9 @@ class DeviceRegion:
         segment: DeviceSegment,
         free: Callable[[Closable], None],
         events: ArenaEvents | None = None,
+        handed_on: Callable[[], None] = _nothing,
     ) -> None:
+        self.handed_on = handed_on
         self._segment = segment
         self._free = free
         self.events = events

@@ -147,8 +147,10 @@ class DeviceStaging:
     async def _come_to_pass(self, event: EdgeEvent) -> None:
         """Wait for what a stub still computes, which may take long: nobody's thread does."""
         events, pause = event.arena.events, _FIRST_LOOK
-        while events is not None and not await self._devices.run(
-            partial(events.done, event.number)
+        while (
+            events is not None
+            and not event.lost
+            and not await self._devices.run(partial(events.done, event.number))
         ):
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_LOOK)

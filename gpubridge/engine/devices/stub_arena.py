@@ -99,4 +99,5 @@ class StubArena:
         except BridgeError:
             devices.free(segment)
             raise
-        return DeviceRegion(segment, devices.free, made), reason
+        handed_on = partial(devices.events.need, self._device.uuid)
+        return DeviceRegion(segment, devices.free, made, handed_on), reason

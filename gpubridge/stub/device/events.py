@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Callable, Protocol
 from gpubridge.cuda_ipc import CopyStream, EventLease, EventRing, SharedEvents
 from gpubridge.errors import InternalError
 from gpubridge.pb_utils.logger import Logger
+from gpubridge.stub.device.event_waits import EventWaits
 from gpubridge.stub.device.regions import DeviceRegions
 from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.transport.context import RequestContext, ResponseContext
-from gpubridge.transport.device_events import waits_of
+from gpubridge.transport.control import EventCells
+from gpubridge.transport.device_events import event_name, waits_of
 
 if TYPE_CHECKING:
     from gpubridge.stub.device.own_arena import OwnArena
@@ -37,16 +39,31 @@ class AwaitedEvent:
     Holds what keeps the event, and nothing of its lease: that lasts as long as the bytes are looked at.
     """
 
-    __slots__ = ("_copies", "_events", "_number")
+    __slots__ = ("_copies", "_events", "_name", "_number", "_ordered", "_waits")
 
-    def __init__(self, events: SharedEvents, number: int, copies: CopyStream) -> None:
+    def __init__(
+        self,
+        events: SharedEvents,
+        number: int,
+        copies: CopyStream,
+        name: int,
+        waits: EventWaits,
+    ) -> None:
         self._events = events
         self._number = number
         self._copies = copies
+        self._name = name
+        self._waits = waits
+        self._ordered: set[int] = set()
 
     def order_before(self, stream: int, /) -> None:
         """Let what is submitted to a stream from now on wait until the bytes are complete."""
-        self._events.order(self._number, stream)
+        if stream in self._ordered:
+            # The server has been shown it; a stream of another one's may have the handle by now.
+            self._events.order(self._number, stream)
+            return
+        self._ordered.add(stream)
+        self._waits.order(self._name, self._events, self._number, stream, self._copies)
 
     def done(self) -> bool:
         """Tell whether the bytes are complete."""
@@ -55,13 +72,15 @@ class AwaitedEvent:
     def wait(self) -> None:
         """Return when the bytes are complete; counted."""
         self._copies.count_wait()
-        self._events.wait(self._number)
+        with self._waits.by_thread(self._name):
+            self._events.wait(self._number)
 
 
 class EdgeEvents:
     """The events of a stub's own arena, and those that it waits for.
 
-    ``pending`` shows the server which events are not seen to be done.
+    ``cells`` show the server which events are not seen to be done, and which are waited for; it says
+    there whether events are used.
     """
 
     def __init__(
@@ -69,7 +88,7 @@ class EdgeEvents:
         arena: OwnArena,
         regions: DeviceRegions,
         device: HasStream,
-        pending: memoryview,
+        cells: EventCells,
         fall_back: Callable[..., None],
     ) -> None:
         self._arena = arena
@@ -82,7 +101,9 @@ class EdgeEvents:
         self._ring: EventRing | None = None
         # Not seen to be done yet, in the order in which they were recorded.
         self._recorded: deque[int] = deque()
-        self._pending = pending
+        self._cells = cells
+        self._pending = cells.pending
+        self._waits = EventWaits(cells)
         self._noting = threading.Lock()
         self._said = False
 
@@ -109,7 +130,7 @@ class EdgeEvents:
         if not self._begun:
             self._begin()
         lease = None
-        if self._ring is not None:
+        if self._ring is not None and self._cells.used[0]:
             if not self._ring.free():
                 reclaim()
             lease = self._lease(self._ring, streams)
@@ -149,6 +170,7 @@ class EdgeEvents:
 
     def sweep(self) -> None:
         """Look what of it is complete; CudaError where it never will be."""
+        self._waits.sweep()
         own = self._own
         if own is None or not self._recorded:
             return
@@ -184,7 +206,8 @@ class EdgeEvents:
                 "expected to have the events open that a tensor of another model on the GPU waits "
                 f"for, got none: {self._regions.no_events or 'their memory is closed'}"
             )
-        return AwaitedEvent(opened.events, number, self._device.stream)
+        name = event_name(region, number)
+        return AwaitedEvent(opened.events, number, self._device.stream, name, self._waits)
 
 
 def streams_behind(kept: Sequence[DeviceBytes], copies: CopyStream) -> set[int]:

@@ -30,6 +30,7 @@ from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 
 if TYPE_CHECKING:
     from gpubridge.stub.questions import Question
+    from gpubridge.transport.control import EventCells
     from gpubridge.transport.leases import BorrowedMemory
 
 _PATIENCE = 2.0
@@ -64,7 +65,7 @@ class StubDevice:
       bytes of this stub's arena; ``server``, the process.
     - ``owner``: the upper half of the ids of this stub's regions.
     - ``work``: where the server sees what was done: bytes by kind, copies by kind, waits.
-    - ``pending``: shows the server which events are not seen to be done.
+    - ``cells``: those by which stubs wait for each other.
     - ``ask``: asks the server (`BlsClient.ask`).
     - ``tell_closed``: tells it of a region that is closed (`DeviceRegions`).
     - ``tell_none``: tells it to hand this stub no memory of the device.
@@ -83,7 +84,7 @@ class StubDevice:
         told: dict[str, Any],
         owner: int,
         work: memoryview,
-        pending: memoryview,
+        cells: EventCells,
         ask: Callable[..., Question],
         tell_closed: Callable[[int, int], None],
         tell_none: Callable[[], None],
@@ -104,7 +105,7 @@ class StubDevice:
         self.regions = DeviceRegions(lambda: self._needed().context, owner, tell_closed)
         alone = "the model runs in its server's process" if told["server"] == os.getpid() else ""
         self._arena = OwnArena(told["limit"], self.regions, ask, alone, self._stay_alone)
-        self.events = EdgeEvents(self._arena, self.regions, self, pending, fall_back)
+        self.events = EdgeEvents(self._arena, self.regions, self, cells, fall_back)
         #: Takes back slots that the server is done with; set by who lends them.
         self.reclaim: Callable[[], object] = _nothing
         #: Lets go of slots that are filled ahead of their time; set by who does that.
