@@ -4,7 +4,7 @@ Importing this loads nothing of CUDA; the driver is loaded by the first thing th
 """
 
 from gpubridge.cuda_ipc.arena import DeviceArena, DeviceSlot
-from gpubridge.cuda_ipc.context import DeviceContext, enable_peer_access
+from gpubridge.cuda_ipc.context import DeviceContext, enable_peer_access, relax_captures
 from gpubridge.cuda_ipc.copies import CopyMark, CopyStream
 from gpubridge.cuda_ipc.devices import (
     Ability,
@@ -63,5 +63,6 @@ __all__ = [
     "probe_devices",
     "probe_peers",
     "read_check",
+    "relax_captures",
     "visibility",
 ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import Any
 
 from gpubridge.cuda_ipc.devices import DeviceInfo
-from gpubridge.cuda_ipc.driver import call, status_of
+from gpubridge.cuda_ipc.driver import call, load, status_of
 from gpubridge.errors import InternalError
 
 _ALREADY_ENABLED = 704
@@ -57,21 +59,76 @@ def enable_peer_access(context: DeviceContext, peer: DeviceContext) -> None:
         status_of("cuCtxEnablePeerAccess", peer.raw, 0, expected=(_ALREADY_ENABLED,))
 
 
-class _Pushed:
-    """Makes a context current for a while; does nothing where it is current."""
+def relax_captures() -> None:
+    """Let no call of this thread, which is the bridge's own, spoil a graph that others capture."""
+    if not _thread.relaxed:
+        _relax()
 
-    __slots__ = ("_context", "_pushed")
+
+class _Thread(threading.local):
+    """State of a thread: whether its calls spoil no captures, and the context pushed for the bridge."""
+
+    relaxed = False
+    context: Any = None
+
+
+_thread = _Thread()
+
+
+@functools.cache
+def _relaxed() -> Any:
+    return load().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+def _relax() -> Any:
+    before = call("cuThreadExchangeStreamCaptureMode", _relaxed())
+    _thread.relaxed = True
+    return before
+
+
+class _Pushed:
+    """Makes a context current for a while, and the thread's calls harmless to captures.
+
+    A model may capture a graph in another thread, or in this one when it asks for memory: of a capture
+    in the usual mode, the driver takes any query, allocation or wait for a mistake. The mode is the
+    model's own again afterwards. What is so already stays as it is.
+    """
+
+    __slots__ = ("_context", "_mode", "_outer", "_pushed")
 
     def __init__(self, context: Any) -> None:
         self._context = context
         self._pushed = False
+        self._mode: Any = None
+        self._outer: Any = None
 
     def __enter__(self) -> None:
-        if call("cuCtxGetCurrent") != self._context:
-            call("cuCtxPushCurrent", self._context)
-            self._pushed = True
+        thread = _thread
+        if not thread.relaxed:
+            self._mode = _relax()
+        self._outer = thread.context
+        if self._outer == self._context:
+            return
+        try:
+            if call("cuCtxGetCurrent") != self._context:
+                call("cuCtxPushCurrent", self._context)
+                self._pushed = True
+        except BaseException:
+            self._restore_mode()
+            raise
+        thread.context = self._context
 
     def __exit__(self, *_: object) -> None:
-        if self._pushed:
-            self._pushed = False
-            call("cuCtxPopCurrent")
+        _thread.context = self._outer
+        try:
+            if self._pushed:
+                self._pushed = False
+                call("cuCtxPopCurrent")
+        finally:
+            self._restore_mode()
+
+    def _restore_mode(self) -> None:
+        if self._mode is not None:
+            mode, self._mode = self._mode, None
+            _thread.relaxed = False
+            call("cuThreadExchangeStreamCaptureMode", mode)

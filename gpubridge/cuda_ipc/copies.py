@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpubridge.cuda_ipc.context import DeviceContext
-from gpubridge.cuda_ipc.driver import NOT_READY, call, status_of
+from gpubridge.cuda_ipc.driver import NOT_READY, CudaError, call, status_of
 from gpubridge.cuda_ipc.pinned import copied_pieces
+from gpubridge.cuda_ipc.waiting import sleep_until, soon
 from gpubridge.errors import InternalError
 
 _NON_BLOCKING = 1
+_BLOCKING_SYNC = 1
 _DISABLE_TIMING = 2
 
 
@@ -112,10 +114,17 @@ class CopyStream:
 
     def wait(self) -> None:
         """Wait for all that this stream has to do; CudaError if the device has failed."""
-        stream = self._open()
-        self.count_wait()
-        with self._context.pushed():
-            call("cuStreamSynchronize", stream)
+        try:
+            mark = self.mark()
+        except CudaError as error:
+            if error.sticky:
+                raise
+            # No event can be had.
+            self.count_wait()
+            with self._context.pushed():
+                sleep_until(self.done)
+        else:
+            mark.wait()
 
     def wait_for_all(self) -> None:
         """Wait for all work of this process on the device; raises as `wait`."""
@@ -129,13 +138,13 @@ class CopyStream:
 
     def close(self) -> None:
         """Wait for what is under way, and give the stream and its events back; idempotent."""
-        stream, self._stream = self._stream, None
-        if stream is None:
+        if self._stream is None:
             return
         with self._context.pushed():
             try:
-                call("cuStreamSynchronize", stream)
+                self.wait()
             finally:
+                stream, self._stream = self._stream, None
                 events, self._events = self._events, []
                 for event in events:
                     call("cuEventDestroy", event)
@@ -171,7 +180,7 @@ class CopyStream:
         try:
             return self._free_events.pop()
         except IndexError:
-            event = call("cuEventCreate", _DISABLE_TIMING)
+            event = call("cuEventCreate", _BLOCKING_SYNC | _DISABLE_TIMING)
             self._events.append(event)
             return event
 
@@ -200,7 +209,9 @@ class CopyMark:
             return
         stream.count_wait()
         with stream._context.pushed():
-            call("cuEventSynchronize", self._event)
+            if not soon(self.done):
+                # The event is one for which the driver sleeps.
+                call("cuEventSynchronize", self._event)
 
     def order_before(self, other: int) -> None:
         """Let what follows on another stream of this process wait until this is passed."""

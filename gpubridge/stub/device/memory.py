@@ -319,10 +319,11 @@ class StubDevice:
     def finish(self) -> None:
         """Wait once for all that was begun; what is over then goes back. CudaError if it failed."""
         parts = self._needed()
-        with self._settling:
-            over = parts.over.collect()
-            queued = parts.over.queued
-        parts.stream.wait()
+        with parts.context.pushed():
+            with self._settling:
+                over = parts.over.collect()
+                queued = parts.over.queued
+            parts.stream.wait()
         with self._settling:
             parts.over.waited(over, queued)
             self._sweep(parts)

@@ -12,10 +12,13 @@ from gpubridge.cuda_ipc import (
     forget_pinning,
     pieces_of,
     plan_pinning,
+    relax_captures,
 )
 from gpubridge.errors import BridgeError
+from gpubridge.host_shm import Segment
 
 _Order = tuple[int, Optional[memoryview]]
+_Range = tuple[Segment, int, int]
 
 
 class HostPinning:
@@ -28,7 +31,7 @@ class HostPinning:
     def __init__(self, fall_back: Callable[[str, str], None]) -> None:
         self._fall_back = fall_back
         # By region, what came before the beginning.
-        self._early: dict[int, list[memoryview]] | None = {}
+        self._early: dict[int, list[_Range]] | None = {}
         self._beginning = threading.Lock()
         # Regions, each with a range to pin, or None to unpin all of it; None at the end.
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
@@ -45,27 +48,30 @@ class HostPinning:
         self._thread.start()
         with self._beginning:
             early, self._early = self._early or {}, None
-            for region, ranges in early.items():
-                for memory in ranges:
-                    self._order(region, memory)
+            for ranges in early.values():
+                for each in ranges:
+                    self._order(each)
 
-    def add(self, region: int, memory: memoryview) -> None:
-        """Pin a range of a region soon; ranges do not overlap, and no copy crosses their ends.
+    def add(self, segment: Segment, offset: int, nbytes: int) -> None:
+        """Pin a range of a segment soon; ranges do not overlap, and no copy crosses their ends.
 
         To be called before anything is copied there.
         """
-        # Its owner may release its own view at any time.
-        memory = memory[:]
+        added = segment, offset, nbytes
         with self._beginning:
             if self._early is not None:
-                self._early.setdefault(region, []).append(memory)
+                self._early.setdefault(segment.region, []).append(added)
             else:
-                self._order(region, memory)
+                self._order(added)
 
-    def _order(self, region: int, memory: memoryview) -> None:
+    def _order(self, added: _Range) -> None:
+        segment, offset, nbytes = added
+        # The view of the segment may be released at any time.
+        memory = segment.view[offset : offset + nbytes]
+        segment.pinned = True
         plan_pinning(memory)
-        self._wanted.add(region)
-        self._orders.put((region, memory))
+        self._wanted.add(segment.region)
+        self._orders.put((segment.region, memory))
 
     def remove(self, region: int) -> None:
         """Unpin a region soon, if any of it is pinned."""
@@ -84,6 +90,7 @@ class HostPinning:
             self._thread.join()
 
     def _run(self, pinned: PinnedMemory) -> None:
+        relax_captures()
         ranges: dict[int, list[memoryview]] = {}
         while self._carry_out(self._orders.get(), pinned, ranges):
             pass
