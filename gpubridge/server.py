@@ -379,7 +379,8 @@ def _say_ready(
     _logger.info("ready: %s%s", ", ".join(places.values()), reach)
     configs = {model.name: model.config for model in repository.loaded()}
     if _HTTP in places and configs:
-        lines = [curl_line(config, places[_HTTP]) for _, config in sorted(configs.items())]
+        named = sorted(configs.items())
+        lines = [curl_line(config, places[_HTTP], configs) for _, config in named]
         header = settings.http_restricted_api.get("inference")
         needs = [] if header is None else [f"-H '{header.header}: ...'"]
         needs += ["--cacert ROOT"] if settings.http_tls.served else []

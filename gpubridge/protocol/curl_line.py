@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+from collections.abc import Mapping
 from math import prod
 from shlex import quote
 from typing import Any
@@ -15,14 +18,31 @@ _WRITTEN_OUT = 16
 """Elements of an input that are shown; more of them come from a program."""
 _MOST_ELEMENTS = 1 << 22
 """Elements of all inputs that a first request has; more of them are no quick question."""
+_SHOWN = 1 << 10
+"""Elements of an output that a terminal shows; more of them go to a file."""
 _BINARY_ONLY = ("FP16", "BF16")
 _SEQUENCE = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
 
+_IMAGE_BACKEND = "image_preproc"
+_IMAGE_NAME = re.compile(r"image|img|photo|picture|jpe?g|png", re.IGNORECASE)
+_IMAGES = {
+    "png": "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg==",
+    "jpeg": "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAP//////////////////////////////////////////////////////////"
+    "////////////////////////////wAALCAABAAEBAREA/8QAFAABAAAAAAAAAAAAAAAAAAAAAP/EABQQAQAAAAAAAAAAAAAAAAAA"
+    "AAD/2gAIAQEAAD8AP//Z",
+    "webp": "UklGRh4AAABXRUJQVlA4TBEAAAAvAAAAAAdQwAIWsP+BiOh/AAA=",
+    "tiff": "SUkqAAgAAAAJAAABBAABAAAAAQAAAAEBBAABAAAAAQAAAAIBAwABAAAACAAAAAMBAwABAAAAAQAAAAYBAwABAAAAAQAAABEB"
+    "BAABAAAAegAAABYBBAABAAAAAQAAABcBBAABAAAAAQAAABwBAwABAAAAAQAAAAAAAACA",
+}
+"""Files of one pixel."""
 
-def curl_line(config: ModelConfig, url: str) -> str:
+
+def curl_line(config: ModelConfig, url: str, others: Mapping[str, ModelConfig]) -> str:
     """Return a ``curl`` command that the model at ``url``, the server's, can take.
 
     Empty where there is none: a decoupled model with inputs that JSON cannot carry, or very large inputs.
+
+    ``others``: the configurations of the models beside it, by name.
     """
     model = f"{url}/v2/models/{quote_url(config.name, safe='')}"
     inputs = [spec for spec in config.inputs if not spec.optional] or list(config.inputs[:1])
@@ -30,12 +50,13 @@ def curl_line(config: ModelConfig, url: str) -> str:
         return ""
     sequence = config.message.WhichOneof("scheduling_choice") == "sequence_batching"
     parameters = _SEQUENCE if sequence else {}
-    binary = any(spec.datatype in _BINARY_ONLY for spec in inputs)
+    images = {spec.name: _image(spec, config, others) for spec in inputs}
+    binary = any(spec.datatype in _BINARY_ONLY or images[spec.name] for spec in inputs)
     if config.decoupled:
         return "" if binary else _stream(config, inputs, parameters, f"{model}/generate_stream")
     request: dict[str, Any] = {"inputs": [_input(spec, config) for spec in inputs]}
     answer = ""
-    if any(spec.datatype in _BINARY_ONLY for spec in config.outputs):
+    if any(s.datatype in _BINARY_ONLY or _count(s, config) > _SHOWN for s in config.outputs):
         parameters = {**parameters, "binary_data_output": True}
         answer = "-o answer.bin "
     if parameters:
@@ -44,15 +65,42 @@ def curl_line(config: ModelConfig, url: str) -> str:
         for tensor, spec in zip(request["inputs"], inputs, strict=True):
             tensor["data"] = _values(spec, config)
         return f"curl {answer}-d {quote(json.dumps(request))} {quote(model)}/infer"
-    # Zeros of as many bytes are a tensor of any type: of strings they are empty ones.
-    sizes = [_count(spec, config) * (item_size(spec.datatype) or 4) for spec in inputs]
-    for tensor, nbytes in zip(request["inputs"], sizes, strict=True):
+    pieces = []
+    for tensor, spec in zip(request["inputs"], inputs, strict=True):
+        nbytes, piece = _binary(images[spec.name], _count(spec, config), spec)
         tensor["parameters"] = {"binary_data_size": nbytes}
+        pieces.append(piece)
     head = json.dumps(request)
     return (
-        f"{{ printf %s {quote(head)}; head -c {sum(sizes)} /dev/zero; }} | curl {answer}-H "
+        f"{{ printf %s {quote(head)}; {'; '.join(pieces)}; }} | curl {answer}-H "
         f"'Inference-Header-Content-Length: {len(head)}' --data-binary @- {quote(model)}/infer"
     )
+
+
+def _binary(image: bytes, count: int, spec: TensorSpec) -> tuple[int, str]:
+    """Return the bytes of an input, and a command that writes them."""
+    if image:
+        data = base64.b64encode(count * (len(image).to_bytes(4, "little") + image)).decode()
+        return count * (4 + len(image)), f"echo {data} | base64 -d"
+    # Zeros of as many bytes are a tensor of any type: of strings they are empty ones.
+    nbytes = count * (item_size(spec.datatype) or 4)
+    return nbytes, f"head -c {nbytes} /dev/zero"
+
+
+def _image(spec: TensorSpec, config: ModelConfig, others: Mapping[str, ModelConfig]) -> bytes:
+    """Return a file for an input that takes images, else nothing."""
+    if spec.datatype != "BYTES" or _count(spec, config) > _WRITTEN_OUT:
+        return b""
+    if config.backend == _IMAGE_BACKEND:
+        known = re.findall(r"\w+", config.parameters.get("FORMATS", "png").lower())
+        return next(base64.b64decode(text) for name, text in _IMAGES.items() if name in known)
+    for step in config.message.ensemble_scheduling.step:
+        member = others.get(step.model_name)
+        for name, tensor in step.input_map.items():
+            taken = None if member is None else member.inputs_by_name.get(name)
+            if tensor == spec.name and member is not None and taken is not None:
+                return _image(taken, member, others)
+    return base64.b64decode(_IMAGES["png"]) if _IMAGE_NAME.search(spec.name) else b""
 
 
 def _stream(

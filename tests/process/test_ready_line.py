@@ -69,6 +69,46 @@ SIZES = {"numbers": 2, "large": 150528, "large_text": 150528, "half": 150528, "s
          "large_stream": 150528}  # fmt: skip
 
 
+IMAGES = """
+backend: "image_preproc"
+max_batch_size: 4
+input [{ name: "FILE" data_type: TYPE_STRING dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [3, 32, 32] }]
+parameters { key: "SIZE" value: { string_value: "32" } }
+"""
+FORMATS = 'parameters {{ key: "FORMATS" value: {{ string_value: "{}" }} }}'
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input [{ name: "A" data_type: TYPE_STRING dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [3, 32, 32] }]
+ensemble_scheduling { step [{
+  model_name: "MEMBER" model_version: -1
+  input_map { key: "INPUT" value: "A" } output_map { key: "OUT" value: "OUT" }
+}] }
+"""
+IMAGE_MODELS = {
+    "pixels": IMAGES,
+    "pixels_of_jpeg": IMAGES + FORMATS.format("jpeg"),
+    "pixels_of_others": IMAGES + FORMATS.format("TIFF, WebP"),
+    "pixels_of_tiff": IMAGES + FORMATS.format("tiff"),
+    "flow": ENSEMBLE.replace("MEMBER", "pixels_of_jpeg").replace("INPUT", "FILE"),
+    "flow_of_flow": ENSEMBLE.replace("MEMBER", "flow").replace("INPUT", "A"),
+}
+PHOTOS = """
+import io
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from PIL import Image
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request.inputs()[0].as_numpy()[0, 0]) for request in requests]
+
+    def answer(self, file):
+        size = np.array([Image.open(io.BytesIO(file)).size], np.float32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", size[:, :1])])
+"""
 HUGE = 'name: "IN" data_type: TYPE_FP32 dims: [1000000, 1000000]'
 
 
@@ -78,6 +118,12 @@ def server(tmp_path_factory):
     write_model(repository, "huge", SOURCE, inputs=HUGE, outputs=OUT.format("FP32"))
     half_stream = LARGE.format("FP16")
     write_model(repository, "half_stream", SOURCE, inputs=half_stream, config=STREAM)
+    photos = 'name: "the_Photo" data_type: TYPE_STRING dims: [1]'
+    one = OUT.format("FP32")
+    write_model(repository, "photos", PHOTOS, config=BATCHED, inputs=photos, outputs=one)
+    for name, config in IMAGE_MODELS.items():
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(config)
     for name, (inputs, datatype, config) in MODELS.items():
         outputs = OUT.format(datatype)
         write_model(repository, name, SOURCE, config=config, inputs=inputs, outputs=outputs)
@@ -103,6 +149,21 @@ def test_the_demo_finds_it(server):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_each_model_has_a_line_that_works(server, tmp_path, name):
+    said = asked(server, tmp_path, name)
+    assert b"OUT" in said
+    assert f"[{name}_0] got [{SIZES.get(name, 1)}]" in server.log()
+
+
+@pytest.mark.parametrize("name", [*IMAGE_MODELS, "photos"])
+def test_image_models_get_images(server, tmp_path, name):
+    said = asked(server, tmp_path, name)
+    assert b"OUT" in said
+    # A terminal shows no pixels.
+    assert (tmp_path / "answer.bin").exists() == (name != "photos")
+
+
+def asked(server, tmp_path, name):
+    """Paste the line of a model into a shell; returns the answer."""
     lines = re.findall(rf"^.*curl .*/v2/models/{quote(name)}/.*$", server.log(), re.MULTILINE)
     assert len(lines) == 1
     done = subprocess.run(
@@ -112,14 +173,13 @@ def test_each_model_has_a_line_that_works(server, tmp_path, name):
     assert done.returncode == 0, done.stdout + done.stderr
     answer = tmp_path / "answer.bin"
     said = answer.read_bytes() if answer.exists() else done.stdout.encode()
-    assert b"OUT" in said
     assert b"error" not in said
-    assert f"[{name}_0] got [{SIZES.get(name, 1)}]" in server.log()
+    return said
 
 
 def test_what_curl_cannot_ask_has_no_line(server):
     lines = [line for line in server.log().splitlines() if "curl " in line]
-    assert len(lines) == len(MODELS)
+    assert len(lines) == len({*MODELS, *IMAGE_MODELS, "photos"})
     assert not [line for line in lines if "huge" in line or "half_stream" in line]
 
 
