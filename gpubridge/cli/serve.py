@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpubridge.config.backends import is_model_directory
 from gpubridge.config.settings import ServerSettings, read_repository
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, invalid
 from gpubridge.flags import add_flags, from_flags
 from gpubridge.telemetry.server_telemetry import open_telemetry
 from gpubridge.tensor.native import require_native
@@ -56,8 +56,16 @@ def run(options: argparse.Namespace) -> int:
 
 def server_settings(options: argparse.Namespace) -> ServerSettings:
     """Return the settings that the arguments spell; raises BridgeError."""
+    from gpubridge.engine.model_files import is_model_name  # noqa: PLC0415  (as above)
+
     given = [Path(os.path.abspath(path)) for path in options.repositories]  # noqa: PTH100
     models = _model_directories(given)
+    for path in models:
+        if not is_model_name(path.name):
+            raise invalid(
+                f"the directory {str(path)!a} is no model's: its name is not UTF-8, or has control "
+                "characters; rename it"
+            )
     repositories = [*options.model_repository, *(path for path in given if path not in models)]
     # As in Triton, one may be named twice.
     once: dict[str, Path] = {}

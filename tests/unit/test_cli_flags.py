@@ -122,6 +122,15 @@ class TestTritons:
         settings = settings_of("--model-repository=b", "--model-store=/models/", "./b")
         assert settings.model_repositories == (Path("/models"), Path("b"))
 
+    def test_a_models_directory_whose_name_is_no_text_is_refused(self, tmp_path):
+        directory = tmp_path / b"m\xff".decode(errors="surrogateescape")
+        (directory / "1").mkdir(parents=True)
+        (directory / "1" / "model.py").touch()
+        with pytest.raises(BridgeError, match=r"m.udcff' is no model's: its name is not UTF-8"):
+            settings_of(str(directory))
+        directory.rename(tmp_path / "m")
+        assert settings_of(str(tmp_path / "m")).model_directories == (tmp_path / "m",)
+
     def test_compression_and_trace_levels_are_compared_without_case(self):
         given = settings_of(
             "--grpc-infer-response-compression-level=High",
