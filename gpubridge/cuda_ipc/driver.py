@@ -44,6 +44,10 @@ _NO_PINNING = (
     "limit of memory, or lower --request-arena-limit and --output-arena-limit (the driver heeds no "
     "ulimit -l; WSL2 pins no more than Windows lets it)"
 )
+_SAME_BLOCK = (
+    "this driver opens a block of 2 MiB, which allocations up to 1 MiB share, only once: register "
+    "one region and use offsets, or allocate more than 1 MiB for each"
+)
 _RESTART = "the device's context in this process is lost: the process has to be started again"
 # What to do, by the driver's code; of one call where that is another thing.
 _ADVICE = {
@@ -77,6 +81,7 @@ _ADVICE_OF_CALL = {
     ("cuIpcOpenMemHandle", 1): _FOREIGN,
     ("cuIpcOpenMemHandle", 101): "the memory is on another GPU: name the device it was made on",
     ("cuIpcOpenMemHandle", 201): _FOREIGN,
+    ("cuIpcOpenMemHandle", 208): _SAME_BLOCK,
     ("cuIpcOpenMemHandle", 304): _FOREIGN,
     ("cuIpcOpenMemHandle", 400): _FOREIGN,
     ("cuIpcOpenMemHandle", 801): _NO_IPC,

@@ -72,6 +72,28 @@ def test_a_handle_that_cannot_be_opened_is_the_clients_error(machine):
             assert message.startswith("failed to open CUDA IPC handle: cuIpcOpenMemHandle failed: ")
 
 
+def test_two_regions_may_lie_in_one_block(machine):
+    with running_worker(machine) as client, device_worker(machine) as server:
+        handles = [client.do(CLIENT, 0) for _ in range(2)]
+        server.do(OPEN + "first = region", [handles[0], 1000])
+        server.do(OPEN, [handles[1], 1000])
+        assert server.do("first.close(); answer = seen(region.pointer + 999)") == [4]
+        server.do("region.close()")
+
+
+def test_where_a_block_is_opened_once_the_client_is_told(machine):
+    machine.set(same_block="refused")
+    with running_worker(machine) as client, device_worker(machine) as server:
+        handles = [client.do(CLIENT, 0) for _ in range(2)]
+        server.do(OPEN, [handles[0], 1000])
+        kind, code, message = server.do(REFUSED, [handles[1], 1000])
+        assert (kind, code) == ("BridgeError", "INVALID_ARG")
+        assert "only once: register one region" in message
+        server.do("region.close()")
+        server.do(OPEN, [handles[1], 1000])
+        server.do("region.close()")
+
+
 @pytest.mark.parametrize("peers", [True, False])
 def test_memory_of_another_device_is_refused_also_where_devices_reach_each_other(machine, peers):
     if peers:

@@ -4,7 +4,8 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <thread>
+
+#include "pause.h"
 
 namespace {
 
@@ -36,11 +37,11 @@ bool spins(CUcontext context) { return (context->flags.load() & kBlockingSync) =
 
 void wait_until(const std::function<bool()>& done, bool spinning) {
   using std::chrono::steady_clock;
-  constexpr std::chrono::microseconds kLook{20};
+  Pause pause;
   auto& counter = spinning ? activity().spun_us : activity().slept_us;
   auto counted = steady_clock::now();
   while (!done()) {
-    std::this_thread::sleep_for(kLook);
+    pause.rest();
     // Counted as it goes: a wait may never end.
     const auto passed =
         std::chrono::duration_cast<std::chrono::microseconds>(steady_clock::now() - counted);

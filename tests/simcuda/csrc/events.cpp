@@ -7,17 +7,16 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 
 #include "activity.h"
 #include "capture.h"
 #include "contexts.h"
 #include "handles.h"
+#include "pause.h"
 #include "settings.h"
 #include "streams.h"
 #include "world.h"
@@ -190,8 +189,7 @@ SIMCUDA_API cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned f
     return call.end(refused);
   if (done) return call.end(kSuccess);
   enqueue(stream, [progress, number, context = stream->context] {
-    while (!is_over(*progress, number, context))
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    for (Pause pause; !is_over(*progress, number, context);) pause.rest();
     return kSuccess;
   });
   return call.end(kSuccess);
