@@ -1,6 +1,6 @@
 """Stubs killed at random moments while GPUs are busy: in the middle of copies and kernels, and as they start.
 
-``GPUBRIDGE_TEST_KILLS`` says how many are killed; 1,000 take some five minutes on two cores, and a
+``GPUBRIDGE_TEST_KILLS`` says how many are killed in each mode; 1,000 take some five minutes on two cores, and a
 ``--timeout`` to match.
 """
 
@@ -120,14 +120,25 @@ def kill_at_random(served, load, random, asking, pause):
     return killed
 
 
-@pytest.mark.parametrize("handles", HANDLES)
-def test_kills_at_random_moments(tmp_path, handles):
+@pytest.mark.parametrize(
+    ("handles", "recorder", "events"),
+    [
+        *((handles, "rerecord", "share") for handles in HANDLES),
+        # Events are tried, and then not used; or they are, and who is not let go of is ended.
+        ("auto", "released", "auto"),
+        ("auto", "never", "auto"),
+        ("auto", "never", "share"),
+    ],
+)
+def test_kills_at_random_moments(tmp_path, handles, recorder, events):
     factors = write_models(tmp_path)
     flags = (
         "--backend-config=python,restart-backoff-limit-seconds=0.1",
+        "--backend-config=python,device-lost-event-seconds=1",
         f"--request-arena-limit={REQUEST_ARENA}",
     )
-    options = {"delay_us": 2000, "arena": ARENA, "handles": handles}
+    driver = {"handles": handles, "recorder": recorder, "events": events}
+    options = {"delay_us": 2000, "arena": ARENA, **driver}
     with running_device_server(tmp_path, *flags, **options) as served:
         load = Load(served, factors)
         steady = pids_of(served, "steady")

@@ -169,3 +169,18 @@ def test_a_tensor_of_a_reachable_device_is_copied_by_the_consumer_alone(machine)
         assert consumer.do("answer = copies.copied['d2d']") == 4096
         states = "answer = [ok(d.cuDevicePrimaryCtxGetState(i))[1] for i in (0, 1)]"
         assert consumer.do(states) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("recorder", "reason"),
+    [
+        ("rerecord", ""),
+        ("released", "go on by themselves, with undefined data"),
+        ("never", "do not go on when another one records its event again"),
+    ],
+)
+def test_what_becomes_of_who_waits_for_a_killed_process(machine, recorder, reason):
+    machine.set(killed_recorder=recorder)
+    *_, events, _, lost, why = probe(machine)
+    assert (events, lost) == (True, not reason)
+    assert why.endswith(reason)
