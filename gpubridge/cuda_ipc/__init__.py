@@ -25,6 +25,7 @@ from gpubridge.cuda_ipc.devices import (
     visibility,
 )
 from gpubridge.cuda_ipc.driver import CudaError, DriverAbsent, bindings_absence
+from gpubridge.cuda_ipc.driver_thread import DriverThread
 from gpubridge.cuda_ipc.events import EventLease, EventRing, SharedEvents
 from gpubridge.cuda_ipc.pinned import PinnedMemory, forget_pinning, pieces_of, plan_pinning
 from gpubridge.cuda_ipc.segment import DeviceSegment, open_client_region
@@ -42,6 +43,7 @@ __all__ = [
     "DeviceSegment",
     "DeviceSlot",
     "DriverAbsent",
+    "DriverThread",
     "EventLease",
     "EventRing",
     "PinnedMemory",

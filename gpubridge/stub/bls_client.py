@@ -374,14 +374,11 @@ class BlsClient:
             raise MalformedMessage(f"message of unknown kind {kind} from the server")
 
     def _take_device_region(self, fields: dict[str, Any], fds: list[int]) -> None:
-        """Open device memory; an answer that lies in what cannot be opened is an error."""
+        """Begin to open device memory; an answer that lies in what cannot be opened is an error."""
         if self._device is None:
             close_all(fds)
-            return
-        try:
+        else:
             self._borrowed.know(self._device.regions.announce(fields, fds))
-        except BridgeError as error:
-            self._device.note(error)
 
     def _deliver(self, taken: CallResponse) -> None:
         number, flags, response = taken

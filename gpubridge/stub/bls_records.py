@@ -131,6 +131,8 @@ class BlsRecords:
             if self._device is not None:
                 tensors = received_on_device(self._device, tensors, record)
         except BridgeError as failure:
+            if self._device is not None:
+                self._device.note(failure)
             return InferenceResponse([], TritonError(failure.message))
         return InferenceResponse._received(tensors, context.parameters or "{}")
 

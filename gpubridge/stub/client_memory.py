@@ -17,6 +17,7 @@ from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.bytes_codec import string_fault
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.control import ControlPage
+from gpubridge.transport.device_events import waits_of
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 
@@ -115,24 +116,41 @@ class ClientMemory:
         return self.device is None or self.device.regions.get(region) is None
 
     def refusal(self, record: Record) -> BridgeError | None:
-        """Say what is wrong with a request's memory; it is its client's fault, and only its own."""
-        client = record.context.client
-        if client is None:
-            return None
+        """Say what is wrong with a request's memory, which is an error of that request only."""
         try:
-            for target in (*targets_of(record).values(), *targets_of(record, "also").values()):
-                if not self._on_device(target):
-                    self.memory(target)
-            for index in client["in"]:
-                region, offset, nbytes, _ = record.refs[index]
-                if self._on_device(Target(region, offset, nbytes)):
-                    continue
-                memory = self.memory(Target(region, offset, nbytes))
-                if record.signature.tensors[index].datatype == "BYTES":
-                    self._check_strings(record, index, memory)
+            if self.device is not None:
+                self._wait_for_device(self.device, record)
+            if record.context.client is not None:
+                self._check(record, record.context.client)
         except BridgeError as error:
             return error
         return None
+
+    @staticmethod
+    def _wait_for_device(device: StubDevice, record: Record) -> None:
+        """Wait until what a request names on the device is open, and nothing else."""
+        targets = (*targets_of(record).values(), *targets_of(record, "also").values())
+        waits = [wait[0] for wait in waits_of(record.context) or () if wait is not None]
+        try:
+            device.regions.wait_for([ref[0] for ref in record.refs])
+            device.regions.wait_for([target.region for target in targets])
+            device.regions.wait_for(waits)
+        except BridgeError as error:
+            device.note(error)
+            raise
+
+    def _check(self, record: Record, client: Mapping[str, Any]) -> None:
+        """Look whether what a client has said of its own memory still holds; raises BridgeError."""
+        for target in (*targets_of(record).values(), *targets_of(record, "also").values()):
+            if not self._on_device(target):
+                self.memory(target)
+        for index in client["in"]:
+            region, offset, nbytes, _ = record.refs[index]
+            if self._on_device(Target(region, offset, nbytes)):
+                continue
+            memory = self.memory(Target(region, offset, nbytes))
+            if record.signature.tensors[index].datatype == "BYTES":
+                self._check_strings(record, index, memory)
 
     def _on_device(self, target: Target) -> bool:
         opened = None if self.device is None else self.device.regions.get(target.region)

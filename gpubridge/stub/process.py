@@ -321,7 +321,10 @@ class Stub:
             raise ChannelClosed from error
 
     def _map(self, message: bytes, fds: list[int]) -> None:
-        """Map a region, or pin one; requests that name memory which cannot be mapped are refused."""
+        """Map a region, or pin one, or begin to open one on the GPU.
+
+        Requests that name memory which cannot be mapped are refused.
+        """
         fields = decode_control(message)
         if message[0] == Kind.PIN:
             self._pin(fields)
@@ -337,13 +340,7 @@ class Stub:
                 self._uploads.add(memory.segment(region), 0, fields["size"])
             return
         assert self._device is not None
-        try:
-            self._borrowed.know(self._device.regions.announce(fields, fds))
-        except BridgeError as error:
-            self._device.note(error)
-            self._log(
-                int(Logger.ERROR), f"device memory is not opened: {error.message}", __file__, 0
-            )
+        self._borrowed.know(self._device.regions.announce(fields, fds))
 
     def _pin(self, fields: dict[str, Any]) -> None:
         """Pin a range of the memory of the model's requests, if inputs are copied from there."""

@@ -18,8 +18,8 @@ from gpubridge.transport.short_waits import ShortWaits
 class BatchesAhead:
     """Reads a channel like `Channel`; of what follows a batch only new regions come before its end.
 
-    ``take_region`` takes a REGION message and its descriptors, before the first batch that needs
-    them.
+    ``take_region`` takes a message about a region and its descriptors, before the first batch that
+    needs them.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BatchesAhead:
             return self._coming[0]
         while self._kept is None and self._channel.wait(0):
             message, fds = self._channel.receive()
-            if message[0] in (Kind.REGION, Kind.PIN):
+            if message[0] in (Kind.REGION, Kind.DEVICE_REGION, Kind.PIN):
                 self._take_region(message, fds)
                 continue
             self._kept = message, fds

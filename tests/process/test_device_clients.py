@@ -368,3 +368,24 @@ def test_over_grpc(served, client):
         assert (client.read("in", COUNT) == 2).all()
         grpc.unregister_cuda_shared_memory("in")
         assert not grpc.get_cuda_shared_memory_status().regions
+
+
+def test_memory_that_a_process_cannot_open_fails_the_request_that_needs_it(tmp_path):
+    write_device_model(tmp_path, "double", DOUBLE)
+    with (
+        running_device_server(tmp_path, "--allow-client-shm=true") as served,
+        running_worker(served.machine) as worker,
+    ):
+        client = Client(worker, served.server)
+        given = np.random.default_rng().random(COUNT, np.float32)
+        prepared(client, "in")
+        client.write("in", given)
+        # The server has it open: this is the model's process.
+        served.machine.fail("cuIpcOpenMemHandle", 1, nth=1)
+        status, answer = infer(served, "double", region("in"))
+        assert status == 500
+        assert "cuIpcOpenMemHandle failed" in answer["error"]
+        assert served.infer("double", [1.0]) == (200, [2.0])
+        status, answer = infer(served, "double", region("in"))
+        assert (status, answer["outputs"][0]["data"]) == (200, (2 * given).tolist())
+        assert client.post("unregister") == (200, "")

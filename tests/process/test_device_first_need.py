@@ -127,7 +127,8 @@ def test_a_device_tensor_takes_what_it_needs_and_no_other_process_does(tmp_path)
         assert served.infer("used", [1.0]) == (200, [2.0])
         (pid,) = pids_of(served, "used")
         assert sorted(set(served.machine.contexts())) == sorted({pid, served.server.pid})
-        assert FIRST <= served.machine.used(0) < FIRST + MIB
+        # Beside what the model takes for itself.
+        assert FIRST <= served.machine.used(0) < 2 * FIRST
         assert served.machine.used(1) == 0
 
 
@@ -142,7 +143,7 @@ def test_who_is_only_handed_tensors_has_no_memory_of_its_own(tmp_path):
         assert served.infer("both", [1.0]) == (200, [4.0])
         pids = {*pids_of(served, "maker"), *pids_of(served, "reader"), served.server.pid}
         assert set(served.machine.contexts(0)) == pids
-        assert served.machine.used(0) < FIRST + MIB
+        assert served.machine.used(0) < 2 * FIRST
 
 
 def test_a_model_forks_before_it_touches_the_gpu(tmp_path):
@@ -226,7 +227,9 @@ def test_a_gpu_that_a_model_hides_from_itself_is_done_without(tmp_path):
     with running_device_server(tmp_path) as served:
         assert served.infer("hidden", [1.0]) == (200, [2.0])
         # The first finds out that it cannot be handed on there; others go by way of the host.
-        assert served.infer("both", [1.0])[0] == 500
+        status, error = served.infer("both", [1.0])
+        assert status == 500
+        assert "check CUDA_VISIBLE_DEVICES" in error
         for _ in range(3):
             assert served.infer("both", [1.0]) == (200, [4.0])
         name = 'gpubridge_fallbacks_total{model="hidden",reason="device_absent",version="1"}'

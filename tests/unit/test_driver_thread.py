@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 
-from gpubridge.engine.devices.driver_thread import DriverThread
+from gpubridge.engine.devices.driver_thread import ServerDriverThread
 
 # Regions in cycles die wherever a collection happens to run: in the midst of what hands others to the
 # thread, on whatever thread that is.
@@ -61,7 +61,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def thread():
-    thread = DriverThread()
+    thread = ServerDriverThread()
     yield thread
     thread.close()
 
@@ -152,7 +152,7 @@ def test_nothing_is_kept_of_what_has_failed(thread):
 
 
 def test_what_comes_after_its_end_is_not_done():
-    thread, done = DriverThread(), []
+    thread, done = ServerDriverThread(), []
     thread.submit(lambda: done.append(1))
     thread.close()
     thread.submit(lambda: done.append(2))

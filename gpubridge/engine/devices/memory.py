@@ -27,7 +27,7 @@ from gpubridge.cuda_ipc import (
     probe_devices,
     visibility,
 )
-from gpubridge.engine.devices.driver_thread import DriverThread
+from gpubridge.engine.devices.driver_thread import ServerDriverThread
 from gpubridge.engine.devices.event_sharing import EventSharing
 from gpubridge.engine.devices.peer_memory import PeerMemory
 from gpubridge.engine.devices.region import Closable, DeviceRegion
@@ -125,7 +125,7 @@ class DeviceMemory:
         self._told = False
         self._contexts: dict[str, DeviceContext] = {}
         self._streams: dict[str, CopyStream] = {}
-        self._thread: DriverThread | None = None
+        self._thread: ServerDriverThread | None = None
         self.used = False
         self._releases = TaskSet()
         self.peers = PeerMemory(self)
@@ -237,7 +237,7 @@ class DeviceMemory:
         self.used = True
         with self._lock:
             if self._thread is None:
-                self._thread = DriverThread()
+                self._thread = ServerDriverThread()
             thread = self._thread
         try:
             return await thread.run(work)

@@ -207,9 +207,10 @@ class StubDevice:
         if not ref[2]:
             # It says no more than on which device the tensor is.
             return DeviceBytes(0, 0, self.ordinal)
+        pointer = opened.pointer
         hold = self.hold((view, opened))
         return DeviceBytes(
-            opened.pointer + ref[1],
+            pointer + ref[1],
             ref[2],
             self.ordinal,
             hold,
@@ -336,7 +337,6 @@ class StubDevice:
         with self._settling:
             parts.over.settle()
             self.events.sweep()
-            self.regions.close_unused()
             self._sweep(parts)
 
     def _sweep(self, parts: _Parts) -> None:
@@ -390,6 +390,7 @@ class StubDevice:
                 parts.uploads.close()
         finally:
             self.pinning.close()
+            self.regions.close()
 
 
 def _nothing() -> None:

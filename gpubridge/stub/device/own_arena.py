@@ -141,13 +141,18 @@ class OwnArena:
             if offered["reason"]:
                 self._alone = offered["reason"]
                 return None
+            region = self._regions.announce(offered, answer.fds)
             try:
-                return self._regions.announce(offered, answer.fds)
+                region.opened()
             except CudaError as error:
-                self._regions.tell_closed(offered["region"], 1)
                 if error.sticky or error.code is ErrorCode.UNAVAILABLE:
                     raise
                 refused = error.message
+            else:
+                return region
+            # The server hears that it is not open before it is asked again.
+            del region
+            self._regions.finish()
 
     def _give_back_idle(self) -> None:
         """Give segments back of which no slot is lent, for the sake of another.
@@ -159,7 +164,6 @@ class OwnArena:
         for region in idle:
             for book in self.books:
                 book.drop(region)
-        self._regions.close_unused()
 
 
 def _held(pieces: Sequence[_Piece]) -> int:

@@ -1,49 +1,127 @@
-"""Device memory that a stub has open: each region once, until nobody uses it any more."""
+"""Device memory that a stub has open: each region once, until nobody uses it any more.
+
+A thread of its own opens and closes, one region after the other: either may take milliseconds, and
+closing waits for all work of the process on the device. Who needs a region waits until it is open.
+"""
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections import deque
-from typing import Any, Callable, Optional
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Callable
 
-from gpubridge.cuda_ipc import CudaError, DeviceContext, DeviceSegment, SharedEvents
+from gpubridge.cuda_ipc import CudaError, DeviceContext, DeviceSegment, DriverThread, SharedEvents
 from gpubridge.cuda_ipc.driver import HANDLE_BYTES
+from gpubridge.errors import BridgeError, InternalError
 from gpubridge.transport.channel import close_all
 from gpubridge.transport.device_events import arena_region, reserve_addresses
 
 _PRIVATE = 1 << 29
 """In the lower half of an arena's id, above those that the server gives."""
 
-_Closing = tuple[DeviceSegment, Optional[SharedEvents], int]
+
+class _OpenMemory:
+    """Memory as the driver has it open here, for a region and for one of the same id before it."""
+
+    __slots__ = ("events", "segment", "users")
+
+    def __init__(self, segment: DeviceSegment, events: SharedEvents | None) -> None:
+        self.segment = segment
+        self.events = events
+        self.users = 0
+
+
+class _State:
+    """Knowledge about a region that outlives it: its end is told of when it is closed."""
+
+    __slots__ = ("announcements", "fds", "fields", "memory")
+
+    def __init__(self, fields: dict[str, Any], fds: list[int]) -> None:
+        self.fields = fields
+        self.fds = fds
+        self.announcements = 0
+        self.memory: _OpenMemory | None = None
+
+
+class _Attempt:
+    """One attempt to open a region."""
+
+    __slots__ = ("done", "error")
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.error: BridgeError | None = None
+
+
+class _End:
+    """Has a region closed with its last reference, and after nobody can find it any more."""
+
+    __slots__ = ("_close", "_state")
+
+    def __init__(self, close: Callable[[_State], None], state: _State) -> None:
+        self._close = close
+        self._state = state
+
+    def __del__(self) -> None:
+        self._close(self._state)
 
 
 class OpenedRegion:
-    """Device memory that this process has open; closed when nobody refers to it any more.
+    """Device memory that this process has open, or will; closed when nobody refers to it any more.
 
-    ``view`` stands for it in lease books; ``announcements`` counts how often the server has told of
-    it; by ``events``, if any, whoever fills it says what is complete.
+    ``view`` stands for it in lease books; ``client`` says whether it is a client's.
     """
 
     def __init__(
         self,
-        segment: DeviceSegment,
-        events: SharedEvents | None,
-        client: bool,
-        closing: deque[_Closing],
+        state: _State,
+        end: _End,
+        begin: Callable[[_State], _Attempt],
     ) -> None:
-        self.segment = segment
-        self.events = events
-        self.region = segment.region
-        self.pointer = segment.pointer
-        self.size = segment.size
-        self.view = reserve_addresses(segment.size)
-        self.client = client
-        self.announcements = 0
-        self._closing = closing
+        fields = state.fields
+        self.region: int = fields["region"]
+        self.size: int = fields["size"]
+        self.client: bool = fields["client"]
+        self.view = reserve_addresses(self.size)
+        self.state = state
+        self._end = end
+        self._begin = begin
+        self._attempt = None if state.memory is not None else begin(state)
 
-    def __del__(self) -> None:
-        # Not here: this may be anywhere, and the driver waits for all work of the device.
-        self._closing.append((self.segment, self.events, self.announcements))
+    def opened(self) -> _OpenMemory:
+        """Wait until it is open; BridgeError where it cannot be, which the next caller tries anew."""
+        memory = self.state.memory
+        while memory is None:
+            attempt = self._attempt
+            if attempt is None:
+                attempt = self._attempt = self._begin(self.state)
+            attempt.done.wait()
+            if attempt.error is not None:
+                self._attempt = None
+                try:
+                    raise attempt.error
+                finally:
+                    # Else the error's own frame holds it, and this region.
+                    del attempt
+            memory = self.state.memory
+        return memory
+
+    @property
+    def segment(self) -> DeviceSegment:
+        """The memory; waits, and raises, as `opened`."""
+        return self.opened().segment
+
+    @property
+    def pointer(self) -> int:
+        """Where it lies in this process's device addresses; waits, and raises, as `opened`."""
+        return self.opened().segment.pointer
+
+    @property
+    def events(self) -> SharedEvents | None:
+        """The events by which whoever fills it says what is complete; waits, and raises, as `opened`."""
+        return self.opened().events
 
 
 class DeviceRegions:
@@ -64,24 +142,109 @@ class DeviceRegions:
     ) -> None:
         self._context = context
         self._owner = owner
-        self.tell_closed = tell_closed
-        self._closing: deque[_Closing] = deque()
+        self._tell_closed = tell_closed
+        self._announcing = threading.Lock()
+        self._thread: DriverThread | None = None
         self._known: weakref.WeakValueDictionary[int, OpenedRegion] = weakref.WeakValueDictionary()
+        # Touched by the thread only.
+        self._open: dict[int, _OpenMemory] = {}
         self._private = 0
         self.no_events = ""
 
-    def _open(self, fields: dict[str, Any], fds: list[int]) -> DeviceSegment:
-        """Open memory, by its descriptor if there is one; closes that."""
-        region, size = fields["region"], fields["size"]
-        try:
-            context = self._context()
-            if fds:
-                return DeviceSegment.open_fd(context, region, fds[0], size)
-            return DeviceSegment.open(context, region, bytes.fromhex(fields["handle"]), size)
-        finally:
-            close_all(fds)
+    def announce(self, fields: dict[str, Any], fds: list[int]) -> OpenedRegion:
+        """Begin to open a region that the server tells of, unless it is open; takes the descriptors."""
+        with self._announcing:
+            opened = self._known.get(fields["region"])
+            if opened is None:
+                opened = self._add(_State(fields, fds))
+            else:
+                close_all(fds)
+            opened.state.announcements += 1
+        return opened
 
-    def _open_events(self, fields: dict[str, Any]) -> SharedEvents | None:
+    def make_private(self, nbytes: int) -> OpenedRegion:
+        """Allocate memory that no other process can have open."""
+        region = arena_region(self._owner) + _PRIVATE + self._private
+        self._private += 1
+        segment = DeviceSegment.private(self._context(), region, nbytes)
+        state = _State({"region": region, "size": segment.size, "client": False}, [])
+        state.memory = _OpenMemory(segment, None)
+        state.memory.users = 1
+        with self._announcing:
+            return self._add(state)
+
+    def _add(self, state: _State) -> OpenedRegion:
+        if self._thread is None:
+            self._thread = DriverThread()
+        thread = self._thread
+        end = _End(lambda state: thread.submit(partial(self._close, state)), state)
+        opened = OpenedRegion(state, end, self._begin)
+        self._known[opened.region] = opened
+        return opened
+
+    def get(self, region: int) -> OpenedRegion | None:
+        """Return a region of the device; None for one that is in host memory, or closed."""
+        return self._known.get(region)
+
+    def wait_for(self, regions: Iterable[int]) -> None:
+        """Wait until those of some regions that are on the device are open; raises as they do."""
+        for region in regions:
+            opened = self._known.get(region)
+            if opened is not None:
+                opened.opened()
+
+    def finish(self) -> None:
+        """Wait until what nobody uses any more is closed, and the server told."""
+        if self._thread is not None:
+            self._thread.finish()
+
+    def close(self) -> None:
+        """The process is about to end: open and close nothing any more."""
+        if self._thread is not None:
+            self._thread.close()
+
+    # -- on the thread -----------------------------------------------------------------------------
+
+    def _begin(self, state: _State) -> _Attempt:
+        """Have a region opened."""
+        attempt = _Attempt()
+        assert self._thread is not None
+        self._thread.submit(partial(self._try, state, attempt))
+        return attempt
+
+    def _try(self, state: _State, attempt: _Attempt) -> None:
+        try:
+            if state.memory is None:
+                region = state.fields["region"]
+                # One of the same id that is not closed yet: nothing can be open twice.
+                memory = self._open.get(region)
+                if memory is None:
+                    memory = self._open[region] = self._opened(state)
+                memory.users += 1
+                state.memory = memory
+        except BridgeError as error:
+            # Its frames would hold the region.
+            attempt.error = error.with_traceback(None)
+        except Exception as error:
+            attempt.error = InternalError(f"device memory is not opened: {error!r}")
+            raise
+        finally:
+            attempt.done.set()
+
+    def _opened(self, state: _State) -> _OpenMemory:
+        """Open memory, by its descriptor if there is one, and its events."""
+        fields, fds = state.fields, state.fds
+        region, size = fields["region"], fields["size"]
+        context = self._context()
+        if fds:
+            segment = DeviceSegment.open_fd(context, region, fds[0], size)
+        else:
+            segment = DeviceSegment.open(context, region, bytes.fromhex(fields["handle"]), size)
+        close_all(fds)
+        fds.clear()
+        return _OpenMemory(segment, self._events_of(fields))
+
+    def _events_of(self, fields: dict[str, Any]) -> SharedEvents | None:
         self.no_events = fields.get("no_events") or self.no_events
         raw = bytes.fromhex(fields["events"])
         if not raw:
@@ -90,44 +253,22 @@ class DeviceRegions:
         try:
             return SharedEvents.open(self._context(), handles)
         except CudaError as error:
-            if error.sticky:
-                raise
             self.no_events = error.message
             return None
 
-    def make_private(self, nbytes: int) -> OpenedRegion:
-        """Allocate memory that no other process can have open."""
-        region = arena_region(self._owner) + _PRIVATE + self._private
-        segment = DeviceSegment.private(self._context(), region, nbytes)
-        self._private += 1
-        opened = self._known[region] = OpenedRegion(segment, None, False, self._closing)
-        return opened
-
-    def announce(self, fields: dict[str, Any], fds: list[int]) -> OpenedRegion:
-        """Open a region that the server tells of, unless it is open; closes the descriptors."""
-        opened = self._known.get(fields["region"])
-        if opened is None:
-            # It may be one that is about to be closed, and nothing can be open twice.
-            self.close_unused()
-            segment = self._open(fields, fds)
-            events = self._open_events(fields)
-            opened = OpenedRegion(segment, events, fields["client"], self._closing)
-            self._known[opened.region] = opened
-        else:
-            close_all(fds)
-        opened.announcements += 1
-        return opened
-
-    def get(self, region: int) -> OpenedRegion | None:
-        """Return a region of the device; None for one that is in host memory, or closed."""
-        return self._known.get(region)
-
-    def close_unused(self) -> None:
-        """Close the regions that nobody uses any more."""
-        while self._closing:
-            segment, events, announcements = self._closing.popleft()
-            if events is not None:
-                events.close()
-            segment.close()
-            if announcements:
-                self.tell_closed(segment.region, announcements)
+    def _close(self, state: _State) -> None:
+        close_all(state.fds)
+        memory, region = state.memory, state.fields["region"]
+        if memory is not None:
+            memory.users -= 1
+            if not memory.users:
+                self._open.pop(region, None)
+                try:
+                    if memory.events is not None:
+                        memory.events.close()
+                    memory.segment.close()
+                except BridgeError:
+                    # It goes with the process: the server must not free it before.
+                    return
+        if state.announcements:
+            self._tell_closed(region, state.announcements)

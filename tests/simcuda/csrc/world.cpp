@@ -62,7 +62,11 @@ void violation(const std::string& text) {
 CUresult Call::begin(bool needs_context) {
   for (Fault& fault : control().faults) {
     if (fault.armed.load() == 0 || std::strcmp(fault.call, name_) != 0) continue;
-    if (fault.countdown.load() < 0 || fault.countdown.fetch_sub(1) == 1) return fault.code;
+    std::int64_t left = fault.countdown.load();
+    // Of a call that was to fail once, the ones after it are right.
+    while (left > 0 && !fault.countdown.compare_exchange_weak(left, left - 1)) {
+    }
+    if (left < 0 || left == 1) return fault.code;
   }
   if (!initialized()) return kNotInitialized;
   if (!needs_no_driver(name_)) wait_for_driver();
