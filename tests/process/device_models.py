@@ -244,6 +244,7 @@ def running_device_server(
     handles="auto",
     events="share",
     recorder="rerecord",
+    switches=None,
     **options,
 ):
     """Serve a repository on a simulated machine; at the end, no rule of the driver was broken.
@@ -251,7 +252,8 @@ def running_device_server(
     ``tolerated`` are words of the one that may be; ``peers`` lets the GPUs reach each other;
     ``handles`` says by what their memory crosses processes, ``events`` whether models wait for each
     other on the GPU; it is not tried first. ``recorder`` says when those go on that wait for a killed
-    process: when its events are recorded "rerecord", at once ("released"), or "never".
+    process: when its events are recorded "rerecord", at once ("released"), or "never". ``switches`` are what
+    else the driver does (`Machine.set`).
     """
     environment = options.pop("environment", {})
     with running_machine(seed) as machine:
@@ -259,8 +261,7 @@ def running_device_server(
         machine.delay(delay_us)
         if peers:
             machine.allow_peers()
-        if recorder != "rerecord":
-            machine.set(killed_recorder=recorder)
+        machine.set(**{"killed_recorder": recorder, **(switches or {})})
         for call, code in faults:
             machine.fail(call, code)
         flags = (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.process.device_models import DOUBLE, HANDLES, running_device_server, write_device_model
-from tests.process.test_device_clients import IN_PLACE, Client, infer, prepared, region
+from tests.process.test_device_clients import IN_PLACE, Client, infer, region
 from tests.process.test_device_edges import CALLER, IN_ARENA, ensemble
 from tests.process.test_device_network import placement
 from tests.simcuda.processes import running_worker
@@ -81,7 +81,22 @@ ALLOWED = {
 }
 
 
-@pytest.fixture(scope="module", params=HANDLES)
+BLOCK = 2 << 20
+# What drivers do differently, and no budget depends on.
+SWITCHES = {
+    "refusing": {
+        "destroyed": "refused",
+        "same_block": "refused",
+        "dead_exporter": "stale",
+        "killed_recorder": "released",
+        "pageable": "waits",
+    },
+    "careless": {"destroyed": "crash", "same_block": "closed-once", "dead_exporter": "held"},
+}
+DRIVERS = [*((kind, None) for kind in HANDLES), ("legacy", "refusing"), ("fd", "careless")]
+
+
+@pytest.fixture(scope="module", params=DRIVERS, ids=lambda each: "-".join(filter(None, each)))
 def served(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("models")
     write_device_model(folder, "uploaded", DOUBLE, config=placement("device"))
@@ -93,7 +108,12 @@ def served(tmp_path_factory, request):
     write_device_model(folder, "call_arena", CALLER)
     ensemble(folder, "by_user", ["double", "last"])
     ensemble(folder, "by_arena", ["arena", "last"])
-    with running_device_server(folder, "--allow-client-shm=true", handles=request.param) as served:
+    handles, switches = request.param
+    with running_device_server(
+        folder, "--allow-client-shm=true", handles=handles, switches=SWITCHES.get(switches)
+    ) as served:
+        # Of one allocation for each region; small ones share a block, which some open only once.
+        served.allocated = BLOCK if switches else NBYTES
         yield served
 
 
@@ -103,7 +123,9 @@ def test_budget(served, name):
     with running_worker(served.machine) as worker:
         client = Client(worker, served.server)
         if row.client:
-            prepared(client, "in", "out")
+            for region_name in ("in", "out"):
+                client.allocate(region_name, served.allocated)
+                assert client.register(region_name, NBYTES) == (200, "")
             client.write("in", np.ones(COUNT, np.float32))
 
         def ask():
