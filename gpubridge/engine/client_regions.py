@@ -152,7 +152,15 @@ class ClientRegions:
             segment = await self._open_device(name, handle, device_id, nbytes)
         finally:
             self._coming.discard(name)
+        others = [region.segment for region in self._registered.values()]
         self._registered[name] = ClientRegion(name, "", 0, nbytes, segment, device_id)
+        # Whoever has such memory of clients will be handed this, too: it opens it before that.
+        near = [
+            other.region
+            for other in others
+            if isinstance(other, ClientDeviceSegment) and other.uuid == segment.uuid
+        ]
+        self._all.tell_ahead(segment, near)
 
     async def _open_device(
         self, name: str, handle: bytes, device_id: int, nbytes: int

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpubridge.host_shm import Budget, Segment
 from gpubridge.host_shm.request_arena import RequestArena, reserved_bytes
 from gpubridge.transport.leases import read_only_id
+
+if TYPE_CHECKING:
+    from gpubridge.engine.devices.region import ClientDeviceSegment
 
 _SERVER = 0
 
@@ -24,6 +27,9 @@ class RegionUser(Protocol):
 
     def drop_region(self, region: int) -> None:
         """Have the stub unmap a region."""
+
+    def tell_ahead(self, segment: ClientDeviceSegment) -> None:
+        """Tell the stub of a region that it will need, unless it knows it."""
 
     def pin_range(self, region: int, offset: int, nbytes: int) -> None:
         """Have a stub that `uploads` pin a range of a region."""
@@ -110,6 +116,14 @@ class Regions:
         self._pinning.setdefault(region, (arena, set()))[1].add(user)
         for offset, nbytes in arena.pin(region):
             user.pin_range(region, offset, nbytes)
+
+    def tell_ahead(self, segment: ClientDeviceSegment, regions: Iterable[int]) -> None:
+        """Tell the stubs that know one of some regions of another one."""
+        users: set[RegionUser] = set()
+        for region in regions:
+            users |= self._users.get(region, set())
+        for user in users:
+            user.tell_ahead(segment)
 
     def leave(self, user: RegionUser, regions: Iterable[int]) -> None:
         """A stub that knew these regions is gone."""

@@ -253,6 +253,10 @@ class StubConnection:
         if region in self._announced:
             self._announcements.drop(region)
 
+    def tell_ahead(self, segment: ClientDeviceSegment) -> None:
+        """Have the stub open memory of a client before a request needs it."""
+        self._announcements.tell_all([segment], self.device)
+
     def pin_range(self, region: int, offset: int, nbytes: int) -> None:
         """Have the stub pin a range of its model's memory."""
         if region in self._announced:

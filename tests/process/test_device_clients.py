@@ -389,3 +389,33 @@ def test_memory_that_a_process_cannot_open_fails_the_request_that_needs_it(tmp_p
         status, answer = infer(served, "double", region("in"))
         assert (status, answer["outputs"][0]["data"]) == (200, (2 * given).tolist())
         assert client.post("unregister") == (200, "")
+
+
+def test_who_reads_clients_memory_opens_what_is_registered_next_before_a_request(tmp_path):
+    write_device_model(tmp_path, "double", DOUBLE)
+    write_device_model(tmp_path, "idle", DOUBLE)
+    with (
+        running_device_server(tmp_path, "--allow-client-shm=true") as served,
+        running_worker(served.machine) as worker,
+    ):
+
+        def opened(model):
+            (pid,) = pids_of(served, model)
+            return len(served.machine.calls("cuIpcOpenMemHandle", pid))
+
+        client = Client(worker, served.server)
+        given = np.random.default_rng().random(COUNT, np.float32)
+        prepared(client, "in")
+        client.write("in", given)
+        assert opened("double") == 0
+        assert infer(served, "double", region("in"))[0] == 200
+        assert opened("double") == 1
+        prepared(client, "next")
+        wait_until(lambda: opened("double") == 2, "the region to be open", served.server)
+        client.write("next", 3 * given)
+        status, answer = infer(served, "double", region("next"))
+        assert (status, answer["outputs"][0]["data"]) == (200, (2 * (3 * given)).tolist())
+        assert (opened("double"), opened("idle")) == (2, 0)
+        assert client.post("unregister") == (200, "")
+        closed = "cuIpcCloseMemHandle"
+        wait_until(lambda: len(served.machine.calls(closed)) == 4, "their end", served.server)

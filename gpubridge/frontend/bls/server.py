@@ -16,6 +16,7 @@ from weakref import WeakSet
 from gpubridge.dataplane import Call, CallChannel
 from gpubridge.engine.announcements import Announcements
 from gpubridge.engine.devices.edge_events import tell_waits
+from gpubridge.engine.devices.region import ClientDeviceSegment
 from gpubridge.engine.devices.stub_arena import StubArena
 from gpubridge.engine.instance import Instance
 from gpubridge.engine.long_messages import LongMessages
@@ -196,6 +197,9 @@ class BlsConnection:
         if region in self._announcements.known:
             self._calls.flush()
             self._announcements.drop(region)
+
+    def tell_ahead(self, segment: ClientDeviceSegment) -> None:
+        """Nothing: a stub is told of clients' memory through its other channel."""
 
     def pin_range(self, region: int, offset: int, nbytes: int) -> None:
         """Do nothing: a stub uploads inputs that come through its other channel."""
