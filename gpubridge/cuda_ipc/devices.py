@@ -103,11 +103,13 @@ def is_exclusive(device: DeviceInfo) -> bool:
 def is_under_mps(device: DeviceInfo) -> bool:
     """Return whether processes share a device by MPS; raises as `list_devices`."""
     attribute = getattr(load().CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_MPS_ENABLED", None)
-    if attribute is None:
-        return False
-    with contextlib.suppress(CudaError):  # Older drivers do not know it.
-        return bool(call("cuDeviceGetAttribute", attribute, call("cuDeviceGet", device.ordinal)))
-    return False
+    ordinal = call("cuDeviceGet", device.ordinal)
+    with contextlib.suppress(CudaError):
+        if attribute is not None:
+            return bool(call("cuDeviceGetAttribute", attribute, ordinal))
+    # Older drivers do not say; where the daemon is, new processes are its clients.
+    pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # noqa: S108  (its default)
+    return Path(pipe, "control").exists()
 
 
 def _look_at(ordinal: int) -> DeviceInfo:
@@ -217,9 +219,10 @@ def check_command(*arguments: str) -> list[str]:
 def end_check(pid: int) -> None:
     """Kill the processes of a check, by its first, which has not been waited for yet.
 
-    All are in its group, and each may hang in the driver. Its id is nobody else's.
+    All are in its group, and each may hang in the driver.
     """
-    os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def no_check(reason: str) -> DeviceCheck:

@@ -171,6 +171,16 @@ def test_a_tensor_of_a_reachable_device_is_copied_by_the_consumer_alone(machine)
         assert consumer.do(states) == [0, 1]
 
 
+def test_nobody_is_killed_under_mps(machine, tmp_path, monkeypatch):
+    # An older driver, which does not say that it is there.
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    (tmp_path / "control").touch()
+    machine.fail("cuDeviceGetAttribute", 1)
+    *_, events, _, lost, why = probe(machine)
+    assert (events, lost) == (True, False)
+    assert why.startswith("not tried: under MPS")
+
+
 @pytest.mark.parametrize(
     ("recorder", "reason"),
     [
