@@ -141,12 +141,15 @@ class Machine:
 
     # -- what was done on it ---------------------------------------------------------------------
 
-    def used(self, device: int) -> int:
-        """Return the bytes of a device that somebody has: those of whole blocks of 2 MiB."""
+    def used(self, device: int, pid: int | None = None) -> int:
+        """Return the bytes of a device that somebody has, of one process's making or all.
+
+        They are those of whole blocks of 2 MiB.
+        """
         return sum(
             _held_bytes(file)
             for kind in ("memory", "physical")
-            for file in self._folder.glob(f"{kind}-*-{device}")
+            for file in self._folder.glob(f"{kind}-{'*' if pid is None else pid}-*-{device}")
         )
 
     def contexts(self, device: int | None = None) -> list[int]:

@@ -106,6 +106,8 @@ def test_what_is_open_may_outlive_its_process(what):
             owner.kill()
             assert other.do("answer = read(one, 1)[0]") == 1
             assert machine.used(0) == (BLOCK if what == "held" else 0)
+            assert machine.used(0, owner.pid) == machine.used(0)
+            assert machine.used(0, other.pid) == 0
             if what == "held":
                 with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
                     other.do("ok(d.cuMemAlloc(1))")
