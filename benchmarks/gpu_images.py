@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timezone
@@ -46,6 +47,7 @@ _BATCHES = (1, 8, 32, 128)
 _CONNECTIONS = 4
 _REGION = "gpubridge_bench_pixels"
 _WARM_UP = 1.0
+_LATE = "no time left"
 # Decoders differ in how they interpolate colours; what is served is to be what the limit makes.
 _LEVEL = 1 / 255 / 0.224
 # Make and kind of a model, and where its pixels go: a region, or None for HTTP.
@@ -85,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", metavar="DIR", default="benchmarks/results")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each figure")
     parser.add_argument(
+        "--budget", type=float, default=240.0, metavar="SECONDS", help="nothing begins after that"
+    )
+    parser.add_argument(
         "--batches",
         type=lambda text: tuple(int(word) for word in text.split(",")),
         default=_BATCHES,
@@ -94,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> GpuImageReport:
+    deadline = time.monotonic() + options.budget
     device, release = first_device()
     jpegs = [photo.read_bytes() for photo in sorted(_PHOTOS.glob("*.jpg"))]
     report = GpuImageReport(
@@ -106,11 +112,14 @@ def _run(options: argparse.Namespace) -> GpuImageReport:
     )
     report.rows = [GpuImageRow(batch) for batch in options.batches]
     for row in report.rows:
+        if time.monotonic() > deadline:
+            row.notes.append(f"the limit: {_LATE}")
+            continue
         print(f"the limit, batch {row.batch} ...", file=sys.stderr, flush=True)
         batches = [_batch(jpegs, first, row.batch) for first in range(len(jpegs))]
         row.limit = bare_rate(device, batches, options.seconds)
         row.torchvision = _torchvision(row, options.seconds)
-    _serve(device, jpegs, report.rows, options.seconds)
+    _serve(device, jpegs, report.rows, options.seconds, deadline)
     return report
 
 
@@ -139,7 +148,11 @@ def _torchvision(row: GpuImageRow, seconds: float) -> float | None:
 
 
 def _serve(
-    device: DeviceInfo, jpegs: Sequence[bytes], rows: Sequence[GpuImageRow], seconds: float
+    device: DeviceInfo,
+    jpegs: Sequence[bytes],
+    rows: Sequence[GpuImageRow],
+    seconds: float,
+    deadline: float,
 ) -> None:
     """Measure the server: with the model on the GPU, by a model.py there, and on the CPU."""
     most = max(len(jpegs), *(row.batch for row in rows))
@@ -162,7 +175,7 @@ def _serve(
                 if kind == "KIND_GPU":
                     _register(server, memory)
                     _check(device, jpegs, server, memory)
-                _load(jpegs, server, rows, sides, seconds)
+                _load(jpegs, server, rows, sides, seconds, deadline)
 
 
 def _register(server: ServerProcess, memory: ClientMemory) -> None:
@@ -181,10 +194,14 @@ def _load(
     rows: Sequence[GpuImageRow],
     sides: Mapping[str, str | None],
     seconds: float,
+    deadline: float,
 ) -> None:
     """Measure one server with batches of each size."""
     for row in rows:
         for side, region in sides.items():
+            if time.monotonic() > deadline:
+                row.notes.append(f"{side}: {_LATE}")
+                continue
             requests = ImageRequests.of(jpegs, row.batch, region)
             try:
                 requests.load(server, _CONNECTIONS, _WARM_UP)

@@ -7,47 +7,43 @@ from pathlib import Path
 
 import pytest
 
-from gpubridge.cuda_ipc import check_device, probe_devices
+from gpubridge.cuda_ipc import probe_devices
 from tests.gpu.clients import running_client
+from tests.gpu.first_page import first_page
 from tests.gpu.lane import SIMULATED, running_lane_machine
 
 _HERE = Path(__file__).parent
+# Of a test; of one that may hang, or needs the GPU for itself.
+_SECONDS, _LAST_SECONDS = 120, 60
 
 
 def pytest_collection_modifyitems(items):
-    """Without a GPU, and not simulated, nothing of this folder can run: each test says why."""
+    """Without a GPU, and not simulated, nothing of this folder can run: each test says why.
+
+    Each has a limit, and what is marked `last` comes behind all others.
+    """
     ours = [item for item in items if _HERE in item.path.parents]
     if not ours:
         return
     reason = "" if SIMULATED else probe_devices().reason
     for item in ours:
         item.add_marker(pytest.mark.gpu)
+        last = item.get_closest_marker("last")
+        if last is not None or item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_LAST_SECONDS if last else _SECONDS))
         if reason:
             item.add_marker(pytest.mark.skip(reason=f"no GPU can be used: {reason}"))
         elif SIMULATED and item.get_closest_marker("real_gpu"):
             item.add_marker(pytest.mark.skip(reason="needs what only a real GPU has"))
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
 
 
-def pytest_report_header():
-    """Say what two processes can do with each GPU: what fails for want of it is no fault of the house."""
+def pytest_report_header(config):
+    """Say what this driver does: what fails for want of it is no fault of the tests."""
     if SIMULATED:
         return ["GPUs: simulated"]
-    return [
-        f"{device.name} ({device.uuid}): {', '.join(_abilities(device))}"
-        for device in probe_devices().devices
-    ]
-
-
-def _abilities(device):
-    check = check_device(device.uuid)
-    found = {
-        "memory by legacy handles": check.memory,
-        "memory by VMM file descriptors": check.memory_fds,
-        "events": check.events,
-        "events of a killed process": check.lost_events,
-        "pinning": check.pinning,
-    }
-    return [f"{name}: {'works' if a.works else a.reason}" for name, a in found.items()]
+    # Said by the run before.
+    return [] if config.option.markexpr == "last" else first_page()
 
 
 @pytest.fixture(scope="module")

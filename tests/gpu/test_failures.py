@@ -77,6 +77,7 @@ def test_a_stub_that_is_killed_with_memory_of_the_gpu_comes_back(served, rng, li
         assert stub_of(served, "bystander") == other
 
 
+@pytest.mark.last
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_who_waits_for_a_stub_that_dies_before_its_work_is_done_fails_and_lives(
     served, rng, library
@@ -98,6 +99,7 @@ def test_who_waits_for_a_stub_that_dies_before_its_work_is_done_fails_and_lives(
     assert works(served, model, rng)
 
 
+@pytest.mark.last
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_fault_of_a_kernel_costs_its_own_stub_only(served, rng, library):
     """The context is lost with it: that process has to end, and no other."""

@@ -81,6 +81,7 @@ def test_what_crossed_by_a_descriptor_outlives_who_has_made_it(shared, handles, 
     other.do("segment.close()")
 
 
+@pytest.mark.last
 def test_memory_comes_back_when_nobody_has_it(machine, handles):
     with device_worker(machine) as worker:
         free = "with context.pushed(): answer = int(ok(d.cuMemGetInfo())[0])"
@@ -92,8 +93,8 @@ def test_memory_comes_back_when_nobody_has_it(machine, handles):
         before = worker.do(free)
         for _ in range(8):
             worker.do(once, handles == "fd")
-        # Others may be at work on this GPU.
-        assert worker.do(free) > before - (256 << 20)
+        # Not one of the eight may stay.
+        assert worker.do(free) > before - (64 << 20)
 
 
 @pytest.fixture(scope="module", params=LIBRARIES)

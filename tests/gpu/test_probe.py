@@ -1,55 +1,65 @@
-"""The probe, on a machine that has a GPU."""
+"""The probe, each time in a process of its own."""
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+PROBE = """
+import json
 from gpubridge.cuda_ipc import probe_devices
+probe = probe_devices()
+answer = [probe.count, probe.reason]
+"""
+CONTEXTS = """
+from cuda.bindings import driver
+code, current = driver.cuCtxGetCurrent()
+answer.append(int(code) or int(current))
+for device in probe.devices:
+    code, _, active = driver.cuDevicePrimaryCtxGetState(device.ordinal)
+    answer.append(int(code) or active)
+"""
 
-pytestmark = pytest.mark.real_gpu
 
-
-def probe_in_a_new_process(**variables):
-    """Probe where other variables hold; return the count and the reason."""
-    code = (
-        "from gpubridge.cuda_ipc import probe_devices\n"
-        "probe = probe_devices()\nprint(probe.count)\nprint(probe.reason)"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **variables},
+def probed(machine, more="", **variables):
+    """Return what a new process finds, where other variables hold."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{PROBE}{more}\nprint(json.dumps(answer))"],
+        env={**machine.environment(), **variables},
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    count, _, reason = finished.stdout.partition("\n")
-    return int(count), reason.strip()
+    return json.loads(done.stdout)
 
 
-def test_every_gpu_is_counted_and_no_reason_given():
-    found = probe_devices()
-    assert found.count >= 1
-    assert found.reason == ""
+def test_every_gpu_is_counted_and_no_reason_given(machine):
+    count, reason = probed(machine)
+    assert count >= 1
+    assert reason == ""
 
 
-def test_cuda_visible_devices_holds():
-    assert probe_in_a_new_process(CUDA_VISIBLE_DEVICES="0") == (1, "")
+@pytest.mark.real_gpu
+def test_cuda_visible_devices_holds(machine):
+    assert probed(machine, CUDA_VISIBLE_DEVICES="0") == [1, ""]
 
 
-def test_hidden_gpus_are_an_absence_with_a_reason():
-    count, reason = probe_in_a_new_process(CUDA_VISIBLE_DEVICES="")
+@pytest.mark.real_gpu
+def test_hidden_gpus_are_an_absence_with_a_reason(machine):
+    count, reason = probed(machine, CUDA_VISIBLE_DEVICES="")
     assert count == 0
     assert "CUDA_ERROR_NO_DEVICE" in reason
 
 
-def test_counting_makes_no_context():
-    from cuda.bindings import driver
-
-    (code, context) = driver.cuCtxGetCurrent()
-    assert code == driver.CUresult.CUDA_SUCCESS
-    assert int(context) == 0
+def test_counting_makes_no_context(machine):
+    count, reason, *contexts = probed(machine, CONTEXTS)
+    assert (count >= 1, reason) == (True, "")
+    # None is current, and no device has one.
+    assert contexts == [0] * (1 + count)

@@ -18,7 +18,7 @@ PLACES = os.pathsep.join((os.environ.get("PATH", ""), "/usr/local/cuda/bin"))
 # Nothing but the driver, and nobody who dies: what is looked at is the bridge's own.
 SHORT_RUN = ("tests/gpu/test_network.py", "tests/gpu/test_client_regions.py")
 CHOSEN = "(one_copy or at_offsets or region_to_region) and not torch and not cupy"
-SECONDS = 300
+SECONDS = 50
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error")
 
 
@@ -51,7 +51,7 @@ def command(tool, logs):
 
 
 @pytest.mark.real_gpu
-@pytest.mark.timeout(SECONDS + 30)
+@pytest.mark.last
 def test_no_process_reads_or_writes_where_it_must_not(tmp_path):
     tool = shutil.which("compute-sanitizer", path=PLACES)
     if tool is None:

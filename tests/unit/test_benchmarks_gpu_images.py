@@ -55,10 +55,10 @@ def test_pixels_may_be_wanted_in_a_region():
     assert b'{"shared_memory_region": "there", "shared_memory_byte_size": 602112}' in body
 
 
-def bench(environment, folder):
+def bench(environment, folder, *flags):
     command = [sys.executable, "-m", "benchmarks.gpu_images", "--batches=1", "--seconds=0.01"]
     return subprocess.run(
-        [*command, "--output", str(folder)],
+        [*command, *flags, "--output", str(folder)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
 
@@ -77,6 +77,19 @@ def test_a_dry_run_on_the_simulated_driver(tmp_path):
     assert len(entry["served"]) == 4
     assert entry["torchvision_images_per_second"] is None
     assert document["complaints"] == []
+
+
+def test_what_there_was_no_time_for_is_told(tmp_path):
+    with lawful_machine() as machine:
+        machine.set_devices(1)
+        machine.set_memory(4 << 30)
+        environment = {**machine.environment(), **imaging_environment(tmp_path / "cache")}
+        done = bench(environment, tmp_path, "--budget=0")
+    assert done.returncode == 1, done.stderr
+    (page,) = tmp_path.glob("gpu_images_simulated*.json")
+    document = json.loads(page.read_text())
+    assert len(document["complaints"]) == 5
+    assert "batch 1: the limit: no time left" in document["complaints"]
 
 
 def test_without_a_kernel_there_is_no_limit(tmp_path):
