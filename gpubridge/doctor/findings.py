@@ -256,8 +256,16 @@ def _bindings(probe: DeviceProbe) -> Finding:
     if version is None:
         advice = "for a GPU: pip install 'gpubridge[gpu]'"
         return Finding("cuda-python", works=False, detail="not installed", advice=advice)
-    detail = f"{version}, the driver knows CUDA {driver_release()}" if probe.count else version
-    return Finding("cuda-python", works=True, detail=detail)
+    if not probe.count:
+        return Finding("cuda-python", works=True, detail=version)
+    known = driver_release()
+    # Newer bindings mostly work: they ask the driver for each function.
+    newer = int(version.partition(".")[0]) > int(known.partition(".")[0])
+    advice = (
+        "if calls fail: pip install 'cuda-python<13', which is for this driver" if newer else ""
+    )
+    detail = f"{version}, the driver knows CUDA {known}"
+    return Finding("cuda-python", works=True, detail=detail, advice=advice)
 
 
 def _version(distribution: str) -> str | None:

@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from gpubridge.cuda_ipc import DeviceProbe
+from gpubridge.doctor import findings as findings_of
+
 pytest.importorskip("cuda.bindings")
 
 EXAMINE = """
@@ -50,6 +53,15 @@ def test_everything_works_on_a_sound_machine(machine):
     assert "the driver knows CUDA 12.9" in found["cuda-python"]["detail"]
     assert set(GPU_0) < set(found)
     assert "GPU 1, order between processes" in found
+
+
+@pytest.mark.parametrize(("version", "advice"), [("12.9.10", False), ("13.5.0", True)])
+def test_bindings_for_a_newer_driver_are_named(monkeypatch, version, advice):
+    monkeypatch.setattr(findings_of, "_version", lambda _: version)
+    monkeypatch.setattr(findings_of, "driver_release", lambda: "12.4")
+    finding = findings_of._bindings(DeviceProbe(1, ""))
+    assert finding.works
+    assert ("cuda-python<13" in finding.advice) is advice
 
 
 def test_looking_makes_no_context_in_the_process_that_asks(machine):
