@@ -41,7 +41,7 @@ def test_pinning_takes_time_that_nobody_has_set(machine):
 
 
 def test_calls_of_all_processes_wait_for_the_one_that_pins(machine):
-    machine.set(pin_us_per_mib_untouched=100_000)
+    machine.set(pin_us_per_mib_untouched=400_000)
     with running_worker(machine) as one, running_worker(machine) as two:
         one.do(MEMORY)
         two.do("import time; start(); a = ok(d.cuMemAlloc(64))")
@@ -59,7 +59,7 @@ def test_calls_of_all_processes_wait_for_the_one_that_pins(machine):
 
 
 def test_who_is_killed_while_it_pins_leaves_no_lock(machine):
-    machine.set(pin_us_per_mib_untouched=50_000)
+    machine.set(pin_us_per_mib_untouched=400_000)
     with running_worker(machine) as one, running_worker(machine) as two:
         one.do(MEMORY + "threading.Thread(target=lambda: (start(), pin(1)), daemon=True).start()")
         two.do("start()")
