@@ -29,6 +29,7 @@ from gpubridge.cuda_ipc.driver_thread import DriverThread
 from gpubridge.cuda_ipc.events import EventLease, EventRing, SharedEvents
 from gpubridge.cuda_ipc.pinned import PinnedMemory, forget_pinning, pieces_of, plan_pinning
 from gpubridge.cuda_ipc.segment import DeviceSegment, open_client_region
+from gpubridge.cuda_ipc.staged import Part, StagedCopies
 
 __all__ = [
     "Ability",
@@ -46,8 +47,10 @@ __all__ = [
     "DriverThread",
     "EventLease",
     "EventRing",
+    "Part",
     "PinnedMemory",
     "SharedEvents",
+    "StagedCopies",
     "bindings_absence",
     "check_command",
     "check_device",

@@ -10,7 +10,8 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,7 @@ from gpubridge.cuda_ipc import (
 )
 from gpubridge.engine.devices.driver_thread import ServerDriverThread
 from gpubridge.engine.devices.event_sharing import EventSharing
+from gpubridge.engine.devices.host_copies import HostCopies
 from gpubridge.engine.devices.peer_memory import PeerMemory
 from gpubridge.engine.devices.region import Closable, DeviceRegion
 from gpubridge.engine.devices.stub_arena import StubArena
@@ -107,7 +109,7 @@ class DeviceMemory:
     - ``handles``: by what it may cross to the stub.
     - ``events``: says where stubs wait for each other's events.
 
-    Attribute ``used``: whether any tensor may be on a GPU.
+    Attribute ``used``: whether any tensor may be on a GPU; ``copies``: those between it and host memory.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class DeviceMemory:
         self.used = False
         self._releases = TaskSet()
         self.peers = PeerMemory(self)
+        self.copies = HostCopies(self)
         self._lost = ""
         self._users: WeakSet[Instance] = WeakSet()
 
@@ -239,8 +242,14 @@ class DeviceMemory:
             if self._thread is None:
                 self._thread = ServerDriverThread()
             thread = self._thread
-        try:
+        with self.noting_loss():
             return await thread.run(work)
+
+    @contextmanager
+    def noting_loss(self) -> Iterator[None]:
+        """Find out from the errors raised inside whether the server has lost its GPUs."""
+        try:
+            yield
         except CudaError as error:
             if error.sticky:
                 self._lose(error)
@@ -296,6 +305,7 @@ class DeviceMemory:
         thread.close()
 
     def _close_contexts(self) -> None:
+        self.copies.close()
         owned: list[CopyStream | DeviceContext] = [
             *self._streams.values(),
             *self._contexts.values(),

@@ -3,7 +3,8 @@
 To a model on another GPU they go from GPU to GPU where the driver does that, else to host memory.
 
 Nobody else could: neither who has the tensors knows where the model runs, nor can the model's process
-reach them. The copies are made on the thread that calls the driver.
+reach them. Copies from GPU to GPU are made on the thread that calls the driver, others on threads of their
+own (`HostCopies`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from gpubridge.cuda_ipc import Part
 from gpubridge.engine.devices.edge_events import EdgeEvent, awaited_by
 from gpubridge.engine.devices.memory import DeviceMemory
 from gpubridge.engine.devices.peer_memory import NotByPeerCopy
@@ -21,7 +23,7 @@ from gpubridge.engine.devices.region import ON_DEVICE, ClientDeviceSegment
 from gpubridge.engine.lent_memory import SharedSlot
 from gpubridge.engine.workers import TaskSet
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
-from gpubridge.host_shm import HostArena, Slot
+from gpubridge.host_shm import HostArena
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
 from gpubridge.telemetry.statistics import DeviceWork, ModelStatistics
 
@@ -136,12 +138,16 @@ class DeviceStaging:
         total = sum(-(-part.nbytes // _ALIGNMENT) * _ALIGNMENT for part in parts)
         slot = self._arena.allocate(total)
         held = SharedSlot(self._arena.free, slot)
-        await self._devices.run(partial(self._read, parts, slot))
-        at = slot.offset
+        at = 0
         brought = []
-        for part in parts:
-            brought.append(MemoryRange(slot.segment, at, part.nbytes, held))
-            at += -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT
+        copies: dict[str, list[Part]] = {}
+        for segment, offset, nbytes, _ in parts:
+            place = segment.pointer + offset, slot.memory[at : at + nbytes]
+            copies.setdefault(segment.uuid, []).append(place)
+            brought.append(MemoryRange(slot.segment, slot.offset + at, nbytes, held))
+            at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        for uuid, places in copies.items():
+            await self._devices.copies.to_host(uuid, places, (parts, held))
         return brought
 
     async def _come_to_pass(self, event: EdgeEvent) -> None:
@@ -156,16 +162,6 @@ class DeviceStaging:
             pause = min(2 * pause, _LONGEST_LOOK)
         if event.lost:
             raise StubDied(event.lost)
-
-    def _read(self, parts: Sequence[MemoryRange], slot: Slot) -> None:
-        """Copy, on the driver's thread."""
-        at = 0
-        for segment, offset, nbytes, _ in parts:
-            stream = self._devices.stream(segment.uuid)
-            stream.d2h(slot.memory[at : at + nbytes], segment.pointer + offset, nbytes)
-            at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        for uuid in {part.segment.uuid for part in parts}:
-            self._devices.stream(uuid).wait()
 
     # -- outputs -------------------------------------------------------------------------------
 
@@ -228,7 +224,7 @@ class _Delivery:
             to(outcome)
 
     async def _write(self, response: InferResponse) -> None:
-        copies = []
+        copies: dict[str, list[Part]] = {}
         buffers = list(response.buffers)
         for index, spec in enumerate(response.signature.tensors):
             if spec.name not in self._places:
@@ -241,20 +237,14 @@ class _Delivery:
                     f"({room} bytes) should be at least {len(buffer)} bytes to hold the results",
                     ErrorCode.INTERNAL,
                 )
-            copies.append((self._segments[region], offset, buffer))
+            segment = self._segments[region]
+            copies.setdefault(segment.uuid, []).append((segment.pointer + offset, buffer))
             buffers[index] = _NO_BYTES
         response.buffers = buffers
-        await self._devices.run(partial(self._copy, copies))
-        for _, _, buffer in copies:
-            self._work.copied("h2d", len(buffer))
-
-    def _copy(self, copies: Sequence[tuple[ClientDeviceSegment, int, memoryview]]) -> None:
-        """Copy, on the driver's thread."""
-        for segment, offset, buffer in copies:
-            stream = self._devices.stream(segment.uuid)
-            stream.h2d(segment.pointer + offset, buffer, len(buffer))
-        for uuid in {segment.uuid for segment, _, _ in copies}:
-            self._devices.stream(uuid).wait()
+        for uuid, parts in copies.items():
+            await self._devices.copies.to_device(uuid, parts, self._client)
+            for _, buffer in parts:
+                self._work.copied("h2d", len(buffer))
 
 
 def _is_far(segment: object, device: str | None) -> bool:

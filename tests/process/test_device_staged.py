@@ -1,0 +1,95 @@
+"""The server's own copies between GPUs and host memory: by pinned pieces, beside everything else."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from tests.process.device_models import HANDLES, running_device_server
+from tests.process.server import wait_until, write_model
+from tests.process.test_device_clients import Client, infer, region
+from tests.process.test_device_edges import HOST
+from tests.simcuda.processes import running_worker
+
+COUNT = 1_300_001
+NBYTES = 4 * COUNT
+PIECE = 2 << 20
+INVALID_VALUE = 1
+
+
+@pytest.fixture(scope="module", params=HANDLES)
+def served(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    write_model(folder, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+    with running_device_server(folder, "--allow-client-shm=true", handles=request.param) as served:
+        yield served
+
+
+@pytest.fixture
+def client(served):
+    with running_worker(served.machine) as worker:
+        client = Client(worker, served.server)
+        for name in ("in", "out"):
+            client.allocate(name, NBYTES)
+            assert client.register(name, NBYTES) == (200, "")
+        yield client
+        assert client.post("unregister")[0] == 200
+
+
+def ask(served, client, seed):
+    """Have the model on the host double what is in the client's memory; return whether that is right."""
+    given = np.random.default_rng(seed).random(COUNT, np.float32)
+    client.write("in", given)
+    client.write("out", np.zeros(COUNT, np.float32))
+    status, answer = infer(served, "host", region("in", NBYTES), region("out", NBYTES), count=COUNT)
+    return status, answer.get("error") or bool((client.read("out", COUNT) == 2 * given).all())
+
+
+def test_a_large_tensor_goes_in_pinned_pieces_and_counts_as_one_copy(served, client):
+    pid = served.server.pid
+    before = len(served.machine.calls(pid=pid))
+    for seed in range(3):
+        with served.doing("host", d2h=(NBYTES, 1), h2d=(NBYTES, 1), waits=2):
+            assert ask(served, client, seed) == (200, True)
+    calls = served.machine.calls(pid=pid)[before:]
+    copies = [call for call in calls if call.name.startswith("cuMemcpy")]
+    assert {call.name for call in copies} == {"cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync"}
+    assert all(call.arguments[0] <= PIECE and call.arguments[1] == 1 for call in copies)
+    assert sum(call.arguments[0] for call in copies) == 3 * 2 * NBYTES
+    assert len([call for call in calls if call.name == "cuMemHostAlloc"]) <= 8
+    assert served.machine.activity(pid).spun == 0
+
+
+def test_others_are_answered_while_the_server_copies(served, client):
+    served.machine.delay(500_000)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(ask(served, client, 7)))
+    before = len(served.machine.calls("cuMemcpyDtoHAsync", served.server.pid))
+    try:
+        thread.start()
+        wait_until(
+            lambda: len(served.machine.calls("cuMemcpyDtoHAsync", served.server.pid)) > before,
+            "the copy to have begun",
+            served.server,
+        )
+        # The loop goes on, and so does the thread that calls the driver.
+        assert served.server.request("GET", "/v2/health/live")[0] == 200
+        assert client.status()[0] == 200
+        assert not answers
+    finally:
+        served.machine.delay(200)
+        thread.join()
+    assert answers == [(200, True)]
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"])
+def test_a_copy_that_fails_costs_its_own_request(served, client, call):
+    assert ask(served, client, 1) == (200, True)
+    served.machine.fail(call, INVALID_VALUE, nth=2)
+    status, error = ask(served, client, 2)
+    served.machine.heal()
+    assert (status, f"{call} failed" in error) == (500, True)
+    for seed in (3, 4):
+        assert ask(served, client, seed) == (200, True)
