@@ -107,6 +107,12 @@ class CopyStream:
                 raise
         return CopyMark(self, event)
 
+    def count_copy(self, kind: str, nbytes: int) -> None:
+        """Count a copy, of at least one byte, which others may make."""
+        with self._counting:
+            self.copied[kind] += nbytes
+            self.copies[kind] += 1
+
     def count_wait(self) -> None:
         """Count a wait for work of this device that is another stream's."""
         with self._counting:
@@ -157,9 +163,7 @@ class CopyStream:
         with self._context.pushed():
             for arguments in copies:
                 call(name, *arguments, self._open())
-        with self._counting:
-            self.copied[kind] += nbytes
-            self.copies[kind] += 1
+        self.count_copy(kind, nbytes)
 
     def _open(self) -> Any:
         if self._stream is None:

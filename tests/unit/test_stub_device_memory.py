@@ -146,3 +146,21 @@ def test_a_stream_that_a_library_has_destroyed_holds_nothing_up(machine, worker)
     machine.fail("cuStreamWaitEvent", INVALID_HANDLE, nth=1)
     worker.do(USER_MEMORY + "released.set()")
     assert worker.do("device.finish(); answer = read(copy.pointer, 64) == bytes([7]) * 64")
+
+
+def test_what_is_read_into_memory_of_the_models_is_copied_in_pinned_pieces(machine, worker):
+    """The model's memory is not: the driver would copy it alone, and burn a processor meanwhile."""
+    assert worker.do(
+        "import numpy as np\n"
+        "data = device.allocate_device(whole); fill(data.pointer, 0, whole, stream)\n"
+        "fill(data.pointer + 10, 7, whole - 10, stream); data.hand_out(stream); hold(stream)\n"
+        "target = np.ones(whole, np.uint8); threading.Timer(0.2, released.set).start()\n"
+        "device.copy_to_host(data, target.data)\n"
+        "answer = [released.is_set(), bool((target[10:] == 7).all()), int(target[:10].sum())]"
+    ) == [True, True, 0]
+    assert worker.do("device.settle(); answer = list(work) == [0, whole, 0, 0, 0, 1, 0, 0, 1]")
+    copies = machine.calls("cuMemcpyDtoHAsync")
+    assert {call.arguments[1] for call in copies} == {1}
+    assert machine.activity(worker.pid).spun == 0
+    worker.do("device.close()")
+    assert len(machine.calls("cuMemHostAlloc")) == len(machine.calls("cuMemFreeHost"))

@@ -69,18 +69,18 @@ class DeviceInputs:
     def _on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return tensors whose data is in host memory; however many there are, one wait."""
         brought = []
-        begun = False
+        copies = []
         for tensor in tensors:
             data = tensor._device_bytes
             if data is None:
                 brought.append(tensor)
                 continue
             memory = np.empty(data.nbytes, np.uint8).data
-            self.device.read(data, memory)
-            begun = begun or data.nbytes > 0
+            if data.nbytes:
+                copies.append((data, memory))
             brought.append(Tensor._received(tensor._name, tensor._datatype, tensor._shape, memory))
-        if begun:
-            self.device.finish()
+        if copies:
+            self.device.copy_all_to_host(copies)
         return brought
 
     def _private(self, tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from gpubridge.cuda_ipc import (
     DeviceContext,
     DeviceSlot,
     EventLease,
+    StagedCopies,
     find_device,
 )
 from gpubridge.errors import BridgeError, ErrorCode
@@ -56,6 +57,7 @@ class _Parts(NamedTuple):
     stream: CopyStream
     uploads: Uploads
     over: OverMemory
+    staged: StagedCopies
 
 
 class StubDevice:
@@ -138,7 +140,8 @@ class StubDevice:
         stream = CopyStream(context)
         over = OverMemory(stream, self._arena.free)
         self.pinning.begin(context)
-        return _Parts(device.ordinal, context, stream, Uploads(context), over)
+        staged = StagedCopies(context)
+        return _Parts(device.ordinal, context, stream, Uploads(context), over, staged)
 
     @property
     def needed(self) -> bool:
@@ -265,8 +268,15 @@ class StubDevice:
 
     def copy_to_host(self, data: DeviceBytes, target: memoryview) -> None:
         """Fill a writable buffer of exactly ``data.nbytes``, in order; it is full on return."""
-        self.read(data, target)
+        self.copy_all_to_host([(data, target)])
+
+    def copy_all_to_host(self, copies: Sequence[tuple[DeviceBytes, memoryview]]) -> None:
+        """Fill buffers, which need not be pinned, as `copy_to_host`; with one wait for the streams."""
+        for data, _ in copies:
+            self.order(data)
+            self.stream.count_copy("d2h", data.nbytes)
         self.finish()
+        self._needed().staged.to_host([(data.pointer, target) for data, target in copies])
 
     def copy_on_device(self, data: DeviceBytes) -> DeviceBytes:
         """Return a copy in the arena, in order; its `ready` tells when it is made."""
@@ -282,7 +292,7 @@ class StubDevice:
         return copy
 
     def read(self, data: DeviceBytes, target: memoryview) -> None:
-        """Begin to copy bytes of the device to the host, in order."""
+        """Begin to copy bytes of the device to the host, in order; where that is not pinned, waits."""
         data.order_into(self.stream)
         self.stream.d2h(target, data.pointer, data.nbytes)
         self._needed().over.begun()
@@ -388,6 +398,7 @@ class StubDevice:
             if parts is not None:
                 self.events.finish()
                 parts.uploads.close()
+                parts.staged.close()
         finally:
             self.pinning.close()
             self.regions.close()
