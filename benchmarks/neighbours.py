@@ -280,15 +280,15 @@ def _stream(port: int, model: str, elements: int) -> None:
     client.close()
 
 
-def _send(port: int, message: bytes, *, streamed: bool = False) -> None:
-    """Send a ModelInferRequest, whatever the answer."""
+def _send(port: int, message: bytes, *, streamed: bool = False, method: str = "ModelInfer") -> None:
+    """Send a message of a method, whatever the answer."""
     service = "/inference.GRPCInferenceService/"
     channel = grpc.insecure_channel(f"127.0.0.1:{port}", _GRPC_LIMIT)
     with channel, contextlib.suppress(grpc.RpcError):
         if streamed:
             list(channel.stream_stream(f"{service}ModelStreamInfer")(iter([message])))
         else:
-            channel.unary_unary(f"{service}ModelInfer")(message)
+            channel.unary_unary(f"{service}{method}")(message)
 
 
 def _message(model: str) -> Any:
@@ -345,24 +345,44 @@ def _file_load() -> bytes:
     return json.dumps({"parameters": {"config": '{"backend": "python"}', **encoded}}).encode()
 
 
+def _file_message() -> bytes:
+    """Return a load's message with a large file."""
+    request = triton_grpc.service_pb2.RepositoryModelLoadRequest(model_name="loaded")
+    request.parameters["config"].string_param = '{"backend": "python"}'
+    request.parameters["file:1/model.py"].bytes_param = _MODEL.format(_ECHO).encode()
+    request.parameters["file:1/data"].bytes_param = bytes(_LOADED_BYTES)
+    return bytes(request.SerializeToString())
+
+
 _Row = tuple[str, int, Callable[[], None]]
 
 
 def _heavy_requests(server: ServerProcess) -> Iterator[_Row]:
     """Yield what each is called, how many clients send it at once, and how."""
-    yield from _long_tensors(partial(_post, server.http_port))
+    yield from _long_tensors(server)
     yield from _long_texts(server)
     yield from _long_messages(server)
     yield from _long_answers(server)
     yield from _loads(partial(_request, server.http_port))
+    send = partial(_send, server.ports.grpc, method="RepositoryModelLoad")
+    yield "a load of 200 MB over gRPC", 1, partial(send, _file_message())
 
 
-def _long_tensors(post: Callable[[str, bytes, dict[str, str]], None]) -> Iterator[_Row]:
+def _long_tensors(server: ServerProcess) -> Iterator[_Row]:
+    post = partial(_post, server.http_port)
     values = np.random.default_rng(0).normal(size=_NUMBERS).tolist()
     body = _document("FP64", values)
     yield f"JSON numbers, {len(body) / 1e6:.0f} MB", 1, partial(post, "numbers", body, {})
     body = _document("BYTES", [f"{i:06}" for i in range(_STRINGS)])
     yield f"JSON strings, {len(body) / 1e6:.0f} MB", 1, partial(post, "strings", body, {})
+    document = json.dumps({"IN": values}).encode()
+    send = partial(_request, server.http_port, "POST")
+    generate = partial(send, "models/numbers/generate", document)
+    yield f"the same for generate, {len(document) / 1e6:.0f} MB", 1, generate
+    wrong = partial(send, "models/numbers/generate", document[:-1])
+    yield "the same, malformed at its end", 1, wrong
+    wrong = partial(send, "models/strings/infer", body[:-1])
+    yield "JSON strings, malformed at their end", 1, wrong
     data = b"\6\0\0\0abcdef" * _STRINGS
     body, headers = _binary("BYTES", _STRINGS, data)
     yield f"binary strings, {len(body) / 1e6:.0f} MB", 1, partial(post, "strings", body, headers)

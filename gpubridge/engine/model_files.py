@@ -162,7 +162,7 @@ class FileOverrides:
         self._turn = threading.Lock()
         self._closed = False
 
-    def write(self, name: str, files: Mapping[str, bytes]) -> OverrideDirectory:
+    def write(self, name: str, files: Mapping[str, bytes | memoryview]) -> OverrideDirectory:
         """Write the files of a model.
 
         ``files``: contents by ``file:<version>/<path>``.
@@ -175,7 +175,7 @@ class FileOverrides:
             return self._write(name, files, paths)
 
     def _write(
-        self, name: str, files: Mapping[str, bytes], paths: Mapping[str, PurePosixPath]
+        self, name: str, files: Mapping[str, bytes | memoryview], paths: Mapping[str, PurePosixPath]
     ) -> OverrideDirectory:
         try:
             root = Path(tempfile.mkdtemp(dir=self._open_root()))
@@ -227,7 +227,7 @@ class FileOverrides:
         return self._root
 
 
-def files_digest(files: Mapping[str, bytes]) -> str:
+def files_digest(files: Mapping[str, bytes | memoryview]) -> str:
     """Return what tells one set of files from another."""
     digest = hashlib.sha256()
     for key, content in sorted(files.items()):

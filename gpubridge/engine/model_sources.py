@@ -96,7 +96,11 @@ class ModelSources:
         return found
 
     def sent(
-        self, name: str, config: str | None, files: Mapping[str, bytes], served: ModelSource | None
+        self,
+        name: str,
+        config: str | None,
+        files: Mapping[str, bytes | memoryview],
+        served: ModelSource | None,
     ) -> ModelSource:
         """Make a model's directory of files that a client sent; the caller releases the source.
 

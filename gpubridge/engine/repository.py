@@ -141,7 +141,10 @@ class ModelRepository(ServedModels):
     # -- what clients and models may ask ---------------------------------------------------------
 
     async def load(
-        self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        name: str,
+        config: str | None = None,
+        files: Mapping[str, bytes | memoryview] | None = None,
     ) -> None:
         """Load a model, or load it anew if it has changed; returns when it is served.
 

@@ -31,7 +31,7 @@ class LoadParameters(NamedTuple):
     """
 
     config: str | None
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes | memoryview]
 
 
 def read_load(body: bytes) -> LoadParameters:

@@ -4,11 +4,13 @@ import asyncio
 import json
 import signal
 
+import grpc
 import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.process.controlled import CONFIG, EXPLICIT, ask, control, source, write
@@ -162,3 +164,37 @@ def test_what_a_killed_server_leaves_the_next_one_removes(tmp_path):
             assert mine in temporary.iterdir()
         assert ask(other) == "sent/1"
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_large_files_over_grpc(tmp_path, compression):
+    content = bytes(range(256)) * 40_000
+    looks = "\nimport pathlib\nassert pathlib.Path(__file__).with_name('data').read_bytes() == "
+    request = service_pb2.RepositoryModelLoadRequest(model_name="m")
+    request.parameters["config"].string_param = CONFIG
+    request.parameters["file:1/model.py"].bytes_param = (
+        source("sent") + f"{looks}bytes(range(256)) * 40_000\n"
+    ).encode()
+    request.parameters["file:1/data"].bytes_param = content
+    (tmp_path / "models").mkdir()
+    flags = (*EXPLICIT, f"--request-arena-limit={16 << 20}", f"--grpc-max-message-size={24 << 20}")
+    with (
+        running_server(tmp_path / "models", *flags) as server,
+        grpc.insecure_channel(server.grpc_url, compression=compression) as channel,
+    ):
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        # What a message takes is given back.
+        for _ in range(3):
+            stub.RepositoryModelLoad(request, timeout=150)
+            assert ask(server) == "sent/1"
+            stub.RepositoryModelUnload(
+                service_pb2.RepositoryModelUnloadRequest(model_name="m"), timeout=150
+            )
+        request.parameters["file:1/data"].bytes_param = content * 2
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.RepositoryModelLoad(request, timeout=150)
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+        del request.parameters["file:1/data"]
+        request.parameters["wrong"].bytes_param = content
+        with pytest.raises(grpc.RpcError, match="unrecognized load parameter 'wrong'"):
+            stub.RepositoryModelLoad(request, timeout=150)

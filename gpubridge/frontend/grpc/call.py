@@ -212,6 +212,21 @@ class SingleMessageCall(Call):
                 self.complete(plain, False)
 
 
+class LargeMessageCall(SingleMessageCall):
+    """One whose message comes in pieces if it is large."""
+
+    @abstractmethod
+    def large(self, nbytes: int) -> None:
+        """Begin to receive a large message."""
+
+    @abstractmethod
+    def data(self, view: memoryview, end: bool) -> None:
+        """Take part of the large message; with ``end`` no more comes."""
+
+    def filled(self, end: bool) -> None:
+        """Take note that the memory is full which was named for what comes."""
+
+
 class UnaryCall(SingleMessageCall):
     """A call that is answered once.
 
@@ -222,7 +237,7 @@ class UnaryCall(SingleMessageCall):
     def __init__(
         self,
         opening: Opening,
-        answer: Callable[[bytes], bytes | Coroutine[Any, Any, bytes]],
+        answer: Callable[[Any], bytes | Coroutine[Any, Any, bytes]],
         tasks: ControlTasks,
     ) -> None:
         super().__init__(opening)
@@ -233,7 +248,10 @@ class UnaryCall(SingleMessageCall):
         """Answer the one message, or begin to."""
         if compressed:
             self._complete_packed(message)
-            return
+        else:
+            self._take(message)
+
+    def _take(self, message: bytes | memoryview) -> None:
         try:
             answer = self._answer(message)
         except Exception as error:

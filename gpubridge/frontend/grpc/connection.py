@@ -10,7 +10,7 @@ from typing import Any
 from gpubridge.config import GrpcConnections
 from gpubridge.dataplane import GrpcConnectionState, Http2Connection, Http2Limits, RequestHeaders
 from gpubridge.frontend.connection_limits import longest_idle
-from gpubridge.frontend.grpc.call import Call, read_timeout
+from gpubridge.frontend.grpc.call import Call, LargeMessageCall, read_timeout
 from gpubridge.frontend.grpc.events import (
     BEGIN,
     CALL,
@@ -275,8 +275,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if kind == MESSAGES:
             call.messages(*event[2:])
         elif kind in (DATA, LARGE, FILLED):
-            # Only an inference call takes a message in parts.
-            assert isinstance(call, InferCall)
+            assert isinstance(call, LargeMessageCall)
             if kind == DATA:
                 call.data(event[2], event[3])
             elif kind == LARGE:

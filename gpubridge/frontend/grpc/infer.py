@@ -15,7 +15,7 @@ from gpubridge.dataplane import (
 from gpubridge.engine.tracing import Received
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.forwarded_headers import ForwardedHeaders, add_parameters
-from gpubridge.frontend.grpc.call import Opening, SingleMessageCall
+from gpubridge.frontend.grpc.call import LargeMessageCall, Opening
 from gpubridge.frontend.grpc.packing import PIECE, MessageCoder, Packing
 from gpubridge.frontend.grpc.status import (
     OK_TRAILERS,
@@ -93,7 +93,7 @@ class InferEndpoint(GrpcInferEndpoint):
         return failure(error, begun=False)
 
 
-class InferCall(SingleMessageCall):
+class InferCall(LargeMessageCall):
     """One inference request; owns its memory until the model takes it over."""
 
     def __init__(self, opening: Opening, forms: FormCache, memory: RequestMemory) -> None:

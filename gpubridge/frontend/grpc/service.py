@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ from gpubridge.frontend.forwarded_headers import ForwardedHeaders
 from gpubridge.frontend.grpc.call import Call, Opening, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
+from gpubridge.frontend.grpc.load import LoadCall
 from gpubridge.frontend.grpc.packing import MessageCoder
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.frontend.grpc.stream import StreamCall
@@ -27,6 +29,7 @@ from gpubridge.protocol import metadata as documents
 from gpubridge.protocol.fields import JsonObject
 from gpubridge.protocol.grpc import control
 from gpubridge.protocol.grpc.infer_request import FormCache
+from gpubridge.protocol.grpc.load_message import read_load_message
 from gpubridge.protocol.grpc.messages import encode_message, parse_message
 
 if TYPE_CHECKING:
@@ -111,10 +114,19 @@ class GrpcService:
         ]
         for group, answers in self._control_answers(ready).items():
             for name, answer in answers.items():
-                # A model may be loaded with its files in the message.
-                limit = message_limit if name == "RepositoryModelLoad" else small
                 path, answered = _SERVICE + name.encode(), partial(_answered, name, answer)
-                self._methods.append(self._unary(group, path, limit, answered))
+                self._methods.append(self._unary(group, path, small, answered))
+        budget = memory.arenas.budget
+        self._methods.append(
+            _Method(
+                "model-repository",
+                _SERVICE + b"RepositoryModelLoad",
+                _INFER,
+                # A model may be loaded with its files in the message.
+                message_limit,
+                lambda opening: LoadCall(opening, self._load, self._tasks, budget=budget),
+            )
+        )
         self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
         for number, method in enumerate(self._methods):
             if (restriction := self._restrictions.get(method.group)) is not None:
@@ -140,7 +152,6 @@ class GrpcService:
             "statistics": {"ModelStatistics": self._model_statistics},
             "model-repository": {
                 "RepositoryIndex": self._index,
-                "RepositoryModelLoad": self._load,
                 "RepositoryModelUnload": self._unload,
             },
             "logging": {"LogSettings": self._log_settings},
@@ -220,10 +231,11 @@ class GrpcService:
             rows = [row for row in rows if row.state == "READY"]
         return {"models": documents.repository_index(rows)}
 
-    def _load(self, message: ProtoMessage) -> _Answer:
+    async def _load(self, data: bytes | memoryview) -> bytes:
         self._repository.check_control()
-        config, files = control.read_load(message)
-        return _done(self._repository.load(message.model_name, config, files))
+        name, (config, files) = await asyncio.to_thread(read_load_message, data)
+        await self._repository.load(name, config, files)
+        return encode_message("RepositoryModelLoadResponse")
 
     def _unload(self, message: ProtoMessage) -> _Answer:
         self._repository.check_control()
