@@ -196,3 +196,15 @@ def test_only_the_device_that_is_used_gets_a_context(machine):
         worker.do("s = mine(1); copies = CopyStream(context); copies.close(); s.close()")
         states = "answer = [ok(d.cuDevicePrimaryCtxGetState(i))[1] for i in (0, 1)]"
         assert worker.do(states) == [0, 1]
+
+
+def test_access_that_a_library_has_given_to_a_peer_is_no_error(machine):
+    machine.allow_peers()
+    with device_worker(machine) as worker:
+        worker.do(
+            "peer = DeviceContext(list_devices()[1])\n"
+            "with context.pushed(): ok(d.cuCtxEnablePeerAccess(peer.raw, 0))\n"
+            "enable_peer_access(context, peer)"
+        )
+    results = [call.result for call in machine.calls("cuCtxEnablePeerAccess")]
+    assert results == [0, 704]
