@@ -5,7 +5,7 @@ Importing this loads nothing of CUDA; the driver is loaded by the first thing th
 
 from gpubridge.cuda_ipc.arena import DeviceArena, DeviceSlot
 from gpubridge.cuda_ipc.context import DeviceContext, enable_peer_access, relax_captures
-from gpubridge.cuda_ipc.copies import CopyMark, CopyStream
+from gpubridge.cuda_ipc.copies import CopyCounts, CopyMark, CopyStream
 from gpubridge.cuda_ipc.devices import (
     Ability,
     DeviceCheck,
@@ -33,6 +33,7 @@ from gpubridge.cuda_ipc.staged import Part, StagedCopies
 
 __all__ = [
     "Ability",
+    "CopyCounts",
     "CopyMark",
     "CopyStream",
     "CudaError",

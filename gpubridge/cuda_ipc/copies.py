@@ -22,24 +22,35 @@ _BLOCKING_SYNC = 1
 _DISABLE_TIMING = 2
 
 
+class CopyCounts:
+    """Work of streams so far: change it while ``lock`` is held.
+
+    - ``copied``, ``copies``: bytes and number of the copies by kind: ``h2d``, ``d2h``, ``d2d``, ``p2p``.
+    - ``waits``: how often somebody has waited for it.
+    """
+
+    __slots__ = ("copied", "copies", "lock", "waits")
+
+    def __init__(self) -> None:
+        self.copied = {"h2d": 0, "d2h": 0, "d2d": 0, "p2p": 0}
+        self.copies = dict.fromkeys(self.copied, 0)
+        self.waits = 0
+        # Reentrant: a finalizer that runs in between may copy, too.
+        self.lock = threading.RLock()
+
+
 class CopyStream:
     """One stream that does not wait for the legacy default stream, nor that for it.
 
     Any thread may use it, whichever device is current there; its context has to outlive it.
 
     - ``handle``: the driver's ``CUstream``.
-    - ``copied``, ``copies``: bytes and number of the copies so far, by kind: ``h2d``, ``d2h``,
-      ``d2d``, ``p2p``.
-    - ``waits``: how often somebody has waited for its work.
+    - ``counts``: of its work; may be those of other streams, too.
     """
 
-    def __init__(self, context: DeviceContext) -> None:
-        self.copied = {"h2d": 0, "d2h": 0, "d2d": 0, "p2p": 0}
-        self.copies = dict.fromkeys(self.copied, 0)
-        self.waits = 0
+    def __init__(self, context: DeviceContext, counts: CopyCounts | None = None) -> None:
+        self.counts = CopyCounts() if counts is None else counts
         self._context = context
-        # Reentrant: a finalizer that runs in between may copy, too.
-        self._counting = threading.RLock()
         self._events: list[Any] = []
         self._free_events: deque[Any] = deque()
         with context.pushed():
@@ -109,14 +120,15 @@ class CopyStream:
 
     def count_copy(self, kind: str, nbytes: int) -> None:
         """Count a copy, of at least one byte, which others may make."""
-        with self._counting:
-            self.copied[kind] += nbytes
-            self.copies[kind] += 1
+        counts = self.counts
+        with counts.lock:
+            counts.copied[kind] += nbytes
+            counts.copies[kind] += 1
 
     def count_wait(self) -> None:
         """Count a wait for work of this device that is another stream's."""
-        with self._counting:
-            self.waits += 1
+        with self.counts.lock:
+            self.counts.waits += 1
 
     def wait(self) -> None:
         """Wait for all that this stream has to do; CudaError if the device has failed."""
@@ -190,7 +202,7 @@ class CopyStream:
 
 
 class CopyMark:
-    """A point on a copy stream, which has its event back with it; worthless when that is closed."""
+    """A point on a stream, whose maker has its event back with it; worthless when that is closed."""
 
     __slots__ = ("_event", "_stream")
 

@@ -9,7 +9,7 @@ import numpy as np
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.exceptions import TritonModelException
-from gpubridge.tensor.device_bytes import DeviceBytes, DeviceStream
+from gpubridge.tensor.device_bytes import DeviceBytes, OrderingStream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,15 +26,15 @@ class DeviceMemory(Protocol):
         """The device's number in this process."""
 
     @property
-    def stream(self) -> DeviceStream:
-        """The stream on which the bridge copies, and on which what comes in is ordered."""
+    def stream(self) -> OrderingStream:
+        """A stream on which a tensor of a library's is ordered that comes in."""
 
     @property
     def capacity(self) -> int:
         """Bytes of the instance's arena."""
 
     def allocate_device(self, nbytes: int) -> DeviceBytes:
-        """Return writable, undefined bytes in the instance's arena, complete for `stream` order."""
+        """Return writable, undefined bytes in the instance's arena."""
 
     def upload(self, memory: memoryview) -> DeviceBytes:
         """Begin to copy host memory into the arena; `ready` tells when that is done.

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpubridge.errors import BridgeError, invalid, unsupported
 from gpubridge.tensor import dlpack
-from gpubridge.tensor.device_bytes import DeviceBytes, DeviceStream
+from gpubridge.tensor.device_bytes import DeviceBytes, OrderingStream, Ready
 from gpubridge.tensor.dtypes import DATATYPES, byte_size, datatype_from_numpy, element_count
 from gpubridge.tensor.streams import LEGACY_STREAM, current_stream_of
 
@@ -39,12 +39,12 @@ def cuda_array_interface(
 
 
 def import_cuda_array(
-    producer: Any, stream: DeviceStream | None, ordinal: int
+    producer: Any, stream: OrderingStream | None, ordinal: int
 ) -> dlpack.ImportedTensor:
     """Take a tensor that an object describes in its ``__cuda_array_interface__``.
 
-    ``stream``, of device ``ordinal``, waits for the stream that the interface names, or else for
-    the legacy default stream; None where this process has no device.
+    Who uses it waits for what is on the stream that the interface names. ``stream`` is of device
+    ``ordinal``; None where this process has no device.
 
     Raises BridgeError: INVALID_ARG for an interface that does not follow its rules; UNSUPPORTED for
     a dtype, layout or mask that cannot be served, or without a device.
@@ -56,9 +56,8 @@ def import_cuda_array(
     dlpack.check_address(pointer, nbytes)
     if nbytes == 0:
         return dlpack.ImportedTensor(datatype, shape, DeviceBytes(0, 0, ordinal))
-    if named is not None:
-        stream.order_after(named)
-    data = DeviceBytes(pointer, nbytes, ordinal, producer, stream, read_only=read_only, shared=True)
+    ready: Ready | None = None if named is None else stream.mark(named)
+    data = DeviceBytes(pointer, nbytes, ordinal, producer, ready, read_only=read_only, shared=True)
     used = current_stream_of(producer, ordinal)
     # A stream that it names is the producer's to keep, which is held.
     data.owner_streams = {used.handle: [used.owner], LEGACY_STREAM if named is None else named: []}

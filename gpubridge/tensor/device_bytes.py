@@ -33,6 +33,39 @@ class Ready(Protocol):
         """Return when the bytes are complete; the GIL is released meanwhile."""
 
 
+class ReadyTogether:
+    """Tells when several are complete."""
+
+    def __init__(self, parts: Sequence[Ready]) -> None:
+        self._parts = parts
+
+    def order_before(self, stream: int, /) -> None:
+        """Let what is submitted to a stream from now on wait until all are complete."""
+        for part in self._parts:
+            part.order_before(stream)
+
+    def done(self) -> bool:
+        """Tell whether all are complete."""
+        return all(part.done() for part in self._parts)
+
+    def wait(self) -> None:
+        """Return when all are complete."""
+        for part in self._parts:
+            if not part.done():
+                part.wait()
+
+
+class OrderingStream(Protocol):
+    """A stream of the bridge's own, for what libraries bring."""
+
+    @property
+    def handle(self) -> int:
+        """The ``CUstream``."""
+
+    def mark(self, stream: int | None = None, /) -> Ready:
+        """Return what tells when all is done that is on this stream by now, or on another one."""
+
+
 class DeviceStream(Ready, Protocol):
     """A stream of the bridge's own, on the device of this process."""
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpubridge.errors import invalid, unsupported
 from gpubridge.tensor import dlpack_ctypes
-from gpubridge.tensor.device_bytes import DeviceBytes, DeviceStream
+from gpubridge.tensor.device_bytes import DeviceBytes, OrderingStream, Ready, ReadyTogether
 from gpubridge.tensor.dtypes import element_count, item_size
 from gpubridge.tensor.native import CapsuleFields, native
 from gpubridge.tensor.streams import UsedStreams, current_stream_of, remember_unnamed
@@ -144,15 +144,16 @@ def make_capsule(  # noqa: PLR0913  (the fields of DLPack's struct)
 
 
 def import_object(
-    producer: Any, stream: DeviceStream | None = None, ordinal: int = 0
+    producer: Any, stream: OrderingStream | None = None, ordinal: int = 0
 ) -> ImportedTensor:
     """Take a tensor from an object with ``__dlpack__`` and ``__dlpack_device__``.
 
-    One of CUDA memory, on whatever device, is asked to let ``stream``, of device ``ordinal``, wait
-    for its data; None where this process has no device. Raises as `import_capsule`, or what the
-    producer raises.
+    Of CUDA memory on device ``ordinal``, PyTorch's and CuPy's is complete with what is on their
+    current stream by now; any other producer is asked to let ``stream``, of that device, wait for
+    it. None where this process has no device. Raises as `import_capsule`, or what the producer
+    raises.
     """
-    device_type = int(producer.__dlpack_device__()[0])
+    device_type, device = map(int, producer.__dlpack_device__())
     check_device(device_type, stream)
     if device_type in _HOST or stream is None:
         try:
@@ -161,30 +162,33 @@ def import_object(
             # Producers older than DLPack 1.0 do not know the keyword.
             capsule = producer.__dlpack__()
         return import_capsule(capsule, stream, ordinal)
+    used = current_stream_of(producer, device)
+    known = used.owner is not None and device == ordinal
+    asked = -1 if known else stream.handle
     try:
-        capsule = producer.__dlpack__(stream=stream.handle, max_version=_PROTOCOL)
+        capsule = producer.__dlpack__(stream=asked, max_version=_PROTOCOL)
     except TypeError:
         try:
-            capsule = producer.__dlpack__(stream=stream.handle)
+            capsule = producer.__dlpack__(stream=asked)
         except TypeError:
             # It knows no streams: its capsule is ordered like one that came alone.
             return import_capsule(producer.__dlpack__(), stream, ordinal)
     imported = _imported(capsule, stream, None)
     data = imported.memory
-    if isinstance(data, DeviceBytes):
-        used = current_stream_of(producer, data.ordinal)
+    if isinstance(data, DeviceBytes) and data.nbytes:
+        data.ready = stream.mark(used.handle if known else None)
         data.owner_streams = {used.handle: [used.owner]}
     return imported
 
 
 def import_capsule(
-    capsule: Capsule, stream: DeviceStream | None = None, ordinal: int = 0
+    capsule: Capsule, stream: OrderingStream | None = None, ordinal: int = 0
 ) -> ImportedTensor:
     """Take the tensor of a capsule; the capsule is consumed unless an error is raised.
 
-    For CUDA memory ``stream`` waits for its device's legacy default stream and the current streams
-    of known frameworks, since a capsule names none; a capsule of another device than ``ordinal``
-    cannot be ordered, and is refused.
+    CUDA memory is complete with what is by now on its device's legacy default stream and the current
+    streams of known frameworks, since a capsule names none; a capsule of another device than
+    ``ordinal``, which ``stream`` is of, cannot be ordered, and is refused.
 
     Raises BridgeError: INVALID_ARG for a capsule that is no DLPack tensor, was consumed before, or
     is of a newer major version; UNSUPPORTED for a device, dtype or layout that cannot be served.
@@ -193,7 +197,7 @@ def import_capsule(
 
 
 def _imported(
-    capsule: Capsule, stream: DeviceStream | None, unordered_on: int | None
+    capsule: Capsule, stream: OrderingStream | None, unordered_on: int | None
 ) -> ImportedTensor:
     engine = _engine()
     try:
@@ -207,6 +211,7 @@ def _imported(
     check_address(fields.address, nbytes, fields.byte_offset)
     on_device = fields.device_type in _DEVICE
     streams: UsedStreams = {}
+    ready: Ready | None = None
     if on_device and nbytes and stream is not None and unordered_on is not None:
         if fields.device_id != unordered_on:
             raise unsupported(
@@ -215,8 +220,8 @@ def _imported(
                 "its data is complete"
             )
         remember_unnamed(streams, unordered_on)
-        for used in streams:
-            stream.order_after(used)
+        marks = [stream.mark(used) for used in streams]
+        ready = marks[0] if len(marks) == 1 else ReadyTogether(marks)
     owner = engine.capsule_take(capsule)
     address = fields.address + fields.byte_offset
     read_only = bool(fields.flags & _READ_ONLY)
@@ -225,7 +230,7 @@ def _imported(
         memory = DeviceBytes(0, 0, fields.device_id)
         if nbytes:
             memory = DeviceBytes(
-                address, nbytes, fields.device_id, owner, stream, read_only=read_only, shared=True
+                address, nbytes, fields.device_id, owner, ready, read_only=read_only, shared=True
             )
             memory.owner_streams = streams
     else:
@@ -248,7 +253,7 @@ def is_on_device(tensor: Any) -> bool:
     return hasattr(tensor, "__cuda_array_interface__")
 
 
-def check_device(device_type: int, stream: DeviceStream | None) -> None:
+def check_device(device_type: int, stream: OrderingStream | None) -> None:
     """Raise UNSUPPORTED for memory that cannot be taken here; without a stream, CUDA memory is."""
     if device_type in _HOST or (device_type in _DEVICE and stream is not None):
         return

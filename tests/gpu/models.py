@@ -304,7 +304,7 @@ class TritonPythonModel:
         until = time.monotonic() + 20
         while not uploads.done() and time.monotonic() < until:
             time.sleep(0.001)
-        note("seen", f"{uploads.copies['h2d']}:{uploads.done()} ")
+        note("seen", f"{uploads.counts.copies['h2d']}:{uploads.done()} ")
         return [
             pb_utils.InferenceResponse([give("OUT", double(take(request.inputs()[0])))])
             for request in requests

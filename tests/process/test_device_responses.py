@@ -16,6 +16,7 @@ from tests.process.device_models import (
     running_device_server,
     write_device_model,
 )
+from tests.process.gated_models import MAKER, Gate
 from tests.process.streams import Stream
 from tests.simcuda.machine import running_machine
 
@@ -84,6 +85,21 @@ class TritonPythonModel:
             pb_utils.Tensor("TEXT", np.array([b"text"], np.object_))])
 """
 )
+# Answers each request from a thread, with what is made on a stream of its own.
+THREADED = (
+    MAKER.replace("import ctypes,", "import threading, ctypes,")
+    + """
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.send, args=[request]).start()
+
+    def send(self, request):
+        ok(d.cuCtxSetCurrent(self.context))
+        sender = request.get_response_sender()
+        sender.send(pb_utils.InferenceResponse([self.answer(request)]))
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+)
 KINDS = ("FP32", "FP16", "BF16", "INT32", "BOOL", "STRING")
 NAMES = ("FP32", "FP16", "BF16", "EMPTY", "BOOL", "TEXT")
 OUTPUTS = " }, { ".join(
@@ -93,10 +109,15 @@ OUTPUTS = " }, { ".join(
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def served(folder):
     decoupled = "model_transaction_policy { decoupled: true }"
     write_device_model(folder, "repeat", REPEAT, config=decoupled)
+    write_device_model(folder, "threaded", THREADED, config=decoupled)
     write_device_model(folder, "mixed", MIXED, outputs=OUTPUTS)
     with running_device_server(folder) as served:
         yield served
@@ -113,6 +134,34 @@ def test_each_response_of_a_decoupled_model_leaves_with_one_copy_and_one_wait(se
     for i, (result, error) in enumerate(answers[:-1]):
         assert error is None
         assert (result.as_numpy("OUT") == 2 ** (i + 1) * values).all()
+
+
+def test_an_answer_does_not_wait_for_the_kernel_of_another_request(served, folder):
+    gate, many = Gate(folder, "threaded", served.server), 12
+    values = [np.random.default_rng(i).random(COUNT, np.float32) for i in range(many + 1)]
+    cost = {"d2h": ((many + 1) * NBYTES, many + 1), "waits": many + 1}
+    with served.doing("threaded", **cost), Stream(served.server) as stream:
+
+        def ask(values, name):
+            given = grpcclient.InferInput("IN", [COUNT], "FP32")
+            given.set_data_from_numpy(values)
+            stream.client.async_stream_infer("threaded", [given], request_id=name)
+
+        def answered(values):
+            result, error = stream.answers.get(timeout=30)
+            assert error is None
+            assert (result.as_numpy("OUT") == 2 * values).all()
+
+        gate.hold()
+        try:
+            ask(values[0], "slow")
+            gate.wait_for("made")
+            for each in values[1:]:
+                ask(each, "quick")
+                answered(each)
+        finally:
+            gate.open()
+        answered(values[0])
 
 
 def test_tensors_of_several_kinds_in_one_response_cost_one_wait(served):

@@ -43,6 +43,11 @@ class Stream:
     def order_after(self, stream, /):
         self._note("after", stream)
 
+    def mark(self, stream=None, /):
+        if stream is not None:
+            self._note("after", stream)
+        return self
+
     def done(self):
         self._note("done?")
         return self.idle

@@ -38,7 +38,9 @@ def test_copies_arrive_and_are_counted_by_kind(machine, worker):
         "copies.h2d(a, host, 4096); copies.d2d(b + 10, a, 100); copies.d2h(back, b, 4096)\n"
         "copies.wait(); answer = list(back[9:11]) + list(back[109:111])"
     ) == [0, 7, 7, 0]
-    assert worker.do("answer = [copies.copied, copies.copies, copies.waits]") == [
+    assert worker.do(
+        "answer = [copies.counts.copied, copies.counts.copies, copies.counts.waits]"
+    ) == [
         {"h2d": 4096, "d2d": 100, "d2h": 4096, "p2p": 0},
         {"h2d": 1, "d2d": 1, "d2h": 1, "p2p": 0},
         1,
@@ -91,7 +93,7 @@ def test_no_bytes_are_no_call(machine, worker):
     before = len(machine.calls())
     worker.do("copies.h2d(0, host, 0); copies.d2h(back, 0, 0); copies.d2d(0, 0, 0)")
     assert names_since(machine, before) == []
-    assert worker.do("answer = sum(copies.copies.values())") == 0
+    assert worker.do("answer = sum(copies.counts.copies.values())") == 0
 
 
 def test_too_little_or_read_only_memory_is_refused(machine, worker):
@@ -136,7 +138,9 @@ def test_a_mark_means_what_was_to_do_when_it_was_made(worker):
         "early = copies.mark(); copies.order_after(int(theirs)); late = copies.mark()\n"
         "early.wait(); answer = [early.done(), late.done(), copies.done()]"
     ) == [True, False, False]
-    assert worker.do("released.set(); late.wait(); answer = [late.done(), copies.waits]") == [
+    assert worker.do(
+        "released.set(); late.wait(); answer = [late.done(), copies.counts.waits]"
+    ) == [
         True,
         2,
     ]

@@ -166,7 +166,7 @@ def test_a_tensor_of_a_reachable_device_is_copied_by_the_consumer_alone(machine)
             handle,
         )
         assert consumer.do("answer = seen(own.pointer + 4095)") == [3]
-        assert consumer.do("answer = copies.copied['d2d']") == 4096
+        assert consumer.do("answer = copies.counts.copied['d2d']") == 4096
         states = "answer = [ok(d.cuDevicePrimaryCtxGetState(i))[1] for i in (0, 1)]"
         assert consumer.do(states) == [0, 1]
 

@@ -65,7 +65,7 @@ def test_a_stream_that_gets_no_event_is_waited_for_asleep(machine, device_proces
     assert machine.activity(device_process.pid).spun == 0
     # So it was asked for less and less often, and takes as much of a processor as that.
     assert machine.activity(device_process.pid).polls < 200
-    assert device_process.do("answer = [len(host), copies.waits]") == [4096, 1]
+    assert device_process.do("answer = [len(host), copies.counts.waits]") == [4096, 1]
 
 
 def test_an_event_of_another_process_is_waited_for_asleep(machine):
@@ -90,7 +90,7 @@ def test_twenty_waiting_stubs_leave_the_processors_to_others(machine):
         for worker in workers:
             worker.do(
                 WAITING + "hold(stream); data = device.allocate_device(64)\n"
-                "data.hand_out(stream); device.order(data); wait(device.finish)"
+                "data.hand_out(stream); copies = device.transfers(); copies.order(data); wait(copies.finish)"
             )
         before = [machine.activity(worker.pid) for worker in workers]
         seconds = 1.0

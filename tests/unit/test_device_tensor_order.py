@@ -129,11 +129,11 @@ EDGES = {
             "capsule = Framework(1, 7).__dlpack__()\n"
             "tensor = Tensor.from_dlpack('OUT', capsule)\nanswer = in_numpy(tensor)"
         ),
-        "copies.order_after = Nothing().order_after",
+        "copies.mark = lambda stream: Nothing()",
     ),
     "a described tensor in": (
         "tensor = Tensor.from_dlpack('OUT', Described(theirs, 7))\nanswer = in_numpy(tensor)",
-        "copies.order_after = Nothing().order_after",
+        "copies.mark = lambda stream: Nothing()",
     ),
     "to a stream": (
         (
@@ -165,7 +165,7 @@ EDGES = {
             "use_pytorch(); capsule = Framework(theirs, 7).__dlpack__()\n"
             "tensor = Tensor.from_dlpack('OUT', capsule)\nanswer = in_numpy(tensor)"
         ),
-        "copies.order_after = Nothing().order_after",
+        "copies.mark = lambda stream: Nothing()",
     ),
     "a bare capsule to a framework's side stream": (
         (

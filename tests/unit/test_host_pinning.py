@@ -150,7 +150,7 @@ copies.h2d(there.pointer, host.view[10:-10], {size - 20})
     )
     sizes = [call.arguments[0] for call in machine.calls("cuMemcpyHtoDAsync")]
     assert sizes == [MIB, MIB, MIB // 2, MIB - 10, MIB, MIB // 2 - 10]
-    assert worker.do("answer = [copies.copies['h2d'], copies.copied['h2d']]") == [
+    assert worker.do("answer = [copies.counts.copies['h2d'], copies.counts.copied['h2d']]") == [
         2,
         2 * size - 20,
     ]

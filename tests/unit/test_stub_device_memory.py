@@ -30,10 +30,7 @@ def test_a_lease_lasts_until_the_streams_that_used_it_have_passed(worker):
         "answer.append(watch() is None)"
     )
     assert said == [256, False]
-    assert worker.do(
-        "released.set(); ok(d.cuStreamSynchronize(stream)); device.finish();"
-        "answer = watch() is None"
-    )
+    assert worker.do("released.set(); passed(); answer = watch() is None")
 
 
 def test_memory_that_nobody_gave_to_a_stream_returns_at_once_without_the_driver(worker):
@@ -45,9 +42,9 @@ def test_an_upload_holds_its_source_until_it_is_done(worker):
     assert worker.do(
         "import weakref, numpy as np; source = np.ones(64, np.uint8); watch = weakref.ref(source);"
         "data = device.upload(memoryview(source)); del source;"
-        "answer = [watch() is not None]; device.finish(); answer.append(watch() is None)"
+        "answer = [watch() is not None]; passed(); answer.append(watch() is None)"
     ) == [True, True]
-    assert worker.do("answer = list(work)") == [64, 0, 0, 0, 1, 0, 0, 0, 1]
+    assert worker.do("answer = list(work)") == [64, 0, 0, 0, 1, 0, 0, 0, 0]
 
 
 def test_a_stream_that_cannot_be_asked_any_more_is_waited_for_with_all_others(machine, worker):
@@ -65,20 +62,20 @@ def test_where_an_arena_is_not_shared_that_is_said(worker):
     "begin",
     [
         (
-            "target = memoryview(bytearray(64)); device.read(data, target); device.finish();"
+            "target = memoryview(bytearray(64)); copies.read(data, target); copies.finish();"
             "answer = bytes(target) == bytes([7]) * 64"
         ),
         (
-            "copy = device.copy_on_device(data); device.finish();"
+            "copy = copies.copy(data); copies.finish();"
             "answer = read(copy.pointer, 64) == bytes([7]) * 64"
         ),
-        "device.order(data); device.finish(); answer = read(data.pointer, 64) == bytes([7]) * 64",
+        "copies.order(data); copies.finish(); answer = read(data.pointer, 64) == bytes([7]) * 64",
     ],
     ids=["read", "write", "order"],
 )
 def test_what_a_model_writes_on_a_stream_that_it_named_is_waited_for(worker, begin):
     worker.do(
-        "data = device.allocate_device(64); data.hand_out(stream);"
+        "data = device.allocate_device(64); data.hand_out(stream); copies = device.transfers();"
         "fill(data.pointer, 0, 64, stream); ok(d.cuStreamSynchronize(stream));"
         "hold(stream); fill(data.pointer, 7, 64, stream);"
         "threading.Timer(0.2, released.set).start()"
@@ -112,8 +109,90 @@ def test_a_stream_that_was_local_to_the_model_lives_until_its_memory_is_back(wor
         "current[0] = types.SimpleNamespace(ptr=0)"
     )
     # It is destroyed by now unless somebody holds it, and to use it would break a rule.
-    worker.do("device.order(data); del data; device.finish(); device.settle()")
+    worker.do(
+        "copies = device.transfers(); copies.order(data); del data; copies.finish(); passed()"
+    )
     assert worker.do("answer = room_for(whole)")
+
+
+BESIDE = """
+class Framework:
+    # A tensor of a library that is not known, on a stream.
+    def __init__(self, stream, data):
+        self.stream, self.data = stream, data
+    def __dlpack_device__(self):
+        return 2, 0
+    def __dlpack__(self, stream=None, max_version=None):
+        event = ok(d.cuEventCreate(2))
+        ok(d.cuEventRecord(event, self.stream)); ok(d.cuStreamWaitEvent(stream, event, 0))
+        return dlpack.make_capsule(self, self.data.pointer, "UINT8", (64,), (2, 0), max_version,
+                                   read_only=False, copied=False)
+
+from gpubridge.tensor import dlpack
+held, free = int(ok(d.cuStreamCreate(1))), int(ok(d.cuStreamCreate(1)))
+slots = [device.allocate_device(64) for _ in range(2)]
+for value, slot in enumerate(slots):
+    fill(slot.pointer, 7 + value, 64, stream)
+ok(d.cuStreamSynchronize(stream))
+hold(held)
+for slot, on in zip(slots, (held, free)):
+    slot.hand_out(on)
+slow, quick = slots
+timer = threading.Timer(5, released.set); timer.start()
+targets = [memoryview(bytearray(64)) for _ in range(2)]
+
+def taken(slot, on):
+    return dlpack.import_object(Framework(on, slot), device.stream, 0).memory
+
+def answered():
+    copies = device.transfers(); copies.read(quick, targets[1]); copies.finish()
+    timer.cancel()
+    return [released.is_set(), bytes(targets[1]) == bytes([8]) * 64]
+"""
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "first = device.transfers(); first.order(slow)",
+        "first = device.transfers(); first.copy(slow); first.leave()",
+        "copy = device.copy_on_device(slow)",
+        "slow = taken(slow, held); quick = taken(quick, free)",
+        "slow = taken(slow, held); copy = device.copy_on_device(slow); quick = taken(quick, free)",
+        "del slow; slots.clear(); device.settle()",
+        "copies = device.copies_on_device([slow] * 5)",
+    ],
+    ids=["ordered", "left", "copied", "taken", "taken and copied", "given up", "copied often"],
+)
+def test_a_response_does_not_wait_for_streams_behind_tensors_of_others(worker, begin):
+    worker.do(BESIDE + begin)
+    assert worker.do("answer = answered(); released.set()") == [False, True]
+
+
+def test_more_copies_than_streams_share_them_in_order(machine, worker):
+    worker.do(BESIDE)
+    made = len(machine.calls("cuStreamCreate", worker.pid))
+    worker.do("copies = [device.copy_on_device(slow) for _ in range(30)]")
+    assert len(machine.calls("cuStreamCreate", worker.pid)) == made
+    worker.do("released.set(); timer.cancel(); answers = []")
+    assert worker.do(
+        "for copy in copies:\n"
+        "    device.copy_to_host(copy, targets[0])\n"
+        "    answers.append(bytes(targets[0]) == bytes([7]) * 64)\n"
+        "answer = all(answers)"
+    )
+
+
+def test_what_a_copy_reads_and_writes_stays_until_it_is_made(worker):
+    worker.do(
+        "half = whole // 2; data = device.allocate_device(half); fill(data.pointer, 7, half, stream);"
+        "ok(d.cuStreamSynchronize(stream)); held = int(ok(d.cuStreamCreate(1))); hold(held);"
+        "data.ready = device.stream.mark(held); copy = device.copy_on_device(data);"
+        "del data, copy; device.settle()"
+    )
+    assert worker.do("answer = [room_for(512), device.busy]") == [False, True]
+    worker.do("released.set(); passed()")
+    assert worker.do("answer = [device.busy, room_for(whole)]") == [False, True]
 
 
 USER_MEMORY = """
@@ -123,9 +202,9 @@ class Owner: pass
 pointer = int(ok(d.cuMemAlloc(64)))
 fill(pointer, 7, 64, stream); ok(d.cuStreamSynchronize(stream))
 owner = Owner(); watch = weakref.ref(owner)
-data = DeviceBytes(pointer, 64, 0, owner, device.stream)
+held = int(ok(d.cuStreamCreate(1))); hold(held)
+data = DeviceBytes(pointer, 64, 0, owner, device.stream.mark(held))
 data.owner_streams = {stream: []}
-hold(device.stream.handle)
 copy = device.copy_on_device(data); del data, owner
 """
 
@@ -133,7 +212,7 @@ copy = device.copy_on_device(data); del data, owner
 def test_what_a_library_writes_into_its_memory_next_comes_after_the_copy_of_it(worker):
     worker.do(USER_MEMORY + "fill(pointer, 9, 64, stream); device.settle()")
     worker.do("threading.Timer(0.2, released.set).start(); ok(d.cuStreamSynchronize(stream))")
-    assert worker.do("device.finish(); answer = read(copy.pointer, 64) == bytes([7]) * 64")
+    assert worker.do("passed(); answer = read(copy.pointer, 64) == bytes([7]) * 64")
 
 
 def test_a_library_has_its_memory_back_when_the_copy_of_it_is_made(worker):
@@ -143,9 +222,10 @@ def test_a_library_has_its_memory_back_when_the_copy_of_it_is_made(worker):
 
 
 def test_a_stream_that_a_library_has_destroyed_holds_nothing_up(machine, worker):
-    machine.fail("cuStreamWaitEvent", INVALID_HANDLE, nth=1)
+    # The first is for the copy.
+    machine.fail("cuStreamWaitEvent", INVALID_HANDLE, nth=2)
     worker.do(USER_MEMORY + "released.set()")
-    assert worker.do("device.finish(); answer = read(copy.pointer, 64) == bytes([7]) * 64")
+    assert worker.do("passed(); answer = read(copy.pointer, 64) == bytes([7]) * 64")
 
 
 def test_what_is_read_into_memory_of_the_models_is_copied_in_pinned_pieces(machine, worker):

@@ -55,10 +55,6 @@ def ahead(records, inputs):
     inputs.look_ahead(records)
     return sorted(inputs._next.tensors)
 
-def settled():
-    ok(d.cuStreamSynchronize(uploads.stream.handle))
-    device.finish()
-    device.settle()
 """
 
 INVALID_VALUE = 1
@@ -102,36 +98,29 @@ def test_a_response_does_not_wait_for_the_uploads_of_the_next_request(worker):
         "timer = threading.Timer(5, released.set); timer.start()"
     )
     assert worker.do(
-        "target = source(0); device.read(data, memoryview(target)); del data; device.finish();"
+        "target = source(0); copies = device.transfers(); copies.read(data, memoryview(target));"
+        "del data; copies.finish();"
         "answer = [released.is_set(), bool((target == 7).all())]; released.set(); timer.cancel()"
     ) == [False, True]
 
 
-def test_a_response_waits_for_the_uploads_that_it_gives_up_and_for_no_later_one(worker):
-    """Its slot is given up before it is filled: the model has not looked at it."""
-    worker.do(
-        """
-later = threading.Event()
-late = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: later.wait())
-hold(uploads.stream.handle)
-(data,) = begin(source(7))
-ok(d.cuLaunchHostFunc(uploads.stream.handle, ctypes.cast(late, ctypes.c_void_p).value, 0))
-(other,) = begin(source(9))
-threading.Timer(0.2, released.set).start()
-timer = threading.Timer(5, later.set); timer.start()
-"""
-    )
+def test_a_response_does_not_wait_for_uploads_that_are_given_up(worker):
+    """Their slots are given up before they are filled: the model has not looked at them."""
+    worker.do("other = device.allocate_device(64); hold(uploads.stream.handle); begin(source(7))")
+    worker.do("timer = threading.Timer(5, released.set); timer.start(); device.settle()")
     assert worker.do(
-        "del data; device.settle(); device.finish();"
-        "answer = [released.is_set(), later.is_set()]; later.set(); timer.cancel()"
-    ) == [True, False]
+        "target = source(0, 64); copies = device.transfers();"
+        "copies.read(other, memoryview(target)); copies.finish();"
+        "answer = [released.is_set(), room_for(whole - part)]; del other;"
+        "released.set(); timer.cancel(); passed(); answer.append(room_for(whole))"
+    ) == [False, False, True]
 
 
 def test_what_an_upload_reads_is_held_until_it_is_done_whoever_lets_go(worker):
     assert worker.do(
         "array = source(7); watch = weakref.ref(array); hold(uploads.stream.handle);"
         "slots = begin(array); del array, slots; device.settle(); device.settle();"
-        "answer = [watch() is not None, device.busy]; released.set(); settled();"
+        "answer = [watch() is not None, device.busy]; released.set(); passed();"
         "answer += [watch() is None, device.busy]"
     ) == [True, True, True, False]
 
@@ -139,7 +128,7 @@ def test_what_an_upload_reads_is_held_until_it_is_done_whoever_lets_go(worker):
 def test_a_slot_that_is_given_up_is_nobody_elses_before_its_upload_is_done(worker):
     assert worker.do(
         "hold(uploads.stream.handle); slots = begin(source(7), source(8)); slots.clear();"
-        "answer = [room_for(whole)]; released.set(); settled(); answer.append(room_for(whole))"
+        "answer = [room_for(whole)]; released.set(); passed(); answer.append(room_for(whole))"
     ) == [False, True]
 
 
@@ -157,7 +146,7 @@ except BridgeError as error:
 del first, second
 device.settle()
 answer = [told, watch() is not None, room_for(whole)]
-released.set(); settled()
+released.set(); passed()
 answer += [watch() is None, room_for(whole)]
 """
     ) == ["cuMemcpyHtoDAsync", True, False, True, True]
@@ -174,7 +163,7 @@ def test_where_no_mark_can_be_made_the_upload_is_waited_for(machine, worker):
 
 def test_uploads_are_counted_with_the_other_copies(worker):
     worker.do("slots = begin(source(7, 64), source(8, 64)); target = source(0, 64)")
-    worker.do("device.read(slots[0], memoryview(target)); device.finish()")
+    worker.do("device.copy_to_host(slots[0], memoryview(target))")
     assert worker.do("answer = list(work)") == [128, 64, 0, 0, 2, 1, 0, 0, 1]
 
 
@@ -194,7 +183,7 @@ def test_what_was_placed_ahead_is_there_at_its_turn_and_copied_once(ahead):
     assert ahead.do(
         "inputs.begin([record(0), record(1)]); tensors = inputs.taken(0) + inputs.taken(1);"
         "targets = [consumed(t._device_bytes) for t in tensors];"
-        "ok(d.cuStreamSynchronize(stream)); settled();"
+        "ok(d.cuStreamSynchronize(stream)); passed();"
         "answer = [[int(t[0]), int(t[-1])] for t in targets] + [work[4], inputs.taken(0)]"
     ) == [[1, 1], [2, 2], 2, None]
 
@@ -231,7 +220,7 @@ def test_after_want_of_room_nothing_is_placed_ahead_for_a_while(ahead):
 answer = []
 for _ in range(20):
     answer.append(len(ahead([record(0)], inputs)))
-    inputs.begin([]); inputs.end(); settled()
+    inputs.begin([]); inputs.end(); passed()
 """
         )
         == [0] * 16 + [1] * 4
@@ -243,7 +232,7 @@ def test_memory_that_was_looked_at_goes_back_after_its_copy(ahead):
         "hold(uploads.stream.handle); ahead([record(0), record(1)], inputs); inputs.begin([]);"
         "answer = [inputs.has_looked_at(0), inputs.has_looked_at(2)];"
         "inputs.end(); device.settle(); answer.append(list(table)[:2]);"
-        "released.set(); settled(); answer.append(list(table)[:2])"
+        "released.set(); passed(); answer.append(list(table)[:2])"
     ) == [True, False, [1, 1], [0, 0]]
 
 
@@ -251,7 +240,7 @@ def test_what_is_withdrawn_and_then_cancelled_was_looked_at_all_the_same(ahead):
     assert ahead.do(
         "hold(uploads.stream.handle); ahead([record(0)], inputs); device.make_room();"
         "inputs.begin([]); answer = [inputs.taken(0), inputs.has_looked_at(0)];"
-        "device.settle(); answer.append(table[0]); released.set(); settled();"
+        "device.settle(); answer.append(table[0]); released.set(); passed();"
         "answer.append(table[0])"
     ) == [None, True, 1, 0]
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Callable, Protocol
+from typing import TYPE_CHECKING, Callable
 
 from gpubridge.cuda_ipc import CopyStream, EventLease, EventRing, SharedEvents
 from gpubridge.errors import InternalError
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.stub.device.event_waits import EventWaits
 from gpubridge.stub.device.regions import DeviceRegions
+from gpubridge.stub.device.transfers import Transfers
 from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.transport.context import RequestContext, ResponseContext
 from gpubridge.transport.control import EventCells
@@ -23,14 +24,6 @@ from gpubridge.transport.device_events import event_name, waits_of
 
 if TYPE_CHECKING:
     from gpubridge.stub.device.own_arena import OwnArena
-
-
-class HasStream(Protocol):
-    """The device, as far as it has to be known here."""
-
-    @property
-    def stream(self) -> CopyStream:
-        """The bridge's stream, made at first need."""
 
 
 class AwaitedEvent:
@@ -79,7 +72,7 @@ class AwaitedEvent:
 class EdgeEvents:
     """The events of a stub's own arena, and those that it waits for.
 
-    ``cells`` show the server which events are not seen to be done, and which are waited for; it says
+    ``marking`` gives the stream by whose events others are marked. ``cells`` show the server which events are not seen to be done, and which are waited for; it says
     there whether events are used.
     """
 
@@ -87,13 +80,13 @@ class EdgeEvents:
         self,
         arena: OwnArena,
         regions: DeviceRegions,
-        device: HasStream,
+        marking: Callable[[], CopyStream],
         cells: EventCells,
         fall_back: Callable[..., None],
     ) -> None:
         self._arena = arena
         self._regions = regions
-        self._device = device
+        self._marking = marking
         self._fall_back = fall_back
         # They come with the first segment of the arena.
         self._begun = False
@@ -122,10 +115,12 @@ class EdgeEvents:
             )
             self._fall_back("device_events_not_shared", text)
 
-    def record(self, streams: set[int], reclaim: Callable[[], object]) -> EventLease | None:
+    def record(
+        self, streams: set[int], copies: Transfers, reclaim: Callable[[], object]
+    ) -> EventLease | None:
         """Record an event behind at least one stream; ``reclaim`` is asked where none is free.
 
-        Returns: None where there is none: the copy stream is behind them then.
+        Returns: None where there is none: the stream of ``copies`` is behind them then.
         """
         if not self._begun:
             self._begin()
@@ -133,28 +128,22 @@ class EdgeEvents:
         if self._ring is not None and self._cells.used[0]:
             if not self._ring.free():
                 reclaim()
-            lease = self._lease(self._ring, streams)
+            lease = self._lease(self._ring, streams, copies)
             if lease is None:
                 self._say_exhausted()
         if lease is None:
-            self._join(streams)
+            _join(streams, copies)
         return lease
 
-    def _lease(self, ring: EventRing, streams: set[int]) -> EventLease | None:
+    def _lease(self, ring: EventRing, streams: set[int], copies: Transfers) -> EventLease | None:
         # Of one stream no other has to know.
-        (stream,) = streams if len(streams) == 1 else (self._join(streams),)
+        (stream,) = streams if len(streams) == 1 else (_join(streams, copies),)
         with self._noting:
             lease = ring.record(stream)
             if lease is not None:
                 self._pending[lease.number] = 1
                 self._recorded.append(lease.number)
         return lease
-
-    def _join(self, streams: set[int]) -> int:
-        copies = self._device.stream
-        for stream in streams - {copies.handle}:
-            copies.order_after(stream)
-        return copies.handle
 
     def _say_exhausted(self) -> None:
         text = "all events are in use, so that a tensor for another model on the GPU is waited for"
@@ -207,16 +196,23 @@ class EdgeEvents:
                 f"for, got none: {self._regions.no_events or 'their memory is closed'}"
             )
         name = event_name(region, number)
-        return AwaitedEvent(opened.events, number, self._device.stream, name, self._waits)
+        return AwaitedEvent(opened.events, number, self._marking(), name, self._waits)
 
 
-def streams_behind(kept: Sequence[DeviceBytes], copies: CopyStream) -> set[int]:
-    """Return the streams on which bytes become complete, the copy stream standing for what else is."""
+def _join(streams: set[int], copies: Transfers) -> int:
+    joined = copies.stream
+    for stream in streams - {joined.handle}:
+        joined.order_after(stream)
+    return joined.handle
+
+
+def streams_behind(kept: Sequence[DeviceBytes], copies: Transfers) -> set[int]:
+    """Return the streams on which bytes become complete, that of ``copies`` standing for what else is."""
     streams: set[int] = set()
     for data in kept:
         streams.update(data.streams)
         if data.ready is not None:
-            if data.ready is not copies:
-                data.ready.order_before(copies.handle)
-            streams.add(copies.handle)
+            if data.ready is not copies.stream:
+                data.ready.order_before(copies.stream.handle)
+            streams.add(copies.stream.handle)
     return streams

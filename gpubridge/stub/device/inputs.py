@@ -56,7 +56,7 @@ class DeviceInputs:
         if self._placement == "host":
             return self._on_host(tensors)
         if private:
-            tensors = [self._private(tensor) for tensor in tensors]
+            tensors = self._private(tensors)
         if self._placement == "device":
             tensors = self._uploaded(tensors)
         return tensors
@@ -83,11 +83,16 @@ class DeviceInputs:
             self.device.copy_all_to_host(copies)
         return brought
 
-    def _private(self, tensor: Tensor) -> Tensor:
-        data = tensor._device_bytes
-        if data is None or not data.nbytes:
-            return tensor
-        return _moved(tensor, self.device.copy_on_device(data))
+    def _private(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return tensors of which those on the device are copies, or on the way to be."""
+        shared = [tensor._device_bytes for tensor in tensors]
+        copies = iter(
+            self.device.copies_on_device([data for data in shared if data and data.nbytes])
+        )
+        return [
+            _moved(tensor, next(copies)) if data and data.nbytes else tensor
+            for tensor, data in zip(tensors, shared)
+        ]
 
     def _uploaded(self, tensors: Sequence[Tensor], *, patient: bool = True) -> list[Tensor]:
         """Return tensors that are on the device, or on the way there."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from gpubridge.cuda_ipc import (
+    CopyCounts,
+    CopyMark,
     CopyStream,
     CudaError,
     DeviceContext,
@@ -23,10 +25,11 @@ from gpubridge.cuda_ipc import (
 )
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.stub.device.events import EdgeEvents, streams_behind
-from gpubridge.stub.device.over import DeviceHold, OverMemory, Uploads, precede
+from gpubridge.stub.device.over import DeviceHold, OverMemory, Uploads
 from gpubridge.stub.device.own_arena import OwnArena
 from gpubridge.stub.device.pinning import HostPinning
 from gpubridge.stub.device.regions import DeviceRegions, OpenedRegion
+from gpubridge.stub.device.transfers import CopyStreams, OrderingStream, Transfers
 from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 
 if TYPE_CHECKING:
@@ -40,13 +43,12 @@ _LOOK = 0.001
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
 
 
-def show_work(streams: Sequence[CopyStream], words: memoryview) -> None:
+def show_work(counts: CopyCounts, words: memoryview) -> None:
     """Write bytes by kind, copies by kind, and waits, as `gpubridge.telemetry.statistics` reads them."""
-    kinds = streams[0].copied
-    for index, kind in enumerate(kinds):
-        words[index] = sum(stream.copied[kind] for stream in streams)
-        words[index + len(kinds)] = sum(stream.copies[kind] for stream in streams)
-    words[2 * len(kinds)] = sum(stream.waits for stream in streams)
+    for index, number in enumerate(
+        (*counts.copied.values(), *counts.copies.values(), counts.waits)
+    ):
+        words[index] = number
 
 
 class _Parts(NamedTuple):
@@ -54,7 +56,7 @@ class _Parts(NamedTuple):
 
     ordinal: int
     context: DeviceContext
-    stream: CopyStream
+    streams: CopyStreams
     uploads: Uploads
     over: OverMemory
     staged: StagedCopies
@@ -107,7 +109,7 @@ class StubDevice:
         self.regions = DeviceRegions(lambda: self._needed().context, owner, tell_closed)
         alone = "the model runs in its server's process" if told["server"] == os.getpid() else ""
         self._arena = OwnArena(told["limit"], self.regions, ask, alone, self._stay_alone)
-        self.events = EdgeEvents(self._arena, self.regions, self, cells, fall_back)
+        self.events = EdgeEvents(self._arena, self.regions, self._marking, cells, fall_back)
         #: Takes back slots that the server is done with; set by who lends them.
         self.reclaim: Callable[[], object] = _nothing
         #: Lets go of slots that are filled ahead of their time; set by who does that.
@@ -137,11 +139,11 @@ class StubDevice:
             self._tell_none()
             raise
         context = DeviceContext(device)
-        stream = CopyStream(context)
-        over = OverMemory(stream, self._arena.free)
+        streams = CopyStreams(context)
+        over = OverMemory(CopyStream(context, streams.counts), self._arena.free)
         self.pinning.begin(context)
-        staged = StagedCopies(context)
-        return _Parts(device.ordinal, context, stream, Uploads(context), over, staged)
+        uploads = Uploads(CopyStream(context, streams.counts))
+        return _Parts(device.ordinal, context, streams, uploads, over, StagedCopies(context))
 
     @property
     def needed(self) -> bool:
@@ -154,9 +156,10 @@ class StubDevice:
         return self._needed().ordinal
 
     @property
-    def stream(self) -> CopyStream:
-        """The stream where all copies are made, those of `uploads` excepted."""
-        return self._needed().stream
+    def stream(self) -> OrderingStream:
+        """A stream that waits for a tensor that a library brings."""
+        parts = self._needed()
+        return OrderingStream(parts.streams, parts.over.stream)
 
     @property
     def uploads(self) -> Uploads:
@@ -258,12 +261,15 @@ class StubDevice:
             self.settle()
             time.sleep(_LOOK)
 
+    def transfers(self) -> Transfers:
+        """Return what copies for one response, or for the model, on a stream of its own."""
+        return Transfers(self._needed().streams, self)
+
     def upload(self, memory: memoryview) -> DeviceBytes:
         """Begin to copy host memory into the arena; it stays held until that is done."""
-        data = self.allocate_device(memory.nbytes)
-        self.load(memory, data.pointer)
-        self._needed().over.add(memory)
-        data.ready = self.stream
+        copies = self.transfers()
+        data = copies.upload(memory)
+        data.ready = copies.leave()
         return data
 
     def copy_to_host(self, data: DeviceBytes, target: memoryview) -> None:
@@ -272,71 +278,60 @@ class StubDevice:
 
     def copy_all_to_host(self, copies: Sequence[tuple[DeviceBytes, memoryview]]) -> None:
         """Fill buffers, which need not be pinned, as `copy_to_host`; with one wait for the streams."""
+        transfers = self.transfers()
         for data, _ in copies:
-            self.order(data)
-            self.stream.count_copy("d2h", data.nbytes)
-        self.finish()
+            transfers.order(data)
+            transfers.stream.count_copy("d2h", data.nbytes)
+        transfers.finish()
         self._needed().staged.to_host([(data.pointer, target) for data, target in copies])
 
     def copy_on_device(self, data: DeviceBytes) -> DeviceBytes:
         """Return a copy in the arena, in order; its `ready` tells when it is made."""
-        copy = self.allocate_device(data.nbytes)
-        self.write(data, copy.pointer)
-        if data.owner_streams is not None:
-            # Its library may use the memory again before the copy is made: as the model does with a
-            # buffer of its own for each request, and the library's allocator with what is let go of.
-            for stream in data.owner_streams:
-                precede(self.stream, stream)
-            self._needed().over.add(data.owner)
-        copy.ready = self.stream
-        return copy
+        return self.copies_on_device([data])[0]
 
-    def read(self, data: DeviceBytes, target: memoryview) -> None:
-        """Begin to copy bytes of the device to the host, in order; where that is not pinned, waits."""
-        data.order_into(self.stream)
-        self.stream.d2h(target, data.pointer, data.nbytes)
-        self._needed().over.begun()
+    def copies_on_device(self, given: Sequence[DeviceBytes]) -> list[DeviceBytes]:
+        """Return copies in the arena, as `copy_on_device` does."""
+        if not given:
+            return []
+        transfers = self.transfers()
+        try:
+            copies = [transfers.copy(data) for data in given]
+        finally:
+            mark = transfers.leave()
+        for copy in copies:
+            copy.ready = mark
+        return copies
 
-    def write(self, data: DeviceBytes, pointer: int) -> None:
-        """Begin to copy bytes of the device to another place there, in order."""
-        data.order_into(self.stream)
-        self.stream.d2d(pointer, data.pointer, data.nbytes)
-        self._needed().over.begun()
-
-    def load(self, memory: memoryview, pointer: int) -> None:
-        """Begin to copy host memory to a place of the device; it must stay until :meth:`finish`."""
-        self.stream.h2d(pointer, memory, memory.nbytes)
-        self._needed().over.begun()
-
-    def hand_over(self, kept: Sequence[DeviceBytes]) -> EventLease | None:
+    def hand_over(self, kept: Sequence[DeviceBytes], copies: Transfers) -> EventLease | None:
         """Let another stub's streams wait, by the event returned, for what is written to bytes.
 
         None where there is nothing to wait for; where there was no event, this has waited.
         """
-        streams = streams_behind(kept, self.stream)
+        streams = streams_behind(kept, copies)
         if not streams:
             return None
-        event = self.events.record(streams, self.reclaim)
-        self._needed().over.begun()
+        event = self.events.record(streams, copies, self.reclaim)
         if event is None:
-            self.finish()
+            copies.finish()
         return event
 
-    def order(self, data: DeviceBytes) -> None:
-        """Let :meth:`finish` wait for all that is written to bytes by now."""
-        data.order_into(self.stream)
-        self._needed().over.begun()
+    def _marking(self) -> CopyStream:
+        return self._needed().over.stream
 
-    def finish(self) -> None:
-        """Wait once for all that was begun; what is over then goes back. CudaError if it failed."""
-        parts = self._needed()
-        with parts.context.pushed():
-            with self._settling:
-                over = parts.over.collect()
-                queued = parts.over.queued
-            parts.stream.wait()
+    def keep_until(self, mark: CopyMark, kept: object) -> None:
+        """Hold something until a mark has passed."""
+        self._needed().over.add(kept, mark)
+
+    def collect(self, stream: CopyStream, behind: AbstractSet[int]) -> list[object]:
+        """Return what is over and used by no other streams than these; see `OverMemory`."""
         with self._settling:
-            parts.over.waited(over, queued)
+            return self._needed().over.collect(stream, behind)
+
+    def passed(self, over: list[object]) -> None:
+        """Give back what was collected, the stream having been waited for."""
+        parts = self._needed()
+        with self._settling:
+            parts.over.passed(over)
             self._sweep(parts)
 
     def settle(self) -> None:
@@ -351,7 +346,7 @@ class StubDevice:
 
     def _sweep(self, parts: _Parts) -> None:
         parts.uploads.sweep()
-        show_work((parts.stream, parts.uploads.stream), self._work)
+        show_work(parts.streams.counts, self._work)
 
     def settle_until(self, arrives: Callable[[float], bool]) -> CudaError | None:
         """Give back memory as its streams pass, until ``arrives`` sees a message or all is back.
@@ -382,7 +377,7 @@ class StubDevice:
         """Find out whether the device still works here: a model may have failed on it."""
         try:
             if self._parts is not None:
-                self._parts.stream.done()
+                self._parts.over.stream.done()
         except CudaError as error:
             self.note(error)
 

@@ -1,21 +1,20 @@
 """Deferred-free queue: device memory is reclaimed once every stream that used it has completed.
 
-The copy stream is ordered behind those streams; when it has passed, the memory goes back.
+A stream of its own is ordered behind those streams; when it has passed, the memory goes back.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set as AbstractSet
 from typing import Callable, Optional
 
-from gpubridge.cuda_ipc import CopyMark, CopyStream, CudaError, DeviceContext, DeviceSlot
+from gpubridge.cuda_ipc import CopyMark, CopyStream, CudaError, DeviceSlot
 from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.tensor.streams import UsedStreams
 
 Over = deque[tuple[object, UsedStreams, Optional[CopyMark]]]
-"""Unreferenced memory, each with the streams that used it and the upload that filled it."""
+"""Unreferenced memory, each with the streams that used it and where copies of it end."""
 
 _LOOKS = 50
 
@@ -62,17 +61,15 @@ def precede(copies: CopyStream, stream: int) -> None:
 class OverMemory:
     """Gives back what is over: slots to the arena, by ``free``, all else by letting go of it.
 
-    Finalizers only add to it; `collect`, `waited` and `settle` are for one thread at a time.
-    ``queued`` counts how often the bridge's stream was given something to do.
+    Finalizers only add to it; `collect`, `passed` and `settle` are for one thread at a time. ``stream`` has nothing else to do
+    than to come after those that used the memory.
     """
 
     def __init__(self, stream: CopyStream, free: Callable[[DeviceSlot], None]) -> None:
-        self._stream = stream
+        self.stream = stream
         self._free = free
         self._over: Over = deque()
         self._passing: deque[tuple[CopyMark, list[object]]] = deque()
-        self.queued = self._passed = 0
-        self._counting = threading.Lock()
 
     @property
     def left(self) -> bool:
@@ -83,48 +80,52 @@ class OverMemory:
         """Hold something for tensors; it is over with the last of them."""
         return DeviceHold(kept, self._over)
 
-    def add(self, kept: object) -> None:
-        """Let something go back when the copy stream has passed what it has to do now."""
-        self._over.append((kept, {}, None))
-
-    def begun(self) -> None:
-        """Note that the stream has something to do: after it was told, while its memory is held."""
-        with self._counting:
-            self.queued += 1
-
-    def collect(self) -> list[object]:
-        """Return what is over, the copy stream being behind the streams that used it."""
-        found: list[object] = []
-        used: list[UsedStreams] = []
-        while self._over:
-            kept, streams, filled = self._over.popleft()
-            found.append(kept)
-            used.append(streams)
-            if filled is not None and not filled.done():
-                # That one, and not all that the stream of uploads has to do by now.
-                filled.order_before(self._stream.handle)
-                self.begun()
-        # What was done there is in order already. The others live until this returns.
-        for stream in set().union(*used) - {self._stream.handle}:
-            follow(self._stream, stream)
-            self.begun()
-        return found
-
-    def waited(self, over: list[object], queued: int) -> None:
-        """Give back what was collected: the stream was waited for with all that it had to do."""
-        self._passed = max(self._passed, queued)
-        self._give_back(over)
-        self._sweep()
+    def add(self, kept: object, mark: CopyMark) -> None:
+        """Let something go back when a mark has passed."""
+        self._over.append((kept, {}, mark))
 
     def settle(self) -> None:
         """Give back what no stream uses any more; nothing is waited for."""
-        over = self.collect()
-        if over and self._passed == self.queued:
-            self._give_back(over)
-        elif over:
-            self._passing.append((self._stream.mark(), over))
-            self._linger(over)
         self._sweep()
+        over = self.collect(self.stream)
+        if over:
+            self._passing.append((self.stream.mark(), over))
+            self._linger(over)
+            self._sweep()
+
+    def collect(self, stream: CopyStream, behind: AbstractSet[int] | None = None) -> list[object]:
+        """Return what is over and may be in use, a stream having been ordered behind that.
+
+        What nobody uses goes back at once. ``behind``: what other streams than these may use stays.
+        """
+        found: list[object] = []
+        used: list[UsedStreams] = []
+        left: Over = deque()
+        while self._over:
+            kept, streams, filled = self._over.popleft()
+            filling = filled is not None and not filled.done()
+            if not filling and not streams:
+                # What this was the last to hold is over, too.
+                self._give_back([kept])
+                del kept
+                continue
+            if behind is not None and (filling or not streams.keys() <= behind):
+                left.append((kept, streams, filled))
+                continue
+            if filled is not None and filling:
+                filled.order_before(stream.handle)
+            found.append(kept)
+            used.append(streams)
+        self._over.extendleft(reversed(left))
+        # They live until this returns.
+        for each in set().union(*used):
+            follow(stream, each)
+        return found
+
+    def passed(self, over: list[object]) -> None:
+        """Give back what was collected: the stream was waited for."""
+        self._give_back(over)
+        self.settle()
 
     def _linger(self, over: list[object]) -> None:
         """Look some times whether streams have passed: a client may unregister its memory at once."""
@@ -153,8 +154,8 @@ class Uploads:
     may be the next request's by then.
     """
 
-    def __init__(self, context: DeviceContext) -> None:
-        self.stream = CopyStream(context)
+    def __init__(self, stream: CopyStream) -> None:
+        self.stream = stream
         # What is read, in the stream's order.
         self._under_way: deque[tuple[CopyMark, list[memoryview]]] = deque()
 

@@ -15,6 +15,7 @@ from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.tensor import OutputTensor
 from gpubridge.stub.client_memory import ClientMemory, Target
 from gpubridge.stub.device.memory import StubDevice
+from gpubridge.stub.device.transfers import Transfers
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.transport.context import RequestContext
@@ -169,7 +170,7 @@ class _Job:
         self._handed_on: list[DeviceBytes] = []
         self._referred: list[DeviceBytes] = []
         self._slots: list[Slot] = []
-        self._held: list[object] = []
+        self._begun: Transfers | None = None
         self._leases: list[int] = []
         self._sent: list[tuple[int, Any]] = []
         # Whether something was begun that has to be done before others hear of it.
@@ -205,7 +206,7 @@ class _Job:
             return
         place = device.place_in_arena(data)
         if place is None and data.nbytes <= device.capacity:
-            data = device.copy_on_device(data)
+            data = self._copies.copy(data)
             place = device.place_in_arena(data)
         if place is None or not device.shared:
             # It goes by way of the host: it is too large, or the arena has become this process's alone.
@@ -217,24 +218,29 @@ class _Job:
     def read(self, data: DeviceBytes, memory: memoryview) -> None:
         """Copy bytes of the device to the host."""
         self._leaving = True
-        self._device.read(data, memory)
+        self._copies.read(data, memory)
 
     def write(self, data: DeviceBytes, pointer: int) -> None:
         """Copy bytes of the device to memory of a client there."""
         if data.nbytes:
             self._leaving = True
-            self._device.write(data, pointer)
+            self._copies.write(data, pointer)
 
     def load(self, memory: memoryview, pointer: int) -> None:
         """Copy host memory to the device."""
-        self._held.append(memory)
         self._leaving = True
-        self._device.load(memory, pointer)
+        self._copies.load(memory, pointer)
 
     def order(self, data: DeviceBytes) -> None:
         """Let the response wait for what the model does with bytes of a client's."""
         self._leaving = True
-        self._device.order(data)
+        self._copies.order(data)
+
+    @property
+    def _copies(self) -> Transfers:
+        if self._begun is None:
+            self._begun = self._device.transfers()
+        return self._begun
 
     def _lend(self, place: tuple[int, int, int], kept: object) -> None:
         self._kept.append((len(self._refs), kept))
@@ -260,27 +266,34 @@ class _Job:
         pending = [*self._handed_on, *self._referred]
         if self._leaving:
             for data in pending:
-                self._device.order(data)
-            self._device.finish()
+                self._copies.order(data)
+            self._copies.finish()
             self._leaving = False
             return None
+        event = None
         if any(data.streams or data.ready is not None for data in self._handed_on) or any(
             # It may have been written to.
             data.streams and not data.read_only
             for data in self._referred
         ):
-            return self._device.hand_over(pending)
-        return None
+            event = self._device.hand_over(pending, self._copies)
+        self._leave()
+        return event
+
+    def _leave(self) -> None:
+        if self._begun is not None:
+            self._begun.leave()
 
     def abandon(self) -> None:
         """Give everything back; what was begun may still write to it, and is waited for."""
-        if self._leaving:
-            try:
-                self._device.finish()
-            except BaseException as error:
-                # The process will end: its memory must not be used for anything else before.
-                self._device.note(error)
-                return
+        try:
+            if self._leaving:
+                self._copies.finish()
+            self._leave()
+        except BaseException as error:
+            # The process will end: its memory must not be used for anything else before.
+            self._device.note(error)
+            return
         for slot in self._slots:
             self._outputs.give_back(slot)
         self._slots.clear()

@@ -59,7 +59,8 @@ class ndarray:  # noqa: N801  (CuPy's name)
         return _CUDA, self.data.device_id
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        cuda.order(cuda.get_current_stream().ptr, 1 if stream is None else stream)
+        if stream != -1:
+            cuda.order(cuda.get_current_stream().ptr, 1 if stream is None else stream)
         return dlpack.make_capsule(
             self, self.data.ptr, _NAMES[self.dtype.name], self.shape, self.__dlpack_device__(),
             max_version, read_only=False, copied=False,
