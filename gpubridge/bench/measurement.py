@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
@@ -259,11 +260,13 @@ class _Processes:
 
     def held_by(self, server: int) -> int | None:
         """Return the MiB of GPU memory of all who take part; None where nobody tells."""
+        # Some end meanwhile: a server tries what works on the device in processes of its own.
+        family = {os.getpid(), *_family(server)}
         found = processes_on(self._device)
         if isinstance(found, str):
             self.absence = found
             return None
-        ours = found.keys() & {os.getpid(), server, *_children(server)}
+        ours = found.keys() & (family | _family(server))
         if not ours:
             self.absence = "nvidia-smi knows none of these processes, as in a container"
             return None
@@ -271,10 +274,13 @@ class _Processes:
         return sum(found[pid] for pid in ours)
 
 
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
+def _family(pid: int) -> set[int]:
+    """Return a process and all that descend from it."""
+    found = {pid}
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += map(int, task.read_text().split())
+        with contextlib.suppress(OSError):  # it has ended
+            for child in task.read_text().split():
+                found |= _family(int(child))
     return found
 
 
