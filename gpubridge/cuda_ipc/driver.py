@@ -5,6 +5,7 @@ Nothing of CUDA is in a process until something here is called: importing the pa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import re
@@ -151,8 +152,10 @@ def load() -> Any:
 
 def bindings_absence() -> str:
     """Say why there is no cuda-python in this process; empty if there is. Loads nothing of CUDA."""
-    if importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings"):
-        return ""
+    # What else is called cuda may be no package, or fail.
+    with contextlib.suppress(ImportError):
+        if importlib.util.find_spec("cuda.bindings"):
+            return ""
     return "there is no cuda-python: pip install 'gpubridge[gpu]'"
 
 

@@ -118,7 +118,7 @@ class ClientMemory:
     def refusal(self, record: Record) -> BridgeError | None:
         """Say what is wrong with a request's memory, which is an error of that request only."""
         try:
-            if self.device is not None:
+            if self.device is not None and len(self.device.regions):
                 self._wait_for_device(self.device, record)
             if record.context.client is not None:
                 self._check(record, record.context.client)

@@ -206,6 +206,9 @@ def test_a_request_that_gets_no_device_memory_fails_alone(tmp_path):
         status, error = served.infer("hoard", [200, 1])
         assert status == 500
         assert "device-arena-bytes=N" in error
+        # The server was asked once, however long the model waited for room.
+        asked = [call for call in served.machine.calls("cuMemAlloc") if call.result]
+        assert len(asked) == 1
         assert served.infer("hoard", [20, 1]) == (200, [1])
         assert pids_of(served, "hoard") == [pid]
 

@@ -131,14 +131,27 @@ def test_closing_waits_for_the_gpu_and_nobody_for_closing(machine, worker, other
 def test_what_is_told_of_again_while_it_is_closed_is_open_once(machine, worker, others):
     """A handle may be open once in a process, and the server counts how often it has told of it."""
     assert worker.do(
-        "go.set(); one = announce(1); two = announce(2); regions.wait_for([1]);"
-        "go.clear(); again = threading.Event(); regions._thread.submit(again.wait);"
-        "del one; one = announce(1); go.set(); again.set(); answer = [read(one.pointer, 1)[0]];"
-        "regions.finish(); answer.append(list(closed)); del one; regions.finish();"
-        "answer.append(list(closed))",
+        """
+go.set()
+one = announce(1)
+regions.wait_for([1])
+# Another thread lets go of it: nobody finds it any more, and it is not closed yet.
+end = one._end
+del one
+answer = [regions.get(1) is None]
+again = announce(1)
+regions.wait_for([1])
+del end
+regions.finish()
+answer += [list(closed), read(again.pointer, 1)[0]]
+del again
+regions.finish()
+answer.append(list(closed))
+""",
         others,
-    ) == [1, [[1, 1]], [[1, 1], [1, 1]]]
-    assert machine.violations() == []
+    ) == [True, [[1, 1]], 1, [[1, 1], [1, 1]]]
+    assert len(machine.calls("cuIpcOpenMemHandle")) == 1
+    assert len(machine.calls("cuIpcCloseMemHandle")) == 1
 
 
 def test_the_end_closes_what_nobody_uses_and_waits_for_no_more(machine, worker, others):

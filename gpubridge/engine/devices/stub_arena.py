@@ -64,17 +64,21 @@ class StubArena:
             raise unavailable(f"expected at most {limit} bytes of device memory, got {nbytes} more")
         region = arena_region(link.owner) + self._made
         self._made += 1
+        first = not self._sizes
+        # From now on, however many are asked for at once.
+        self._sizes[region] = nbytes
         try:
             made, no_events = await self._devices.run(
-                partial(self._allocate, region, nbytes, first=not self._sizes)
+                partial(self._allocate, region, nbytes, first=first)
             )
         except BridgeError as error:
+            del self._sizes[region]
             if error.code is ErrorCode.UNAVAILABLE:
                 raise
             # The stub can use its GPU all the same, alone.
             return {"reason": error.message}, ()
         self._by_fd = bool(made.fds)
-        link.give_segment(made, first=not self._sizes)
+        link.give_segment(made, first=first)
         self._sizes[region] = made.size
         self._devices.note_arena(made)
         return {**made.described(), "no_events": no_events, "reason": ""}, made.fds

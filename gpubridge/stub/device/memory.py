@@ -238,28 +238,29 @@ class StubDevice:
 
     def _slot(self, nbytes: int) -> DeviceSlot:
         slot = self._arena.take(nbytes)
-        if slot is not None:
-            return slot
-        # What is over already is taken before the arena grows.
-        self.reclaim()
-        self.settle()
-        deadline = 0.0
-        while True:
+        refusal: BridgeError | None = None
+        deadline = time.monotonic() + _PATIENCE
+        while slot is None:
+            # What is over already is taken before the arena grows.
+            self.reclaim()
+            self.settle()
+            slot = self._arena.take(nbytes)
+            if slot is not None:
+                break
             try:
-                return self._arena.allocate(nbytes)
+                if refusal is None and self._arena.grow(nbytes):
+                    slot = self._arena.take(nbytes)
+                    continue
             except BridgeError as error:
-                if isinstance(error, CudaError) or nbytes > self.capacity:
-                    raise
                 if error.code is not ErrorCode.UNAVAILABLE:
                     raise
-                now = time.monotonic()
-                deadline = deadline or now + _PATIENCE
-                if now >= deadline:
-                    raise
-            self.reclaim()
+                # The device is full: others may give back what they have of the arena.
+                refusal = error.with_traceback(None)
+            if nbytes > self.capacity or time.monotonic() >= deadline:
+                raise refusal or self._arena.no_room(nbytes)
             self.make_room()
-            self.settle()
             time.sleep(_LOOK)
+        return slot
 
     def transfers(self) -> Transfers:
         """Return what copies for one response, or for the model, on a stream of its own."""

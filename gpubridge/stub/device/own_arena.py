@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from gpubridge.cuda_ipc import CudaError, DeviceArena, DeviceSlot
 from gpubridge.cuda_ipc.arena import no_room, slot_bytes
-from gpubridge.errors import ErrorCode
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.stub.device.regions import DeviceRegions, OpenedRegion
 from gpubridge.transport.leases import BorrowedMemory
 
@@ -89,11 +89,15 @@ class OwnArena:
             if slot is not None:
                 return slot
             if not self.grow(nbytes):
-                pieces = self._pieces
-                left = self.limit - _held(pieces)
-                lent = sum(piece.slots.lent()[1] for piece in pieces)
-                largest = max([left, *(piece.slots.largest() for piece in pieces)])
-                raise no_room(nbytes, self.limit, lent, largest)
+                raise self.no_room(nbytes)
+
+    def no_room(self, nbytes: int) -> BridgeError:
+        """Say why the arena has no room for so many bytes."""
+        pieces = self._pieces
+        left = self.limit - _held(pieces)
+        lent = sum(piece.slots.lent()[1] for piece in pieces)
+        largest = max([left, *(piece.slots.largest() for piece in pieces)])
+        return no_room(nbytes, self.limit, lent, largest)
 
     def place(self, pointer: int, nbytes: int) -> tuple[int, int] | None:
         """Return region and offset of bytes in a segment; None for those that lie elsewhere."""
@@ -111,7 +115,9 @@ class OwnArena:
             if self._pieces is not before:
                 # Another thread has added one meanwhile.
                 return True
-            if size <= self.limit < _held(before) + size:
+            # It would keep what is given back.
+            del before
+            if size <= self.limit < _held(self._pieces) + size:
                 self._give_back_idle()
             held = _held(self._pieces)
             left = self.limit - held
@@ -164,6 +170,9 @@ class OwnArena:
         for region in idle:
             for book in self.books:
                 book.drop(region)
+        if idle:
+            # The server hears of it before it is asked for more.
+            self._regions.finish()
 
 
 def _held(pieces: Sequence[_Piece]) -> int:

@@ -182,6 +182,9 @@ class DeviceRegions:
         self._known[opened.region] = opened
         return opened
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def get(self, region: int) -> OpenedRegion | None:
         """Return a region of the device; None for one that is in host memory, or closed."""
         return self._known.get(region)
