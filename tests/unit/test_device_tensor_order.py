@@ -231,3 +231,36 @@ def test_order(machine, edge, waits):
         if not waits:
             worker.do(sabotage)
         assert worker.do(pass_on) == (7 if waits else 0)
+
+
+# As CuPy's, a stream goes with its object; `current` is the one that a model works on.
+OWN_STREAM = """
+import sys, types
+
+class OwnStream:
+    def __init__(self):
+        self.ptr = int(ok(d.cuStreamCreate(1)))
+    def __del__(self):
+        ok(d.cuStreamDestroy(self.ptr))
+
+sys.modules["cupy"] = types.ModuleType("cupy")
+sys.modules["cupy"].cuda = types.SimpleNamespace(get_current_stream=lambda device: current)
+current = OwnStream()
+"""
+
+
+def test_a_stream_that_its_library_lets_go_of_is_still_waited_for(machine):
+    with device_worker(machine) as worker:
+        worker.do(START + OWN_STREAM)
+        worker.do("data = DeviceBytes(given, 4096, 0); data.hand_out(current.ptr)")
+        worker.do("hold(current.ptr); fill(given, 7, 4096, current.ptr)")
+        # Were it destroyed, the next one would have its handle, and nothing to wait for.
+        worker.do("current = None; gc.collect(); current = OwnStream()")
+        worker.do(
+            "data.order_into(copies); copies.d2h(staged, given, 4096); fill(taken, 1, 1, theirs)"
+        )
+        worker.do("ok(d.cuStreamSynchronize(theirs)); ok(d.cuStreamSynchronize(current.ptr))")
+        worker.do("released.set(); copies.wait(); answer = 0")
+        assert worker.do("answer = staged[0]") == 7
+        worker.do("data = current = None; gc.collect()")
+        assert len(machine.calls("cuStreamDestroy", worker.pid)) == 2
