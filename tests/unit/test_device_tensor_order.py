@@ -118,6 +118,7 @@ def in_numpy(tensor):
     return found
 """
 
+UNMARKED = "mark = copies.mark; copies.mark = lambda other=None: Nothing() if other else mark()"
 #: Name -> what is done, and what takes its wait out before (`tensor` is what changes hands).
 EDGES = {
     "a framework's tensor in": (
@@ -129,11 +130,11 @@ EDGES = {
             "capsule = Framework(1, 7).__dlpack__()\n"
             "tensor = Tensor.from_dlpack('OUT', capsule)\nanswer = in_numpy(tensor)"
         ),
-        "copies.mark = lambda stream: Nothing()",
+        UNMARKED,
     ),
     "a described tensor in": (
         "tensor = Tensor.from_dlpack('OUT', Described(theirs, 7))\nanswer = in_numpy(tensor)",
-        "copies.mark = lambda stream: Nothing()",
+        UNMARKED,
     ),
     "to a stream": (
         (
@@ -165,7 +166,7 @@ EDGES = {
             "use_pytorch(); capsule = Framework(theirs, 7).__dlpack__()\n"
             "tensor = Tensor.from_dlpack('OUT', capsule)\nanswer = in_numpy(tensor)"
         ),
-        "copies.mark = lambda stream: Nothing()",
+        UNMARKED,
     ),
     "a bare capsule to a framework's side stream": (
         (
