@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ _SEQUENCE_TEXT_BYTES = 128
 """A string correlation id may be as long as this; longer ones have no room at Triton."""
 
 JsonObject = dict[str, Any]
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""Halves of surrogate pairs, by themselves or not."""
 NO_TEXTS: Mapping[str, bytes] = {}
 
 
@@ -41,9 +44,11 @@ def parse_json(body: bytes) -> Any:
             return parse_json(document)
         if b"NaN" in body or b"Infinity" in body:
             try:
-                document = json.loads(body, parse_int=_integer)
-                # Escapes of lone surrogates, which are no text: orjson refuses them, json does not.
-                json.dumps(document, ensure_ascii=False).encode()
+                # Functions in Python, between whose calls other threads run.
+                document = json.loads(body, parse_int=_integer, parse_float=_float)
+                if _SURROGATE.search(body):
+                    # Lone ones are no text: orjson refuses them, json does not.
+                    json.dumps(document, ensure_ascii=False).encode()
             except (ValueError, RecursionError):
                 pass
             else:
@@ -51,6 +56,10 @@ def parse_json(body: bytes) -> Any:
         raise internal(
             f"failed to parse the request JSON buffer: {error.msg} at {error.pos}"
         ) from error
+
+
+def _float(digits: str) -> float:
+    return float(digits)
 
 
 def _integer(digits: str) -> int | float:

@@ -80,7 +80,8 @@ def _check_unique(body: bytes, document: JsonObject, inputs: Collection[str]) ->
     if few and all(body.count(orjson.dumps(name)) == 1 for name in names):
         return
     try:
-        pairs = json.loads(body, object_pairs_hook=_Pairs, parse_int=str)
+        # Functions in Python, between whose calls other threads run.
+        pairs = json.loads(body, object_pairs_hook=_Pairs, parse_int=_nothing, parse_float=_nothing)
     except (ValueError, RecursionError):
         # No plain JSON, though what Triton takes for it: the last one of a name counts.
         return
@@ -88,6 +89,10 @@ def _check_unique(body: bytes, document: JsonObject, inputs: Collection[str]) ->
         repeated = _repeated(value) if name == _NESTED and type(value) is _Pairs else ""
         _refuse_repeated(repeated, inputs)
     _refuse_repeated(_repeated(pairs), inputs)
+
+
+def _nothing(_: str) -> None:
+    """Return nothing for a number, which nobody looks at."""
 
 
 class _Pairs(list[tuple[str, Any]]):
