@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import numpy as np
 import pytest
+from tritonclient.utils import shared_memory as shm
 
-from tests.process.device_models import HANDLES, running_device_server
+from tests.process.client_memory import memory
+from tests.process.device_models import DOUBLE, HANDLES, running_device_server, write_device_model
 from tests.process.server import wait_until, write_model
 from tests.process.test_device_clients import Client, infer, region
 from tests.process.test_device_edges import HOST
+from tests.process.test_device_network import pids_of
 from tests.simcuda.processes import running_worker
 
 COUNT = 1_300_001
@@ -23,6 +27,7 @@ INVALID_VALUE = 1
 def served(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     write_model(folder, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+    write_device_model(folder, "double", DOUBLE)
     with running_device_server(folder, "--allow-client-shm=true", handles=request.param) as served:
         yield served
 
@@ -91,5 +96,37 @@ def test_a_copy_that_fails_costs_its_own_request(served, client, call):
     status, error = ask(served, client, 2)
     served.machine.heal()
     assert (status, f"{call} failed" in error) == (500, True)
+    # Nothing of what failed is kept: else the memory could not be unregistered.
     for seed in (3, 4):
         assert ask(served, client, seed) == (200, True)
+
+
+def test_an_output_goes_from_the_gpu_to_system_memory_of_a_client_in_pinned_pieces(served):
+    """Nobody has that memory pinned: the driver would copy it alone, and burn a processor."""
+    with memory(NBYTES) as (key, handle):
+        values = shm.get_contents_as_numpy(handle, np.float32, [COUNT])
+        body = json.dumps({"key": key, "offset": 0, "byte_size": NBYTES})
+        path = "/v2/systemsharedmemory"
+        assert served.server.request("POST", f"{path}/region/out/register", body)[0] == 200
+        given = np.random.default_rng(9).random(COUNT, np.float32)
+        with running_worker(served.machine) as worker:
+            client = Client(worker, served.server)
+            client.allocate("in", NBYTES)
+            assert client.register("in", NBYTES) == (200, "")
+            client.write("in", given)
+            (pid,) = pids_of(served, "double")
+            for _ in range(2):
+                values[:] = 0
+                before = len(served.machine.calls("cuMemcpyDtoHAsync", pid))
+                with served.doing("double", d2h=(NBYTES, 1), waits=1):
+                    status, answer = infer(
+                        served, "double", region("in", NBYTES), region("out", NBYTES), count=COUNT
+                    )
+                assert (status, answer.get("error")) == (200, None)
+                assert (values == 2 * given).all()
+                copies = served.machine.calls("cuMemcpyDtoHAsync", pid)[before:]
+                # One of them is the model's own, and as large as all.
+                assert all(call.arguments[1] == 1 for call in copies)
+                assert sorted(call.arguments[0] for call in copies)[-2] <= PIECE
+            assert client.post("unregister")[0] == 200
+        assert served.server.request("POST", f"{path}/unregister")[0] == 200

@@ -82,6 +82,8 @@ class DeviceStaging:
             await self._bring(request, device)
             self._take_outputs(request, device)
         except BridgeError as error:
+            # Its frames hold the memory.
+            error.__traceback__ = None
             if request.slot is not None:
                 self._arena.free(request.slot)
                 request.slot = None
@@ -217,7 +219,8 @@ class _Delivery:
             try:
                 await self._write(outcome)
             except BridgeError as error:
-                outcome = error
+                # Its frames hold the memory.
+                outcome = error.with_traceback(None)
         if before is not None:
             await before
         if to is not None:

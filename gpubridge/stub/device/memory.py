@@ -279,12 +279,18 @@ class StubDevice:
 
     def copy_all_to_host(self, copies: Sequence[tuple[DeviceBytes, memoryview]]) -> None:
         """Fill buffers, which need not be pinned, as `copy_to_host`; with one wait for the streams."""
-        transfers = self.transfers()
+        self.finish(self.transfers(), copies)
+
+    def finish(
+        self, transfers: Transfers, copies: Sequence[tuple[DeviceBytes, memoryview]]
+    ) -> None:
+        """Finish transfers, then fill buffers of the host, which need not be pinned."""
         for data, _ in copies:
             transfers.order(data)
             transfers.stream.count_copy("d2h", data.nbytes)
         transfers.finish()
-        self._needed().staged.to_host([(data.pointer, target) for data, target in copies])
+        if copies:
+            self._needed().staged.to_host([(data.pointer, target) for data, target in copies])
 
     def copy_on_device(self, data: DeviceBytes) -> DeviceBytes:
         """Return a copy in the arena, in order; its `ready` tells when it is made."""

@@ -144,7 +144,7 @@ class DevicePlacement:
             if opened is not None:
                 job.write(data, opened.pointer + target.offset)
             elif data.nbytes:
-                job.read(data, self._clients.memory(target)[: data.nbytes])
+                job.fetch(data, self._clients.memory(target)[: data.nbytes])
             return
         payload = tensor._payload()
         if not payload.nbytes:
@@ -173,6 +173,8 @@ class _Job:
         self._begun: Transfers | None = None
         self._leases: list[int] = []
         self._sent: list[tuple[int, Any]] = []
+        # What goes to memory that is not pinned, when the streams have passed.
+        self._fetched: list[tuple[DeviceBytes, memoryview]] = []
         # Whether something was begun that has to be done before others hear of it.
         self._leaving = False
 
@@ -214,6 +216,11 @@ class _Job:
             return
         self._handed_on.append(data)
         self._lend((*place, data.nbytes), data)
+
+    def fetch(self, data: DeviceBytes, memory: memoryview) -> None:
+        """Copy bytes of the device to memory of a client on the host, which is not pinned."""
+        self._leaving = True
+        self._fetched.append((data, memory))
 
     def read(self, data: DeviceBytes, memory: memoryview) -> None:
         """Copy bytes of the device to the host."""
@@ -267,7 +274,7 @@ class _Job:
         if self._leaving:
             for data in pending:
                 self._copies.order(data)
-            self._copies.finish()
+            self._device.finish(self._copies, self._fetched)
             self._leaving = False
             return None
         event = None
