@@ -37,5 +37,6 @@ def test_a_model_has_its_gpu_and_an_arena_there(served):
 
 
 def test_the_server_keeps_no_arena_that_nobody_uses(served):
+    assert served.infer("uploaded", [1.0]) == (200, [2.0])
     # The stub that its inputs are uploaded for has its own.
     assert ARENA <= served.machine.used(0) < 2 * ARENA
