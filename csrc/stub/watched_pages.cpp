@@ -1,7 +1,9 @@
-// Clients' memory in a stub: pages that its owner takes away become zeros, and are told of, rather
-// than end the process by SIGBUS.
+// Clients' memory in a stub: pages that its owner takes away, or that the system has no memory for,
+// become zeros, and are told of, rather than end the process by SIGBUS.
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -19,25 +21,37 @@ namespace {
 struct Watch {
   std::atomic<std::uintptr_t> begin = 0;
   std::atomic<std::uintptr_t> end = 0;
+  std::atomic<int> fd = -1;
   std::atomic<bool> lost = false;
+  // The number of the last touch of a page that there was no memory for; 0: there was none.
+  std::atomic<std::uint64_t> starved = 0;
   Watch* next = nullptr;
 };
 
 std::atomic<Watch*> first_watch = nullptr;
+// How often there was no memory for a page of any watch.
+std::atomic<std::uint64_t> starvations = 0;
 // Handles what is not for this one.
 struct sigaction handler_before;
 std::uintptr_t page_size = 0;
 // A forked child's own pages are nobody's here: it ends as it would without this.
 pid_t watching_process = -1;
 
-// Puts zeros in the place of a page that is gone, and of those behind it, which are gone, too.
+// Puts zeros in the place of a page that is not there, and of those behind the end of the object.
 bool replace(std::uintptr_t address) {
   for (Watch* watch = first_watch.load(); watch != nullptr; watch = watch->next) {
-    const std::uintptr_t end = watch->end.load();
+    std::uintptr_t end = watch->end.load();
     if (address < watch->begin.load() || address >= end) continue;
-    // Before anybody can see the zeros.
-    watch->lost.store(true);
     const std::uintptr_t begin = address & ~(page_size - 1);
+    struct stat object{};
+    if (::fstat(watch->fd.load(), &object) != 0) return false;
+    // Either is known before anybody can see the zeros.
+    if (begin - watch->begin.load() < static_cast<std::uintptr_t>(object.st_size)) {
+      watch->starved.store(++starvations);
+      end = begin + page_size;
+    } else {
+      watch->lost.store(true);
+    }
     return ::mmap(reinterpret_cast<void*>(begin), end - begin, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
   }
@@ -77,12 +91,16 @@ Watch& free_watch() {
   return *made.release();
 }
 
-// A writable mapping, watched while this object, an exporter of its bytes, lives.
+// A writable mapping of an object from its begin, watched while this object, an exporter of its
+// bytes, lives.
 class WatchedPages {
  public:
-  explicit WatchedPages(nb::handle mapping)
-      : bytes_(mapping, PyBUF_WRITABLE), watch_(free_watch()) {
+  WatchedPages(nb::handle mapping, int fd) : bytes_(mapping, PyBUF_WRITABLE), watch_(free_watch()) {
+    const int own = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0) throw nb::value_error("the descriptor of watched pages cannot be duplicated");
     install();
+    watch_.fd.store(own);
+    watch_.starved.store(0);
     const auto begin = reinterpret_cast<std::uintptr_t>(bytes_.data());
     watch_.lost.store(false);
     watch_.begin.store(begin);
@@ -90,10 +108,24 @@ class WatchedPages {
   }
   WatchedPages(const WatchedPages&) = delete;
   WatchedPages& operator=(const WatchedPages&) = delete;
-  ~WatchedPages() { watch_.end.store(0); }
+  ~WatchedPages() {
+    watch_.end.store(0);
+    ::close(watch_.fd.exchange(-1));
+  }
 
   // True if some of it are zeros now, and no longer its owner's.
   [[nodiscard]] bool lost() const { return watch_.lost.load(); }
+  // Changes, and grows, whenever a page was touched that there was no memory for: it holds zeros
+  // since then, which its owner does not see.
+  [[nodiscard]] std::uint64_t starved() const { return watch_.starved.load(); }
+  // Maps the object anew where zeros are instead of it.
+  void renew() {
+    const std::uintptr_t begin = watch_.begin.load();
+    if (::mmap(reinterpret_cast<void*>(begin), watch_.end.load() - begin, PROT_READ | PROT_WRITE,
+               MAP_SHARED | MAP_FIXED, watch_.fd.load(), 0) == MAP_FAILED) {
+      watch_.lost.store(true);
+    }
+  }
   [[nodiscard]] const BufferView& bytes() const { return bytes_; }
 
  private:
@@ -122,8 +154,10 @@ void bind_watched_pages(nb::module_& module) {
                                 {Py_bf_getbuffer, stub::slot(stub::export_pages)},
                                 {0, nullptr}};
   nb::class_<WatchedPages>(module, "WatchedPages", nb::type_slots(slots))
-      .def(nb::init<nb::handle>())
-      .def_prop_ro("lost", &WatchedPages::lost);
+      .def(nb::init<nb::handle, int>())
+      .def_prop_ro("lost", &WatchedPages::lost)
+      .def_prop_ro("starved", &WatchedPages::starved)
+      .def("renew", &WatchedPages::renew);
 }
 
 }  // namespace gpubridge

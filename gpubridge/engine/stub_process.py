@@ -262,5 +262,5 @@ def _describe(code: int) -> str:
     if number == signal.SIGKILL:
         text += ", sent from outside: by an operator or by the kernel when memory ran out"
     elif number == signal.SIGBUS:
-        text += ": a client shrank its shared memory region, or a file that the model maps"
+        text += ": a client shrank its shared memory region, or a file that the model maps, or /dev/shm is full"
     return text

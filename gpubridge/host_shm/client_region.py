@@ -1,8 +1,8 @@
 """Clients' POSIX shared memory: opened by the server, which never touches it, mapped by stubs.
 
 Who touches memory of an object that its owner has shrunk gets SIGBUS. So the server only holds the
-descriptor; each stub maps it itself, and goes on with zeros there, which it answers nobody with. Without
-the compiled module it dies.
+descriptor; each stub maps it itself, and goes on with zeros there, which it answers nobody with. So it
+does where /dev/shm is full, and a page is not there yet. Without the compiled module it dies.
 """
 
 from __future__ import annotations
@@ -63,16 +63,28 @@ class ClientSegment:
 class ClientMapping:
     """A mapped object of a client; views of its ``memory`` keep that."""
 
-    def __init__(self, mapped: mmap.mmap) -> None:
+    def __init__(self, mapped: mmap.mmap, fd: int) -> None:
         self._mapped = mapped
+        self._renewed = 0
         compiled = native()
-        self._watched = None if compiled is None else compiled.WatchedPages(mapped)
+        self._watched = None if compiled is None else compiled.WatchedPages(mapped, fd)
         self.memory = memoryview(mapped if self._watched is None else self._watched)
 
     @property
     def lost(self) -> bool:
         """Whether some of it was touched that its client had taken away: that holds zeros now."""
         return self._watched is not None and self._watched.lost
+
+    @property
+    def starved(self) -> int:
+        """A number that grows whenever a page of it was touched that /dev/shm had no memory for."""
+        return 0 if self._watched is None else self._watched.starved
+
+    def renew(self) -> None:
+        """Have its client's bytes again where such pages hold zeros."""
+        if self._watched is not None and self.starved > self._renewed:
+            self._renewed = self.starved
+            self._watched.renew()
 
     def size(self) -> int:
         """Return how many of its bytes are there now: its client may have shrunk it."""
@@ -82,7 +94,7 @@ class ClientMapping:
 def map_client_region(fd: int, size: int) -> ClientMapping | None:
     """Map a client's object, writable; takes over ``fd``. None when it has been shrunk, or cannot be."""
     try:
-        return ClientMapping(mmap.mmap(fd, size))
+        return ClientMapping(mmap.mmap(fd, size), fd)
     except (OSError, ValueError):
         return None
     finally:

@@ -7,7 +7,6 @@ from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceResponse, Logger, Tensor
-from gpubridge.stub.client_memory import shrunk
 from gpubridge.stub.loader import model_error_text
 from gpubridge.stub.output_check import OutputCheck
 from gpubridge.stub.outputs import OutputMemory
@@ -121,8 +120,9 @@ class AnswerEncoder:
 
     def answer(self, record: Record, response: Any, flags: int = 0) -> bytes:
         """Encode a response, or the encoded context of an error; an error instead of it if need be."""
-        if self.placement.clients.lost(record):
-            response = error_context(shrunk())
+        loss = self.placement.clients.loss(record)
+        if loss is not None:
+            response = error_context(loss)
         if type(response) is not bytes:
             try:
                 return self._response(record, response, flags)

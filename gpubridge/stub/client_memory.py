@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpubridge.errors import BridgeError, invalid
+from gpubridge.errors import BridgeError, invalid, unavailable
 from gpubridge.host_shm import ClientMapping, map_client_region
 from gpubridge.pb_utils import Tensor
 from gpubridge.stub.device.memory import StubDevice
@@ -69,6 +69,8 @@ class ClientMemory:
         self._instance = instance
         self._fall_back = fall_back
         self._mapped: dict[int, ClientMapping] = {}
+        # By ticket: how far regions of the request had starved when it began.
+        self._starved: dict[int, int] = {}
         self._settled = bool(sharing)
         self._copied = 0
         self.copies = sharing == "copy"
@@ -98,15 +100,17 @@ class ClientMemory:
             raise shrunk()
         return mapping.memory[target.offset : end]
 
-    def lost(self, record: Record) -> bool:
-        """Tell whether some of a request's clients' memory went while the model used it."""
-        client = record.context.client
-        if client is None:
-            return False
-        regions = [record.refs[index][0] for index in client["in"]]
-        for kind in ("out", "also"):
-            regions += [place[0] for place in client.get(kind, {}).values()]
-        return any(map(self._is_lost, regions))
+    def loss(self, record: Record) -> BridgeError | None:
+        """Say what became of a request's clients' memory while the model used it; None: nothing."""
+        regions = _regions(record)
+        if any(map(self._is_lost, regions)):
+            return shrunk()
+        if self._starved_most(regions) > self._starved.get(record.ticket, 0):
+            return unavailable(
+                "no memory is left in /dev/shm for a part of the client's shared memory region that "
+                "was touched: enlarge it (docker run --shm-size)"
+            )
+        return None
 
     def _is_lost(self, region: int) -> bool:
         mapping = self._mapped.get(region)
@@ -115,12 +119,27 @@ class ClientMemory:
         # One that is in use goes only when it was shrunk.
         return self.device is None or self.device.regions.get(region) is None
 
+    def _starved_most(self, regions: Sequence[int]) -> int:
+        mapped = [self._mapped[region].starved for region in regions if region in self._mapped]
+        return max(mapped, default=0)
+
+    def _renew(self, record: Record) -> None:
+        """Begin a request: zeros of others that starved are not for it."""
+        regions = _regions(record)
+        # First: what starves from now on is this request's, too.
+        self._starved[record.ticket] = self._starved_most(regions)
+        for region in regions:
+            mapping = self._mapped.get(region)
+            if mapping is not None:
+                mapping.renew()
+
     def refusal(self, record: Record) -> BridgeError | None:
         """Say what is wrong with a request's memory, which is an error of that request only."""
         try:
             if self.device is not None and len(self.device.regions):
                 self._wait_for_device(self.device, record)
             if record.context.client is not None:
+                self._renew(record)
                 self._check(record, record.context.client)
         except BridgeError as error:
             return error
@@ -222,6 +241,17 @@ class ClientMemory:
             f"model '{self._instance}' {what}: it gets copies of inputs in clients' shared memory "
             'from now on; the parameter INPUT_SHARING "copy" says so from the start',
         )
+
+
+def _regions(record: Record) -> list[int]:
+    """Return the regions of clients that a request uses."""
+    client = record.context.client
+    if client is None:
+        return []
+    regions = [record.refs[index][0] for index in client["in"]]
+    for kind in ("out", "also"):
+        regions += [place[0] for place in client.get(kind, {}).values()]
+    return regions
 
 
 def shrunk() -> BridgeError:

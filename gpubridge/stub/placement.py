@@ -12,7 +12,7 @@ from gpubridge.host_shm import Slot
 from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.tensor import OutputTensor
-from gpubridge.stub.client_memory import ClientMemory, Target, shrunk, target_of, targets_of
+from gpubridge.stub.client_memory import ClientMemory, Target, target_of, targets_of
 from gpubridge.stub.device.placement import DevicePlacement, Placed
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.dtypes import element_count
@@ -113,10 +113,15 @@ class Placement:
             for number, index in enumerate(others):
                 refs[index] = fields[4 * number : 4 * number + 4]
         fields = [field for ref in refs for field in ref]
-        if self.clients.lost(record):
+        loss = self.clients.loss(record)
+        if loss is not None:
             # What was copied may have been zeros.
             self._outputs.recall({*fields[3::4]} - {NO_LEASE})
-            raise shrunk()
+            try:
+                raise loss
+            finally:
+                # Else the error's own frame holds it, and what the request's inputs lie in.
+                del loss
         return fields
 
     def _write(self, tensor: Tensor, payload: Any, target: Target) -> None:

@@ -61,6 +61,11 @@ class NativeWatchedPages(Protocol):
 
     lost: bool
     """Whether pages that were gone when they were touched hold zeros instead."""
+    starved: int
+    """Grows with each page that was touched without memory for it, and holds zeros; 0 at first."""
+
+    def renew(self) -> None:
+        """Map the object anew in the place of such zeros."""
 
     def __buffer__(self, flags: int, /) -> memoryview:
         """Export the bytes."""
