@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, TritonError
 from gpubridge.stub.bls_records import BlsRecords, CallResponse, error_code
-from gpubridge.stub.device.memory import StubDevice
-from gpubridge.stub.device.placement import DevicePlacement
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.questions import Question, Waiting
 from gpubridge.transport.calls import CallKind, encode_records
@@ -37,6 +35,9 @@ from gpubridge.transport.short_waits import ShortWaits
 
 if TYPE_CHECKING:
     import asyncio
+
+    from gpubridge.stub.device.memory import StubDevice
+    from gpubridge.stub.device.placement import DevicePlacement
 
 _SENT_TOGETHER = 64
 """So many calls of coroutines are sent without waiting for the end of the loop's turn."""

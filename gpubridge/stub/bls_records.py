@@ -9,15 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from typing import Any, Optional
+from functools import partial
+from typing import TYPE_CHECKING, Any, Optional
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
 from gpubridge.pb_utils.output_form import MemoryType
 from gpubridge.pb_utils.tensor import SharedTensor
-from gpubridge.stub.device.inputs import received_on_device
-from gpubridge.stub.device.memory import StubDevice
-from gpubridge.stub.device.placement import DevicePlacement, Placed
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.native import NativeCallResponseReader, NativeCallWriter, native
 from gpubridge.transport.calls import decode_records
@@ -27,6 +25,10 @@ from gpubridge.transport.leases import BorrowedMemory, is_read_only
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record, record_encoder, record_reader
 from gpubridge.transport.signatures import encode_dims, encode_signature, parse_signature
+
+if TYPE_CHECKING:
+    from gpubridge.stub.device.memory import StubDevice
+    from gpubridge.stub.device.placement import DevicePlacement, Placed
 
 CallResponse = tuple[int, int, Optional[InferenceResponse]]
 """The number of a call, flags as `ResponseFlag` has them, and a response where there is one."""
@@ -57,6 +59,10 @@ class BlsRecords:
 
     def use_device(self, device: StubDevice, placement: DevicePlacement) -> None:
         """Send and take tensors in the memory of a GPU, too."""
+        # Most stubs have no GPU, and load nothing of it.
+        from gpubridge.stub.device.inputs import received_on_device  # noqa: PLC0415
+
+        self._received = partial(received_on_device, device)
         self._device = device
         self._placement = placement
         self._writer = self._responses = None
@@ -129,7 +135,7 @@ class BlsRecords:
         try:
             tensors = self._tensors(record)
             if self._device is not None:
-                tensors = received_on_device(self._device, tensors, record)
+                tensors = self._received(tensors, record)
         except BridgeError as failure:
             if self._device is not None:
                 self._device.note(failure)

@@ -7,12 +7,11 @@ client. A model that trips over that, or that keeps such a view, gets copies fro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.errors import BridgeError, invalid, unavailable
 from gpubridge.host_shm import ClientMapping, map_client_region
 from gpubridge.pb_utils import Tensor
-from gpubridge.stub.device.memory import StubDevice
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.bytes_codec import string_fault
 from gpubridge.tensor.dtypes import element_count
@@ -20,6 +19,9 @@ from gpubridge.transport.control import ControlPage
 from gpubridge.transport.device_events import waits_of
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
+
+if TYPE_CHECKING:
+    from gpubridge.stub.device.memory import StubDevice
 
 
 class Target(NamedTuple):

@@ -16,8 +16,6 @@ from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.request_fields import InferenceTrace
 from gpubridge.stub.answers import AnswerEncoder, ContractError, ModelIdentity, error_context
 from gpubridge.stub.client_memory import ClientMemory
-from gpubridge.stub.device.inputs import DeviceInputs
-from gpubridge.stub.device.placement import DevicePlacement
 from gpubridge.stub.limits import LIMITS
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.stub.placement import Placement
@@ -34,6 +32,8 @@ from gpubridge.transport.records import Record, record_reader
 
 if TYPE_CHECKING:
     from gpubridge.stub.coroutines import Coroutines
+    from gpubridge.stub.device.inputs import DeviceInputs
+    from gpubridge.stub.device.placement import DevicePlacement
 
 
 class Executor:

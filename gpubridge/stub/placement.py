@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,11 +13,13 @@ from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.output_form import OutputForm
 from gpubridge.pb_utils.tensor import OutputTensor
 from gpubridge.stub.client_memory import ClientMemory, Target, target_of, targets_of
-from gpubridge.stub.device.placement import DevicePlacement, Placed
 from gpubridge.stub.outputs import OutputMemory
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.records import Record
+
+if TYPE_CHECKING:
+    from gpubridge.stub.device.placement import DevicePlacement, Placed
 
 _NOWHERE = (0, 0, 0, NO_LEASE)
 

@@ -8,9 +8,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpubridge.cuda_ipc import bindings_absence, find_device, visibility
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, host
@@ -19,11 +18,6 @@ from gpubridge.pb_utils.request_fields import InferenceTrace
 from gpubridge.stub.answers import ModelIdentity
 from gpubridge.stub.bls_client import BlsClient
 from gpubridge.stub.client_memory import ClientMemory
-from gpubridge.stub.device.inputs import DeviceInputs
-from gpubridge.stub.device.inputs_ahead import InputsAhead
-from gpubridge.stub.device.memory import StubDevice
-from gpubridge.stub.device.pinning import HostPinning
-from gpubridge.stub.device.placement import DevicePlacement
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.forked import ForkedCalls
 from gpubridge.stub.limits import LIMITS
@@ -57,6 +51,10 @@ from gpubridge.transport.messages import (
 from gpubridge.transport.records import RecordReader, record_reader
 from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
 from gpubridge.transport.signatures import parse_signature
+
+if TYPE_CHECKING:
+    from gpubridge.stub.device.memory import StubDevice
+    from gpubridge.stub.device.pinning import HostPinning
 
 _SERVER = 0
 _AWAKE_SHARE = 4
@@ -203,6 +201,10 @@ class Stub:
         told = self._settings.get("device")
         if told is None:
             return
+        # Most stubs have no GPU, and load nothing of it.
+        from gpubridge.cuda_ipc import bindings_absence, find_device, visibility  # noqa: PLC0415
+        from gpubridge.stub.device.memory import StubDevice  # noqa: PLC0415
+
         reason = bindings_absence()
         if reason:
             text = f"tensors stay in host memory, since the GPU cannot be used: {reason}"
@@ -238,11 +240,6 @@ class Stub:
             self._fall_back,
             self._device,
         )
-        inputs = placement = None
-        if self._device is not None:
-            inputs = self._place_inputs(self._device, identity)
-            placement = DevicePlacement(self._outputs, self._device, self._clients)
-            self._calls.use_device(self._device, placement)
         parts = (
             model,
             identity,
@@ -252,20 +249,23 @@ class Stub:
             self._clients,
             states,
             self._fall_back,
-            inputs,
-            placement,
         )
-        if not isinstance(inputs, InputsAhead):
-            return Executor(*parts)
+        if self._device is None:
+            return Executor(*parts, None, None)
+        from gpubridge.stub.device.inputs import DeviceInputs  # noqa: PLC0415
+        from gpubridge.stub.device.inputs_ahead import InputsAhead  # noqa: PLC0415
+        from gpubridge.stub.device.placement import DevicePlacement  # noqa: PLC0415
+
+        placement = DevicePlacement(self._outputs, self._device, self._clients)
+        self._calls.use_device(self._device, placement)
+        where = self._settings["input_placement"]
+        if where != "device" or identity.iterative:
+            inputs = DeviceInputs(self._device, where, self._fall_back)
+            return Executor(*parts, inputs, placement)
+        inputs_ahead = InputsAhead(self._device, self._fall_back, self._borrowed)
         self._incoming = ahead = BatchesAhead(self._channel, self._reader, self._map)
         self._decode = ahead.batches
-        return UploadingExecutor(parts, inputs, ahead)
-
-    def _place_inputs(self, device: StubDevice, identity: ModelIdentity) -> DeviceInputs:
-        where = self._settings["input_placement"]
-        if where == "device" and not identity.iterative:
-            return InputsAhead(device, self._fall_back, self._borrowed)
-        return DeviceInputs(device, where, self._fall_back)
+        return UploadingExecutor((*parts, inputs_ahead, placement), inputs_ahead, ahead)
 
     def _configure(self, kind: Any) -> None:
         """Wait for the settings of the completed configuration, having completed it if asked to."""

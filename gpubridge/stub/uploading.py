@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from gpubridge.stub.answers import error_context
-from gpubridge.stub.device.inputs_ahead import InputsAhead
 from gpubridge.stub.executor import Executor
 from gpubridge.transport.channel import Channel
 from gpubridge.transport.messages import Batch, Kind, decode_execute
 from gpubridge.transport.records import Record, RecordReader
 from gpubridge.transport.short_waits import ShortWaits
+
+if TYPE_CHECKING:
+    from gpubridge.stub.device.inputs_ahead import InputsAhead
 
 
 class BatchesAhead:

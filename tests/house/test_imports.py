@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 STUB_SIDE = ("backends", "host_shm", "pb_utils", "stub", "tensor", "transport")
 FOREIGN = ("torch", "cupy", "jax", "grpc", "cuda.bindings", "tritonclient", "google.protobuf")
 SERVER_ONLY = ("uvloop", "orjson")
+# Stubs without coroutines and without a GPU do without: 5 MiB of each.
+UNUSUAL = ("asyncio", "ssl", "logging", "subprocess", "pathlib", "gpubridge.cuda_ipc")
 # Nobody waits for these who asks for the version, or for help.
 LATE = (*FOREIGN, *SERVER_ONLY, "numpy", "asyncio", "difflib", "gpubridge.config")
 
@@ -42,8 +44,7 @@ def loaded_by(statement):
         ("import gpubridge", (*FOREIGN, *SERVER_ONLY, "numpy", "asyncio")),
         ("import gpubridge.pb_utils", (*FOREIGN, *SERVER_ONLY, "asyncio")),
         ("import triton_python_backend_utils", (*FOREIGN, *SERVER_ONLY)),
-        # asyncio and ssl take 4 MiB of every stub.
-        ("import gpubridge.stub.entry", (*FOREIGN, *SERVER_ONLY, "asyncio", "ssl", "logging")),
+        ("import gpubridge.stub.entry", (*FOREIGN, *SERVER_ONLY, *UNUSUAL)),
         ("from gpubridge import cli; cli.whole_parser(())", LATE),
         ("from gpubridge import cli; cli.command_parser('init')", LATE),
         ("from gpubridge import cli; cli.command_parser('serve')", (*FOREIGN[:-2], "uvloop")),
