@@ -27,7 +27,7 @@ from gpubridge.cuda_ipc.driver import call
 from gpubridge.cuda_ipc.events import SharedEvents
 from gpubridge.cuda_ipc.pinned import PinnedMemory
 from gpubridge.cuda_ipc.segment import DeviceSegment
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, ErrorCode
 
 _SIZE = 2 << 20
 _PATTERN = 64
@@ -56,9 +56,14 @@ def main(arguments: list[str]) -> None:
             with socket.socket(fileno=int(descriptor[0])) as fds:
                 _Importer(device_uuid, sys.stdin, sys.stdout, fds).run()
         except BridgeError as error:
-            json.dump({"error": error.message}, sys.stdout)
+            json.dump({"error": error.message, "code": error.code}, sys.stdout)
         return
-    json.dump(_export(device_uuid), sys.stdout)
+    try:
+        found = _export(device_uuid)
+    except BridgeError as error:
+        # There is no memory for it now.
+        found = {"untried": error.message}
+    json.dump(found, sys.stdout)
 
 
 def _export(device_uuid: str) -> dict[str, str]:
@@ -79,6 +84,7 @@ def _exported(device_uuid: str, first: _Peer, second: _Peer) -> dict[str, str]:
         lost = _NO_EVENTS if events else _reason(lambda: exporter.lose_events(first, second))
         pinning = _reason(exporter.pin)
     except BridgeError as error:
+        _pass_on_want(error)
         memory = memory_fds = events = lost = pinning = error.message
     return {
         "memory": memory,
@@ -95,7 +101,7 @@ class _Lines:
     def __init__(self, inbound: IO[str], outbound: IO[str]) -> None:
         self._inbound = inbound
         self._outbound = outbound
-        self._last_words = "the other process has ended"
+        self._last_words = BridgeError("the other process has ended")
 
     def tell(self, message: dict[str, Any]) -> None:
         # Who has ended has said why, which is heard next.
@@ -106,11 +112,11 @@ class _Lines:
     def hear(self) -> dict[str, Any]:
         line = self._inbound.readline()
         if not line:
-            raise BridgeError(self._last_words)
+            raise self._last_words
         message: dict[str, Any] = json.loads(line)
         if message.get("error"):
-            self._last_words = message["error"]
-            raise BridgeError(self._last_words)
+            self._last_words = BridgeError(message["error"], ErrorCode(message["code"]))
+            raise self._last_words
         return message
 
     def ask(self, **message: Any) -> dict[str, Any]:
@@ -260,7 +266,7 @@ class _Importer(_Device):
             try:
                 answer = self._answer(message)
             except BridgeError as error:
-                answer = {"error": error.message}
+                answer = {"error": error.message, "code": error.code}
             self._lines.tell(answer)
 
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -324,5 +330,12 @@ def _reason(attempt: Callable[[], None]) -> str:
     try:
         attempt()
     except BridgeError as error:
+        _pass_on_want(error)
         return error.message
     return ""
+
+
+def _pass_on_want(error: BridgeError) -> None:
+    """Raise an error that says nothing of the driver: device memory is wanting."""
+    if error.code is ErrorCode.UNAVAILABLE:
+        raise error

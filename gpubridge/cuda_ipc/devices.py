@@ -149,7 +149,8 @@ class DeviceCheck:
 
     One uses the other's ``memory`` by a legacy handle, or by a descriptor that it maps; streams
     wait for each other's ``events``; those that wait for a killed process do so until another one
-    records its events again (``lost_events``); shared host memory is pinned.
+    records its events again (``lost_events``); shared host memory is pinned. Unless ``tried``, the
+    reasons say what was in the way, which may pass.
     """
 
     memory: Ability
@@ -157,6 +158,7 @@ class DeviceCheck:
     events: Ability
     lost_events: Ability
     pinning: Ability
+    tried: bool = True
 
 
 def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck:
@@ -190,6 +192,8 @@ def read_check(out: str, err: str, exit_code: int | None) -> DeviceCheck:
     """Return what the processes of a check have found, by what the first has printed."""
     try:
         found = json.loads(out)
+        if "untried" in found:
+            return no_check(found["untried"])
         return DeviceCheck(**{field.name: Ability(found[field.name]) for field in _FACTS})
     except (ValueError, KeyError):
         lines = err.strip().splitlines() or [_SHORTEST_REASON]
@@ -227,7 +231,7 @@ def end_check(pid: int) -> None:
 
 def no_check(reason: str) -> DeviceCheck:
     """Return the result of a check that came to nothing."""
-    return DeviceCheck(*(Ability(reason) for _ in _FACTS))
+    return DeviceCheck(*(Ability(reason) for _ in _FACTS), tried=False)
 
 
-_FACTS = fields(DeviceCheck)
+_FACTS = [field for field in fields(DeviceCheck) if field.name != "tried"]

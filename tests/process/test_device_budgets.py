@@ -21,11 +21,15 @@ TIMES = 4
 
 
 class Row(NamedTuple):
-    """A path: how it is asked for, and what each model's stub may do for one request."""
+    """A path: how it is asked for, and what each model's stub may do for one request.
+
+    ``hands_on``: the models that wait once more where none waits for another's events.
+    """
 
     model: str
     client: bool
     costs: dict[str, dict]
+    hands_on: tuple[str, ...] = ()
 
 
 ONE = (NBYTES, 1)
@@ -41,23 +45,25 @@ ROWS = {
         "in_place", True, {"in_place": {"waits": 1}}
     ),
     "ensemble edge from user memory": Row(
-        "by_user", False, {"double": {"d2d": ONE}, "last": {"d2h": ONE, "waits": 1}}
+        "by_user", False, {"double": {"d2d": ONE}, "last": {"d2h": ONE, "waits": 1}}, ("double",)
     ),
     "ensemble edge from the arena": Row(
-        "by_arena", False, {"arena": {}, "last": {"d2h": ONE, "waits": 1}}
+        "by_arena", False, {"arena": {}, "last": {"d2h": ONE, "waits": 1}}, ("arena",)
     ),
     "ensemble between regions of a client": Row(
-        "by_arena", True, {"arena": {}, "last": {"d2d": ONE, "waits": 1}}
+        "by_arena", True, {"arena": {}, "last": {"d2d": ONE, "waits": 1}}, ("arena",)
     ),
     "BLS edge from user memory": Row(
         "call_double",
         True,
         {"call_double": {"d2d": TWO, "waits": 1}, "double": {"d2d": ONE}},
+        ("call_double", "double"),
     ),
     "BLS edge from the arena": Row(
         "call_arena",
         True,
         {"call_arena": {"d2d": TWO, "waits": 1}, "arena": {}},
+        ("call_arena", "arena"),
     ),
 }
 
@@ -93,7 +99,13 @@ SWITCHES = {
     },
     "careless": {"destroyed": "crash", "same_block": "closed-once", "dead_exporter": "held"},
 }
-DRIVERS = [*((kind, None) for kind in HANDLES), ("legacy", "refusing"), ("fd", "careless")]
+DRIVERS = [
+    *((kind, None, "share") for kind in HANDLES),
+    ("legacy", "refusing", "share"),
+    ("fd", "careless", "share"),
+    # As it is by default until the driver was tried.
+    ("legacy", None, "wait"),
+]
 
 
 @pytest.fixture(scope="module", params=DRIVERS, ids=lambda each: "-".join(filter(None, each)))
@@ -108,11 +120,16 @@ def served(tmp_path_factory, request):
     write_device_model(folder, "call_arena", CALLER)
     ensemble(folder, "by_user", ["double", "last"])
     ensemble(folder, "by_arena", ["arena", "last"])
-    handles, switches = request.param
+    handles, switches, events = request.param
     with running_device_server(
-        folder, "--allow-client-shm=true", handles=handles, switches=SWITCHES.get(switches)
+        folder,
+        "--allow-client-shm=true",
+        handles=handles,
+        switches=SWITCHES.get(switches),
+        events=events,
     ) as served:
         # Of one allocation for each region; small ones share a block, which some open only once.
+        served.waits = events == "wait"
         served.allocated = BLOCK if switches else NBYTES
         yield served
 
@@ -120,6 +137,9 @@ def served(tmp_path_factory, request):
 @pytest.mark.parametrize("name", ROWS)
 def test_budget(served, name):
     row = ROWS[name]
+    costs = {model: {"waits": 0, **cost} for model, cost in row.costs.items()}
+    for model in row.hands_on if served.waits else ():
+        costs[model]["waits"] += 1
     with running_worker(served.machine) as worker:
         client = Client(worker, served.server)
         if row.client:
@@ -138,7 +158,7 @@ def test_budget(served, name):
         server_calls = len(served.machine.calls(pid=served.server.pid))
         before = len(served.machine.calls())
         with ExitStack() as stack:
-            for model, cost in row.costs.items():
+            for model, cost in costs.items():
                 total = {
                     kind: (TIMES * each[0], TIMES * each[1]) if kind != "waits" else TIMES * each
                     for kind, each in cost.items()
@@ -149,7 +169,7 @@ def test_budget(served, name):
         calls = [call for call in served.machine.calls()[before:] if call.pid != worker.pid]
         counted = Counter(call.name for call in calls)
         assert counted.keys() <= ALLOWED
-        waits = sum(cost.get("waits", 0) for cost in row.costs.values())
+        waits = sum(cost["waits"] for cost in costs.values())
         # Short ones are over before anybody sleeps.
         assert counted["cuEventSynchronize"] <= TIMES * waits
         # Copies of host memory that is not pinned make their caller wait.

@@ -118,6 +118,25 @@ def test_a_device_that_is_not_there_is_a_reason():
     assert found.memory.reason
 
 
+@pytest.mark.parametrize(
+    ("call", "code", "tried"),
+    [
+        ("cuDevicePrimaryCtxRetain", 2, False),
+        ("cuMemAlloc", 2, False),
+        ("cuIpcOpenMemHandle", 2, False),
+        ("cuIpcOpenMemHandle", 801, True),
+    ],
+)
+def test_want_of_memory_says_nothing_of_the_driver(machine, call, code, tried):
+    machine.fail(call, code)
+    with running_worker(machine) as worker:
+        assert worker.do(
+            "from gpubridge.cuda_ipc import *\n"
+            "check = check_device(list_devices()[0].uuid)\n"
+            "answer = [check.tried, check.memory.works]"
+        ) == [tried, False]
+
+
 def test_a_check_that_hangs_is_ended(machine):
     with running_worker(machine) as worker:
         assert worker.do(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.cuda_ipc import Ability, DeviceCheck
+from gpubridge.cuda_ipc import Ability, DeviceCheck, no_check
 from gpubridge.engine.devices import event_sharing
 from gpubridge.engine.devices.event_sharing import EventSharing
 from gpubridge.transport.device_events import arena_region, event_name
@@ -92,6 +92,26 @@ def test_a_gpu_is_tried_once_when_memory_is_handed_on_there(tried, caplog, works
     assert [record.getMessage().endswith("they stay") for record in caplog.records] == (
         [] if works else [True]
     )
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_what_could_not_be_tried_is_tried_again(tried, caplog, monkeypatch, works):
+    monkeypatch.setattr(event_sharing, "_FIRST_PAUSE", 0.001)
+    tried.answers += [no_check("no memory"), no_check("no memory"), WORKS if works else STAYS]
+
+    async def scenario():
+        sharing = EventSharing("auto", 1.0)
+        user = User(sharing)
+        sharing.need(GPU)
+        await asyncio.sleep(0.1)
+        assert user.shares is works
+        await sharing.close()
+
+    caplog.set_level(logging.WARNING)
+    asyncio.run(scenario())
+    assert tried.asked == [GPU] * 3
+    said = [record.getMessage().rsplit(": ")[-1] for record in caplog.records]
+    assert said == ["no memory; it is tried again", *([] if works else ["they stay"])]
 
 
 @pytest.mark.parametrize("way", ["share", "wait"])

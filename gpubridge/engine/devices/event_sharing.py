@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 _CHECK_SECONDS = 60.0
+_FIRST_PAUSE = 5.0
+_LONGEST_PAUSE = 300.0
 
 
 class EventUser(Protocol):
@@ -80,7 +82,12 @@ class EventSharing:
             self._checks.start(self._try(uuid))
 
     async def _try(self, uuid: str) -> None:
-        check = await _check(uuid)
+        pause = _FIRST_PAUSE
+        while not (check := await _check(uuid)).tried:
+            if pause == _FIRST_PAUSE:
+                self._refuse(uuid, f"{check.events.reason}; it is tried again")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         for ability in (check.events, check.lost_events):
             if not ability.works:
                 self._refuse(uuid, ability.reason)
