@@ -15,6 +15,7 @@ import sys
 import uuid
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import ClassVar
 
 import gpubridge
 from gpubridge.cuda_ipc.driver import CudaError, call, load
@@ -158,7 +159,11 @@ class DeviceCheck:
     events: Ability
     lost_events: Ability
     pinning: Ability
-    tried: bool = True
+    tried: ClassVar[bool] = True
+
+
+class _NoCheck(DeviceCheck):
+    tried = False
 
 
 def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck:
@@ -231,7 +236,7 @@ def end_check(pid: int) -> None:
 
 def no_check(reason: str) -> DeviceCheck:
     """Return the result of a check that came to nothing."""
-    return DeviceCheck(*(Ability(reason) for _ in _FACTS), tried=False)
+    return _NoCheck(*(Ability(reason) for _ in _FACTS))
 
 
-_FACTS = [field for field in fields(DeviceCheck) if field.name != "tried"]
+_FACTS = fields(DeviceCheck)
