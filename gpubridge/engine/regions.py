@@ -170,6 +170,13 @@ class Regions:
         for user in tuple(self._pinning[segment.region][1]):
             user.pin_range(segment.region, offset, nbytes)
 
+    def retired(self, segment: Segment) -> None:
+        """Have the stubs unmap, and so unpin, what they have no views of.
+
+        Behind the message that is being made, which may name it; a later one maps it anew.
+        """
+        asyncio.get_running_loop().call_soon(self.drop, segment.region)
+
     def dropped(self, segment: Segment) -> None:
         """Have the stubs unmap a segment."""
         self.drop(segment.region)

@@ -74,6 +74,9 @@ class ArenaEvents(Protocol):
     def dropped(self, segment: Segment) -> None:
         """A segment is about to go."""
 
+    def retired(self, segment: Segment) -> None:
+        """A pinned segment is to be unpinned; nothing of it comes into use again."""
+
     def extended(self, segment: Segment, offset: int, nbytes: int) -> None:
         """Another range is in use, of a segment that processes have pinned: they may pin that, too."""
 
@@ -139,7 +142,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         self.budget = budget
         self._events = events
         self._space: _Space | None = None
-        # Those with slots still lent whose other memory is pinned, and cannot be given back.
+        # Those with slots still lent, which were pinned.
         self._retired: list[_Space] = []
         SlotLists.__init__(self, self._stacks, self._retired)
         # Slots of bodies that are still arriving.
@@ -222,7 +225,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
     def pin(self, region: int) -> list[tuple[int, int]]:
         """Note that processes pin a segment; return the ranges of it that are in use, to be pinned."""
         space = self._space_of(region)
-        if space is None:
+        if space is None or space is not self._space:
             return []
         if not space.pinned:
             space.pinned = True
@@ -303,16 +306,13 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
     def reclaim(self) -> None:
         """Give back the memory of all that is not lent, or has not arrived, as far as that can be."""
         for space in self._spaces():
-            if not space.pinned:
-                self._punch(space)
-            elif space.idle:
+            if space.pinned and space.idle:
                 self._close(space)
-            elif space is self._space:
-                # What is pinned goes with the segment: no slot of it is lent again.
-                self._retired.append(space)
-                self._space = None
-                for bucket in space.buckets.values():
-                    self._forget(bucket)
+                continue
+            if space.pinned:
+                self._retire(space)
+            else:
+                self._punch(space)
 
     def take_back(self, slot: Slot) -> None:
         """Take a slot back that is charged to a body, or while memory is being replaced."""
@@ -325,9 +325,12 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
             bucket = slot.bucket
             assert isinstance(bucket, _SparseBucket)
             if bucket.space is not self._space:
+                self._unmake(slot, bucket.space)
                 self._forget(bucket)
                 if bucket.space.idle:
                     self._close(bucket.space)
+                elif bucket.free == bucket.slots:
+                    self._give_back(bucket)
 
     def close(self) -> None:
         """Give every segment back, whoever still looks at it."""
@@ -370,6 +373,16 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         return bucket
 
     # -- giving back ---------------------------------------------------------------------------
+
+    def _retire(self, space: _Space) -> None:
+        """Have a pinned segment unpinned: no slot of it is lent again, whose pages might be others."""
+        self.unpin(space.segment.region)
+        self._punch(space)
+        for bucket in space.buckets.values():
+            self._forget(bucket)
+        self._retired.append(space)
+        self._space = None
+        self._events.retired(space.segment)
 
     def _punch(self, space: _Space) -> None:
         """Give back the pages of all slots of a space that are not lent."""

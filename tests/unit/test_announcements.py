@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 
 import pytest
@@ -159,3 +160,24 @@ def test_memory_that_is_in_use_is_pinned_by_who_uploads_it(announcements):
     regions.leave(user, [region])
     arena.trim(0.0)
     assert arena.budget.used == 4096
+
+
+def test_memory_that_is_needed_elsewhere_is_unpinned_behind_the_message_being_made(
+    announcements, told
+):
+    user, regions = announcements._user, announcements._regions
+    user.uploads, user.pin_range = True, lambda *_: None
+    slot = regions.arena("m").allocate(100)
+    announcements.name(slot.segment, read_only=False)
+
+    async def scenario():
+        regions.arena("other").allocate(7 << 20)
+        assert len(told) == 1
+        await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert [message[0] for message, _ in told] == [Kind.REGION, Kind.DROP_REGION]
+    # What is still sent in it is not pinned again.
+    user.pin_range = None
+    announcements.name(slot.segment, read_only=False)
+    assert told[-1][0][0] == Kind.REGION

@@ -39,6 +39,10 @@ class Events:
     def dropped(self, segment):
         self.living.remove(segment.region)
 
+    def retired(self, segment):
+        for known in [known for known in self.pinned if known[0] == segment.region]:
+            del self.pinned[known]
+
     def extended(self, segment, offset, nbytes):
         assert self.pinned[segment.region, offset] == 0
         self.pin(segment, offset, nbytes)
@@ -76,13 +80,12 @@ class ArenasMachine(RuleBasedStateMachine):
     @rule(target=slots, which=st.integers(0, 1), nbytes=SIZES)
     def allocate(self, which, nbytes):
         lent = sum(slot.size for slot, _, _ in self.lent.values())
-        pinned = sum(arena.capacity for arena in self.arenas if arena.segments()) - lent
         try:
             slot = self.arenas[which].allocate(nbytes)
         except BridgeError:
-            # What nobody has is given back for it, unless it is pinned beside what is lent.
+            # What nobody has is given back for it, pinned or not.
             most = LIMIT if slot_size(nbytes) <= LARGE_BYTES else LARGE_LIMIT
-            assert lent + slot_size(nbytes) + (pinned if self.events.pinned else 0) > most
+            assert lent + slot_size(nbytes) > most
             return None
         assert nbytes <= slot.size == len(slot.memory)
         assert slot.offset % 4096 == 0
@@ -253,17 +256,37 @@ def test_pinned_pages_stay_until_their_segment_goes():
     arena.free(first)
     assert arena.trim(0.0) == 0
     assert resident(kept.segment) == (5 << 20) + 4096
-    # Without room, nothing of it is lent again; another segment takes its place.
-    with pytest.raises(BridgeError, match="arena is full"):
-        arena.allocate(6 << 20)
-    assert arena.allocate(100).segment is not kept.segment
+    # Without room, all of it is unpinned, and nothing lent again; another segment takes its place.
+    assert arena.allocate(6 << 20).segment is kept.segment
+    assert events.pinned == {}
+    assert resident(kept.segment) == 4096
+    assert memory.used == (6 << 20) + 4096
+    assert arena.pin(kept.segment.region) == []
+    assert arena.allocate(100).segment.region == 2
     assert kept.memory[0] == ord("k")
     arena.free(kept)
-    # It was the last of it.
-    assert events.living == {2}
-    assert memory.used == 4096
-    assert arena.allocate(6 << 20).segment.region == 2
+    assert memory.used == (6 << 20) + 4096
     arena.close()
+
+
+def test_a_long_request_in_pinned_memory_does_not_starve_other_models():
+    memory, events, arena = new_arena()
+    other = RequestArena(memory, "other", events)
+    long = arena.allocate(100)
+    also = arena.allocate(1 << 20)
+    arena.pin(long.segment.region)
+    for slot in [arena.allocate(1 << 20) for _ in range(5)]:
+        arena.free(slot)
+    other.free(other.allocate(5 << 20))
+    assert resident(long.segment) == 0
+    arena.free(also)
+    other.free(other.allocate(6 << 20))
+    assert len(events.living) == 2
+    # It was the last of it.
+    arena.free(long)
+    assert len(events.living) == 1
+    arena.close()
+    other.close()
 
 
 def test_what_is_pinned_is_charged_and_stays_while_idle():
