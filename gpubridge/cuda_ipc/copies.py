@@ -1,25 +1,28 @@
 """Copies on a stream of their own, and the order between it and the streams of others.
 
 Nothing here waits but what is called so, and what waits does so without the interpreter's lock and is
-counted.
+counted. A stream that is captured does nothing: no event is recorded on it, nor made to wait there.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from gpubridge.cuda_ipc.context import DeviceContext
-from gpubridge.cuda_ipc.driver import NOT_READY, CudaError, call, status_of
+from gpubridge.cuda_ipc.driver import CAPTURES, NOT_READY, CudaError, call, status_of
 from gpubridge.cuda_ipc.pinned import copied_pieces
 from gpubridge.cuda_ipc.waiting import sleep_until, soon
-from gpubridge.errors import InternalError
+from gpubridge.errors import BridgeError, ErrorCode, InternalError
 
 _NON_BLOCKING = 1
 _BLOCKING_SYNC = 1
 _DISABLE_TIMING = 2
+_CAPTURE_SECONDS = 10.0
+_LOOK = 0.001
 
 
 class CopyCounts:
@@ -96,14 +99,21 @@ class CopyStream:
     def order_after(self, stream: int) -> None:
         """Let what follows here wait for all that another stream has to do now.
 
-        ``stream``: a handle; 0 or 1 the legacy default stream, 2 the per-thread one.
+        ``stream``: a handle; 0 or 1 the legacy default stream, 2 the per-thread one. See `outlast`.
         """
         with self._context.pushed():
+            self.outlast(stream)
             self._hand_over(stream, self._open())
 
     def order_before(self, stream: int) -> None:
-        """Let what follows on another stream wait for all that this one has to do now."""
+        """Let what follows on another stream wait for all that this one has to do now.
+
+        A graph cannot wait for what is not of it: where the stream is captured, this waits.
+        """
         with self._context.pushed():
+            if self.captured(stream):
+                self.wait()
+                return
             self._hand_over(self._open(), stream)
 
     def mark(self, other: int | None = None) -> CopyMark:
@@ -117,6 +127,27 @@ class CopyStream:
                 self._free_events.append(event)
                 raise
         return CopyMark(self, event)
+
+    def captured(self, stream: int) -> bool:
+        """Return whether a stream is captured, or unusable as long as another one is."""
+        with self._context.pushed():
+            try:
+                return bool(int(call("cuStreamIsCapturing", stream)))
+            except CudaError as error:
+                # What else it has to say, the next call on the stream does.
+                return error.status in CAPTURES
+
+    def outlast(self, stream: int) -> None:
+        """Return when a stream is not captured, mostly at once; BridgeError if that lasts too long."""
+        deadline = time.monotonic() + _CAPTURE_SECONDS
+        while self.captured(stream):
+            if time.monotonic() >= deadline:
+                raise BridgeError(
+                    "a tensor on the GPU cannot be read or handed on while a graph is captured on a "
+                    f"stream that uses it, or on one that the legacy stream waits for (stream {stream})",
+                    ErrorCode.UNAVAILABLE,
+                )
+            time.sleep(_LOOK)
 
     def count_copy(self, kind: str, nbytes: int) -> None:
         """Count a copy, of at least one byte, which others may make."""
@@ -230,11 +261,18 @@ class CopyMark:
                 call("cuEventSynchronize", self._event)
 
     def order_before(self, other: int) -> None:
-        """Let what follows on another stream of this process wait until this is passed."""
+        """Let what follows on another stream of this process wait until this is passed.
+
+        Where that is captured, this waits, as `CopyStream.order_before`.
+        """
         stream = self._stream
         if stream._stream is None:
             return
         with stream._context.pushed():
+            if stream.captured(other):
+                if not self.done():
+                    self.wait()
+                return
             call("cuStreamWaitEvent", other, self._event, 0)
 
     def __del__(self) -> None:

@@ -16,6 +16,8 @@ from gpubridge.errors import BridgeError, ErrorCode, invalid
 OUT_OF_MEMORY = 2
 NOT_READY = 600
 NOT_SUPPORTED = 801
+CAPTURES = range(900, 910)
+"""Answers that only the capture of a graph is a reason for."""
 HANDLE_BYTES = 64
 # No status of the driver's: it did not get as far.
 _NOT_FOUND = -1

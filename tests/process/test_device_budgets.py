@@ -81,6 +81,7 @@ ALLOWED = {
     "cuMemcpyDtoHAsync",
     "cuMemcpyHtoDAsync",
     "cuEventSynchronize",
+    "cuStreamIsCapturing",
     "cuStreamQuery",
     "cuStreamWaitEvent",
     "cuThreadExchangeStreamCaptureMode",

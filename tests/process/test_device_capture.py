@@ -1,4 +1,4 @@
-"""A model that captures a graph while the bridge pins memory beside it."""
+"""A model that captures a graph while the bridge pins memory beside it, or gives some back."""
 
 from __future__ import annotations
 
@@ -64,3 +64,92 @@ def test_a_graph_is_captured_while_memory_grows(tmp_path, mode, where):
         names = [call.name for call in served.machine.calls(pid=pid)]
         begun, ended = names.index("cuStreamBeginCapture"), names.index("cuStreamEndCapture")
         assert "cuMemHostRegister" in names[begun:ended]
+
+
+# What goes back while it captures was used on the captured stream, or on the legacy one, which cannot
+# be used meanwhile; the arena grows then, which looks at what is over.
+DROPPING = (
+    CAPTURING.replace("MODE", "0")
+    .replace(
+        "            ok(d.cuStreamBeginCapture",
+        "            over = pb_utils.Tensor.empty('T', [4096], np.uint8, 'cuda')\n"
+        "            over.__dlpack__(stream=USED)\n"
+        "            del over\n"
+        "            ok(d.cuStreamBeginCapture",
+    )
+    .replace('"DEVICE", [4096]', '"DEVICE", [(20 << 20) if number < 3 else 4096]')
+)
+BLOCKING = "Library()\n        self.library.stream = int(ok(d.cuStreamCreate(0)))"
+
+
+@pytest.mark.parametrize(
+    ("used", "library"),
+    [("library.stream", "Library()"), ("1", BLOCKING)],
+    ids=["own stream", "legacy"],
+)
+def test_memory_that_goes_back_meanwhile_stays_out_of_the_graph(tmp_path, used, library):
+    source = DROPPING.replace("USED", used).replace(
+        "self.library = Library()", f"self.library = {library}"
+    )
+    write_device_model(tmp_path, "captures", source, config=placement("source"))
+    with running_device_server(tmp_path, arena=256 << 20) as served:
+        for _ in range(3):
+            values = np.random.default_rng().random(8, np.float32)
+            assert served.infer("captures", values) == (200, (2 * values).tolist())
+
+
+# The first request leaves a thread capturing, which drops a tensor of the captured stream; the second
+# copies meanwhile, and the third says how the capture has ended.
+BESIDE = (
+    LIBRARY
+    + """
+import threading
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.library = Library()
+        self.begun, self.copied = threading.Event(), threading.Event()
+        self.steps, self.ended = iter([self.begin, self.copy, self.end]), []
+
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse(
+            [pb_utils.Tensor("OUT", np.array([next(self.steps)()], np.float32))]) for _ in requests]
+
+    def capture(self, kept):
+        stream = Library().stream = self.library.stream
+        ok(d.cuStreamBeginCapture(stream, d.CUstreamCaptureMode(1)))
+        kept.clear()
+        self.begun.set()
+        self.copied.wait()
+        # The stub settles with nothing to do, too.
+        time.sleep(0.3)
+        self.ended.append(int(d.cuStreamEndCapture(stream)[0]))
+
+    def begin(self):
+        tensor = pb_utils.Tensor.empty("T", [4096], np.uint8, "cuda")
+        tensor.__dlpack__(stream=self.library.stream)
+        self.thread = threading.Thread(target=self.capture, args=([tensor],))
+        del tensor
+        self.thread.start()
+        self.begun.wait()
+        return 0
+
+    def copy(self):
+        pb_utils.Tensor.empty("T", [1024], np.uint8, "cuda").as_numpy()
+        self.copied.set()
+        return 0
+
+    def end(self):
+        self.thread.join()
+        return self.ended[0]
+"""
+)
+
+
+def test_a_stub_gives_memory_back_while_a_thread_of_its_model_captures(tmp_path):
+    write_device_model(tmp_path, "beside", BESIDE)
+    with running_device_server(tmp_path) as served:
+        pids = pids_of(served, "beside")
+        for _ in range(3):
+            assert served.infer("beside", np.ones(1, np.float32)) == (200, [0.0])
+        assert pids_of(served, "beside") == pids

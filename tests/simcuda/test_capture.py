@@ -170,6 +170,16 @@ def test_the_legacy_stream_spoils_captures_of_blocking_streams(machine, blocking
         assert worker.do("answer = status(stream)") == (INVALIDATED if blocking else ACTIVE)
 
 
+def test_to_ask_whether_the_legacy_stream_is_captured_spoils_nothing(machine):
+    with running_worker(machine) as worker:
+        worker.do(SETUP + "stream = ok(d.cuStreamCreate(0)); begin(stream, 1)")
+        assert worker.do("answer = int(d.cuStreamIsCapturing(0)[0]), end(stream)") == [
+            IMPLICIT,
+            SUCCESS,
+        ]
+        assert worker.do("answer = status(0)") == NONE
+
+
 # -- several streams ----------------------------------------------------------------------------------
 
 FORK = (

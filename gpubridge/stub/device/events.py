@@ -50,7 +50,14 @@ class AwaitedEvent:
         self._ordered: set[int] = set()
 
     def order_before(self, stream: int, /) -> None:
-        """Let what is submitted to a stream from now on wait until the bytes are complete."""
+        """Let what is submitted to a stream from now on wait until the bytes are complete.
+
+        Where that is captured, this waits: a graph cannot wait for what is not of it.
+        """
+        if self._copies.captured(stream):
+            if not self.done():
+                self.wait()
+            return
         if stream in self._ordered:
             # The server has been shown it; a stream of another one's may have the handle by now.
             self._events.order(self._number, stream)
@@ -138,6 +145,7 @@ class EdgeEvents:
     def _lease(self, ring: EventRing, streams: set[int], copies: Transfers) -> EventLease | None:
         # Of one stream no other has to know.
         (stream,) = streams if len(streams) == 1 else (_join(streams, copies),)
+        self._marking().outlast(stream)
         with self._noting:
             lease = ring.record(stream)
             if lease is not None:

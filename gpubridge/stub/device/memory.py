@@ -6,10 +6,11 @@ their lenders, opened memory to the driver. What nobody looks at any more is *ov
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence, Set as AbstractSet
+from collections.abc import Iterator, Sequence, Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from gpubridge.cuda_ipc import (
@@ -331,13 +332,15 @@ class StubDevice:
 
     def collect(self, stream: CopyStream, behind: AbstractSet[int]) -> list[object]:
         """Return what is over and used by no other streams than these; see `OverMemory`."""
-        with self._settling:
-            return self._needed().over.collect(stream, behind)
+        parts = self._needed()
+        with self._settling, self._later():
+            return parts.over.collect(stream, behind)
+        return []
 
     def passed(self, over: list[object]) -> None:
         """Give back what was collected, the stream having been waited for."""
         parts = self._needed()
-        with self._settling:
+        with self._settling, self._later():
             parts.over.passed(over)
             self._sweep(parts)
 
@@ -346,10 +349,20 @@ class StubDevice:
         parts = self._parts
         if parts is None:
             return
-        with self._settling:
+        with self._settling, self._later():
             parts.over.settle()
             self.events.sweep()
             self._sweep(parts)
+
+    @contextlib.contextmanager
+    def _later(self) -> Iterator[None]:
+        """Leave memory where it is until somebody settles again, unless the device is lost."""
+        try:
+            yield
+        except BridgeError as error:
+            self.note(error)
+            if self.lost is not None:
+                raise
 
     def _sweep(self, parts: _Parts) -> None:
         parts.uploads.sweep()
@@ -364,11 +377,8 @@ class StubDevice:
         """
         pause = _FIRST_PAUSE
         while self.lost is None and self.busy and not arrives(pause):
-            try:
+            with contextlib.suppress(CudaError):
                 self.settle()
-            except BridgeError as error:
-                self.note(error)
-                break
             pause = min(2 * pause, _LONGEST_PAUSE)
         return self.lost
 

@@ -5,11 +5,13 @@ A stream of its own is ordered behind those streams; when it has passed, the mem
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Sequence, Set as AbstractSet
 from typing import Callable, Optional
 
 from gpubridge.cuda_ipc import CopyMark, CopyStream, CudaError, DeviceSlot
+from gpubridge.cuda_ipc.driver import CAPTURES
 from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.tensor.streams import UsedStreams
 
@@ -42,7 +44,7 @@ def follow(copies: CopyStream, stream: int) -> None:
     try:
         copies.order_after(stream)
     except CudaError as error:
-        if error.sticky:
+        if error.sticky or error.status in CAPTURES:
             raise
         # What it had to do can only be waited for.
         copies.wait_for_all()
@@ -61,20 +63,23 @@ def precede(copies: CopyStream, stream: int) -> None:
 class OverMemory:
     """Gives back what is over: slots to the arena, by ``free``, all else by letting go of it.
 
-    Finalizers only add to it; `collect`, `passed` and `settle` are for one thread at a time. ``stream`` has nothing else to do
-    than to come after those that used the memory.
+    Finalizers only add to it; `collect`, `passed` and `settle` are for one thread at a time, and
+    what raises CudaError there keeps what is over for later. ``stream`` has nothing else to do than
+    to come after those that used the memory.
     """
 
     def __init__(self, stream: CopyStream, free: Callable[[DeviceSlot], None]) -> None:
         self.stream = stream
         self._free = free
         self._over: Over = deque()
+        # What ``stream`` is behind already, and what is marked there, too.
+        self._behind: list[object] = []
         self._passing: deque[tuple[CopyMark, list[object]]] = deque()
 
     @property
     def left(self) -> bool:
         """Return whether streams may still use unreferenced memory."""
-        return bool(self._passing or self._over)
+        return bool(self._passing or self._behind or self._over)
 
     def hold(self, kept: object) -> DeviceHold:
         """Hold something for tensors; it is over with the last of them."""
@@ -87,40 +92,49 @@ class OverMemory:
     def settle(self) -> None:
         """Give back what no stream uses any more; nothing is waited for."""
         self._sweep()
-        over = self.collect(self.stream)
-        if over:
-            self._passing.append((self.stream.mark(), over))
+        self._behind += self.collect(self.stream)
+        if self._behind:
+            self._passing.append((self.stream.mark(), self._behind))
+            over, self._behind = self._behind, []
             self._linger(over)
             self._sweep()
 
     def collect(self, stream: CopyStream, behind: AbstractSet[int] | None = None) -> list[object]:
         """Return what is over and may be in use, a stream having been ordered behind that.
 
-        What nobody uses goes back at once. ``behind``: what other streams than these may use stays.
+        What nobody uses goes back at once. ``behind``: what other streams than these may use stays,
+        and so does what streams use on which graphs are captured now.
         """
-        found: list[object] = []
-        used: list[UsedStreams] = []
+        found: Over = deque()
         left: Over = deque()
-        while self._over:
-            kept, streams, filled = self._over.popleft()
-            filling = filled is not None and not filled.done()
-            if not filling and not streams:
-                # What this was the last to hold is over, too.
-                self._give_back([kept])
-                del kept
-                continue
-            if behind is not None and (filling or not streams.keys() <= behind):
-                left.append((kept, streams, filled))
-                continue
-            if filled is not None and filling:
-                filled.order_before(stream.handle)
-            found.append(kept)
-            used.append(streams)
-        self._over.extendleft(reversed(left))
-        # They live until this returns.
-        for each in set().union(*used):
-            follow(stream, each)
-        return found
+        try:
+            captured = functools.cache(self.stream.captured)
+            while self._over:
+                kept, streams, filled = each = self._over[0]
+                filling = filled is not None and not filled.done()
+                busy = any(map(captured, streams))
+                self._over.popleft()
+                if not filling and not streams:
+                    # What this was the last to hold is over, too.
+                    self._give_back([kept])
+                    del kept, each
+                    continue
+                beyond = behind is not None and (filling or not streams.keys() <= behind)
+                if beyond or busy:
+                    left.append(each)
+                    continue
+                found.append(each)
+                if filled is not None and filling:
+                    filled.order_before(stream.handle)
+            # They live until this returns.
+            for used in set().union(*(streams for _, streams, _ in found)):
+                follow(stream, used)
+        except BaseException:
+            left += found
+            raise
+        finally:
+            self._over.extendleft(reversed(left))
+        return [kept for kept, _, _ in found]
 
     def passed(self, over: list[object]) -> None:
         """Give back what was collected: the stream was waited for."""

@@ -68,7 +68,10 @@ class OrderingStream:
 
     def mark(self, stream: int | None = None) -> CopyMark:
         """Mark what a library's stream has to do now, or the one that has been lent."""
-        return self._events.mark(self.handle if stream is None else stream)
+        if stream is None:
+            return self._events.mark(self.handle)
+        self._events.outlast(stream)
+        return self._events.mark(stream)
 
     def __del__(self) -> None:
         if self._stream is not None:

@@ -1,5 +1,6 @@
 #include "capture.h"
 
+#include <algorithm>
 #include <atomic>
 #include <iterator>
 #include <map>
@@ -106,12 +107,19 @@ CUresult spoil_if(Test test, CUresult code) {
   return result;
 }
 
-// The legacy stream would wait for streams that do nothing.
+// The legacy stream would wait for such a stream, which does nothing.
+bool blocks_legacy(const Stream& stream, CUcontext context) {
+  return stream.context == context && (stream.flags & kStreamNonBlocking) == 0;
+}
+
+bool blocks_legacy(CUcontext context) {
+  return std::any_of(g_captures.begin(), g_captures.end(),
+                     [&](const auto& each) { return blocks_legacy(*each.first, context); });
+}
+
 CUresult refused_legacy(CUcontext context) {
   return spoil_if(
-      [&](const Stream& stream, const Capture&) {
-        return stream.context == context && (stream.flags & kStreamNonBlocking) == 0;
-      },
+      [&](const Stream& stream, const Capture&) { return blocks_legacy(stream, context); },
       kCaptureImplicit);
 }
 
@@ -290,8 +298,9 @@ SIMCUDA_API cuStreamIsCapturing(CUstream handle, int* status) {
   const std::lock_guard lock(g_mutex);
   const Capture* capture = capture_of(stream);
   *status = capture == nullptr ? kNone : capture->valid ? kActive : kInvalidated;
-  return call.end(capture == nullptr && is_legacy(stream) ? refused_legacy(stream->context)
-                                                          : kSuccess);
+  // To ask spoils nothing.
+  const bool unusable = capture == nullptr && is_legacy(stream) && blocks_legacy(stream->context);
+  return call.end(unusable ? kCaptureImplicit : kSuccess);
 }
 
 // -- graphs
