@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-INVALID_HANDLE = 400
+OUT_OF_MEMORY, INVALID_HANDLE = 2, 400
 
 
 @pytest.fixture
@@ -244,3 +246,34 @@ def test_what_is_read_into_memory_of_the_models_is_copied_in_pinned_pieces(machi
     assert machine.activity(worker.pid).spun == 0
     worker.do("device.close()")
     assert len(machine.calls("cuMemHostAlloc")) == len(machine.calls("cuMemFreeHost"))
+
+
+@pytest.mark.parametrize("nth", [2, 5, 6])
+def test_a_device_that_cannot_be_made_leaves_nothing_behind(machine, worker, nth):
+    def made_less_gone():
+        counted = Counter(call.name for call in machine.calls(pid=worker.pid) if not call.result)
+        return [
+            counted[made] - counted[gone]
+            for made, gone in (
+                ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease"),
+                ("cuStreamCreate", "cuStreamDestroy"),
+            )
+        ]
+
+    worker.do(
+        "of = {'uuid': device.uuid, 'limit': whole, 'server': os.getpid()}\n"
+        "again = StubDevice(of, 0, work, cells, None, lambda *what: None, lambda: None,"
+        "lambda *what: None)\n"
+        "def pinning(): return sum(each.name == 'pinning' for each in threading.enumerate())\n"
+        "def ordinal():\n"
+        "    try: return again.ordinal\n"
+        "    except BridgeError as error: return error.code.name"
+    )
+    before, threads = made_less_gone(), worker.do("answer = pinning()")
+    machine.fail("cuStreamCreate", OUT_OF_MEMORY, nth=nth)
+    assert worker.do("answer = [ordinal(), pinning()]") == ["UNAVAILABLE", threads]
+    assert made_less_gone() == before
+    machine.heal()
+    assert worker.do("answer = [ordinal(), pinning()]") == [0, threads + 1]
+    worker.do("again.close()")
+    assert worker.do("answer = pinning()") == threads

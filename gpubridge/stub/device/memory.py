@@ -139,11 +139,18 @@ class StubDevice:
             self._fall_back("device_absent", text)
             self._tell_none()
             raise
-        context = DeviceContext(device)
-        streams = CopyStreams(context)
-        over = OverMemory(CopyStream(context, streams.counts), self._arena.free)
+        with contextlib.ExitStack() as undo:
+            context = DeviceContext(device)
+            undo.callback(context.close)
+            streams = CopyStreams(context)
+            undo.callback(streams.close)
+            after = CopyStream(context, streams.counts)
+            undo.callback(after.close)
+            uploads = Uploads(CopyStream(context, streams.counts))
+            undo.pop_all()
+        over = OverMemory(after, self._arena.free)
+        # It begins once, so nothing may fail behind it.
         self.pinning.begin(context)
-        uploads = Uploads(CopyStream(context, streams.counts))
         return _Parts(device.ordinal, context, streams, uploads, over, StagedCopies(context))
 
     @property

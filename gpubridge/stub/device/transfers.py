@@ -25,9 +25,20 @@ class CopyStreams:
         self.counts = CopyCounts()
         self.context = context
         self._lock = threading.Lock()
-        self._idle = deque(CopyStream(context, self.counts) for _ in range(_STREAMS))
+        self._idle: deque[CopyStream] = deque()
         # What was begun on these, nobody waits for.
         self._unfinished: deque[CopyStream] = deque()
+        try:
+            for _ in range(_STREAMS):
+                self._idle.append(CopyStream(context, self.counts))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give back the streams that have nothing to do."""
+        while self._idle:
+            self._idle.pop().close()
 
     def take(self) -> CopyStream:
         """Lend a stream that nobody else has: one that has nothing to do, if there is one."""
