@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.process.device_models import DOUBLE, HANDLES, running_device_server, write_device_model
+from tests.process.gated_models import CONSUMER, MAKER, Gate
 from tests.process.test_device_clients import IN_PLACE, Client, infer, region
 from tests.process.test_device_edges import CALLER, IN_ARENA, ensemble
 from tests.process.test_device_network import placement
@@ -179,3 +181,23 @@ def test_budget(served, name):
         # The server has no part in it.
         assert len(served.machine.calls(pid=served.server.pid)) == server_calls
         client.post("unregister")
+
+
+def test_who_hands_on_waits_in_no_way(tmp_path):
+    """Not even by asking again and again, which no counter need know of."""
+    write_device_model(tmp_path, "maker", MAKER)
+    write_device_model(tmp_path, "consumer", CONSUMER)
+    ensemble(tmp_path, "two", ["maker", "consumer"])
+    with running_device_server(tmp_path, delay_us=0) as served:
+        given = np.ones(COUNT, np.float32)
+        assert served.infer("two", given)[0] == 200
+        makers, consumers = (Gate(tmp_path, name, served.server) for name in ("maker", "consumer"))
+        makers.hold()
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(served.infer, "two", given)
+            try:
+                # While the maker's kernel lasts.
+                consumers.wait_for("made")
+            finally:
+                makers.open()
+            assert answer.result() == (200, (4 * given).tolist())
