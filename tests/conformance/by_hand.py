@@ -31,6 +31,12 @@ BY_HAND = (
         "JSON parsers take the last one, too",
     ),
     (
+        "the header of a restricted endpoint, where the pattern of forwarded headers matches it",
+        "reaches models",
+        "does not",
+        "its value is a secret",
+    ),
+    (
         "the header of a restricted endpoint, sent twice",
         "the first counts",
         "the last counts",

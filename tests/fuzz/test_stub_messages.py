@@ -133,6 +133,7 @@ async def _hear(messages: list[bytes]) -> None:
     broken: list[str] = []
     regions = Regions(1 << 20)
     ours, theirs = pair()
+    feed = InstanceFeed(None)
     link = StubConnection(
         ours,
         regions,
@@ -140,20 +141,20 @@ async def _hear(messages: list[bytes]) -> None:
         ModelCounters(),
         1 << 16,
         SimpleNamespace(
-            feed=InstanceFeed(None),
+            feed=feed,
             on_completed=lambda text: None,
             on_ready=lambda fd: None,
             on_failed=lambda text: None,
             on_broken=broken.append,
             on_log=lambda fields: None,
-            on_arena_refused=lambda reason: None,
         ),
         WORKERS,
         send_turn(),
     )
     asked = [Asked(regions.arena("m")) for _ in range(3)]
-    link.requests.submit([asked[0].request, asked[1].request])
-    link.requests.submit([asked[2].request])
+    feed.connect(link.requests)
+    feed.submit([asked[0].request, asked[1].request])
+    feed.submit([asked[2].request])
     await asyncio.sleep(0)
     region = os.memfd_create("region", os.MFD_ALLOW_SEALING)
     try:

@@ -202,7 +202,8 @@ class TestPythonBackend:
                 (
                     "unknown key 'zzz' in --backend-config=python,zzz=...; known keys are "
                     "stub-timeout-seconds, execute-timeout-seconds, input-placement, busy-poll-us, device-arena-bytes, "
-                    "device-memory-handles, restart-backoff-limit-seconds, spare-stub-seconds, "
+                    "device-memory-handles, device-events, device-lost-event-seconds, "
+                    "restart-backoff-limit-seconds, spare-stub-seconds, "
                     "environment-cache, environment-limit-bytes, "
                     "shm-default-byte-size, shm-growth-byte-size, shm-region-prefix-name, "
                     "shm_message_queue_size, thread-pool-size, default-max-batch-size"

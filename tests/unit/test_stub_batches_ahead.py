@@ -78,12 +78,13 @@ def test_regions_are_taken_on_the_way_to_the_next_batch(ends):
     ends.server.send(execute(1))
     send_region(ends, 7)
     send_region(ends, 8)
+    ends.server.send(control_message(Kind.DEVICE_REGION, region=9))
     ends.server.send(execute(2))
     assert ends.run() == [(1, 2)]
-    assert ends.regions == [7, 8]
+    assert ends.regions == [7, 8, 9]
 
 
-@pytest.mark.parametrize("kind", [Kind.DROP_REGION, Kind.DEVICE_REGION, Kind.FINALIZE, Kind.TRIM])
+@pytest.mark.parametrize("kind", [Kind.DROP_REGION, Kind.FINALIZE, Kind.TRIM])
 def test_nothing_else_is_done_before_its_turn(ends, kind):
     ends.server.send(execute(1, 2))
     ends.server.send(control_message(kind, region=7))
