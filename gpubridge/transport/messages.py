@@ -72,6 +72,7 @@ FALLBACKS = (
     "shared_inputs_written",
     "device_absent",
     "device_not_shared",
+    "device_memory_full",
     "device_events_not_shared",
     "device_events_in_use",
     "device_input_on_host",
@@ -79,7 +80,8 @@ FALLBACKS = (
     "host_memory_not_pinned",
 )
 """Why a stub takes a slower way: there is no compiled module; its model gets copies of its inputs;
-its process cannot use the GPU, not share memory there with others, or not let their streams wait for
+its process cannot use the GPU, not share memory there with others, get none there for what it
+hands on, or not let their streams wait for
 its own; more is under way to other stubs than there are events; an input is larger than the device arena; that has no room for the
 inputs of two batches; copies to and from the GPU are not asynchronous."""
 

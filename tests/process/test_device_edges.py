@@ -226,3 +226,22 @@ def test_a_trace_does_not_show_what_is_on_a_gpu(tmp_path):
     }
     assert outputs["first"] in (None, "")
     assert "6" in outputs["second"]
+
+
+@pytest.mark.parametrize("form", HANDLES)
+def test_what_a_full_gpu_has_no_memory_for_crosses_in_host_memory(tmp_path, form):
+    write_device_model(tmp_path, "first", DOUBLE)
+    write_device_model(tmp_path, "second", DOUBLE)
+    ensemble(tmp_path, "both", ["first", "second"])
+    with running_device_server(tmp_path, handles=form, arena=64 << 20) as served:
+        full = 'gpubridge_fallbacks_total{model="first",reason="device_memory_full",version="1"}'
+        # A framework has the rest, for the moment.
+        served.machine.set_memory(24 << 20)
+        for _ in range(3):
+            assert served.infer("both", [1.0]) == (200, [4.0])
+        assert served.server.metrics()[full] == 3
+        assert served.server.log().count("while it has no memory for them") == 1
+        served.machine.set_memory(1 << 30)
+        with served.doing("first", d2d=(4, 1)), served.doing("second", d2h=(4, 1), waits=1):
+            assert served.infer("both", [1.0]) == (200, [4.0])
+        assert served.server.metrics()[full] == 3

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Callable
 
 from gpubridge.cuda_ipc import CopyStream, EventLease, EventRing, SharedEvents
-from gpubridge.errors import InternalError
+from gpubridge.errors import BridgeError, ErrorCode, InternalError
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.stub.device.event_waits import EventWaits
 from gpubridge.stub.device.regions import DeviceRegions
@@ -108,7 +108,13 @@ class EdgeEvents:
         self._said = False
 
     def _begin(self) -> None:
-        own = self._arena.first().events
+        try:
+            own = self._arena.first().events
+        except BridgeError as error:
+            if error.code is not ErrorCode.UNAVAILABLE:
+                raise
+            # There is no memory for them now: this waits.
+            return
         with self._noting:
             if self._begun:
                 return

@@ -25,6 +25,7 @@ from gpubridge.cuda_ipc import (
     find_device,
 )
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.pb_utils.logger import Logger
 from gpubridge.stub.device.events import EdgeEvents, streams_behind
 from gpubridge.stub.device.over import DeviceHold, OverMemory, Uploads
 from gpubridge.stub.device.own_arena import OwnArena
@@ -102,6 +103,7 @@ class StubDevice:
         self.lost: CudaError | None = None
         self.shared = True
         self._absent: BridgeError | None = None
+        self._full_said = False
         # Any thread may be the first to need it; any may settle.
         self._making = threading.Lock()
         self._settling = threading.Lock()
@@ -183,8 +185,23 @@ class StubDevice:
     def hands_on(self) -> bool:
         """Return whether others may be handed what is in the arena, which is made to find that out."""
         if self.shared:
-            self._arena.first()
+            try:
+                self._arena.first()
+            except BridgeError as error:
+                self.note_full(error)
+                return False
         return self.shared
+
+    def note_full(self, error: BridgeError) -> None:
+        """Say that a tensor crosses in host memory as the device is full; raises another error."""
+        if error.code is not ErrorCode.UNAVAILABLE:
+            raise error
+        text = (
+            f"tensors leave the GPU between models while it has no memory for them: {error.message}"
+        )
+        level = Logger.VERBOSE if self._full_said else Logger.WARNING
+        self._full_said = True
+        self._fall_back("device_memory_full", text, int(level))
 
     @property
     def capacity(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Optional
 import numpy as np
 
 from gpubridge.cuda_ipc import EventLease
+from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Slot
 from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.device_tensor import DeviceTensor
@@ -208,10 +209,14 @@ class _Job:
             return
         place = device.place_in_arena(data)
         if place is None and data.nbytes <= device.capacity:
-            data = self._copies.copy(data)
-            place = device.place_in_arena(data)
+            try:
+                data = self._copies.copy(data)
+                place = device.place_in_arena(data)
+            except BridgeError as error:
+                device.note_full(error)
         if place is None or not device.shared:
-            # It goes by way of the host: it is too large, or the arena has become this process's alone.
+            # It goes by way of the host: it is too large, there is no room, or the arena has become
+            # this process's alone.
             self.send_from_device(data)
             return
         self._handed_on.append(data)
