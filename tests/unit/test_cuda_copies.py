@@ -82,6 +82,7 @@ def test_nothing_is_made_in_steady_state(machine, worker):
         "cuCtxPopCurrent",
         "cuMemcpyHtoDAsync",
         "cuMemcpyDtoHAsync",
+        "cuStreamIsCapturing",
         "cuEventRecord",
         "cuStreamWaitEvent",
         "cuEventQuery",
