@@ -17,8 +17,12 @@ LEGACY_STREAM, PER_THREAD_STREAM = 1, 2
 _KNOWN = ("torch", "cupy")
 #: What else takes DLPack capsules to streams of its own, of which nothing can be asked here.
 _OTHERS = (
-    "cudf",
+    "cucim",
     "cuda.core",
+    "cudf",
+    "cugraph",
+    "cuml",
+    "cuvs",
     "cvcuda",
     "dgl",
     "jax",
@@ -27,13 +31,17 @@ _OTHERS = (
     "nvcv",
     "nvidia.dali",
     "nvidia.nvimgcodec",
+    "nvmath",
     "onnxruntime",
     "paddle",
     "pycuda",
+    "pylibraft",
+    "PyNvVideoCodec",
     "rmm",
     "tensorflow",
     "tensorrt",
     "tvm",
+    "vpi",
     "warp",
 )
 
