@@ -84,7 +84,6 @@ def test_nothing_is_made_in_steady_state(machine, worker):
         "cuMemcpyDtoHAsync",
         "cuStreamIsCapturing",
         "cuEventRecord",
-        "cuStreamIsCapturing",
         "cuStreamWaitEvent",
         "cuEventQuery",
     }
