@@ -71,7 +71,7 @@ class SoakReport:
 
 @dataclass(frozen=True)
 class Aim:
-    """When a soak ends: with so many requests answered and stubs killed, or after ``seconds``.
+    """End of a soak: with so many requests answered and stubs killed, or after ``seconds``.
 
     Without numbers it lasts ``seconds``; with them it has failed by then.
     """

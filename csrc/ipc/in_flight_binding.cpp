@@ -107,7 +107,7 @@ void RequestsAtStub::take_gathered(std::string_view message) {
       new_ones = new_ones || core_.holds(batch.sequence);
     }
   } catch (const std::invalid_argument&) {
-    // Nobody is left who could be told.
+    // There is no listener to report it to.
     return;
   }
   if (new_ones) take(message, 0);

@@ -34,7 +34,7 @@ std::atomic<std::uint64_t> starvations = 0;
 // Handles what is not for this one.
 struct sigaction handler_before;
 std::uintptr_t page_size = 0;
-// A forked child's own pages are nobody's here: it ends as it would without this.
+// Pages of a forked child are not watched: it ends as it would without this.
 pid_t watching_process = -1;
 
 // Puts zeros in the place of a page that is not there, and of those behind the end of the object.

@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 
 
 class Normalization(NamedTuple):
-    """What the model subtracted and divided by, per channel, on a scale of 0 to 1; and its layout."""
+    """Mean and deviation that the model used, per channel, on a scale of 0 to 1; and its layout."""
 
     mean: npt.NDArray[np.float64]
     std: npt.NDArray[np.float64]

@@ -8,7 +8,7 @@ _PROGRAM = "nvidia-smi"
 
 
 def processes_on(device: str) -> dict[int, int] | str:
-    """Return the MiB of a device's memory by process, 0 where that is not told; or why nobody tells."""
+    """Return the MiB of a device's memory by process, 0 where that is not told; or the reason why it is unknown."""
     query = ["--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-i", device]
     try:
         asked = subprocess.run(

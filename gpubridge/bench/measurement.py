@@ -138,7 +138,7 @@ class Point:
 
     - ``began``, ``seconds``: when its load began, by ``time.monotonic``, and how long it lasted.
     - ``copied``: bytes that the bridge says that it has copied, by kind.
-    - ``pcie``: over PCIe above idle; None where nobody tells, and ``no_pcie`` why.
+    - ``pcie``: over PCIe above idle; None where it is unknown, and ``no_pcie`` says why.
     - ``gpu_mib``: what the server, its models and this client hold on the GPU.
     """
 
@@ -259,7 +259,7 @@ class _Processes:
         self.others = set() if isinstance(found, str) else set(found) - {os.getpid()}
 
     def held_by(self, server: int) -> int | None:
-        """Return the MiB of GPU memory of all who take part; None where nobody tells."""
+        """Return the MiB of GPU memory of all processes that take part; None where it is unknown."""
         # Some end meanwhile: a server tries what works on the device in processes of its own.
         family = {os.getpid(), *_family(server)}
         found = processes_on(self._device)

@@ -18,7 +18,7 @@ _INTERVAL = 0.01
 
 
 def main() -> int:
-    """Read until nobody listens."""
+    """Read until the reader has gone."""
     try:
         counters = PcieCounters(sys.argv[1])
         _tell(counters.fastest)

@@ -76,7 +76,7 @@ def judge(measured: Measured) -> Verdict:
     for point in measured.points:
         if point.path.stays:
             _judge_copies(point, verdict)
-            # What others may have moved speaks against nobody.
+            # Bytes that other processes may have moved are no fault.
             _judge_pcie(point, verdict.doubts if measured.others else verdict.failures)
     _judge_meter(measured, verdict)
     return verdict

@@ -49,7 +49,7 @@ _PAUSE = 0.02
 def main(arguments: list[str]) -> None:
     """Run one of them; the exporter prints what works, as `check_device` reads it."""
     role, device_uuid, *descriptor = arguments
-    # Whoever hangs in the driver is ended by the system, also when nobody is left who would.
+    # The system ends a process that hangs in the driver, also when its parent has died.
     signal.alarm(_LONGEST_SECONDS)
     if role == "import":
         try:

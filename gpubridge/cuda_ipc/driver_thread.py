@@ -17,7 +17,7 @@ class DriverThread:
         self._thread.start()
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Do something later, of which nobody hears; finalizers may call this, on any thread."""
+        """Do something later, without a result; finalizers may call this, on any thread."""
         self._queue.put(work)
 
     def finish(self) -> None:

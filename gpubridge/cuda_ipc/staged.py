@@ -1,6 +1,6 @@
 """Copies between a device and host memory that is not pinned, by way of pinned pieces.
 
-The driver would do that, too: a piece after the other, while the caller burns a processor. Here several
+The driver would do that, too: a piece after the other, while the caller spins on a processor. Here several
 threads copy pieces, so that one is on its way to or from the device while others are copied on the host.
 """
 
@@ -170,5 +170,5 @@ def _pieces(parts: Sequence[Part]) -> Iterator[Part]:
 
 
 def _copy(to: memoryview, source: memoryview) -> None:
-    # NumPy lets go of the interpreter's lock meanwhile.
+    # NumPy releases the interpreter's lock meanwhile.
     np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(source, np.uint8))

@@ -154,7 +154,7 @@ class ClientRegions:
             self._coming.discard(name)
         others = [region.segment for region in self._registered.values()]
         self._registered[name] = ClientRegion(name, "", 0, nbytes, segment, device_id)
-        # Whoever has such memory of clients will be handed this, too: it opens it before that.
+        # A stub that has such memory of clients will be handed this, too: it opens it before that.
         near = [
             other.region
             for other in others
@@ -314,7 +314,7 @@ class ClientRegions:
         if not 0 < nbytes <= region.nbytes - offset:
             raise invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
         begin = region.offset + offset
-        # Nobody can hinder the client from shrinking it later.
+        # The client can shrink it later all the same.
         if not region.segment.has(begin + nbytes):
             raise invalid(
                 f"shared memory region '{name}': the object '{region.key}' was shrunk after it had "

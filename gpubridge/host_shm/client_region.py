@@ -1,7 +1,7 @@
 """Clients' POSIX shared memory: opened by the server, which never touches it, mapped by stubs.
 
 Who touches memory of an object that its owner has shrunk gets SIGBUS. So the server only holds the
-descriptor; each stub maps it itself, and goes on with zeros there, which it answers nobody with. So it
+descriptor; each stub maps it itself, and goes on with zeros there, which never become an answer. So it
 does where /dev/shm is full, and a page is not there yet. Without the compiled module it dies.
 """
 
@@ -72,7 +72,7 @@ class ClientMapping:
 
     @property
     def lost(self) -> bool:
-        """Whether some of it was touched that its client had taken away: that holds zeros now."""
+        """True if pages were touched that the client had taken away: they hold zeros now."""
         return self._watched is not None and self._watched.lost
 
     @property

@@ -122,7 +122,7 @@ async def first_response(source: ResponseSource) -> Any:
 
 
 async def _when_ready(source: ResponseSource) -> None:
-    # Loaded by whoever runs this.
+    # Loaded already: a coroutine runs.
     from asyncio import get_running_loop  # noqa: PLC0415
 
     await source.when_ready(get_running_loop())

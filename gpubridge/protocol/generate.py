@@ -92,7 +92,7 @@ def _check_unique(body: bytes, document: JsonObject, inputs: Collection[str]) ->
 
 
 def _nothing(_: str) -> None:
-    """Return nothing for a number, which nobody looks at."""
+    """Return nothing for a number, which is not used."""
 
 
 class _Pairs(list[tuple[str, Any]]):

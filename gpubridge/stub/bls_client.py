@@ -247,7 +247,7 @@ class BlsClient:
         return question
 
     def abandon(self, number: int) -> None:
-        """Nobody waits for a call's responses any more; from any thread, at any time."""
+        """Cancel a call whose responses are no longer wanted; from any thread, at any time."""
         if self._calls.pop(number, None) is not None:
             try:
                 self.tell(CallKind.CANCEL, call=number)

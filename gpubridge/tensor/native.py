@@ -60,7 +60,7 @@ class NativeWatchedPages(Protocol):
     """A mapping of a client's memory, whose bytes it exports; see `gpubridge.host_shm.client_region`."""
 
     lost: bool
-    """Whether pages that were gone when they were touched hold zeros instead."""
+    """True if pages that were gone when they were touched hold zeros instead."""
     starved: int
     """Grows with each page that was touched without memory for it, and holds zeros; 0 at first."""
 

@@ -1,7 +1,7 @@
 """CUDA streams by their handles, and the current ones of the frameworks that a model has imported.
 
 No framework is imported here, or made to initialise CUDA. A handle is worth something as long as its
-stream lives: whoever remembers it holds the framework's object with it, which destroys the stream when
+stream lives: a place that remembers it holds the framework's object with it, which destroys the stream when
 it goes (CuPy's does; PyTorch never destroys those of its pool).
 """
 

@@ -180,7 +180,7 @@ def test_a_driver_that_tells_no_rates_is_no_proof(machine, tmp_path):
 
 
 def test_others_on_the_gpu_are_noticed(machine, tmp_path):
-    """What they move is no failure of the device paths."""
+    """Bytes that other processes move are no failure of the device paths."""
     path = on_path(tmp_path / "bin", others="1, 17")
     done, document = bench(machine, tmp_path, path=path, nvml="counting")
     assert done.returncode == 0, done.stdout + done.stderr

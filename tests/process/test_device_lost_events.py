@@ -1,4 +1,4 @@
-"""What drivers do with the events of a killed process, and what the server makes of it."""
+"""Events of a killed process, as drivers treat them, and the server's reaction."""
 
 from __future__ import annotations
 

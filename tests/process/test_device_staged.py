@@ -102,7 +102,7 @@ def test_a_copy_that_fails_costs_its_own_request(served, client, call):
 
 
 def test_an_output_goes_from_the_gpu_to_system_memory_of_a_client_in_pinned_pieces(served):
-    """Nobody has that memory pinned: the driver would copy it alone, and burn a processor."""
+    """That memory is not pinned: the driver would copy it alone, and use a whole processor."""
     with memory(NBYTES) as (key, handle):
         values = shm.get_contents_as_numpy(handle, np.float32, [COUNT])
         body = json.dumps({"key": key, "offset": 0, "byte_size": NBYTES})

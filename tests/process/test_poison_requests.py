@@ -87,7 +87,7 @@ def test_a_spare_process_is_one_is_ended_after_a_while_and_with_its_model(tmp_pa
 
 @pytest.mark.parametrize(("block", "seconds"), [("fcntl.LOCK_NB", 60), ("0", 2)])
 def test_a_model_that_cannot_be_there_twice_is_served(tmp_path, block, seconds):
-    """Whether the second one fails to start, or waits until the first has ended."""
+    """The second one fails to start, or waits until the first has ended."""
     alone = tmp_path / "alone"
     write_code_model(
         tmp_path / "models",

@@ -1,4 +1,4 @@
-"""What calls of the simulated driver cost, and what cannot be set."""
+"""Costs of the simulated driver's calls, and settings that it refuses."""
 
 from __future__ import annotations
 

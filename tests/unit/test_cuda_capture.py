@@ -1,4 +1,4 @@
-"""What the bridge does while a model captures a graph spoils nothing, in whatever thread it is done."""
+"""Calls of the bridge, in any thread, do not spoil a graph that a model captures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where stubs wait for each other's events, and who is ended when a driver lets nobody go."""
+"""Sharing of events between stubs, and the end of stubs that a driver never releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stub shows of the events that its streams wait for: neither before nor after they do."""
+"""Events that a stub shows: while its streams wait for them, neither before nor after."""
 
 from __future__ import annotations
 

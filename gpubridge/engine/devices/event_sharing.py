@@ -1,8 +1,8 @@
-"""Where stubs of a GPU wait for each other's events, and what ends a wait for a stub that is dead.
+"""Choice whether stubs of a GPU wait for each other's events, and the end of waits for dead stubs.
 
 What a driver does with the events of a killed process is in no manual. So stubs are told to use theirs
 only when three processes have tried it on their GPU (`gpubridge.cuda_ipc.check_device`); before that, and
-where it fails, the stub that hands a tensor on waits for it. And where streams are not let go in spite
+where it fails, the stub that hands a tensor on waits for it. And where streams are not released in spite
 of that, a deadline ends the stubs that have them.
 """
 
@@ -56,7 +56,7 @@ class EventSharing:
 
     - ``way``: ``share`` and ``wait`` say it for all; ``auto`` has it tried when a stub is first handed
       memory of another one.
-    - ``seconds``: how long streams may wait for a dead stub after they were let go.
+    - ``seconds``: how long streams may wait for a dead stub after they were released.
     """
 
     def __init__(self, way: DeviceEvents = "auto", seconds: float = 5.0) -> None:
@@ -121,7 +121,7 @@ class EventSharing:
         )
 
     def _end_waiting(self, uuid: str, lost: frozenset[int], since: int, loss: str) -> None:
-        """End those that wait, and those that wait for them: no driver lets go of these either."""
+        """End those that wait, and those that wait for them: no driver releases these either."""
         users = {user for user in self._users if user.uuid == uuid}
         while waiting := {user for user in users if user.waits_for(lost, since) is not False}:
             users -= waiting

@@ -224,7 +224,7 @@ class DeviceMemory:
         self._releases.start(release())
 
     def free(self, segment: Closable) -> None:
-        """Free or close memory that nobody uses any more; from any thread, or finalizer."""
+        """Free or close memory that is no longer used; from any thread, or finalizer."""
         thread = self._thread
         # Without it the server ends, and the memory goes with it.
         if thread is not None:

@@ -73,7 +73,6 @@ class GrpcService:
         workers: Workers,
         settings: ServerSettings,
     ) -> None:
-        message_limit = settings.grpc_max_message_size
         self._restrictions = settings.grpc_restricted_protocol
         headers = ForwardedHeaders(settings.grpc_header_forward_pattern, self._restrictions)
         self._repository = repository
@@ -86,9 +85,20 @@ class GrpcService:
         self.coder = MessageCoder(workers, memory.arenas.budget)
         forms = FormCache(self._find, memory.arenas.arena, memory.check)
         self._forms = forms
+        self._methods = self._list_methods(ready, forms, memory, settings.grpc_max_message_size)
+        self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
+        for number, method in enumerate(self._methods):
+            if (restriction := self._restrictions.get(method.group)) is not None:
+                self.methods.require(number, restriction.name, restriction.value)
+        traces = headers if headers.active else repository.telemetry.traces
+        self.infer = InferEndpoint(0, forms, memory, traces, self.coder)
+
+    def _list_methods(
+        self, ready: Callable[[], bool], forms: FormCache, memory: RequestMemory, message_limit: int
+    ) -> list[_Method]:
+        """Return all methods; the compiled module knows each by its index, and ModelInfer as the first."""
         small = min(CONTROL_BYTES, message_limit)
-        # The compiled module knows each by its index, and ModelInfer is the first.
-        self._methods = [
+        methods = [
             _Method(
                 "inference",
                 _SERVICE + b"ModelInfer",
@@ -115,24 +125,17 @@ class GrpcService:
         for group, answers in self._control_answers(ready).items():
             for name, answer in answers.items():
                 path, answered = _SERVICE + name.encode(), partial(_answered, name, answer)
-                self._methods.append(self._unary(group, path, small, answered))
+                methods.append(self._unary(group, path, small, answered))
         budget = memory.arenas.budget
-        self._methods.append(
-            _Method(
-                "model-repository",
-                _SERVICE + b"RepositoryModelLoad",
-                _INFER,
-                # A model may be loaded with its files in the message.
-                message_limit,
-                lambda opening: LoadCall(opening, self._load, self._tasks, budget=budget),
-            )
+        # A model may be loaded with its files in the message.
+        load = _Method(
+            "model-repository",
+            _SERVICE + b"RepositoryModelLoad",
+            _INFER,
+            message_limit,
+            lambda opening: LoadCall(opening, self._load, self._tasks, budget=budget),
         )
-        self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
-        for number, method in enumerate(self._methods):
-            if (restriction := self._restrictions.get(method.group)) is not None:
-                self.methods.require(number, restriction.name, restriction.value)
-        traces = headers if headers.active else repository.telemetry.traces
-        self.infer = InferEndpoint(0, forms, memory, traces, self.coder)
+        return [*methods, load]
 
     def _control_answers(
         self, ready: Callable[[], bool]

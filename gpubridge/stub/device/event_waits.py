@@ -1,6 +1,6 @@
-"""What this stub's streams wait for of other stubs, shown to the server.
+"""Waits of this stub's streams for events of other stubs, shown to the server.
 
-When a stub dies before its work is complete, the server lets go of who waits for that. Where a driver
+When a stub dies before its work is complete, the server releases the streams that wait for that. Where a driver
 does not heed it, streams here would wait for ever; only a stub can tell that from a model that takes
 long. So each wait lies between two marks of its stream: it lasts while the first is passed and the second
 is not. A thread looks at them now and then, as the model's may wait for the GPU itself.

@@ -54,7 +54,7 @@ def show_work(counts: CopyCounts, words: memoryview) -> None:
 
 
 class _Parts(NamedTuple):
-    """What exists of a device once somebody needs it."""
+    """Context and streams of a device, made at first need."""
 
     ordinal: int
     context: DeviceContext

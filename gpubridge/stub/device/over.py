@@ -102,7 +102,7 @@ class OverMemory:
     def collect(self, stream: CopyStream, behind: AbstractSet[int] | None = None) -> list[object]:
         """Return what is over and may be in use, a stream having been ordered behind that.
 
-        What nobody uses goes back at once. ``behind``: what other streams than these may use stays,
+        Unused memory goes back at once. ``behind``: what other streams than these may use stays,
         and so does what streams use on which graphs are captured now.
         """
         found: Over = deque()

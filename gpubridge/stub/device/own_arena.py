@@ -33,7 +33,7 @@ class OwnArena:
 
     - ``limit``: bytes of all segments together.
     - ``ask``: asks the server for a segment (`BlsClient.ask`).
-    - ``alone``: why nobody else can have the memory open; empty as far as others can.
+    - ``alone``: why no other process can have the memory open; empty as far as others can.
     - ``keep_alone``: told when that is found out.
 
     Attribute ``books``: these know the segments, since their tensors may come back.

@@ -22,7 +22,7 @@ _Range = tuple[Segment, int, int]
 
 
 class HostPinning:
-    """Pins ranges of host memory, and unpins them; nobody waits for either.
+    """Pins ranges of host memory, and unpins them; no caller waits for either.
 
     A range that is removed stays mapped until it is unpinned. Until a range is pinned, and where it
     cannot be, copies work all the same, but their caller waits. Nothing is pinned before `begin`.

@@ -1,4 +1,4 @@
-"""Device memory that a stub has open: each region once, until nobody uses it any more.
+"""Device memory that a stub has open: each region once, until it is no longer used.
 
 A thread of its own opens and closes, one region after the other: either may take milliseconds, and
 closing waits for all work of the process on the device. Who needs a region waits until it is open.
@@ -56,7 +56,7 @@ class _Attempt:
 
 
 class _End:
-    """Has a region closed with its last reference, and after nobody can find it any more."""
+    """Has a region closed with its last reference, after it can no longer be found."""
 
     __slots__ = ("_close", "_state")
 
@@ -69,7 +69,7 @@ class _End:
 
 
 class OpenedRegion:
-    """Device memory that this process has open, or will; closed when nobody refers to it any more.
+    """Device memory that this process has open, or will; closed with the last reference to it.
 
     ``view`` stands for it in lease books; ``client`` says whether it is a client's.
     """
@@ -115,12 +115,12 @@ class OpenedRegion:
 
     @property
     def pointer(self) -> int:
-        """Where it lies in this process's device addresses; waits, and raises, as `opened`."""
+        """Return its address on the device in this process; waits, and raises, as `opened`."""
         return self.opened().segment.pointer
 
     @property
     def events(self) -> SharedEvents | None:
-        """The events by which whoever fills it says what is complete; waits, and raises, as `opened`."""
+        """The events by which the process that fills it says what is complete; waits, and raises, as `opened`."""
         return self.opened().events
 
 
@@ -131,7 +131,7 @@ class DeviceRegions:
     - ``owner``: the upper half of the ids of regions that are made here.
     - ``tell_closed``: tells the server that a region was closed, and how many announcements of it
       had come by then.
-    - ``no_events``: why nobody can wait for events of a region; empty as far as others can.
+    - ``no_events``: why no process can wait for events of a region; empty as far as others can.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class DeviceRegions:
                 opened.opened()
 
     def finish(self) -> None:
-        """Wait until what nobody uses any more is closed, and the server told."""
+        """Wait until unused regions are closed, and the server told."""
         if self._thread is not None:
             self._thread.finish()
 

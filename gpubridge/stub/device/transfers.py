@@ -1,4 +1,4 @@
-"""Copies that belong together, on streams of their own: nobody waits for those of somebody else.
+"""Copies that belong together, on streams of their own: no request waits for another's.
 
 A stream that waits for a model's long kernel is another response's as little as that kernel is.
 """
@@ -26,7 +26,7 @@ class CopyStreams:
         self.context = context
         self._lock = threading.Lock()
         self._idle: deque[CopyStream] = deque()
-        # What was begun on these, nobody waits for.
+        # No caller waits for work that was begun on these.
         self._unfinished: deque[CopyStream] = deque()
         try:
             for _ in range(_STREAMS):
@@ -41,7 +41,7 @@ class CopyStreams:
             self._idle.pop().close()
 
     def take(self) -> CopyStream:
-        """Lend a stream that nobody else has: one that has nothing to do, if there is one."""
+        """Lend a stream that no other transfer has: one that has nothing to do, if there is one."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
@@ -106,7 +106,7 @@ class Memory(Protocol):
 
 
 class Transfers:
-    """What a response, or a copy for the model, has to do on the device: `finish` or `leave` it.
+    """Work on the device for one response, or one copy for the model: `finish` or `leave` it.
 
     Not for several threads.
     """
