@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
 
-from benchmarks.failure import BenchmarkError
+from benchmarks.figures import draw
 from benchmarks.load import choose_analyzer, choose_generator, choose_h2load
-from benchmarks.machine import commit, describe_machine
+from benchmarks.machine import commit, describe_machine, file_stem, started_now, write_report
 from benchmarks.measure import FULL, QUICK, Bench, measure, stated_version
 from benchmarks.peer import find_peer
-from benchmarks.plot import draw
 from benchmarks.report import Report, Verdict
 from benchmarks.rows import ROWS, Row, select
 from benchmarks.serve import Gpubridge
 from benchmarks.server_process import Contender
 from benchmarks.tables import console_table, markdown_page
 from gpubridge import __version__
+from gpubridge.errors import BridgeError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,14 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = select(options.rows)
         if options.null_test:
             # The bars are those of gpubridge; noise has none to reach.
-            rows = tuple(replace(row, floor=None, aim=None) for row in rows)
+            rows = tuple(replace(row, minimum=None, aim=None) for row in rows)
         with tempfile.TemporaryDirectory(prefix="gpubridge-bench-") as logs:
             bench = _bench(options, Path(logs))
             report = _run(rows, bench, options)
-    except (BenchmarkError, ValueError) as error:
+    except (BridgeError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
-    _write(report, Path(options.output), _stem(options))
+    _write(report, file_stem(options.output, _title(options)))
     return 1 if any(result.verdict is Verdict.FAILED for result in report.results) else 0
 
 
@@ -71,8 +69,7 @@ def _bench(options: argparse.Namespace, logs: Path) -> Bench:
     ours: Contender = Gpubridge()
     if options.null_test:
         if peer is None:
-            message = "--null-test measures Triton twice: expected --peer DIR, got none"
-            raise BenchmarkError(message)
+            raise BridgeError("--null-test measures Triton twice: expected --peer DIR, got none")
         ours = replace(peer, name="Triton again")
     generator = choose_generator(peer, options.load)
     effort = QUICK if options.quick else FULL
@@ -81,7 +78,7 @@ def _bench(options: argparse.Namespace, logs: Path) -> Bench:
 
 def _run(rows: Sequence[Row], bench: Bench, options: argparse.Namespace) -> Report:
     machine = describe_machine()
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    started = started_now()
     if bench.theirs is None:
         print("no peer given: gpubridge's figures alone (see --help)", file=sys.stderr)
     versions = {"gpubridge": "(null test: Triton again)" if options.null_test else __version__}
@@ -100,18 +97,15 @@ def _run(rows: Sequence[Row], bench: Bench, options: argparse.Namespace) -> Repo
     return Report(started, commit(), machine, versions, settings, results)
 
 
-def _write(report: Report, folder: Path, stem: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(report.as_document(), indent=1, ensure_ascii=False)
-    (folder / f"{stem}.json").write_text(text + "\n", encoding="utf-8")
-    drawn = draw(report, folder / f"{stem}.png")
-    page = markdown_page(report, f"{stem}.png" if drawn else None)
-    (folder / f"{stem}.md").write_text(page, encoding="utf-8")
+def _write(report: Report, stem: Path) -> None:
+    drawn = draw(report.as_document(), stem.with_suffix(".png"))
+    page = markdown_page(report, f"{stem.name}.png" if drawn else None)
+    write_report(stem, report.as_document(), page)
     print(console_table(report))
-    print(f"written: {folder / stem}.json, .md" + (", .png" if drawn else ""))
+    print(f"written: {stem}.json, .md" + (", .png" if drawn else ""))
 
 
-def _stem(options: argparse.Namespace) -> str:
+def _title(options: argparse.Namespace) -> str:
     """Name the files by what was run, so that a trial does not overwrite the full comparison."""
     words = ["side_by_side"]
     words += [word for word in ("null_test", "quick") if getattr(options, word)]

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from benchmarks.failure import BenchmarkError
 from benchmarks.gpu_memory import first_device
 from gpubridge.backends.image_preproc.kernels import (
     DeviceKernel,
@@ -29,6 +28,7 @@ from gpubridge.backends.image_preproc.settings import Settings
 from gpubridge.backends.model_setup import ModelSetup
 from gpubridge.cuda_ipc import CopyStream, DeviceContext
 from gpubridge.cuda_ipc.driver import call
+from gpubridge.errors import BridgeError
 from gpubridge.tensor.device_bytes import DeviceBytes
 
 __all__ = ["main"]
@@ -75,9 +75,12 @@ class _Memory:
         self._stream.d2h(target, data.pointer, data.nbytes)
         self._stream.wait()
 
-    def copy_on_device(self, data: DeviceBytes) -> DeviceBytes:
-        copy = self.allocate_device(data.nbytes)
-        self._stream.d2d(copy.pointer, data.pointer, data.nbytes)
+    def copy_on_device(self, *parts: DeviceBytes) -> DeviceBytes:
+        copy = self.allocate_device(sum(data.nbytes for data in parts))
+        end = copy.pointer
+        for data in parts:
+            self._stream.d2d(end, data.pointer, data.nbytes)
+            end += data.nbytes
         return copy
 
     def free(self, *all_of_them: DeviceBytes) -> None:
@@ -99,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         memory = _Memory(context, device.nbytes)
         settings = _settings(options.dtype, options.interpolation)
         kernel = DeviceKernel(settings, context, memory)
-    except (BenchmarkError, KernelUnavailable) as error:
+    except (BridgeError, KernelUnavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"{device.name}, CUDA {release}; {options.interpolation} to 224 x 224, {options.dtype}\n")

@@ -1,4 +1,4 @@
-"""The limit of images on a GPU: nvImageCodec and the backend's kernel in this process, nothing around them."""
+"""The limit of images on a GPU: nvImageCodec and the backend's kernel in this process, without a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.failure import BenchmarkError
 from gpubridge.backends.image_preproc.device_path import DeviceDecoder, PixelsOnDevice
 from gpubridge.backends.image_preproc.kernels import (
     IMAGE,
@@ -23,6 +22,7 @@ from gpubridge.backends.image_preproc.kernels import (
     ImageWork,
     KernelUnavailable,
     cache_folder,
+    compute_capability,
     grid,
     image_table,
     kernel_image,
@@ -32,7 +32,8 @@ from gpubridge.backends.image_preproc.resizing import Normalization, plan_resize
 from gpubridge.backends.image_preproc.settings import Settings
 from gpubridge.backends.model_setup import ModelSetup
 from gpubridge.cuda_ipc import CopyStream, DeviceContext, DeviceInfo, DeviceSegment
-from gpubridge.cuda_ipc.driver import call, load
+from gpubridge.cuda_ipc.driver import call
+from gpubridge.errors import BridgeError
 
 __all__ = ["BareImages", "bare_rate"]
 
@@ -50,7 +51,7 @@ class BareImages:
 
     Raises
     ------
-    BenchmarkError
+    BridgeError
         There is no nvImageCodec or no NVRTC.
     """
 
@@ -77,10 +78,11 @@ class BareImages:
             try:
                 self._decoder = DeviceDecoder(settings, device.ordinal, self.stream.handle)
                 stack.callback(self._decoder.close)
-                image = kernel_image(SOURCE, _capability(self.context), cache_folder())
+                image = kernel_image(SOURCE, compute_capability(self.context), cache_folder())
             except (ImportError, KernelUnavailable) as error:
-                message = f"the limit needs nvImageCodec and NVRTC, as the backend does: {error}"
-                raise BenchmarkError(message) from error
+                raise BridgeError(
+                    f"the limit needs nvImageCodec and NVRTC, as the backend does: {error}"
+                ) from error
             with self.context.pushed():
                 self._module = call("cuModuleLoadData", image)
                 self._function = call("cuModuleGetFunction", self._module, KERNEL.encode())
@@ -100,7 +102,7 @@ class BareImages:
         self._owned.close()
 
     def run(self, jpegs: Sequence[bytes]) -> None:
-        """Make the pixels of a batch, and wait for them."""
+        """Compute the pixels of a batch, and wait for them."""
         held = self.decode(jpegs)
         self.describe(held)
         self.launch(len(held))
@@ -111,19 +113,18 @@ class BareImages:
 
         Raises
         ------
-        BenchmarkError
+        BridgeError
             The device does not decode one of them.
         """
         streams = [self._decoder.open(jpeg) for jpeg in jpegs]
         decoded = self._decoder.decode([stream for stream in streams if stream is not None])
         good = [pixels for pixels in decoded if pixels is not None]
         if len(good) < len(jpegs):
-            message = f"expected {len(jpegs)} images, the device decoded {len(good)}"
-            raise BenchmarkError(message)
+            raise BridgeError(f"expected {len(jpegs)} images, the device decoded {len(good)}")
         return good
 
     def describe(self, images: Sequence[PixelsOnDevice]) -> None:
-        """Tell the kernel of decoded images."""
+        """Upload the description of decoded images for the kernel."""
         work = []
         for index, pixels in enumerate(images):
             plan = plan_resize(*pixels.source.upright_size, self._settings)
@@ -133,7 +134,7 @@ class BareImages:
         self.stream.h2d(self._described.pointer, _bytes_of(self._table), nbytes)
 
     def launch(self, images: int) -> None:
-        """Launch the kernel for what was described."""
+        """Launch the kernel for the described images."""
         values = (self._described.pointer, self._levels.pointer, *self._numbers)
         blocks = (*grid(self._settings, images), 1)
         with self.context.pushed():
@@ -192,7 +193,7 @@ def _rate(
     for worker in workers:
         worker.join()
     if failures:
-        raise BenchmarkError(failures[0])
+        raise BridgeError(failures[0])
     return sum(count / span for count, span in zip(counts, spans, strict=True))
 
 
@@ -213,19 +214,3 @@ def _settings(most: int) -> Settings:
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
-
-
-def _capability(context: DeviceContext) -> tuple[int, int]:
-    device = call("cuDeviceGet", context.device.ordinal)
-    attributes = load().CUdevice_attribute
-    major, minor = (
-        int(
-            call(
-                "cuDeviceGetAttribute",
-                getattr(attributes, f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}"),
-                device,
-            )
-        )
-        for part in ("MAJOR", "MINOR")
-    )
-    return major, minor

@@ -86,15 +86,7 @@ class GpuImageReport:
                     "batch": row.batch,
                     "limit_images_per_second": row.limit,
                     "torchvision_images_per_second": row.torchvision,
-                    "served": {
-                        side: {
-                            "images_per_second": figures.images,
-                            "p50_us": figures.p50,
-                            "p99_us": figures.p99,
-                            "server_cpu_us_per_image": figures.cpu,
-                        }
-                        for side, figures in row.served.items()
-                    },
+                    "served": {side: figures.as_document() for side, figures in row.served.items()},
                     "share_of_limit": row.share,
                 }
                 for row in self.rows
@@ -110,7 +102,7 @@ class GpuImageReport:
         lines = [
             f"# Photographs to tensors on a GPU: {self.device}",
             "",
-            f"{origin}[docs/image-preprocessing.md](../../docs/image-preprocessing.md).",
+            f"{origin}[image preprocessing](../../docs/explanation/image-preprocessing.md).",
             "",
             f"- {self.machine['cpu']}, {self.machine['cores']} cores, Linux {self.machine['kernel']}",
             f"- {versions}",

@@ -1,4 +1,4 @@
-"""Command line: ``python -m benchmarks.gpu_images``; see docs/image-preprocessing.md."""
+"""Command line: ``python -m benchmarks.gpu_images``; see docs/explanation/image-preprocessing.md."""
 
 from __future__ import annotations
 
@@ -7,21 +7,17 @@ import base64
 import importlib.metadata
 import importlib.util
 import itertools
-import json
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.failure import BenchmarkError
 from benchmarks.gpu_image_limit import BareImages, bare_rate
 from benchmarks.gpu_image_report import (
     BY_MODEL,
@@ -34,7 +30,7 @@ from benchmarks.gpu_image_report import (
 from benchmarks.gpu_memory import first_device
 from benchmarks.image_load import IMAGE_BYTES, ImageRequests, ask, ask_into, register_region
 from benchmarks.image_models import BACKEND, CUPY, write_repository
-from benchmarks.machine import commit, describe_machine
+from benchmarks.machine import commit, describe_machine, file_stem, started_now, write_report
 from benchmarks.serve import Gpubridge
 from benchmarks.server_process import ServerProcess
 from gpubridge import __version__
@@ -60,20 +56,15 @@ _VISION = Path(__file__).resolve().parent / "torchvision_images.py"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure; return 0 if everything was measured and reaches what it has to."""
+    """Measure; return 0 if everything was measured and reaches its minimum."""
     options = _parser().parse_args(arguments)
     try:
         report = _run(options)
-    except (BenchmarkError, BridgeError) as error:
+    except BridgeError as error:
         print(error, file=sys.stderr)
         return 2
-    folder = Path(options.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    name = re.sub(r"[^a-z0-9]+", "_", report.device.lower()).strip("_")
-    stem = folder / f"gpu_images_{name}"
-    text = json.dumps(report.as_document(), indent=1, ensure_ascii=False)
-    stem.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
-    stem.with_suffix(".md").write_text(report.page(), encoding="utf-8")
+    stem = file_stem(options.output, f"gpu images {report.device}")
+    write_report(stem, report.as_document(), report.page())
     print(report.page())
     print(f"written: {stem}.json, .md", file=sys.stderr)
     return 1 if report.complaints else 0
@@ -103,7 +94,7 @@ def _run(options: argparse.Namespace) -> GpuImageReport:
     device, release = first_device()
     jpegs = [photo.read_bytes() for photo in sorted(_PHOTOS.glob("*.jpg"))]
     report = GpuImageReport(
-        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        started=started_now(),
         commit=commit(),
         device=device.name,
         versions={"gpubridge": __version__, "CUDA": release, **_versions()},
@@ -171,7 +162,7 @@ def _serve(
                 # The server's fallback to the CPU would be measured as the GPU.
                 fell_back = "preprocessed on the CPU" in log.read_text()
                 if kind == "KIND_GPU" and fell_back:
-                    raise BenchmarkError(f"the model is not on the GPU:\n{log.read_text()}")
+                    raise BridgeError(f"the model is not on the GPU:\n{log.read_text()}")
                 if kind == "KIND_GPU":
                     _register(server, memory)
                     _check(device, jpegs, server, memory)
@@ -206,7 +197,7 @@ def _load(
             try:
                 requests.load(server, _CONNECTIONS, _WARM_UP)
                 row.served[side] = requests.load(server, _CONNECTIONS, seconds)
-            except BenchmarkError as error:
+            except BridgeError as error:
                 row.notes.append(f"{side}: {error}")
 
 
@@ -229,7 +220,7 @@ def _check(
 def _compare(where: str, pixels: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
     apart = np.abs(pixels - expected)
     if not np.isfinite(apart).all() or apart.mean() > _LEVEL:
-        raise BenchmarkError(
+        raise BridgeError(
             f"pixels {where} differ by {apart.mean()} in the mean, expected {_LEVEL:.4f} at most"
         )
 

@@ -1,11 +1,9 @@
-"""Command line: ``python -m benchmarks.gpu_lane [--peer DIR]``; see docs/gpu.md."""
+"""Command line: ``python -m benchmarks.gpu_lane [--peer DIR]``; see docs/how-to/gpu-checks.md."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -13,15 +11,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
-from benchmarks.failure import BenchmarkError
 from benchmarks.gpu_memory import first_device, measure_limits
 from benchmarks.gpu_report import GpuReport, GpuResult, markdown_page
 from benchmarks.gpu_requests import Requests
 from benchmarks.gpu_rows import ROWS, SMALL
-from benchmarks.machine import commit, describe_machine
+from benchmarks.machine import commit, describe_machine, file_stem, started_now, write_report
 from benchmarks.peer import find_peer
 from benchmarks.serve import Gpubridge
 from benchmarks.server_process import Contender, Launch, Ports, ServerProcess
@@ -47,10 +43,14 @@ class BundledPeer:
         command = [str(self.directory / "start.sh"), str(repository)]
         # Models that Triton cannot load leave it able to answer for the others.
         command += ["--exit-on-error=false", "--strict-readiness=false"]
-        for door, port in (("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)):
-            command += [f"--{door}-address=127.0.0.1", f"--{door}-port={port}"]
+        for protocol, port in (
+            ("http", ports.http),
+            ("grpc", ports.grpc),
+            ("metrics", ports.metrics),
+        ):
+            command += [f"--{protocol}-address=127.0.0.1", f"--{protocol}-port={port}"]
         environment = dict(os.environ)
-        # What is found here has the names of Triton's own modules.
+        # This folder has modules of the same names as Triton's.
         paths = environment.get("PYTHONPATH", "").split(os.pathsep)
         kept = [path for path in paths if path and Path(path).resolve() != _PROJECT]
         environment["PYTHONPATH"] = os.pathsep.join(kept)
@@ -58,13 +58,13 @@ class BundledPeer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure; return 0 if every row has its figures and reaches what it has to."""
+    """Measure; return 0 if every row has its figures and reaches its minimum."""
     options = _parser().parse_args(arguments)
     try:
         peer = _peer(options.peer)
         report = _begin(options, peer)
         _run(report, options, peer)
-    except (BenchmarkError, BridgeError) as error:
+    except BridgeError as error:
         print(error, file=sys.stderr)
         return 2
     complaints = [f"{r.row.name}: {text}" for r in report.results for text in r.complaints]
@@ -104,7 +104,7 @@ def _begin(options: argparse.Namespace, peer: Contender | None) -> GpuReport:
     if peer is not None:
         versions["Triton"] = f"on Python {peer.python}"
     report = GpuReport(
-        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        started=started_now(),
         commit=commit(),
         device=device.name,
         versions=versions,
@@ -136,7 +136,7 @@ def _driver_version() -> str:
 
 
 def _run(report: GpuReport, options: argparse.Namespace, peer: Contender | None) -> None:
-    """Measure row by row, both sides in turn; what there is by then is written after each."""
+    """Measure row by row, both sides in turn; the report is written after each row."""
     deadline = time.monotonic() + options.budget
     device, _ = first_device()
     largest = max(n for row in ROWS for n in row.sizes if _wanted(n, options))
@@ -158,7 +158,7 @@ def _run(report: GpuReport, options: argparse.Namespace, peer: Contender | None)
         for result in results:
             print(f"{result.row.name} ...", file=sys.stderr, flush=True)
             _measure(result, sides, options, deadline)
-            _write(report, Path(options.output), smoke=options.smoke)
+            _write(report, options.output, smoke=options.smoke)
 
 
 def _measure(
@@ -178,20 +178,16 @@ def _measure(
                 requests.check_row(row, nbytes)
                 requests.time_row(row, nbytes, options.seconds / _WARM_UP)
                 times[nbytes] = requests.time_row(row, nbytes, options.seconds)
-            except (BenchmarkError, BridgeError, OSError) as error:
+            except (BridgeError, OSError) as error:
                 # What Triton cannot do is told, and no failure of this run.
                 found = result.notes if times is result.theirs else result.failures
                 found.append(str(error))
 
 
-def _write(report: GpuReport, folder: Path, *, smoke: bool) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = "gpu_" + re.sub(r"[^a-z0-9]+", "_", report.device.lower()).strip("_")
-    path = folder / (f"{stem}_smoke" if smoke else stem)
-    text = json.dumps(report.as_document(), indent=1, ensure_ascii=False)
-    path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(markdown_page(report), encoding="utf-8")
-    print(f"written: {path}.json, .md", flush=True)
+def _write(report: GpuReport, folder: str, *, smoke: bool) -> None:
+    stem = file_stem(folder, f"gpu {report.device}{' smoke' * smoke}")
+    write_report(stem, report.as_document(), markdown_page(report))
+    print(f"written: {stem}.json, .md", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import mmap
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
-from benchmarks.failure import BenchmarkError
 from gpubridge.bench.device_requests import ClientMemory
+from gpubridge.bench.measurement import time_each
 from gpubridge.cuda_ipc import DeviceInfo, PinnedMemory, driver_release, probe_devices
+from gpubridge.errors import BridgeError
 
 __all__ = ["first_device", "measure_limits"]
 
@@ -26,25 +26,24 @@ def first_device() -> tuple[DeviceInfo, str]:
 
     Raises
     ------
-    BenchmarkError
+    BridgeError
         There is none.
     """
     probe = probe_devices()
     if not probe.count:
-        message = f"no GPU can be used: {probe.reason}"
-        raise BenchmarkError(message)
+        raise BridgeError(f"no GPU can be used: {probe.reason}")
     return probe.devices[0], driver_release()
 
 
 def measure_limits(device: DeviceInfo, sizes: tuple[int, ...], seconds: float) -> Limits:
-    """Return what copies take that nobody can do without, with nothing around them."""
+    """Return the times of the bare copies that a request needs."""
     limits: Limits = {"d2d": {}, "h2d": {}, "d2h": {}}
     largest = max(sizes)
     with ClientMemory(device, largest) as memory, mmap.mmap(-1, largest) as mapped:
         stream, host = memory.stream, memoryview(mapped)
         pinned = PinnedMemory(memory.context)
         try:
-            # Without pinning the figures are still those that the bridge could reach here.
+            # Without pinning, the bridge's copies are no faster either.
             pinned.pin(host)
             source, target = memory.source.pointer, memory.target.pointer
             for nbytes in sizes:
@@ -62,14 +61,13 @@ def measure_limits(device: DeviceInfo, sizes: tuple[int, ...], seconds: float) -
 
 
 def _timed(copy: Callable[[], None], wait: Callable[[], None], seconds: float) -> float:
-    """Return the median of microseconds of a copy and the wait for it: what one request cannot save."""
-    copy()
-    wait()
-    samples: list[float] = []
-    began = time.perf_counter()
-    while len(samples) < _ROUNDS or time.perf_counter() - began < min(seconds, _LEAST_SECONDS * 5):
-        start = time.perf_counter()
+    """Return the median of microseconds of a copy and the wait for it: the minimum of a request."""
+
+    def copy_and_wait() -> None:
         copy()
         wait()
-        samples.append(time.perf_counter() - start)
+
+    copy_and_wait()
+    least = min(seconds, _LEAST_SECONDS * 5)
+    samples = time_each(copy_and_wait, lambda done, passed: done >= _ROUNDS and passed >= least)
     return statistics.median(samples) * 1e6

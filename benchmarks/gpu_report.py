@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.gpu_rows import FLAT, FLAT_FROM, GpuRow
 from gpubridge.bench.device_requests import Way
+from gpubridge.bench.measurement import size_text
 
 __all__ = ["GpuReport", "GpuResult", "markdown_page"]
 
@@ -42,11 +43,13 @@ class GpuResult:
         found = list(self.failures)
         if self.row.flat and self.spread is not None and self.spread > FLAT:
             found.append(f"not flat in size: the slowest takes {self.spread:.2f} times the fastest")
-        if self.row.floor is not None:
-            nbytes, floor = self.row.floor
+        if self.row.minimum is not None:
+            nbytes, minimum = self.row.minimum
             ratio = self.ratio(nbytes)
-            if ratio is not None and ratio < floor:
-                found.append(f"{ratio:.2f} times Triton at {_size(nbytes)}, expected {floor:g}")
+            if ratio is not None and ratio < minimum:
+                found.append(
+                    f"{ratio:.2f} times Triton at {size_text(nbytes)}, expected {minimum:g}"
+                )
         return found
 
 
@@ -99,14 +102,14 @@ def markdown_page(report: GpuReport) -> str:
     lines = [
         f"# Tensors on a GPU: {report.device}",
         "",
-        f"{origin}[docs/gpu.md](../../docs/gpu.md).",
+        f"{origin}[GPU checks](../../docs/how-to/gpu-checks.md).",
         "",
         f"- {where}Linux {machine['kernel']}",
         f"- {versions}",
         f"- commit {report.commit}, {report.started}",
         f"- one request after the other, {report.settings['seconds']} s each; medians in µs",
         "",
-        "| copy and the wait for it, µs | " + " | ".join(map(_size, _sizes(report))) + " |",
+        "| copy and the wait for it, µs | " + " | ".join(map(size_text, _sizes(report))) + " |",
         "|---|" + "---:|" * len(_sizes(report)),
     ]
     for kind, times in report.limits.items():
@@ -120,7 +123,7 @@ def markdown_page(report: GpuReport) -> str:
         f"`{r.row.name}`: {text}" for r in report.results for text in (*r.complaints, *r.notes)
     ]
     notes += [
-        f"`{r.row.name}`: slowest over fastest size from {_size(FLAT_FROM)} on: {r.spread:.2f}"
+        f"`{r.row.name}`: slowest over fastest size from {size_text(FLAT_FROM)} on: {r.spread:.2f}"
         for r in report.results
         if r.row.flat and r.spread is not None
     ]
@@ -135,7 +138,7 @@ def _line(report: GpuReport, result: GpuResult, nbytes: int) -> str:
     above = None if ours is None or limit is None else ours - limit
     cells = [
         result.row.title,
-        _size(nbytes),
+        size_text(nbytes),
         _number(ours),
         _number(limit),
         _number(above),
@@ -156,13 +159,6 @@ def _limit(report: GpuReport, row: GpuRow, nbytes: int) -> float | None:
 
 def _sizes(report: GpuReport) -> list[int]:
     return sorted({nbytes for times in report.limits.values() for nbytes in times})
-
-
-def _size(nbytes: int) -> str:
-    for unit, width in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= width:
-            return f"{nbytes / width:g} {unit}"
-    return f"{nbytes} B"
 
 
 def _number(value: float | None) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import time
 
 import numpy as np
 
-from benchmarks.failure import BenchmarkError
 from benchmarks.gpu_rows import GpuRow
 from gpubridge.bench.device_requests import ClientMemory, DeviceRequests, Way
+from gpubridge.bench.measurement import time_each
+from gpubridge.errors import BridgeError
 
 __all__ = ["Requests"]
 
@@ -29,7 +29,7 @@ class Requests(DeviceRequests):
 
         Raises
         ------
-        BenchmarkError, BridgeError
+        BridgeError
             The answer is not the input, or not the number of tensors.
         """
         if row.way is not None:
@@ -37,17 +37,11 @@ class Requests(DeviceRequests):
             return
         answer = self.infer(row.model, _SMALL, bytes(_SMALL))
         if answer[-_SMALL:] != np.float32(48).tobytes():
-            message = f"{self._server}: {row.model}: not all tensors came back on the GPU"
-            raise BenchmarkError(message)
+            raise BridgeError(f"{self._server}: {row.model}: not all tensors came back on the GPU")
 
     def time_row(self, row: GpuRow, nbytes: int, seconds: float) -> float:
         """Return the median of microseconds of a request, one after the other."""
         way = Way.NETWORK if row.way is None else row.way
         send = self.prepared(row.model, way, _SMALL if row.way is None else nbytes)
-        samples: list[float] = []
-        began = time.perf_counter()
-        while len(samples) < _LEAST or time.perf_counter() - began < seconds:
-            start = time.perf_counter()
-            send()
-            samples.append(time.perf_counter() - start)
+        samples = time_each(send, lambda sent, passed: sent >= _LEAST and passed >= seconds)
         return statistics.median(samples) * 1e6

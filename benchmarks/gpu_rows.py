@@ -38,7 +38,7 @@ class GpuRow:
         Whether the answer is the input.
     flat : bool
         Whether the time should not depend on the size.
-    floor : tuple of (int, float), optional
+    minimum : tuple of (int, float), optional
         A size, and how many times faster than Triton gpubridge is to be there.
     """
 
@@ -51,7 +51,7 @@ class GpuRow:
     compared: bool = True
     checked: bool = True
     flat: bool = False
-    floor: tuple[int, float] | None = None
+    minimum: tuple[int, float] | None = None
 
 
 ROWS = (
@@ -62,7 +62,7 @@ ROWS = (
         Way.REGIONS,
         (64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB, _GIB),
         copied=1,
-        floor=(64 * _MIB, 3.0),
+        minimum=(64 * _MIB, 3.0),
     ),
     GpuRow(
         "cuda_shm_place",

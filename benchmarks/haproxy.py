@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.failure import BenchmarkError
+from gpubridge.errors import BridgeError
 
 __all__ = ["proxied"]
 
@@ -39,13 +39,12 @@ def proxied(grpc_port: int, folder: Path, backend: str) -> Iterator[int]:
 
     Raises
     ------
-    BenchmarkError
+    BridgeError
         When there is no HAProxy, or it does not start.
     """
     program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin")
     if program is None:
-        message = "haproxy: expected it on PATH (apt-get install haproxy)"
-        raise BenchmarkError(message)
+        raise BridgeError("haproxy: expected it on PATH (apt-get install haproxy)")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,5 +65,4 @@ def _wait_until_it_listens(port: int, proxy: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return
         time.sleep(0.02)
-    message = f"haproxy did not listen on port {port} within {_START_SECONDS:.0f} s"
-    raise BenchmarkError(message)
+    raise BridgeError(f"haproxy did not listen on port {port} within {_START_SECONDS:.0f} s")

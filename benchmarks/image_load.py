@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.failure import BenchmarkError
 from benchmarks.image_models import MODEL
 from benchmarks.proc import cpu_seconds
 from benchmarks.server_process import ServerProcess
+from gpubridge.errors import BridgeError
 
 __all__ = ["IMAGE_BYTES", "Figures", "ImageRequests", "ask", "ask_into", "register_region"]
 
@@ -46,6 +46,15 @@ class Figures:
     p50: float
     p99: float
     cpu: float
+
+    def as_document(self) -> dict[str, float]:
+        """Return the figures as written to JSON."""
+        return {
+            "images_per_second": self.images,
+            "p50_us": self.p50,
+            "p99_us": self.p99,
+            "server_cpu_us_per_image": self.cpu,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ class ImageRequests:
 
         Raises
         ------
-        BenchmarkError
+        BridgeError
             A request failed.
         """
         port, spent = server.http_port, cpu_seconds(server.pid)
@@ -102,7 +111,7 @@ class ImageRequests:
                         latencies.append(ended - start)
                         if ended - began > seconds:
                             return
-            except (OSError, BenchmarkError) as error:
+            except (OSError, BridgeError) as error:
                 failures.append(str(error))
 
         threads = [
@@ -115,8 +124,7 @@ class ImageRequests:
             thread.join()
         passed = time.perf_counter() - began
         if failures or not latencies:
-            message = f"{len(failures)} connections failed: {failures[:1]}"
-            raise BenchmarkError(message)
+            raise BridgeError(f"{len(failures)} connections failed: {failures[:1]}")
         p50, p99 = (float(value) for value in np.percentile(latencies, [50, 99]) * 1e6)
         images = len(latencies) * self.batch
         cpu = (cpu_seconds(server.pid) - spent) / images * 1e6
@@ -162,8 +170,7 @@ def _post(port: int, path: str, body: bytes, headers: dict[str, str]) -> bytes:
     finally:
         connection.close()
     if response.status != 200:
-        message = f"{path}: {response.status} {answer[:300]!r}"
-        raise BenchmarkError(message)
+        raise BridgeError(f"{path}: {response.status} {answer[:300]!r}")
     return answer
 
 
@@ -195,7 +202,7 @@ def _receive(connection: socket.socket, buffer: memoryview) -> None:
     while filled < whole:
         filled += _some(connection, buffer[filled:whole])
     if status.split()[1] != "200":
-        raise BenchmarkError(bytes(buffer[end + 4 : whole])[:300].decode(errors="replace"))
+        raise BridgeError(bytes(buffer[end + 4 : whole])[:300].decode(errors="replace"))
 
 
 def _some(connection: socket.socket, buffer: memoryview) -> int:

@@ -1,4 +1,4 @@
-"""Report of the benchmark of images on CPUs: figures by side, batch and instances, and two floors."""
+"""Report of the benchmark of images on CPUs: figures by side, batch and instances, and two minimums."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from typing import Any
 
 from benchmarks.image_load import Figures
 
-__all__ = ["BACKEND", "FLOOR", "OURS_PILLOW", "SCALING_FLOOR", "TRITON", "ImageReport", "ImageRow"]
+__all__ = [
+    "BACKEND",
+    "MINIMUM",
+    "MINIMUM_SCALING",
+    "OURS_PILLOW",
+    "TRITON",
+    "ImageReport",
+    "ImageRow",
+]
 
-FLOOR = 1.5
-"""Floor of the backend's images/s over those of Triton's Pillow model."""
-SCALING_FLOOR = 1.8
-"""Floor of two instances' images/s over those of one, each with one thread."""
+MINIMUM = 1.5
+"""Minimum of the backend's images/s over those of Triton's Pillow model."""
+MINIMUM_SCALING = 1.8
+"""Minimum of two instances' images/s over those of one, each with one thread."""
 
 _CELL = "images/s / p50 ms / p99 ms of a request / ms of CPU time of the server for an image"
 
@@ -75,13 +83,13 @@ class ImageReport:
         found = []
         for row in self.rows:
             ratio = row.ratio(BACKEND, TRITON)
-            if ratio is not None and row.loaded and ratio < FLOOR:
+            if ratio is not None and row.loaded and ratio < MINIMUM:
                 where = f"{row.instances} instances, batch {row.batch}"
-                found.append(f"{where}: {ratio:.2f} times Triton's images/s, expected {FLOOR}")
-        if self.scaling and statistics.median(self.scaling) < SCALING_FLOOR:
+                found.append(f"{where}: {ratio:.2f} times Triton's images/s, expected {MINIMUM}")
+        if self.scaling and statistics.median(self.scaling) < MINIMUM_SCALING:
             times = statistics.median(self.scaling)
             found.append(
-                f"two instances: {times:.2f} times one instance's images/s, expected {SCALING_FLOOR}"
+                f"two instances: {times:.2f} times one instance's images/s, expected {MINIMUM_SCALING}"
             )
         return found
 
@@ -101,15 +109,7 @@ class ImageReport:
                     "batch": row.batch,
                     "connections": row.connections,
                     "rounds": {
-                        side: [
-                            {
-                                "images_per_second": f.images,
-                                "p50_us": f.p50,
-                                "p99_us": f.p99,
-                                "server_cpu_us_per_image": f.cpu,
-                            }
-                            for f in rounds
-                        ]
+                        side: [each.as_document() for each in rounds]
                         for side, rounds in row.rounds.items()
                     },
                     "times_triton": row.ratio(BACKEND, TRITON),

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import datetime, timezone
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import image_models
-from benchmarks.failure import BenchmarkError
+from benchmarks.figures import draw
 from benchmarks.image_load import IMAGE_BYTES, ImageRequests, ask, register_region
 from benchmarks.image_models import write_repository
-from benchmarks.image_plot import draw
 from benchmarks.image_rows import BACKEND, OURS_PILLOW, TRITON, ImageReport, ImageRow
 from benchmarks.image_steps import time_steps
-from benchmarks.machine import commit, describe_machine
+from benchmarks.machine import commit, describe_machine, file_stem, started_now, write_report
 from benchmarks.peer import find_peer
 from benchmarks.serve import Gpubridge
 from benchmarks.server_process import Contender, ServerProcess
 from gpubridge import __version__
+from gpubridge.errors import BridgeError
 
 _PHOTOS = Path(__file__).resolve().parent.parent / "examples" / "image_preproc" / "images"
 _BATCHES = (1, 2, 4, 8, 16, 32)
@@ -42,21 +39,16 @@ _ONE_LEVEL = 1 / 255 / 0.224 + 1e-5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure; return 0 if everything reaches what it has to."""
+    """Measure; return 0 if everything reaches its minimum."""
     options = _parser().parse_args(arguments)
     try:
         report = _run(options)
-    except BenchmarkError as error:
+    except BridgeError as error:
         print(error, file=sys.stderr)
         return 2
-    folder = Path(options.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / ("images_quick" if options.quick else "images")
-    text = json.dumps(report.as_document(), indent=1, ensure_ascii=False)
-    stem.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
-    stem.with_suffix(".md").write_text(report.page(), encoding="utf-8")
-    if importlib.util.find_spec("matplotlib") is not None:
-        draw(report, stem.with_suffix(".png"))
+    stem = file_stem(options.output, "images quick" if options.quick else "images")
+    write_report(stem, report.as_document(), report.page())
+    draw(report.as_document(), stem.with_suffix(".png"))
     print(report.page())
     print(f"written: {stem}.json, .md, with matplotlib .png", file=sys.stderr)
     return 1 if report.complaints else 0
@@ -93,7 +85,7 @@ def _run(options: argparse.Namespace) -> ImageReport:
     if peer is not None:
         versions["Triton"] = f"on Python {peer.python}"
     report = ImageReport(
-        started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        started=started_now(),
         commit=commit(),
         machine=describe_machine(),
         versions=versions,
@@ -152,15 +144,16 @@ def _compare(jpegs: Sequence[bytes], servers: dict[str, ServerProcess]) -> None:
     for side, pixels in answers.items():
         apart = np.abs(pixels - answers[OURS_PILLOW]).max()
         if apart > _ONE_LEVEL:
-            message = f"{side}: pixels differ from Pillow's by {apart}, expected one level at most"
-            raise BenchmarkError(message)
+            raise BridgeError(
+                f"{side}: pixels differ from Pillow's by {apart}, expected one level at most"
+            )
 
 
 def _scale(jpegs: Sequence[bytes], options: argparse.Namespace) -> list[float]:
     """Return images/s of two instances of one thread each over those of one, round by round.
 
-    The pixels go to this process's shared memory: what is sent over sockets would take the processors
-    that the second instance is to have.
+    The pixels go to this process's shared memory: sending them over sockets would take processor time
+    from the second instance.
     """
     print("two instances and one, of one thread ...", file=sys.stderr, flush=True)
     requests = ImageRequests.of(jpegs, _SCALING_BATCH, _REGION)

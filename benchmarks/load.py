@@ -15,10 +15,10 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from benchmarks.failure import BenchmarkError
 from benchmarks.payloads import Payload
 from benchmarks.peer import Peer
 from benchmarks.plain_load import send_requests
+from gpubridge.errors import BridgeError
 
 _SCRIPT = Path(__file__).resolve().parent / "infer.lua"
 # wrk keeps a latency table as long as this timeout; no single request comes near it.
@@ -152,8 +152,7 @@ class H2Load:
             lines = np.loadtxt(log, dtype=np.int64, ndmin=2)
         latencies, good = lines[:, 2], int((lines[:, 1] == 200).sum())
         if not latencies.size:
-            text = f"h2load: no request to {method} was answered in {seconds} s"
-            raise BenchmarkError(text)
+            raise BridgeError(f"h2load: no request to {method} was answered in {seconds} s")
         p50, p99 = np.percentile(latencies, (50, 99))
         return LoadFigures(
             requests=good,
@@ -173,8 +172,7 @@ class PlainPython:
     def run(self, payload: Payload, port: int, connections: int, seconds: int) -> LoadFigures:
         latencies, failed, elapsed = send_requests(payload, port, connections, seconds)
         if not latencies:
-            message = f"no request to {payload.path} succeeded in {seconds} s"
-            raise BenchmarkError(message)
+            raise BridgeError(f"no request to {payload.path} succeeded in {seconds} s")
         latencies.sort()
         count = len(latencies)
         return LoadFigures(
@@ -192,7 +190,7 @@ def choose_generator(peer: Peer | None, wanted: str = "auto") -> LoadGenerator:
 
     Raises
     ------
-    BenchmarkError
+    BridgeError
         If the wanted one is not installed.
     """
     program = shutil.which("wrk")
@@ -203,10 +201,9 @@ def choose_generator(peer: Peer | None, wanted: str = "auto") -> LoadGenerator:
         return analyzer
     if wanted in ("auto", "plain"):
         return PlainPython()
-    message = (
+    raise BridgeError(
         f"load generator {wanted}: not found (wrk on PATH, perf_analyzer in the peer's folder)"
     )
-    raise BenchmarkError(message)
 
 
 def choose_h2load() -> H2Load | None:
@@ -235,10 +232,10 @@ def _output_of(command: list[str], environment: dict[str, str], seconds: int) ->
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        message = f"{program}: did not end within {error.timeout} s; is the server hanging?"
-        raise BenchmarkError(message) from error
+        raise BridgeError(
+            f"{program}: did not end within {error.timeout} s; is the server hanging?"
+        ) from error
     if done.returncode != 0:
         text = (done.stderr or done.stdout).strip()[-600:]
-        message = f"{program}: exit code {done.returncode}: {text}"
-        raise BenchmarkError(message)
+        raise BridgeError(f"{program}: exit code {done.returncode}: {text}")
     return done.stdout

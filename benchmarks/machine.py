@@ -1,10 +1,13 @@
-"""The machine and the versions that stand beside every figure."""
+"""Parts of every report: the machine, the commit, and how its files are written."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
 import subprocess
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,24 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load_average": round(os.getloadavg()[0], 2),
     }
+
+
+def started_now() -> str:
+    """Return the time of a run's start in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def file_stem(folder: str, title: str) -> Path:
+    """Create a folder of reports; return the path for a title's files in it, without an ending."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return Path(folder) / re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
+
+
+def write_report(stem: Path, document: dict[str, Any], page: str) -> None:
+    """Write a report as JSON and as a page of Markdown."""
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    stem.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    stem.with_suffix(".md").write_text(page, encoding="utf-8")
 
 
 def commit() -> str:

@@ -1,4 +1,4 @@
-"""Many HTTP connections at once, half of them slow: does the fast half notice?
+"""Many HTTP connections at once, half of them slow, and their effect on the fast half.
 
 A slow client sends a head, or a body, a byte at a time, or asks for 6 MiB and reads them bit by bit; when
 it is cut off, it comes again. A fast one sends small requests at a steady pace.
@@ -61,7 +61,7 @@ class Half:
     latencies : list of float
         Seconds of each request that was answered with 200.
     failures : list of str
-        What became of the others.
+        The answers to the others.
     cut_off : int
         How often the server closed a connection.
     """
@@ -194,7 +194,7 @@ async def _connected(url: str, receive_bytes: int | None = None) -> AsyncIterato
 
 
 async def _settled(pid: int, descriptors: int) -> Usage:
-    """Return what a server holds when it has given back what it does not need any more."""
+    """Return a server's resources after it has released unused ones."""
     deadline = time.monotonic() + _SETTLE_SECONDS
     held = usage(pid)
     while held.descriptors > descriptors and time.monotonic() < deadline:
@@ -209,7 +209,7 @@ async def _compare(url: str, pid: int, connections: int, seconds: float) -> None
     before = usage(pid)
     alone = await fast_half(url, half, seconds)
     async with slow_half(url, connections - half) as slow:
-        # Large answers are made, all at once, for those who then read them slowly.
+        # Large answers are made at once for all slow readers.
         await asyncio.sleep(_ARRIVAL_SECONDS)
         beside = await fast_half(url, half, seconds)
         during = usage(pid)

@@ -1,4 +1,4 @@
-"""Takes the figures: one server loaded at a time, the two sides in turn, round by round."""
+"""Measures rows: one server loaded at a time, the two sides in turn, round by round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.failure import BenchmarkError
 from benchmarks.load import H2Load, LoadGenerator, PerfAnalyzer
 from benchmarks.payloads import PAYLOADS, Payload, check_answer
 from benchmarks.proc import Usage, cpu_seconds, usage
@@ -21,6 +20,7 @@ from benchmarks.report import RowResult, Sample
 from benchmarks.rows import Kind, Row
 from benchmarks.server_process import Contender, ServerProcess
 from benchmarks.slow_imports import write_models
+from gpubridge.errors import BridgeError
 
 _MODELS = Path(__file__).resolve().parent / "models"
 _SERVED = _MODELS / "served"
@@ -48,7 +48,7 @@ QUICK = Effort(rounds=2, seconds=1, starts=2, soak_passes=1)
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Everything a row needs: the two sides, the generator, the effort, a place for server logs."""
+    """The two sides, the load generators, the effort and a folder for server logs."""
 
     ours: Contender
     theirs: Contender | None
@@ -62,25 +62,25 @@ class Bench:
         return [self.ours] if self.theirs is None else [self.ours, self.theirs]
 
     def load(self, row: Row) -> LoadGenerator:
-        """Return what loads a server the way a row says.
+        """Return the load generator for a row.
 
         Raises
         ------
-        BenchmarkError
+        BridgeError
             If nothing here can.
         """
         if row.protocol == "http" and not row.shared_memory:
             return self.generator
         if row.light_client:
             if self.h2load is None:
-                message = "h2load is the load: expected it on PATH (nghttp2's client programs)"
-                raise BenchmarkError(message)
+                raise BridgeError(
+                    "h2load is the load: expected it on PATH (nghttp2's client programs)"
+                )
             return self.h2load
         if self.analyzer is None:
-            message = (
+            raise BridgeError(
                 "over gRPC and shared memory perf_analyzer is the load: expected it in --peer DIR"
             )
-            raise BenchmarkError(message)
         return replace(self.analyzer, protocol=row.protocol, shared_memory=row.shared_memory)
 
     def server(self, side: int, repository: Path) -> ServerProcess:
@@ -89,7 +89,7 @@ class Bench:
 
 
 def measure(row: Row, bench: Bench) -> RowResult:
-    """Take the figures of one row; a failure becomes part of the result."""
+    """Measure one row; a failure becomes part of the result."""
     takers: Mapping[Kind, Callable[[Row, Bench], list[list[Sample]]]] = {
         Kind.LOAD: _load_rounds,
         Kind.START: _starts,
@@ -98,7 +98,7 @@ def measure(row: Row, bench: Bench) -> RowResult:
     }
     try:
         samples = takers[row.kind](row, bench)
-    except BenchmarkError as error:
+    except BridgeError as error:
         return RowResult(row, failure=str(error))
     theirs = samples[1] if len(samples) > 1 else []
     return RowResult(row, ours=samples[0], theirs=theirs)
@@ -139,14 +139,13 @@ def _load_once(payload: Payload, row: Row, server: ServerProcess, bench: Bench) 
     spent = cpu_seconds(server.pid) - before
     inferences, executions = _executions(payload, server) - batches
     server.check_alive()
-    # The generator's own counts, and some leave out: what is under way at the end, their warm-up.
+    # Generators may leave requests out of their counts: those of the warm-up, or under way at the end.
     failed = figures.failed or max(0, round(0.9 * figures.requests) - int(inferences))
     if failed or not figures.requests:
-        message = (
+        raise BridgeError(
             f"{server.name}: {failed} failed and {figures.requests} answered requests to "
             f"{payload.path} on {row.connections} connections; a figure needs answers without failures"
         )
-        raise BenchmarkError(message)
     return asdict(figures) | {
         "server_cpu_us": spent / figures.requests * 1e6,
         "mean_batch": float(inferences / executions),
@@ -162,8 +161,7 @@ def _executions(payload: Payload, server: ServerProcess) -> NDArray[np.int64]:
             figures = json.load(page)["model_stats"][0]
     except OSError as error:
         server.check_alive()
-        message = f"{server.name}: no answer to GET {address}: {error}"
-        raise BenchmarkError(message) from error
+        raise BridgeError(f"{server.name}: no answer to GET {address}: {error}") from error
     return np.array([figures["inference_count"], figures["execution_count"]])
 
 
@@ -186,7 +184,7 @@ def _starts(row: Row, bench: Bench) -> list[list[Sample]]:
 
 
 def _idle_rounds(row: Row, bench: Bench) -> list[list[Sample]]:
-    """Return per side what an idle server with one model holds and spends, one alone at a time."""
+    """Return per side the memory and CPU time of an idle server with one model, measured alone."""
     del row
     samples: list[list[Sample]] = [[] for _ in bench.sides()]
     for _ in range(bench.effort.rounds):
@@ -203,7 +201,7 @@ def _idle_rounds(row: Row, bench: Bench) -> list[list[Sample]]:
 
 
 def _soak(row: Row, bench: Bench) -> list[list[Sample]]:
-    """Return what gpubridge holds before and after a mix of requests; the peer is not soaked."""
+    """Return gpubridge's resources before and after a mix of requests; the peer is not soaked."""
     mix = [(PAYLOADS[name](), connections) for name, connections in _SOAK_MIX]
     requests = 0.0
     with bench.server(0, _SERVED) as server:

@@ -1,4 +1,4 @@
-"""The slowest small request beside a heavy one: does anybody wait for somebody else's work?
+"""The slowest small request beside a heavy one: whether requests wait for the work of others.
 
 ``python -m benchmarks.neighbours [--output FILE]`` starts a server and sends, one after the other, each
 heavy request again and again for some seconds, from processes of their own, while four neighbours ask

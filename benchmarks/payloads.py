@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.failure import BenchmarkError
-from gpubridge.protocol.grpc.messages import message_class
+from gpubridge.errors import BridgeError
+from gpubridge.schema import message_class
 
 STRING_COUNT = 10_000
 
@@ -140,7 +140,7 @@ def check_answer(payload: Payload, port: int, server: str) -> None:
 
     Raises
     ------
-    BenchmarkError
+    BridgeError
         If the status, an output's metadata or any of its bytes is not the expected one.
     """
     if payload.responses:
@@ -153,23 +153,20 @@ def check_answer(payload: Payload, port: int, server: str) -> None:
         response = connection.getresponse()
         body = response.read()
     except (OSError, http.client.HTTPException) as error:
-        message = f"{server}: no answer to POST {payload.path}: {error!r}"
-        raise BenchmarkError(message) from error
+        raise BridgeError(f"{server}: no answer to POST {payload.path}: {error!r}") from error
     finally:
         connection.close()
     if response.status != 200:
         text = body[:300].decode(errors="replace")
-        message = (
+        raise BridgeError(
             f"{server}: POST {payload.path}: expected status 200, got {response.status}: {text}"
         )
-        raise BenchmarkError(message)
     length = response.headers.get("Inference-Header-Content-Length", "")
     if not length.isdigit():
-        message = (
+        raise BridgeError(
             f"{server}: POST {payload.path}: expected a binary answer with "
             f"Inference-Header-Content-Length, got {length!r}"
         )
-        raise BenchmarkError(message)
     _compare(payload, body, int(length), f"{server}: model {payload.model}")
 
 
@@ -183,8 +180,7 @@ def _check_stream(payload: Payload, port: int, server: str) -> None:
         connection.request("POST", path, json.dumps({given.name: first}))
         text = connection.getresponse().read().decode()
     except (OSError, http.client.HTTPException) as error:
-        message = f"{server}: no answer to POST {path}: {error!r}"
-        raise BenchmarkError(message) from error
+        raise BridgeError(f"{server}: no answer to POST {path}: {error!r}") from error
     finally:
         connection.close()
     events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
@@ -193,8 +189,9 @@ def _check_stream(payload: Payload, port: int, server: str) -> None:
     except (ValueError, KeyError):
         got = []
     if got != list(range(first, first + payload.responses)):
-        message = f"{server}: POST {path}: expected {payload.responses} numbers, got {text[:300]}"
-        raise BenchmarkError(message)
+        raise BridgeError(
+            f"{server}: POST {path}: expected {payload.responses} numbers, got {text[:300]}"
+        )
 
 
 def _compare(payload: Payload, body: bytes, header_length: int, where: str) -> None:
@@ -211,8 +208,7 @@ def _compare(payload: Payload, body: bytes, header_length: int, where: str) -> N
         if answered.get(tensor.name) != expected:
             got = answered.get(tensor.name)
             seen = f"{got[0]} {list(got[1])}, {len(got[2])} bytes" if got else "nothing"
-            message = (
+            raise BridgeError(
                 f"{where}: output {tensor.name}: expected {tensor.datatype} {list(tensor.shape)} "
                 f"of {len(tensor.data)} given bytes, got {seen} or other contents"
             )
-            raise BenchmarkError(message)

@@ -7,8 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.failure import BenchmarkError
 from benchmarks.server_process import Launch, Ports
+from gpubridge.errors import BridgeError
 
 _VARIABLE = "GPUBRIDGE_PEER"
 _QUESTIONS = (
@@ -50,6 +50,7 @@ class Peer:
         command = [str(triton / "bin" / "tritonserver")]
         command += [f"--model-repository={repository}"]
         command += [f"--backend-directory={triton / 'backends'}"]
+        command += [f"--cache-directory={triton / 'caches'}"]
         command += ["--http-address=127.0.0.1", f"--http-port={ports.http}"]
         command += ["--grpc-address=127.0.0.1", f"--grpc-port={ports.grpc}"]
         command += ["--metrics-address=127.0.0.1", f"--metrics-port={ports.metrics}"]
@@ -69,7 +70,7 @@ def find_peer(directory: str | None) -> Peer | None:
 
     Raises
     ------
-    BenchmarkError
+    BridgeError
         If a directory is given and is not laid out as README.md says.
     """
     given = directory or os.environ.get(_VARIABLE)
@@ -78,24 +79,23 @@ def find_peer(directory: str | None) -> Peer | None:
     root = Path(given).resolve()
     interpreter = root / "venv" / "bin" / "python"
     if not interpreter.exists():
-        message = (
+        raise BridgeError(
             f"peer directory {root}: expected venv/bin/python, found none; "
             "lay the directory out as benchmarks/README.md says"
         )
-        raise BenchmarkError(message)
     asked = subprocess.run(
         [str(interpreter), "-c", _QUESTIONS], capture_output=True, text=True, check=False
     )
     if asked.returncode != 0:
-        message = f"peer directory {root}: venv/bin/python did not answer: {asked.stderr.strip()}"
-        raise BenchmarkError(message)
+        raise BridgeError(
+            f"peer directory {root}: venv/bin/python did not answer: {asked.stderr.strip()}"
+        )
     purelib, libraries, python = asked.stdout.splitlines()
     site_packages = Path(purelib)
     server = site_packages / "pytriton" / "tritonserver" / "bin" / "tritonserver"
     if not os.access(server, os.X_OK):
-        message = (
+        raise BridgeError(
             f"peer directory {root}: expected an executable {server.relative_to(root)}, found "
             "none; install nvidia-pytriton and make it executable (benchmarks/README.md)"
         )
-        raise BenchmarkError(message)
     return Peer(root, site_packages, Path(libraries), python)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+
+from gpubridge.bench.measurement import process_tree
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -22,28 +23,14 @@ class Usage:
     processes: int
 
 
-def tree(root: int) -> list[int]:
-    """Return ``root`` and its living descendants' process ids."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit() and (fields := _stat_fields(int(entry.name))):
-            children[int(fields[1])].append(int(entry.name))
-    found, waiting = [], [root]
-    while waiting:
-        pid = waiting.pop()
-        found.append(pid)
-        waiting.extend(children[pid])
-    return found
-
-
 def usage(root: int) -> Usage:
-    """Return what ``root`` and its descendants hold; a process that just ended counts as nothing.
+    """Return the usage of ``root`` and its descendants; a process that just ended counts as nothing.
 
     PSS shares out pages between the processes that map them, so its sum counts each page once:
     it is the figure to compare. The RSS sum counts shared pages once per process.
     """
     rss = pss = descriptors = threads = processes = 0
-    for pid in tree(root):
+    for pid in process_tree(root):
         try:
             rollup = (_PROC / str(pid) / "smaps_rollup").read_text()
             descriptors += len(list((_PROC / str(pid) / "fd").iterdir()))
@@ -60,7 +47,7 @@ def usage(root: int) -> Usage:
 def cpu_seconds(root: int) -> float:
     """Return the user and system time that ``root`` and its living descendants have used."""
     ticks = 0
-    for pid in tree(root):
+    for pid in process_tree(root):
         if fields := _stat_fields(pid):
             ticks += int(fields[11]) + int(fields[12])
     return ticks / _TICKS

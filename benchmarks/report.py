@@ -1,4 +1,4 @@
-"""From samples to a verdict: ratios pair by pair, their median, floor and aim."""
+"""From samples to a verdict: ratios pair by pair, their median, minimum and aim."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Verdict(str, Enum):
     """Verdict of a ratio on its row."""
 
     AIM = "aim met"
-    FLOOR = "floor met"
-    BELOW = "below floor"
-    NO_FLOOR = "no floor set"
+    MINIMUM = "minimum met"
+    BELOW = "below minimum"
+    NO_MINIMUM = "no minimum set"
     NOT_COMPARED = "not compared"
     FAILED = "failed"
 
@@ -63,11 +63,13 @@ class RowResult:
             return Verdict.FAILED
         if self.ratio is None:
             return Verdict.NOT_COMPARED
-        if self.row.floor is None:
-            return Verdict.NO_FLOOR
+        if self.row.minimum is None:
+            return Verdict.NO_MINIMUM
         if self.row.aim is not None and _reaches(self.ratio, self.row.aim, self.row):
             return Verdict.AIM
-        return Verdict.FLOOR if _reaches(self.ratio, self.row.floor, self.row) else Verdict.BELOW
+        return (
+            Verdict.MINIMUM if _reaches(self.ratio, self.row.minimum, self.row) else Verdict.BELOW
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def _row_document(result: RowResult) -> dict[str, Any]:
         "metric": row.metric,
         "unit": row.unit,
         "less_is_better": row.less_is_better,
-        "floor": row.floor,
+        "minimum": row.minimum,
         "aim": row.aim,
         "gpubridge": {"median": result.our_median, "rounds": list(result.ours)},
         "triton": {"median": result.their_median, "rounds": list(result.theirs)},

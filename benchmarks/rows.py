@@ -1,4 +1,4 @@
-"""Rows of the result table, each with its floor and its aim."""
+"""Rows of the result table, each with its minimum and its aim."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Kind(str, Enum):
 class Row:
     """One row of the result table.
 
-    ``floor`` and ``aim`` are ratios gpubridge / Triton of ``metric`` (docs/design.md, section 9);
+    ``minimum`` and ``aim`` are ratios gpubridge / Triton of ``metric`` (benchmarks/README.md);
     None where the design names none. For a metric where less is better the ratio must stay below
     them, else above.
     """
@@ -30,7 +30,7 @@ class Row:
     metric: str
     unit: str
     less_is_better: bool
-    floor: float | None = None
+    minimum: float | None = None
     aim: float | None = None
     payload: str = ""
     connections: int = 0
@@ -41,7 +41,7 @@ class Row:
 
 
 def _throughput(
-    payload: str, title: str, connections: int, floor: float | None, aim: float | None
+    payload: str, title: str, connections: int, minimum: float | None, aim: float | None
 ) -> Row:
     return Row(
         f"{payload}_http_{connections}",
@@ -50,14 +50,14 @@ def _throughput(
         metric="requests_per_second",
         unit="req/s",
         less_is_better=False,
-        floor=floor,
+        minimum=minimum,
         aim=aim,
         payload=payload,
         connections=connections,
     )
 
 
-def _latency(payload: str, title: str, floor: float | None, aim: float | None) -> Row:
+def _latency(payload: str, title: str, minimum: float | None, aim: float | None) -> Row:
     return Row(
         f"{payload}_http_1",
         f"{title}, HTTP, {_count(1)}",
@@ -65,7 +65,7 @@ def _latency(payload: str, title: str, floor: float | None, aim: float | None) -
         metric="p50_us",
         unit="µs p50",
         less_is_better=True,
-        floor=floor,
+        minimum=minimum,
         aim=aim,
         payload=payload,
         connections=1,
@@ -117,7 +117,7 @@ def _stream(clients: int) -> Row:
         metric="responses_per_second",
         unit="responses/s",
         less_is_better=False,
-        floor=2.0,
+        minimum=2.0,
         payload="stream_100",
         connections=clients,
         protocol="grpc",
@@ -138,30 +138,30 @@ _CALL = "a BLS call of add_sub"
 _64_CALLS = "64 concurrent BLS calls of add_sub"
 
 ROWS: tuple[Row, ...] = (
-    _throughput("add_sub", _ADD_SUB, 16, floor=3.0, aim=4.0),
-    _latency("add_sub", _ADD_SUB, floor=1.0, aim=0.8),
-    _throughput("fp32_600k", _600K, 4, floor=2.0, aim=2.5),
-    _latency("fp32_600k", _600K, floor=None, aim=None),
-    _throughput("fp32_16m", _16M, 4, floor=None, aim=None),
-    _latency("fp32_16m", _16M, floor=None, aim=None),
-    _throughput("bytes_10k", _STRINGS, 4, floor=3.0, aim=10.0),
-    _latency("bytes_10k", _STRINGS, floor=1 / 3, aim=1 / 10),
-    _calls(_throughput("add_sub", _ADD_SUB, 16, floor=2.5, aim=4.0), 16),
+    _throughput("add_sub", _ADD_SUB, 16, minimum=3.0, aim=4.0),
+    _latency("add_sub", _ADD_SUB, minimum=1.0, aim=0.8),
+    _throughput("fp32_600k", _600K, 4, minimum=2.0, aim=2.5),
+    _latency("fp32_600k", _600K, minimum=None, aim=None),
+    _throughput("fp32_16m", _16M, 4, minimum=None, aim=None),
+    _latency("fp32_16m", _16M, minimum=None, aim=None),
+    _throughput("bytes_10k", _STRINGS, 4, minimum=3.0, aim=10.0),
+    _latency("bytes_10k", _STRINGS, minimum=1 / 3, aim=1 / 10),
+    _calls(_throughput("add_sub", _ADD_SUB, 16, minimum=2.5, aim=4.0), 16),
     replace(
-        _calls(_latency("add_sub", _ADD_SUB, floor=0.7, aim=0.5), 1),
+        _calls(_latency("add_sub", _ADD_SUB, minimum=0.7, aim=0.5), 1),
         metric="mean_us",
         unit="µs mean",
     ),
-    _calls(_throughput("fp32_600k", _600K, 4, floor=2.0, aim=3.0), 4),
-    _light(_throughput("add_sub", _ADD_SUB, 16, floor=2.5, aim=4.0)),
-    _light(_throughput("fp32_600k", _600K, 4, floor=2.0, aim=3.0)),
-    _in_shared_memory(_throughput("fp32_16m", _16M, 1, floor=4.0, aim=None)),
-    _in_shared_memory(_throughput("fp32_16m", _16M, 4, floor=4.0, aim=None)),
-    _throughput("bls_add_sub", _CALL, 1, floor=2.0, aim=4.0),
-    _throughput("bls_64_add_sub", _64_CALLS, 1, floor=3.0, aim=None),
+    _calls(_throughput("fp32_600k", _600K, 4, minimum=2.0, aim=3.0), 4),
+    _light(_throughput("add_sub", _ADD_SUB, 16, minimum=2.5, aim=4.0)),
+    _light(_throughput("fp32_600k", _600K, 4, minimum=2.0, aim=3.0)),
+    _in_shared_memory(_throughput("fp32_16m", _16M, 1, minimum=4.0, aim=None)),
+    _in_shared_memory(_throughput("fp32_16m", _16M, 4, minimum=4.0, aim=None)),
+    _throughput("bls_add_sub", _CALL, 1, minimum=2.0, aim=4.0),
+    _throughput("bls_64_add_sub", _64_CALLS, 1, minimum=3.0, aim=None),
     _stream(1),
     _stream(50),
-    _throughput("add_sub_batched", _BATCHED, 32, floor=1.0, aim=1.5),
+    _throughput("add_sub_batched", _BATCHED, 32, minimum=1.0, aim=1.5),
     Row(
         "mean_batch_http_32",
         f"{_BATCHED}, mean batch, HTTP, 32 connections",
@@ -169,7 +169,7 @@ ROWS: tuple[Row, ...] = (
         metric="mean_batch",
         unit="requests",
         less_is_better=False,
-        floor=0.9,
+        minimum=0.9,
         payload="add_sub_batched",
         connections=32,
     ),
@@ -180,7 +180,7 @@ ROWS: tuple[Row, ...] = (
         metric="seconds",
         unit="s",
         less_is_better=True,
-        floor=0.5,
+        minimum=0.5,
         aim=0.25,
     ),
     Row(
@@ -190,7 +190,7 @@ ROWS: tuple[Row, ...] = (
         metric="seconds",
         unit="s",
         less_is_better=True,
-        floor=0.5,
+        minimum=0.5,
         slow_imports=True,
     ),
     Row(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from benchmarks.report import Report, RowResult, median_of
 from benchmarks.rows import Kind, Row
 
-_HEADINGS = ("work", "figure", "gpubridge", "Triton", "ratio", "rounds", "floor", "aim", "")
+_HEADINGS = ("work", "figure", "gpubridge", "Triton", "ratio", "rounds", "minimum", "aim", "")
 _NONE = "–"
 
 
@@ -106,7 +106,7 @@ def _cells(result: RowResult) -> tuple[str, ...]:
         _number(result.their_median),
         _ratio(result.ratio),
         f"{min(ratios):.2f}–{max(ratios):.2f}" if ratios else _NONE,
-        _bar(row.floor, row),
+        _bar(row.minimum, row),
         _bar(row.aim, row),
         result.verdict.value,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from benchmarks.failure import BenchmarkError
+from gpubridge.errors import BridgeError
 
 __all__ = ["tls_flags"]
 
@@ -19,6 +19,5 @@ def tls_flags(folder: Path) -> list[str]:
         try:
             subprocess.run(command, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
-            message = f"a certificate needs openssl on PATH: {error}"
-            raise BenchmarkError(message) from error
+            raise BridgeError(f"a certificate needs openssl on PATH: {error}") from error
     return ["--grpc-use-ssl=true", f"--grpc-server-cert={cert}", f"--grpc-server-key={key}"]

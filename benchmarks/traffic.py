@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gpubridge.protocol.grpc.messages import message_class
+from gpubridge.schema import message_class
 
 __all__ = [
     "SEQUENCE",

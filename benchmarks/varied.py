@@ -16,14 +16,13 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.client import NAME, Client
-from benchmarks.failure import BenchmarkError
+from benchmarks.figures import draw
 from benchmarks.haproxy import proxied
 from benchmarks.load import LoadFigures
-from benchmarks.machine import commit, describe_machine
+from benchmarks.machine import commit, describe_machine, started_now
 from benchmarks.peer import Peer, find_peer
 from benchmarks.proc import cpu_seconds, usage
 from benchmarks.serve import Gpubridge
@@ -33,6 +32,7 @@ from benchmarks.traffic import Traffic
 from benchmarks.varied_models import MODELS, copies, write_repository
 from benchmarks.varied_rows import NAMES, OWN_ROWS, ROWS, START_ROWS, LoadRow, OwnRow, StartRow
 from benchmarks.varied_table import OwnResult, Result, Sample, StartResult, document, failures, page
+from gpubridge.errors import BridgeError
 
 _WARM_UP_SECONDS = 1
 _SETTLE_SECONDS = 1.0
@@ -48,9 +48,9 @@ class Bench:
     seconds: int
     folder: Path
 
-    def server(self, side: int, repository: Path, *, tls: bool = False) -> ServerProcess:
+    def server(self, side: int, repository: Path, *given: str, tls: bool = False) -> ServerProcess:
         """Return a side's server, whose gRPC may have TLS; it is not yet started."""
-        flags = tls_flags(self.folder) if tls else []
+        flags = [*given, *(tls_flags(self.folder) if tls else [])]
         return ServerProcess(self.sides[side], repository, self.folder / f"{side}.log", flags)
 
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         results, own, starts = _run(bench, options.rows.split(",") if options.rows else None)
     about = {
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": started_now(),
         "commit": commit(),
         "machine": describe_machine(),
         "client": NAME,
@@ -83,7 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder_ = Path(options.output)
         folder_.mkdir(parents=True, exist_ok=True)
         (folder_ / "varied.md").write_text(text, encoding="utf-8")
-        (folder_ / "varied.json").write_text(document(about, results, own, starts))
+        recorded = document(about, results, own, starts)
+        (folder_ / "varied.json").write_text(recorded)
+        draw(json.loads(recorded), folder_ / "varied.png")
     return int(bool(failures(results, own, starts)))
 
 
@@ -97,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=5, help="of each round")
     parser.add_argument("--quick", action="store_true", help="one round of a second: does it work")
-    parser.add_argument("--output", metavar="DIR", help="write varied.md and varied.json there")
+    parser.add_argument("--output", metavar="DIR", help="write varied.md, .json and .png there")
     return parser
 
 
@@ -128,7 +130,7 @@ def _measure(row: LoadRow, bench: Bench) -> Result:
         with contextlib.ExitStack() as stack:
             servers = [
                 stack.enter_context(
-                    bench.server(side, _repository(row, traffic, bench), tls=row.tls)
+                    bench.server(side, _repository(row, traffic, bench), *row.flags, tls=row.tls)
                 )
                 for side in range(len(samples))
             ]
@@ -141,7 +143,7 @@ def _measure(row: LoadRow, bench: Bench) -> Result:
                 for server, taken in zip(servers, samples, strict=True):
                     port = _port(server, traffic)
                     taken.append(_load(traffic, row, server, port, bench))
-    except BenchmarkError as error:
+    except BridgeError as error:
         return Result(row, [], [], str(error))
     return Result(row, samples[0], samples[1] if len(samples) > 1 else [])
 
@@ -167,7 +169,7 @@ def _measure_own(row: OwnRow, bench: Bench) -> OwnResult:
                     sample = _load(traffic, work, server, port, effort)
                     if not warm:
                         taken.append(sample)
-    except BenchmarkError as error:
+    except BridgeError as error:
         return OwnResult(row, [], [], str(error))
     return OwnResult(row, *samples)
 
@@ -185,7 +187,7 @@ def _measure_start(row: StartRow, bench: Bench) -> StartResult:
                     held = usage(server.pid)
                 if start:
                     taken.append({"seconds": seconds, "pss_mib": held.pss_mib})
-    except BenchmarkError as error:
+    except BridgeError as error:
         return StartResult(row, [], [], str(error))
     return StartResult(row, samples[0], samples[1] if len(samples) > 1 else [])
 
@@ -209,11 +211,10 @@ def _load(traffic: Traffic, row: LoadRow, server: ServerProcess, port: int, benc
     counted = _inferences(traffic, server) - counted
     server.check_alive()
     if figures.failed or counted < figures.requests:
-        message = (
+        raise BridgeError(
             f"{server.name}: {figures.failed} failed requests; {figures.requests} answered, "
             f"{counted} executed; a figure needs answers without failures"
         )
-        raise BenchmarkError(message)
     return {
         "rate": figures.requests_per_second * traffic.responses,
         "cpu_us": spent / (figures.requests * traffic.responses) * 1e6,
@@ -228,7 +229,8 @@ def _inferences(traffic: Traffic, server: ServerProcess) -> int:
     for model in set(traffic.models):
         address = f"http://127.0.0.1:{server.http_port}/v2/models/{model}/stats"
         with urllib.request.urlopen(address, timeout=60) as answer:
-            count += json.load(answer)["model_stats"][0]["inference_count"]
+            entry = json.load(answer)["model_stats"][0]
+            count += entry["inference_count"] + entry["inference_stats"]["cache_hit"]["count"]
     return count
 
 
@@ -238,8 +240,7 @@ def _compare_answers(traffic: Traffic, servers: Sequence[ServerProcess]) -> None
         return
     answers = [_outputs(traffic.requests[0].filled(), server) for server in servers]
     if any(answer != answers[0] for answer in answers):
-        message = f"answers differ: {[str(answer)[:200] for answer in answers]}"
-        raise BenchmarkError(message)
+        raise BridgeError(f"answers differ: {[str(answer)[:200] for answer in answers]}")
 
 
 def _outputs(request: bytes, server: ServerProcess) -> object:
@@ -255,8 +256,7 @@ def _outputs(request: bytes, server: ServerProcess) -> object:
     finally:
         connection.close()
     if answer.status != 200:
-        message = f"{server.name}: status {answer.status}: {data[:300]!r}"
-        raise BenchmarkError(message)
+        raise BridgeError(f"{server.name}: status {answer.status}: {data[:300]!r}")
     if answer.headers.get_content_type() == "text/event-stream":
         return [json.loads(line[6:]) for line in data.splitlines() if line.startswith(b"data: ")]
     length = int(answer.headers.get("Inference-Header-Content-Length", len(data)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -64,6 +64,11 @@ def _add_sub(name: str, dims: Sequence[int] = (16,), instances: int = 1) -> Mode
     inputs = _tensors("input", "FP32", dims, ["INPUT0", "INPUT1"])
     outputs = _tensors("output", "FP32", dims, ["OUTPUT0", "OUTPUT1"])
     return Model(name, _config(name, inputs, outputs, instances=instances), _SUM_CODE)
+
+
+def _cached_add_sub() -> Model:
+    model = _add_sub("add_sub_cached")
+    return replace(model, config=f"{model.config}response_cache {{ enable: true }}\n")
 
 
 def _count_bytes() -> Model:
@@ -184,6 +189,32 @@ def _stream(name: str, responses: int, datatype: str, given: str, answered: str)
     return Model(name, _config(name, inputs, outputs, decoupled), code)
 
 
+_SOFTMAX = """
+def softmax(rows):
+    powers = np.exp(rows - rows.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+"""
+
+
+def _softmax(name: str, *, arrays: bool) -> Model:
+    """Return a model of batches, which loops over the requests or takes them as one array."""
+    body = """
+rows = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+outputs = [pb_utils.Tensor("OUT", softmax(rows))]
+"""
+    of_batch = (
+        f"{_OPENING}class TritonPythonModel:\n"
+        "    def execute_batch(self, batch):\n"
+        '        return {"OUT": softmax(batch["IN"])}\n'
+    )
+    tensors = (
+        _tensors(kind, "FP32", [256], [named])
+        for kind, named in (("input", "IN"), ("output", "OUT"))
+    )
+    config = _config(name, "max_batch_size: 64", "dynamic_batching { }", *tensors)
+    return Model(name, config, (of_batch if arrays else _execute(body)) + _SOFTMAX)
+
+
 def _served(name: str) -> Model:
     folder = _SERVED / name
     return Model(
@@ -194,6 +225,7 @@ def _served(name: str) -> Model:
 MODELS: dict[str, Callable[[], Model]] = {
     "add_sub": lambda: _served("add_sub"),
     "add_sub_any": lambda: _add_sub("add_sub_any", [-1] * SHAPE_DIMS),
+    "add_sub_cached": _cached_add_sub,
     "identity_fp32": lambda: _served("identity_fp32"),
     "bls_add_sub": lambda: _served("bls_add_sub"),
     "bls_64_add_sub": lambda: _served("bls_64_add_sub"),
@@ -202,6 +234,8 @@ MODELS: dict[str, Callable[[], Model]] = {
     "many_500": lambda: _many(500),
     "sequence_direct": lambda: _sequence("direct"),
     "sequence_oldest": lambda: _sequence("oldest"),
+    "softmax_loop": partial(_softmax, "softmax_loop", arrays=False),
+    "softmax_arrays": partial(_softmax, "softmax_arrays", arrays=True),
     "chain": _chain,
     "text": _text,
     "stream_10": lambda: _stream("stream_10", 10, "STRING", "text_input", "text_output"),

@@ -1,4 +1,4 @@
-"""The rows of varied traffic: requests, models, and the floors of CPU time per request."""
+"""The rows of varied traffic: requests, models, and the minimums of CPU time per request."""
 
 from __future__ import annotations
 
@@ -34,19 +34,20 @@ _SEQUENCE_REQUESTS = 10
 class LoadRow:
     """Work that both servers are given.
 
-    ``floor`` and ``aim`` bound Triton's CPU time per request over gpubridge's; None where there is no
+    ``minimum`` and ``aim`` bound Triton's CPU time per request over gpubridge's; None where there is no
     bar. ``models`` are served beside those that the requests name; ``tls`` has calls of gRPC sent
-    through TLS.
+    through TLS; ``flags`` are given to both servers.
     """
 
     name: str
     title: str
     traffic: Callable[[], Traffic]
     connections: int
-    floor: float | None
+    minimum: float | None
     aim: float | None = None
     models: tuple[str, ...] = ()
     tls: bool = False
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,18 @@ def _long_stream() -> Traffic:
     )
 
 
+def _softmax(form: str) -> LoadRow:
+    array = np.linspace(0, 1, 256, dtype=np.float32).reshape(1, 256)
+    model = f"softmax_{form}"
+    return LoadRow(
+        f"batch_{form}",
+        f"softmax of a row of 256, gRPC, 64, batches as {form}",
+        lambda: Traffic([grpc_request(model, {"IN": array})], (model,), path=_INFER),
+        64,
+        None,
+    )
+
+
 _ONE_BUSY = LoadRow("busy_one", "one busy model × 4 instances", _add_sub("busy_0"), 16, None)
 _FOUR_BUSY = LoadRow(
     "busy_four",
@@ -229,6 +242,14 @@ ROWS: tuple[LoadRow, ...] = (
         16,
         5,
         9,
+    ),
+    LoadRow(
+        "add_sub_cached",
+        "add_sub, HTTP, 16 connections, a new id in every request, answered from the response cache",
+        _add_sub("add_sub_cached", request_id=TURN, vary_values=False),
+        16,
+        None,
+        flags=("--cache-config=local,size=16777216",),
     ),
     LoadRow(
         "add_sub_shapes",
@@ -324,6 +345,13 @@ OWN_ROWS: tuple[OwnRow, ...] = (
         _ONE_BUSY,
         at_most=1.15,
         aim=1.0,
+    ),
+    OwnRow(
+        "batch_arrays",
+        "softmax of batched rows by execute_batch over a loop over the requests",
+        _softmax("arrays"),
+        _softmax("loop"),
+        at_most=1.0,
     ),
     OwnRow(
         "haproxy",

@@ -39,14 +39,14 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """Compare the ratio of CPU time with the row's floor and aim."""
+        """Compare the ratio of CPU time with the row's minimum and aim."""
         if self.failure:
             return "failed"
-        if self.cpu_ratio is None or self.row.floor is None:
-            return "not compared" if self.cpu_ratio is None else "no floor set"
+        if self.cpu_ratio is None or self.row.minimum is None:
+            return "not compared" if self.cpu_ratio is None else "no minimum set"
         if self.row.aim is not None and self.cpu_ratio >= self.row.aim:
             return "aim met"
-        return "floor met" if self.cpu_ratio >= self.row.floor else "below floor"
+        return "minimum met" if self.cpu_ratio >= self.row.minimum else "below minimum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,12 @@ class OwnResult:
 
     @property
     def verdict(self) -> str:
-        """Compare the ratio with the row's floor and aim."""
+        """Compare the ratio with the row's minimum and aim."""
         if self.failure or self.ratio is None:
             return "failed"
         if self.row.aim is not None and self.ratio <= self.row.aim:
             return "aim met"
-        return "floor met" if self.ratio <= self.row.at_most else "above bar"
+        return "minimum met" if self.ratio <= self.row.at_most else "above bar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def page(
                 "CPU",
                 "Triton",
                 "ratio",
-                "floor",
+                "minimum",
                 "aim",
                 "",
                 "rate",
@@ -193,7 +193,7 @@ def _cells(result: Result) -> list[str]:
         cells += [_number(_median(side, figure)) for side in (result.ours, result.theirs)]
         cells.append(_number(ratio))
         if figure == "cpu_us":
-            cells += [_number(result.row.floor), _number(result.row.aim), result.verdict]
+            cells += [_number(result.row.minimum), _number(result.row.aim), result.verdict]
     cells += [_number(_median(side, "p50_us")) for side in (result.ours, result.theirs)]
     return cells
 

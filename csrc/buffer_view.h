@@ -1,4 +1,4 @@
-// A Py_buffer that is released with its scope.
+// A Py_buffer that is released with its scope, and copies of bytes.
 #pragma once
 
 #include "python_object.h"
@@ -30,5 +30,8 @@ class BufferView {
  private:
   Py_buffer view_{};
 };
+
+// Copies bytes; the interpreter's other threads run meanwhile where they are many.
+void copy_bytes(char* to, const void* from, std::size_t size);
 
 }  // namespace gpubridge

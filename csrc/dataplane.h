@@ -27,8 +27,8 @@
 //   thread.
 // - Memory that another process may see is addressed as (region, offset, size). A region stays
 //   mapped until the last view of it is gone and the last unsent byte of it has left.
-// - Only the owner closes a descriptor. Descriptors that arrive with a message belong to whoever
-//   asked for the message.
+// - Only the owner closes a descriptor. Descriptors that arrive with a message belong to its
+//   receiver.
 // - A lease is one byte of a control page: the lender stores 1 (release) before the message that
 //   names it is sent, the borrower stores 0 (release) when its last view is gone, the lender loads
 //   it (acquire) before it uses the memory again.
@@ -48,22 +48,21 @@
 //   template is resolved when the body is whole, against the model as it is then.
 //
 // The way of a plain inference request
-// - net/http1_inference.h and net/grpc_inference.h take a message to its model, and the answer
-//   back, without Python code; what has no template, or fails a check, is handed over with its
-//   bytes as they came, or with the memory that a large one was received into.
-// - request/templates_binding.h makes the InferRequest: values of a template that are neither ids,
-//   dims nor sizes (parameters; forwarded headers would be texts like these) are asked of its
-//   RequestTemplate in Python, the others are filled in.
-// - Between the two, when the request is made and before the model's `submit`, is the place for who
-//   would answer without the model, as a cache does: Inference::submit, GrpcInferCall::submit.
+// - net/http1_inference.h and net/grpc_inference_binding.cpp take a message to its model, and the
+//   response back, without Python code. A message that has no template, or fails a check, goes to
+//   Python with its bytes, or with the memory that a large one was received into.
+// - request/templates_binding.h makes the InferRequest: it fills in ids, dims and sizes,
+//   and gets the values of parameters from the RequestTemplate in Python.
+// - A response cache would look a request up before the model's `submit`: in Inference::submit and
+//   GrpcInferCall::submit.
 // - schedule/request_dispatch_binding.h queues it, and gives it to the least loaded instance;
 //   ipc/in_flight_binding.h lends its memory, and sends it on the stub's channel at once, or with
 //   others of this turn of the event loop. Messages that wait for the channel are Python's to keep.
 // - ipc/in_flight_binding.h takes what comes on the channel: it understands a whole message, then
-//   gives each request its outcome, then has the dispatch fill the room. Messages other than
+//   gives each request its outcome, then has the dispatch fill the free places. Messages other than
 //   results and responses, and those with descriptors, go to Python. Sequences are dispatched in
 //   Python, and so are policies: refusals, cancels, the order of outcomes, dead stubs.
-// - ipc/call_channel_binding.h does the same for the calls of a stub's model: it finds the
+// - ipc/call_channel_binding.cpp does the same for the calls of a stub's model: it finds the
 //   memory that a call names, makes the InferRequest by what Python says of calls of that form, and
 //   lends the caller the memory of the outcome.
 // - The outcome comes to the exchange or the call, which is its own callback. While a request is at
@@ -80,7 +79,7 @@ Binding bind_bytes_codec, bind_call_channel, bind_context, bind_datagrams, bind_
     bind_grpc_inference, bind_http1_connection, bind_http1_inference, bind_http2, bind_in_flight,
     bind_infer_request, bind_item_batcher, bind_lease_book, bind_model_counters, bind_place,
     bind_records, bind_request_dispatch, bind_message_receiver, bind_responses, bind_result_arena,
-    bind_send_turn, bind_slot_lists, bind_stub, bind_stub_loop, bind_templates, bind_tensor_values,
-    bind_watched_pages;
+    bind_slot_lists, bind_stub, bind_stub_loop, bind_templates, bind_tensor_values,
+    bind_trace_sampling, bind_watched_pages;
 
 }  // namespace gpubridge

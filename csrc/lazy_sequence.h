@@ -1,8 +1,8 @@
 // A sequence for Python whose items are made when they are asked for: most never are.
 #pragma once
 
+#include "heap_type.h"
 #include "python_object.h"
-#include "stub/heap_type.h"
 
 namespace gpubridge {
 
@@ -11,7 +11,7 @@ namespace gpubridge {
 template <typename Item>
 class LazySequence {
  public:
-  static nb::object make(std::vector<Item> items) { return stub::box(type(), std::move(items)); }
+  static nb::object make(std::vector<Item> items) { return box(type(), std::move(items)); }
 
   // The items of such a sequence; null for another object.
   static const std::vector<Item>* of(nb::handle object) {
@@ -19,9 +19,7 @@ class LazySequence {
   }
 
  private:
-  static std::vector<Item>& items_of(PyObject* self) {
-    return stub::unboxed<std::vector<Item>>(self);
-  }
+  static std::vector<Item>& items_of(PyObject* self) { return unboxed<std::vector<Item>>(self); }
 
   static Py_ssize_t length(PyObject* self) {
     return static_cast<Py_ssize_t>(items_of(self).size());
@@ -32,14 +30,14 @@ class LazySequence {
       PyErr_SetString(PyExc_IndexError, "no such item");
       return nullptr;
     }
-    return stub::guarded(static_cast<PyObject*>(nullptr), [&] {
+    return guarded(static_cast<PyObject*>(nullptr), [&] {
       return items_of(self)[static_cast<std::size_t>(index)].object().release().ptr();
     });
   }
 
   static PyTypeObject* type() {
-    static PyTypeObject* const made = stub::boxed_type<std::vector<Item>>(
-        Item::kTypeName, {{Py_sq_length, stub::slot(length)}, {Py_sq_item, stub::slot(item)}});
+    static PyTypeObject* const made = boxed_type<std::vector<Item>>(
+        Item::kTypeName, {{Py_sq_length, slot(length)}, {Py_sq_item, slot(item)}});
     return made;
   }
 };

@@ -32,4 +32,12 @@ inline char* put_bytes(char* at, std::string_view bytes) {
   return at + bytes.size();
 }
 
+// Takes the next bytes of a message; throws an Error of that text where there are not as many.
+template <typename Error>
+std::string_view take_bytes(std::string_view message, std::size_t& at, std::size_t count,
+                            const char* text) {
+  if (at > message.size() || count > message.size() - at) throw Error(text);
+  return message.substr(std::exchange(at, at + count), count);
+}
+
 }  // namespace gpubridge

@@ -73,7 +73,12 @@ inline std::string_view view_of_text(nb::handle text) {
   return {data, static_cast<std::size_t>(size)};
 }
 
-// The class of errors that clients are told.
+// Part of what can be sliced, as a memoryview.
+inline nb::object slice_of(const nb::object& whole, std::uint64_t begin, std::uint64_t end) {
+  return whole[nb::slice(nb::int_(begin), nb::int_(end), nb::none())];
+}
+
+// The class of errors that are sent to clients.
 inline nb::handle bridge_error() {
   static const nb::handle type =
       nb::module_::import_("gpubridge.errors").attr("BridgeError").inc_ref();

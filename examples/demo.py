@@ -1,6 +1,8 @@
-"""Show a running server at work: its examples, their speed, labels, an error, and a picture.
+"""Show a running server at work: text read from photographs, texts by topic, speeds, an error, pictures.
 
 python examples/demo.py --url 127.0.0.1:8000 --output DIR
+
+What it shows depends on the examples that the server serves; image_preproc it needs.
 """
 
 from __future__ import annotations
@@ -9,19 +11,22 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tritonclient.http as triton
-from image_preproc import classify, client as image_preproc
+from image_preproc import client as image_preproc
+from ocr_pipeline import client as ocr
 from pytorch_addsub import client as pytorch_addsub
+from text_topics import client as text_topics
 from tritonclient.utils import InferenceServerException
 
 ADD_SUB_REQUESTS = 1000
 PHOTO_ROUNDS = 8
+TEXT_ROUNDS = 1
 
 
 class Row(NamedTuple):
@@ -55,18 +60,60 @@ def wait_until_ready(client: triton.InferenceServerClient, timeout_s: float) -> 
         time.sleep(0.1)
 
 
-def list_models(client: triton.InferenceServerClient) -> None:
-    """Print every model of the repository with its inputs and outputs."""
+def list_models(client: triton.InferenceServerClient) -> set[str]:
+    """Print the models with their inputs and outputs; return the names of those that are ready."""
     server = client.get_server_metadata()
     print(f"{server['name']} {server['version']} serves:")
-    for model in client.get_model_repository_index():
-        print(f"  {model['name']} version {model.get('version', '-')} {model.get('state', '')}")
-        if model.get("state") == "READY":
-            metadata = client.get_model_metadata(model["name"])
-            for direction in ("inputs", "outputs"):
-                for tensor in metadata[direction]:
-                    shape = [int(size) for size in tensor["shape"]]
-                    print(f"    {direction[:-1]:6} {tensor['name']} {tensor['datatype']} {shape}")
+    ready = {
+        model["name"]
+        for model in client.get_model_repository_index()
+        if model.get("state") == "READY"
+    }
+    for name in sorted(ready):
+        metadata = client.get_model_metadata(name)
+        inputs, outputs = (
+            ", ".join(describe(tensor) for tensor in metadata[side])
+            for side in ("inputs", "outputs")
+        )
+        print(f"  {name:16} {inputs} -> {outputs}")
+    return ready
+
+
+def describe(tensor: dict[str, Any]) -> str:
+    """Return a tensor's name, type and shape."""
+    sizes = ", ".join(str(size) for size in tensor["shape"])
+    return f"{tensor['name']} {tensor['datatype']} [{sizes}]"
+
+
+def show_text(client: triton.InferenceServerClient, output: Path) -> None:
+    """Print what is written on the example pictures, and draw each with its text beside it.
+
+    Raises
+    ------
+    RuntimeError
+        The ensemble and the calls read different text.
+    """
+    print("\ntext of pictures, read by read_text:")
+    for path in ocr.example_photos():
+        lines = ocr.read_text(client, path.read_bytes())
+        texts = [line.text for line in lines]
+        right = ocr.character_accuracy(texts, ocr.TRUTH[path.name])
+        print(f"  {path.name} ({right:.1%} of its characters are right)")
+        for text in texts:
+            print(f"    {text}")
+        called = [line.text for line in ocr.read_text(client, path.read_bytes(), ocr.CALLER)]
+        if called != texts:
+            raise RuntimeError(f"expected {texts} of {ocr.CALLER} for {path.name}, got {called}")
+        ocr.draw_answer(path, lines).save(output / f"{path.stem}.png")
+    print(f"  {ocr.CALLER} reads the same")
+
+
+def show_topics(client: triton.InferenceServerClient) -> None:
+    """Print the nearest of some topics for each of some texts."""
+    texts, topics = text_topics.TEXTS, text_topics.TOPICS
+    print(f"\ntexts, and the nearest of the topics {', '.join(topics)}, by text_topics:")
+    for text, match in zip(texts, text_topics.nearest_topics(client, texts, topics), strict=True):
+        print(f"  {match.topic:8} {match.similarity:.2f}  {text}")
 
 
 def measure_add_sub(url: str, connections: int) -> Row:
@@ -84,16 +131,16 @@ def measure_photos(url: str, connections: int) -> Row:
     return Row(image_preproc.MODEL, connections, [answer.latency_s for answer in answers], wall_s)
 
 
-def measure_labels(url: str, connections: int, model: str) -> Row:
-    """Time the pipeline from photograph to labels, one photograph per request."""
-    jpegs = [photo.read_bytes() for photo in image_preproc.example_photos() * PHOTO_ROUNDS]
+def measure_text(url: str, connections: int, model: str) -> Row:
+    """Time the pipeline from picture to text, one picture per request."""
+    files = [path.read_bytes() for path in ocr.example_photos() * TEXT_ROUNDS]
 
     def one_connection(first: int) -> list[float]:
         latencies_s = []
-        with triton.InferenceServerClient(url) as client:
-            for jpeg in jpegs[first::connections]:
+        with triton.InferenceServerClient(url, network_timeout=600) as client:
+            for file in files[first::connections]:
                 sent = time.perf_counter()
-                classify.classify(client, [jpeg], model)
+                ocr.read_text(client, file, model)
                 latencies_s.append(time.perf_counter() - sent)
         return latencies_s
 
@@ -103,23 +150,27 @@ def measure_labels(url: str, connections: int, model: str) -> Row:
     return Row(model, connections, list(itertools.chain(*taken)), time.perf_counter() - begin)
 
 
+def measure(url: str, ready: set[str]) -> list[Row]:
+    """Time each of the examples that is served, over one and several connections."""
+    measured: list[tuple[str, Callable[[], Row]]] = [
+        (pytorch_addsub.MODEL, lambda: measure_add_sub(url, 1)),
+        (pytorch_addsub.MODEL, lambda: measure_add_sub(url, 16)),
+        (image_preproc.MODEL, lambda: measure_photos(url, 1)),
+        (image_preproc.MODEL, lambda: measure_photos(url, 4)),
+        (ocr.MODEL, lambda: measure_text(url, 4, ocr.MODEL)),
+        (ocr.CALLER, lambda: measure_text(url, 4, ocr.CALLER)),
+    ]
+    return [one() for model, one in measured if model in ready]
+
+
 def print_speeds(rows: Sequence[Row]) -> None:
     """Print the table; the figures are those of a Python client, and include its own time."""
     print("\nmodel            connections  requests   p50 ms   p99 ms  requests/s")
     for model, connections, latencies_s, wall_s in rows:
         p50, p99 = np.percentile(latencies_s, [50, 99]) * 1e3
         count = len(latencies_s)
-        print(f"{model:16} {connections:11} {count:9} {p50:8.2f} {p99:8.2f} {count / wall_s:11.0f}")
-
-
-def show_labels(client: triton.InferenceServerClient) -> None:
-    """Print the best guesses for each photograph; the network is not trained."""
-    photos = image_preproc.example_photos()
-    print("\nlabels, by a network with random weights:")
-    found = classify.classify(client, [photo.read_bytes() for photo in photos])
-    for photo, guesses in zip(photos, found, strict=True):
-        listed = ", ".join(f"{label} {share:.2f}" for label, share in guesses)
-        print(f"  {photo.name:28} {listed}")
+        rate = f"{count / wall_s:.3g}" if count < 100 * wall_s else f"{count / wall_s:.0f}"
+        print(f"{model:16} {connections:11} {count:9} {p50:8.2f} {p99:8.2f} {rate:>11}")
 
 
 def show_errors(client: triton.InferenceServerClient) -> None:
@@ -145,7 +196,6 @@ def write_contact_sheet(client: triton.InferenceServerClient, url: str, output: 
     """Draw what image_preproc makes of the example photographs and return the picture's path."""
     answers = image_preproc.preprocess_concurrently(url, image_preproc.example_photos(), 4)
     sheet = image_preproc.draw_contact_sheet(answers, image_preproc.normalization(client))
-    output.mkdir(parents=True, exist_ok=True)
     path = output / "contact_sheet.png"
     sheet.save(path)
     return path
@@ -158,22 +208,18 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=60, help="seconds to wait for the server")
     options = parser.parse_args()
 
-    with triton.InferenceServerClient(options.url) as client:
+    options.output.mkdir(parents=True, exist_ok=True)
+    with triton.InferenceServerClient(options.url, network_timeout=600) as client:
         wait_until_ready(client, options.timeout)
-        list_models(client)
-        print_speeds(
-            [
-                measure_add_sub(options.url, 1),
-                measure_add_sub(options.url, 16),
-                measure_photos(options.url, 1),
-                measure_photos(options.url, 4),
-                measure_labels(options.url, 4, classify.MODEL),
-                measure_labels(options.url, 4, classify.CALLER),
-            ]
-        )
-        show_labels(client)
+        ready = list_models(client)
+        if ocr.MODEL in ready:
+            show_text(client, options.output)
+        if text_topics.MODEL in ready:
+            show_topics(client)
+        print_speeds(measure(options.url, ready))
         show_errors(client)
-        print(f"\ncontact sheet: {write_contact_sheet(client, options.url, options.output)}")
+        write_contact_sheet(client, options.url, options.output)
+    print(f"\npictures: {', '.join(map(str, sorted(options.output.glob('*.png'))))}")
     return 0
 
 

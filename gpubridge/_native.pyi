@@ -4,7 +4,7 @@ What stubs use of the module is typed in `gpubridge.tensor.native`, since they m
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from gpubridge.host_shm import Slot
 from gpubridge.request import (
@@ -160,18 +160,26 @@ class DynamicBatcher:
         """Give every item away that was not taken."""
 
 class Http2Limits:
-    """Limits of one connection; `csrc/net/http2_limits.h` says what each is.
+    """Limits of one connection, with their defaults; `csrc/net/http2_state.h` says what each is."""
 
-    ``**limits``: ``max_concurrent_streams``, ``max_frame_size``, ``stream_window``,
-    ``connection_window``, ``header_list_bytes``, ``header_block_bytes``, ``continuation_frames``,
-    ``receive_bytes``, ``output_bytes``, ``quantum_bytes``, ``unsent_control_frames``, ``resets``,
-    ``resets_per_second``, ``idle_frames``, ``idle_frames_per_second``, ``reset_memory``,
-    ``reset_grace_seconds``; those that are not named have their defaults.
-
-    Raises ValueError: a limit is outside of what the protocol allows.
-    """
-
-    def __init__(self, **limits: int) -> None: ...
+    max_concurrent_streams: int
+    max_frame_size: int
+    stream_window: int
+    connection_window: int
+    header_list_bytes: int
+    header_block_bytes: int
+    continuation_frames: int
+    receive_bytes: int
+    output_bytes: int
+    quantum_bytes: int
+    unsent_control_frames: int
+    resets: int
+    resets_per_second: int
+    idle_frames: int
+    idle_frames_per_second: int
+    reset_memory: int
+    reset_grace_seconds: int
+    def __init__(self) -> None: ...
 
 class GrpcMethods:
     """The methods of a server; each is known by its place in the sequence.
@@ -185,7 +193,7 @@ class GrpcMethods:
         """Have no call of a method ``admitted`` without a field; its name is in lower case."""
 
 class HeaderFields:
-    """Header fields to be sent: names in lower case, pseudo-header fields first; checked by nobody.
+    """Header fields to be sent, not checked: names in lower case, pseudo-header fields first.
 
     - ``fields``: names and values.
     - ``repeat``: they are sent again and again: the peer's table gets to know them.
@@ -216,7 +224,7 @@ class GrpcInferEndpoint:
 
     - ``method``: its number among the methods.
     - ``templates``: of the requests.
-    - ``traces``: while they are ``active``, all calls are Python's.
+    - ``sampling``: the calls that are Python's, because they are traced.
     - ``headers``, ``trailers``: of answers.
     """
 
@@ -224,7 +232,7 @@ class GrpcInferEndpoint:
         self,
         method: int,
         templates: RequestTemplates,
-        traces: object,
+        sampling: TraceSampling,
         headers: HeaderFields,
         trailers: HeaderFields,
         /,
@@ -275,9 +283,9 @@ class Http2Connection:
 
     The socket's owner asks `memory` where to receive, tells `received` how much came, takes the events
     that it returns, and calls `flush` when there may be something to be sent and the socket can be
-    written. Events are tuples; `gpubridge.frontend.grpc.events` lists them. Views in events are valid
+    written. Events are tuples; `gpubridge.frontend.grpc.connection` lists them. Views in events are valid
     until more is received. A stream whose path is none of the methods has its body handed on as it
-    comes. What belongs to a stream that is closed, whoever closed it, is ignored: the caller cannot
+    comes. What belongs to a stream that is closed, by either side, is ignored: the caller cannot
     know yet. Not for several threads.
 
     - ``methods``: what is served.
@@ -338,10 +346,10 @@ class Http2Connection:
         """Return how many bytes the target of `receive_into` still lacks; 0 if there is none."""
     def copied(self, stream: int, /) -> int:
         """Return how many bytes of all targets of a stream were copied on their way."""
-    def hold(self, stream: int, /) -> None:
+    def throttle(self, stream: int, /) -> None:
         """Let the stream send only its window beyond what `consume` has counted."""
     def consume(self, stream: int, nbytes: int, /) -> None:
-        """Let a stream on hold send ``nbytes`` more: as many were used up."""
+        """Let a throttled stream send ``nbytes`` more: as many were used up."""
     def send_headers(self, stream: int, fields: HeaderFields, end: bool = ...) -> None:
         """Send response headers, or with ``end`` trailers behind all data.
 
@@ -398,7 +406,7 @@ class InFlightRequests:
     - ``lent``, ``cancelled``, ``passed_on``, ``progress``, ``claimed``: those of the control page,
       which stay in use until `close`.
     - ``reader``: of the stub's responses.
-    - ``hooks``: see `gpubridge.engine.in_flight`.
+    - ``hooks``: see `gpubridge.engine.ipc.in_flight`.
     - ``descriptor``: that of the channel, which is the caller's; in use until `close`.
     """
 
@@ -419,11 +427,11 @@ class InFlightRequests:
     open_requests: int
     """Requests whose batch has ended, but not they."""
     idle: bool
-    """Whether no batch is at the stub."""
+    """True if no batch is at the stub."""
     succeeded: int
     """Grows whenever a request succeeds."""
     def holds(self, sequence: int, /) -> bool:
-        """Say whether a batch is at the stub."""
+        """Return True if a batch is at the stub."""
     def watch(
         self, on_kept: Callable[[Any], object] | None, on_ended: Callable[[Any], object] | None, /
     ) -> None:
@@ -445,7 +453,7 @@ class InFlightRequests:
     ) -> None:
         """Let the stub know that a request is cancelled; with ``running_only`` if it has started.
 
-        Nobody waits for what the model still sends, unless ``still_read``.
+        What the model still sends is dropped, unless ``still_read``.
         """
     def passed_on(self, request: InferRequest, responses: int, /) -> None:
         """Tell the stub that responses of a request have left, so that it may send others."""
@@ -457,7 +465,7 @@ class InFlightRequests:
         """Take a RESULTS or RESPONSES message that came at ``now``, CLOCK_MONOTONIC ns; 0: just now."""
     def take_gathered(self, message: bytes, /) -> None:
         """Take the RESULTS message that a dead stub had gathered, unless it had sent it, too."""
-    def settle_kept(self) -> bool:
+    def release_kept(self) -> bool:
         """Take back the memory that the stub is done with by now; returns whether some is left."""
     def lend(self, ranges: Sequence[Any], /) -> int | None:
         """Lend the memory of an answer to a call; returns its ticket, None when there is none left."""
@@ -590,7 +598,7 @@ class InferRequest:
     cancelled: Callable[[InferRequest], None] | None
     ticket: int
     trace: Any
-    """What hears of its batch and its end, if it is traced; see `gpubridge.engine.tracing`."""
+    """What hears of its batch and its end, if it is traced; see `gpubridge.engine.models.tracing`."""
     unsent: int
     instance: Any
 
@@ -615,7 +623,7 @@ class InferRequest:
     def finish(self, outcome: Outcome | None, /) -> None:
         """Give the outcome to who waits for it; at most once."""
     def cancel(self) -> None:
-        """Say that nobody waits for the outcome any more; the model is spared the work if it can be."""
+        """Cancel the request: its outcome is dropped, and the model is spared the work if it can be."""
 
 class InferResponseFields:
     """The fields of a `gpubridge.request.InferResponse`."""
@@ -716,12 +724,17 @@ class RequestDispatch:
         clock: Callable[[], int] | None,
     ) -> None: ...
     def prepare_with(
-        self, prepare: Callable[[InferRequest, Any], bool], traces: Any, always: bool, /
+        self,
+        prepare: Callable[[InferRequest, Any], bool],
+        sampling: TraceSampling,
+        untraced: Any,
+        always: bool,
+        /,
     ) -> None:
         """Have `submit` ask ``prepare`` whether a request goes on.
 
-        It asks for each request with ``always``, else while ``traces.active``, and for requests with
-        ``ranges``.
+        It asks for each request with ``always`` and for those with ``ranges``; while ``sampling.active``,
+        for those with an origin besides ``untraced``. Requests without an origin it counts.
         """
     def serve(self, feeds: Sequence[InstanceFeed], /) -> None:
         """Feed these instances."""
@@ -730,8 +743,8 @@ class RequestDispatch:
     def enqueue(self, request: InferRequest, /) -> None:
         """Take a request over: its slot is freed, its outcome comes by ``on_done``."""
     def dispatch(self, now: int = 0, /) -> None:
-        """Send what is due to the instances that have room, the least loaded first."""
-    def ring(self) -> None:
+        """Send what is due to the instances that have free places, the least loaded first."""
+    def on_timer(self) -> None:
         """Dispatch what the owner was asked to set a timer for."""
     def stop(self) -> None:
         """Call ``on_idle`` of the owner whenever nothing is pending, from now on."""
@@ -742,7 +755,7 @@ class RequestTemplates:
     """What requests with one skeleton have in common, found by the skeleton.
 
     The skeleton of a request is everything in it but its id, dims, data sizes and the values of its
-    parameters. Headers and fields beyond 64 KiB have none, nor have requests whose meaning is not told
+    parameters. Headers and fields beyond 64 KiB have none, nor have requests whose meaning is not determined
     by looking: members twice, escapes in names, unknown fields, values as JSON or typed contents.
 
     - ``limit``: bytes that all templates may take; the least recently used ones go first. No
@@ -837,19 +850,19 @@ class MessageReceiver:
         """Take the next bytes of the message.
 
         Raises BridgeError: ``INTERNAL`` as soon as it can be no message, ``UNAVAILABLE`` without
-        room for it.
+        memory for it.
         """
     def filled(self) -> None:
         """The target has been filled: the next one is more of the same raw content, if there is more.
 
-        Raises BridgeError: ``UNAVAILABLE`` without room for it.
+        Raises BridgeError: ``UNAVAILABLE`` without memory for it.
         """
     @property
     def target(self) -> memoryview | None:
         """Where the rest of the raw content that has begun belongs; None between raw contents."""
     @property
     def complete(self) -> bool:
-        """Whether the whole message has come."""
+        """True if the whole message has come."""
     @property
     def form_bytes(self) -> int:
         """Bytes of the form that are there."""
@@ -892,6 +905,26 @@ class RequestShapes:
     def __init__(self, first: Iterable[tuple[str, tuple[int, ...]]], dims: bytes, /) -> None: ...
     def __iter__(self) -> Iterator[tuple[str, tuple[int, ...]]]: ...
 
+class TraceSampling:
+    """Choice of the requests that are traced; Python gets these, the data plane counts the others.
+
+    - ``active``: whether any may be traced.
+    - ``every``: whether Python counts all requests.
+    - ``contexts``: whether those with a sampled ``traceparent`` are traced, and those with one that is not
+      sampled are not.
+    """
+
+    active: bool
+    every: bool
+    contexts: bool
+
+    def restart(self, rate: int, /) -> None:
+        """Choose one of ``rate`` requests from now on; 0 for none."""
+    def count(self) -> None:
+        """Count a request that is not traced."""
+    def choose(self) -> bool:
+        """Count a request; return whether it is traced."""
+
 class SlotLists:
     """Lends the free small slots of an arena, which derives from it.
 
@@ -911,7 +944,7 @@ class JsonResponseTemplate:
 
     - ``names``: the members with the names of model and version.
     - ``openings``: the JSON of each output up to its shape.
-    - ``forms``: how each is told: 0 not at all, 1 by its bytes, 2 as JSON values.
+    - ``forms``: how each is written: 0 not at all, 1 as its bytes, 2 as JSON values.
     """
 
     def __init__(self, names: bytes, openings: Sequence[bytes], forms: bytes, /) -> None: ...
@@ -975,12 +1008,33 @@ class ModelCounters:
     input_ns: int
     infer_ns: int
     output_ns: int
+    answer_ns: int
+    """From the end of executions until the responses were passed on, of requests that succeeded."""
+    duration_bounds: ClassVar[list[int]]
+    """Upper bounds of ``duration_counts``, in nanoseconds."""
+    duration_counts: list[tuple[int, int]]
+    """Requests by the index of the least bound that their duration does not exceed, without zeros."""
+    def slow_requests(self, now: int, /) -> list[tuple[str, int, int, int, int, int, int, int]]:
+        """Return the slowest requests of the last minutes, in any order.
+
+        Each with its id, its end, its duration, its parts (queue, input, execute, output), and the time until its
+        response was passed on.
+        """
+    def passed_on(
+        self, identifier: str, now: int, spent_ns: int, infer_ns: int, answer_ns: int, /
+    ) -> None:
+        """Count the durations of a request that ended at ``now``, once its response was passed on."""
+    cache_hits: int
+    """Requests that the response cache answered; of these ``success_count``, too."""
+    cache_hit_ns: int
+    cache_misses: int
+    cache_miss_ns: int
     copied_bytes: int
     """Tensor data that the bridge itself copied in host memory, server and stub together."""
     copies: int
     """How many copies those were."""
     observes: bool
-    """Whether the durations of single requests are kept, too."""
+    """True if the durations of single requests are kept, too."""
     failures: dict[str, int]
     """Requests by reason: a new dict."""
     batch_rows: dict[int, tuple[int, int, int, int]]
@@ -989,6 +1043,10 @@ class ModelCounters:
         """Return when requests ended and how long they took, each step; at most the latest 8192."""
     def copied(self, nbytes: int, /) -> None:
         """Count a copy of tensor data."""
+    def cache_hit(self, spent_ns: int, /) -> None:
+        """Count a request that the response cache answered."""
+    def cache_missed(self, spent_ns: int, /) -> None:
+        """Count a request that was looked up in the response cache in vain."""
     def failed(self, reason: str, spent_ns: int, /) -> None:
         """Count a request that failed after ``spent_ns``, for one of Triton's reasons."""
     def executed(
@@ -1024,7 +1082,7 @@ class HttpExchange:
 
     Once it is answered, or its connection is lost, answering does nothing.
 
-    ``handler``: told by ``abort`` when nobody waits any more; None as soon as there is an answer.
+    ``handler``: told by ``abort`` when the client is gone; None as soon as there is an answer.
     """
 
     handler: Any
@@ -1033,11 +1091,11 @@ class HttpExchange:
     length: int | None
     """Bytes of a body that is received as it is; None for one in chunks or with a coding."""
     whole: bool
-    """Whether the request came with all of its body; only while it is being taken."""
+    """True if the request came with all of its body; only while it is being taken."""
     coding: str | None
     """The content coding that the client would like for the answer."""
     lost: bool
-    """Whether nobody waits for an answer, or there is one."""
+    """True if the client is gone, or has its answer."""
     def field(self, name: bytes, /) -> bytes | None:
         """Return the value of the last field of a name, which is given in lower case."""
     def fields(self) -> list[tuple[bytes, bytes]]:
@@ -1103,7 +1161,7 @@ class HttpInferEndpoint:
     """
 
     def __init__(self, arena: Any, /) -> None: ...
-    def lead_to(self, served: object, /) -> None:
+    def set_model(self, served: object, /) -> None:
         """Let a `gpubridge.frontend.infer.ServedModel` take the place of another, also for bodies that come."""
 
 class InferTargets:
@@ -1132,7 +1190,7 @@ class HttpConnectionState:
       has come as was granted (64 KiB in chunks or with a coding), ``grow(exchange, arrived)``
       returns how much may come, or has failed the exchange: then the rest is dropped.
       ``new_body(exchange)`` returns what a large body of inference is charged to. ``pack``
-      sends an answer with a coding, ``failure`` words errors, ``refuse(fault, exchange)`` what
+      sends an answer with a coding, ``failure(error, status, exchange)`` words errors, ``refuse(fault, exchange)`` what
       cannot be read, and ``changed(close)`` says that all is answered and the connection ends, or
       that `reading` is another.
     - ``receive``: where bytes that have no other place yet are received; may be shared.
@@ -1186,14 +1244,14 @@ class HttpConnectionState:
 
         The stages are 0 for nothing, or while nothing is read, 1 for a head, 2 for a body.
         """
-    headed: bool
-    """Whether a request's head is there, and its body is not yet."""
-    deaf: bool
-    """Whether nothing is read any more."""
-    behind: bool
-    """Whether requests have come that are not taken yet; nothing may be received before them."""
+    in_body: bool
+    """True if a request's head is there, and its body is not yet."""
+    stopped: bool
+    """True if nothing is read any more."""
+    has_pending: bool
+    """True if requests have come that are not taken yet; nothing may be received before them."""
     reading: bool
-    """Whether the socket is to be read."""
+    """True if the socket is to be read."""
     open: int
     """Requests that have no answer yet."""
     placed: int

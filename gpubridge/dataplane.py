@@ -1,9 +1,9 @@
 """The contract between the server's control plane (Python) and its compiled data plane (C++).
 
 The plane is a set of objects without an event loop: bytes go in, bytes and batches of events come out.
-``csrc/dataplane.h`` says what they consist of and who owns what. Each object is used by one thread, the
-event loop's. The plane words no error of a request: where a check fails it says so, and Python parses the
-same bytes anew and words it.
+``csrc/dataplane.h`` documents them and their ownership. Each object is used by the event loop's thread
+only. The plane writes no error texts of requests: if a check fails, Python parses the same bytes again and
+raises the error.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from gpubridge._native import (
     RequestTemplates,
     SendTurn,
     SlotLists,
+    TraceSampling,
     format_json_string,
     format_json_values,
     pack_json_parameters,
@@ -48,44 +49,3 @@ from gpubridge._native import (
     split_json_data,
     split_long_strings,
 )
-
-__all__ = [
-    "Call",
-    "CallChannel",
-    "DynamicBatcher",
-    "GrpcConnectionState",
-    "GrpcInferEndpoint",
-    "GrpcMethods",
-    "HeaderFields",
-    "Http2Connection",
-    "Http2Limits",
-    "HttpConnectionState",
-    "HttpExchange",
-    "HttpInferEndpoint",
-    "IdleConnections",
-    "InFlightRequests",
-    "InferRequest",
-    "InferResponseFields",
-    "InferTargets",
-    "InstanceFeed",
-    "JsonResponseTemplate",
-    "MessageReceiver",
-    "MessageResponseTemplate",
-    "ModelCounters",
-    "RequestDispatch",
-    "RequestHeaders",
-    "RequestShapes",
-    "RequestTemplates",
-    "SendTurn",
-    "SlotLists",
-    "format_json_string",
-    "format_json_values",
-    "pack_json_parameters",
-    "pack_json_values",
-    "pack_typed_contents",
-    "plain_json_string",
-    "read_fields",
-    "split_form",
-    "split_json_data",
-    "split_long_strings",
-]

@@ -25,7 +25,7 @@ class ErrorCode(enum.IntEnum):
     CANCELLED = 7
 
     def __str__(self) -> str:
-        # What models that log `error.code()` see at Triton.
+        # As in Triton, for models that log `error.code()`.
         return f"__ErrorCode.{self.name}"
 
 
@@ -35,9 +35,9 @@ Pieces = Sequence[Union[bytes, memoryview]]
 
 
 class BridgeError(Exception):
-    """A failure that is reported to exactly the caller it belongs to.
+    """A failure that is reported to its caller.
 
-    ``message``: what was expected, what came, where, and what to do.
+    ``message``: what was expected, what was found, where, and what to do.
     """
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
@@ -46,23 +46,23 @@ class BridgeError(Exception):
         self.code = code
 
     def copy(self) -> BridgeError:
-        """Return the same without a traceback, whose frames would hold what they see."""
+        """Return a copy without a traceback, whose frames would keep their variables alive."""
         return BridgeError(self.message, self.code)
 
     def opening(self, length: int) -> str:
-        """Return so many characters of the message."""
+        """Return the first ``length`` characters of the message."""
         return self.message[:length]
 
-    def behind(self, words: str) -> BridgeError:
-        """Return the same with words before its message."""
-        return BridgeError(words + self.message, self.code)
+    def prefixed(self, prefix: str) -> BridgeError:
+        """Return a copy with a prefix before its message."""
+        return BridgeError(prefix + self.message, self.code)
 
 
 class LongError(BridgeError):
-    """A failure that a model tells in so many words that to look at them takes long.
+    """A failure with a message of a model that takes long to decode.
 
-    - ``text``: the message in UTF-8, in pieces; it is decoded only for who asks for ``message``.
-    - ``body``: the JSON object by which HTTP tells it, likewise.
+    - ``text``: the message in UTF-8, in pieces, decoded only when ``message`` is read.
+    - ``body``: the JSON object of the HTTP response, in pieces.
     """
 
     def __init__(self, text: Pieces, body: Pieces, code: ErrorCode) -> None:
@@ -77,20 +77,20 @@ class LongError(BridgeError):
         return b"".join(self.text).decode()
 
     def copy(self) -> BridgeError:
-        """Return the same without a traceback."""
+        """Return a copy without a traceback."""
         return LongError(self.text, self.body, self.code)
 
     def opening(self, length: int) -> str:
-        """Return so many characters of the message; the others are not decoded."""
+        """Return the first ``length`` characters of the message; only those are decoded."""
         opening = b"".join(piece[: _LONGEST_CHARACTER * length] for piece in self.text)
         return opening.decode(errors="ignore")[:length]
 
-    def behind(self, words: str) -> BridgeError:
-        """Return the same with words before its message."""
-        told = json.dumps(words, ensure_ascii=False)[:-1].encode(errors="replace")
+    def prefixed(self, prefix: str) -> BridgeError:
+        """Return a copy with a prefix before its message."""
+        text = json.dumps(prefix, ensure_ascii=False)[:-1].encode(errors="replace")
         first, *others = self.body
-        body = b'{"error":' + told, memoryview(first)[len(_OPENING) :], *others
-        return LongError((words.encode(errors="replace"), *self.text), body, self.code)
+        body = b'{"error":' + text, memoryview(first)[len(_OPENING) :], *others
+        return LongError((prefix.encode(errors="replace"), *self.text), body, self.code)
 
 
 def invalid(message: str) -> BridgeError:
@@ -113,12 +113,23 @@ def unsupported(message: str) -> BridgeError:
     return BridgeError(message, ErrorCode.UNSUPPORTED)
 
 
+class QueueFull(BridgeError):
+    """A request refused because its model's queue is full."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ErrorCode.UNAVAILABLE)
+
+    def copy(self) -> QueueFull:
+        """Return a copy without a traceback."""
+        return QueueFull(self.message)
+
+
 class InternalError(BridgeError):
-    """A bug of gpubridge itself: an impossible state was met."""
+    """A bug of gpubridge itself: an impossible state."""
 
 
 class StubDied(BridgeError):
-    """The process that ran the model is gone; the message says how."""
+    """The process that ran the model has ended; the message says how."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ErrorCode.UNAVAILABLE)

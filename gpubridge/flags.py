@@ -1,11 +1,11 @@
-"""Command-line flags that are declared where their values are: as fields of a dataclass.
+"""Command-line flags, declared as fields of dataclasses.
 
-Parsing, help and the tables of the documentation are made of these declarations: a new flag is its
-field, the code that reads it, and a test.
+Parsing, help and the tables of the documentation are generated from these declarations: a new flag is
+a field, the code that reads it, and a test.
 
-A class's ``flag_prefix`` stands before the names of its fields: ``idle_timeout`` of one with the
-prefix ``grpc-`` is ``--grpc-idle-timeout``. Its ``flag_group`` is their heading in the help, for
-those that name none.
+A class's ``flag_prefix`` is put before the names of its fields: ``idle_timeout`` with the prefix
+``grpc-`` is ``--grpc-idle-timeout``. Its ``flag_group`` is the heading in the help of flags that name
+no other.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ _Settings = TypeVar("_Settings")
 class Flag:
     """The declaration of a flag.
 
-    - ``name``: with dashes; ``default``: the field's; a class is called for it.
-    - ``alias``: another name; ``older``: those that are written in terms of this one, each with the
-      value that it stands for.
-    - ``least``: the lowest number that `check_flags` lets pass.
-    - ``read``: makes the field's value of what argparse has.
+    - ``name``: with dashes.
+    - ``default``: of the field; a class is called.
+    - ``alias``: another name.
+    - ``older``: older flags, each with a template of this flag's value.
+    - ``least``: the lowest number that `check_flags` accepts.
+    - ``read``: converts the value of argparse to the field's value.
     - ``options``: for ``add_argument``.
-    - ``unserved``: what becomes of it here, if it is tritonserver's alone.
+    - ``unserved``: set for flags of tritonserver that are not served.
     """
 
     name: str
@@ -46,12 +47,12 @@ class Flag:
 
     @property
     def key(self) -> str:
-        """The name of its value in argparse's namespace."""
+        """The name of the value in argparse's namespace."""
         return self.name[2:].replace("-", "_")
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that it may be; none for any."""
+        """The accepted words; empty if not restricted."""
         return tuple(self.options.get("choices", ()))
 
 
@@ -59,9 +60,9 @@ class Flag:
 class Unserved:
     """A flag of tritonserver that is not served.
 
-    - ``why``: what happens instead.
-    - ``idle``: values that ask for nothing, and are taken in silence.
-    - ``refused``: every other value is an error; else it is a line in the log.
+    - ``why``: the behaviour instead.
+    - ``idle``: values without a request, which are accepted silently.
+    - ``refused``: whether other values are errors; otherwise they are logged.
     """
 
     why: str
@@ -87,11 +88,11 @@ def flag(
 ) -> Any:
     """Declare a field of a dataclass that a flag sets.
 
-    - ``default``: the field's; a class is called for it. Without one (``MISSING``), or with a tuple
-      or a class, the flag may be given several times.
+    - ``default``: of the field; a class is called. With ``MISSING``, a tuple or a class, the flag may
+      be given several times.
     - ``text``: the flag's help.
-    - ``options``: for ``add_argument``; but ``name``, ``alias``, ``older``, ``group`` and
-      ``unserved`` are those of :class:`Flag`, names without dashes.
+    - ``options``: for ``add_argument``, except ``name``, ``alias``, ``older``, ``group`` and
+      ``unserved`` of :class:`Flag`, with names without dashes.
     """
     declared = {name: options.pop(name, "") for name in ("name", "alias", "group")}
     declared |= {"older": options.pop("older", {}), "unserved": options.pop("unserved", None)}
@@ -119,13 +120,13 @@ def unserved(
     refused: bool = False,
     **options: Any,
 ) -> Any:
-    """Declare a flag of tritonserver that is not served: see :class:`Unserved`; ``of`` reads it."""
+    """Declare a flag of tritonserver that is not served; see :class:`Unserved`. ``of`` converts it."""
     declared = Unserved(why, idle, refused)
     return flag((), why, group=group, unserved=declared, type=of, **options)
 
 
 def documented(default: Any, text: str, **metadata: Any) -> Any:
-    """Declare a field that no flag of its own sets, with its line in the documentation."""
+    """Declare a field without a flag, with its line in the documentation."""
     return field(default=default, metadata={"text": text, **metadata})
 
 
@@ -135,7 +136,7 @@ def flags_of(kind: type) -> Any:
 
 
 def declared_flags(kind: type) -> Iterator[Flag]:
-    """Give the flags of a dataclass's fields, and of those of the dataclasses in it."""
+    """Yield the flags of a dataclass and of its nested dataclasses."""
     for each in fields(kind):
         if "flags" in each.metadata:
             yield from declared_flags(each.metadata["flags"])
@@ -167,11 +168,11 @@ def add_flags(command: argparse.ArgumentParser, kind: type) -> None:
                 type=form.format,
             )
     if ignored:
-        command.epilog = f"Taken, without effect: {' '.join(ignored)}"
+        command.epilog = f"Accepted without effect: {' '.join(ignored)}"
 
 
 def from_flags(kind: type[_Settings], options: argparse.Namespace, **others: Any) -> _Settings:
-    """Make a dataclass of what its flags say; ``others`` are the values of fields without one."""
+    """Return a dataclass with the values of its flags; ``others`` sets fields without a flag."""
     values = {}
     for each in fields(kind):  # type: ignore[arg-type]
         if "flags" in each.metadata and each.name not in others:
@@ -184,9 +185,9 @@ def from_flags(kind: type[_Settings], options: argparse.Namespace, **others: Any
 
 
 def check_flags(settings: Any) -> None:
-    """Refuse what a flag cannot be: too low a number, or a word that is none of the choices.
+    """Refuse too low numbers and words that are not among the choices.
 
-    Raises BridgeError: INVALID_ARG; UNSUPPORTED for what is tritonserver's alone and refused.
+    Raises BridgeError: INVALID_ARG; UNSUPPORTED for refused flags of tritonserver.
     """
     for each in fields(settings):
         if "flag" not in each.metadata:
@@ -203,23 +204,23 @@ def check_flags(settings: Any) -> None:
 
 
 def flags_without_effect(settings: Any) -> Iterator[str]:
-    """Give a sentence for each flag that was given and has no effect here, without its value.
-
-    That may be a secret.
-    """
+    """Yield a sentence for each given flag without effect; not its value, which may be secret."""
     for each in fields(settings):
+        if "flags" in each.metadata:
+            yield from flags_without_effect(getattr(settings, each.name))
+            continue
         declared = _flag(type(settings), each)
         if declared.unserved is not None and declared.unserved.asks(getattr(settings, each.name)):
             yield f"{declared.name} has no effect: {declared.unserved.why}"
 
 
 def invalid_flag(name: str, expected: str, got: str) -> BridgeError:
-    """Return the error for a flag with a value that it cannot have."""
+    """Return the error for an invalid value of a flag."""
     return invalid(f"{name} expects {expected}, got {got}")
 
 
 def boolean(text: str) -> bool:
-    """Read a switch, for argparse."""
+    """Parse a boolean, for argparse."""
     value = text.lower()
     if value in ("true", "1", "on"):
         return True
@@ -236,7 +237,7 @@ def _flag(kind: type, each: Field[Any]) -> Flag:
 
 
 def _typed(default: Any) -> dict[str, Any]:
-    """Return how argparse reads a value of the default's type."""
+    """Return the argparse options for values of the default's type."""
     if isinstance(default, bool):
         return {"type": boolean, "metavar": "BOOL"}
     if isinstance(default, (int, float)):

@@ -1,7 +1,4 @@
-"""A model's tensors and its configuration: whether a request's inputs are those asked for, reshapes.
-
-The words for what is wrong with inputs are Triton's.
-"""
+"""Checks of a request's inputs against the model's configuration, with Triton's texts; reshapes."""
 
 from __future__ import annotations
 
@@ -23,17 +20,17 @@ _BATCH_NOTE = (
 
 
 _ELEMENT_LIMIT = 1 << 63
-"""Neither a stub nor an answer can count so many, whatever the client's memory holds."""
+"""Stubs and responses count elements in 63 bits."""
 
 
 @dataclass(slots=True)
 class InputForm:
-    """One input: its declared tensor, and where its bytes come from.
+    """One input of a request, and the source of its bytes.
 
-    - ``shape``: with the batch dimension where the model has one.
-    - ``nbytes``: bytes of the tensor, as sent.
-    - ``data``: the bytes where they are known; else they lie elsewhere.
-    - ``region``: where they are when they are in the client's memory (`SharedRegion`).
+    - ``shape``: with the batch dimension if the model has one.
+    - ``nbytes``: size of the tensor as sent.
+    - ``data``: the bytes, if they were parsed from the request's form.
+    - ``region``: their region of client memory (`SharedRegion`), if any.
     """
 
     name: str
@@ -161,7 +158,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def model_shape(entry: InputForm, config: ModelConfig) -> tuple[int, ...]:
-    """Return the shape that the model sees: the configured reshape applied."""
+    """Return the shape that the model sees, after the configured reshape."""
     spec = config.inputs_by_name[entry.name]
     if spec.reshape is None:
         return entry.shape
@@ -173,7 +170,7 @@ def model_shape(entry: InputForm, config: ModelConfig) -> tuple[int, ...]:
 
 
 def as_configured(name: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
-    """Give an output the dims that clients see where its configuration has a reshape."""
+    """Return the shape that clients see, before the configured reshape of an output."""
     output = config.outputs_by_name.get(name)
     if output is None or output.reshape is None:
         return shape
@@ -185,7 +182,7 @@ def as_configured(name: str, shape: tuple[int, ...], config: ModelConfig) -> tup
     if len(variable) != sum(dim < 0 for dim in output.dims):
         return shape
     configured = batch + tuple(variable.pop(0) if dim < 0 else dim for dim in output.dims)
-    # A model that keeps to neither is let pass, like all other shapes that models return.
+    # A shape that matches neither is passed on, like all shapes that models return.
     if element_count(configured) != element_count(shape):
         return shape
     return configured

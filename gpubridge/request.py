@@ -1,4 +1,4 @@
-"""Requests and responses inside the server: what doors make and engines answer."""
+"""Requests and responses inside the server."""
 
 from __future__ import annotations
 
@@ -12,33 +12,13 @@ from gpubridge.transport.context import RequestContext
 from gpubridge.transport.device_events import is_arena
 from gpubridge.transport.leases import BorrowedMemory
 
-__all__ = [
-    "NO_BYTES",
-    "NO_CONTEXT",
-    "NO_OPTIONS",
-    "NO_RESPONSE",
-    "ClientUse",
-    "CompletedBatch",
-    "EncodedParameters",
-    "InferRequest",
-    "InferResponse",
-    "LongParameters",
-    "MemoryRange",
-    "Outcome",
-    "Parameters",
-    "PendingMemory",
-    "RequestOptions",
-    "merged_parameters",
-    "range_of",
-]
-
 
 class MemoryRange(NamedTuple):
-    """Bytes of a tensor, wherever they lie: any stub can be handed them, and nobody copies them.
+    """Bytes of a tensor in memory that can be passed to any stub without a copy.
 
-    - ``segment``: where; None for no bytes, those on a device excepted.
-    - ``offset``, ``nbytes``: bytes from the segment's start; bytes.
-    - ``keep``: as long as this is held, the memory stays what it is.
+    - ``segment``: the memory; None for no bytes, except on a device.
+    - ``offset``, ``nbytes``: the range in the segment.
+    - ``keep``: keeps the memory unchanged while it is referenced.
     """
 
     segment: Any
@@ -48,11 +28,10 @@ class MemoryRange(NamedTuple):
 
 
 class PendingMemory:
-    """Owner of device memory whose contents are complete when an event has come to pass.
+    """Owner of device memory whose contents are complete when an event has completed.
 
-    - ``keep``: as that of a `MemoryRange`; such an object, too, for memory that has been handed on.
-    - ``event``: what has to come to pass (`gpubridge.engine.devices.edge_events`); that of ``keep``
-      comes before it.
+    - ``keep``: as in `MemoryRange`; another PendingMemory for memory that has been passed on.
+    - ``event``: see `gpubridge.engine.devices.edge_events`; the event of ``keep`` precedes it.
     """
 
     __slots__ = ("event", "keep")
@@ -63,7 +42,7 @@ class PendingMemory:
 
 
 class ClientUse(Protocol):
-    """A request's use of its client's own memory.
+    """Client memory that a request uses.
 
     ``outputs``: the outputs that are written there.
     """
@@ -72,14 +51,14 @@ class ClientUse(Protocol):
 
     @property
     def segments(self) -> list[Any]:
-        """Everything of it that the stub needs."""
+        """The segments that the stub needs."""
 
 
 class EncodedParameters(NamedTuple):
-    """Response parameters as they are told to clients.
+    """Response parameters, encoded for clients.
 
-    - ``members``: those of a JSON object, separated by commas.
-    - ``fields``: the same in a ModelInferResponse.
+    - ``members``: the members of a JSON object, separated by commas.
+    - ``fields``: the same as fields of a ModelInferResponse.
     """
 
     members: memoryview
@@ -87,9 +66,9 @@ class EncodedParameters(NamedTuple):
 
 
 class LongParameters(NamedTuple):
-    """Response parameters that would take long to decode: nobody does that.
+    """Response parameters that take long to decode, and so stay encoded.
 
-    ``parts``: of parameters that two of them have, those of the later one count.
+    ``parts``: later parts override equal names of earlier ones.
     """
 
     parts: Sequence[EncodedParameters | dict[str, object]]
@@ -99,7 +78,7 @@ Parameters = dict[str, object] | LongParameters
 
 
 def merged_parameters(given: Iterable[Parameters | None]) -> Parameters | None:
-    """Return those of several responses; later ones go before earlier ones."""
+    """Return the parameters of several responses; later ones override earlier ones."""
     distinct: dict[int, Parameters] = {}
     for each in given:
         if each:
@@ -122,19 +101,17 @@ def merged_parameters(given: Iterable[Parameters | None]) -> Parameters | None:
 class InferResponse(InferResponseFields):
     """A model's answer to one request.
 
-    - ``signature``: names, datatypes and ranks of the outputs. The same object for the same form of
-      answer.
-    - ``buffers``: their bytes, in the stub's output memory; that memory goes back when the last
-      view is gone.
-    - ``memory``: the stub's output memory as this process sees it.
-    - ``refs``: where in it each output lies.
-    - ``event``: what those on a device are complete with; None if they are.
+    - ``signature``: names, datatypes and ranks of the outputs; an equal signature is the same object.
+    - ``buffers``: their bytes in the stub's output memory, which is released with the last view.
+    - ``memory``: the stub's output memory, mapped by this process.
+    - ``refs``: the place of each output in it.
+    - ``event``: completes the outputs on a device; None if they are complete.
     """
 
     __slots__ = ()
 
     def ranges(self) -> list[MemoryRange]:
-        """Return where the outputs lie, to hand them on to a stub; asked when the response arrives."""
+        """Return the memory of the outputs, to pass them to a stub; called when the response arrives."""
         memory = self.memory
         if memory is not None and self.event is None:
             return [
@@ -152,7 +129,7 @@ class InferResponse(InferResponseFields):
         return PendingMemory(buffer, self.event)
 
     def visible(self) -> list[memoryview | None]:
-        """Return the buffers of the outputs; None for those that are on a device."""
+        """Return the buffers of the outputs; None for outputs on a device."""
         if self.memory is None or not self.memory.arena:
             return list(self.buffers)
         return [
@@ -165,13 +142,13 @@ NO_BYTES = MemoryRange(None, 0, 0, None)
 
 
 def range_of(memory: BorrowedMemory, ref: tuple[int, int, int, int], view: object) -> MemoryRange:
-    """Return where a stub's tensor lies; ``view`` keeps its lease.
+    """Return the memory of a stub's tensor; ``view`` keeps its lease.
 
-    Of a tensor without elements the reference only says on which device it is, if on one.
+    The reference of a tensor without elements names only its device, if any.
     """
     if ref[2]:
         return MemoryRange(memory.segment(ref[0]), ref[1], ref[2], view)
-    if is_arena(ref[0]) and memory.knows(ref[0]):
+    if is_arena(ref[0]) and memory.is_known(ref[0]):
         return MemoryRange(memory.segment(ref[0]), 0, 0, None)
     return NO_BYTES
 
@@ -184,11 +161,11 @@ class RequestOptions:
     """Scheduling options of a request; requests of one form share the object.
 
     - ``priority``: 1 is the highest, 0 means the model's default.
-    - ``timeout_us``: how long it may wait, if the model lets requests say so; 0 for nothing.
-    - ``correlation_id``: the sequence it belongs to; 0 and "" mean none.
+    - ``timeout_us``: the queue timeout, if the model allows override; 0 for none.
+    - ``correlation_id``: its sequence; 0 and "" mean none.
     - ``start``, ``end``: whether it is the first, the last of its sequence.
-    - ``shapes``: of its inputs, by name, as the model sees them.
-    - ``shape_id``: what the model's scheduler remembers of the shapes.
+    - ``shapes``: the shapes of its inputs by name, as the model sees them.
+    - ``shape_id``: set by the model's scheduler to compare shapes.
     """
 
     priority: int = 0
@@ -206,10 +183,10 @@ NO_RESPONSE = BridgeError("the model ended this request without a response", Err
 
 
 class CompletedBatch(NamedTuple):
-    """An answered batch, for who follows its requests.
+    """A completed batch, for traces.
 
-    Times are CLOCK_MONOTONIC nanoseconds: when the stub took the batch up, called ``execute``, and had
-    its return value.
+    Times are CLOCK_MONOTONIC nanoseconds: when the stub received the batch, called ``execute``, and when
+    that returned.
     """
 
     sequence: int

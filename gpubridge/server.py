@@ -13,36 +13,39 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpubridge
 from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, ServerSettings
-from gpubridge.config.tls import TlsSettings
+from gpubridge.config.connections import TlsSettings
 from gpubridge.engine.client_regions import ClientRegions
-from gpubridge.engine.context import EngineContext
 from gpubridge.engine.devices.event_sharing import EventSharing
-from gpubridge.engine.devices.memory import DeviceMemory
+from gpubridge.engine.devices.manager import DeviceManager
 from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.load_threads import LoadThreads
-from gpubridge.engine.model_loader import ModelLoader
-from gpubridge.engine.orphans import Orphans
-from gpubridge.engine.regions import Regions
-from gpubridge.engine.repository import ModelRepository
-from gpubridge.engine.served_models import VersionStatus
-from gpubridge.engine.stub_process import StartStub, StubProcess
+from gpubridge.engine.memory.regions import Regions
+from gpubridge.engine.repository.loader import ModelLoader
+from gpubridge.engine.repository.repository import ModelRepository
+from gpubridge.engine.repository.served_models import VersionStatus
+from gpubridge.engine.response_cache import ResponseCache
+from gpubridge.engine.supervisor.context import EngineContext
+from gpubridge.engine.supervisor.orphans import Orphans
+from gpubridge.engine.supervisor.stub_process import StartStub, StubProcess
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import unavailable
 from gpubridge.frontend.bls.server import BlsServer
-from gpubridge.frontend.connection_limits import Sweeper, allow_connections
+from gpubridge.frontend.connection_limits import allow_connections
 from gpubridge.frontend.forwarded_headers import ForwardedHeaders
 from gpubridge.frontend.grpc.connection import GrpcConnection
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener
-from gpubridge.frontend.http.faults import PLAIN_TO_TLS
-from gpubridge.frontend.http.message import HttpSettings
+from gpubridge.frontend.http.message import PLAIN_TO_TLS, HttpSettings
 from gpubridge.frontend.routes import MetricsRouter, V2Router
-from gpubridge.frontend.tls.connection import TlsConnection, TlsListener
-from gpubridge.frontend.tls.context import read_context
+from gpubridge.frontend.status.document import StatusDocument
+from gpubridge.frontend.status.page import StatusPage
+from gpubridge.frontend.timeouts import TimeoutSweeper
+from gpubridge.frontend.tls_connection import TlsConnection, TlsListener, read_context
+from gpubridge.lifecycle import StopRequests, clear_ports_file, ports_file
 from gpubridge.protocol.curl_line import curl_line
 from gpubridge.telemetry.logs import boxed
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
@@ -53,10 +56,20 @@ _MakeProtocol = Callable[[set[Any]], asyncio.BufferedProtocol]
 
 _FLUSH_SECONDS = 1.0
 _HTTP, _GRPC, _METRICS = "HTTPService", "GRPCInferenceService", "Metrics Service"
+_NAMES = {_HTTP: "http", _GRPC: "grpc", _METRICS: "metrics"}
+
+
+class _Endpoints(NamedTuple):
+    """The parts that the endpoints serve; no ``status`` if the status page is switched off."""
+
+    router: V2Router
+    service: GrpcService
+    metrics: MetricsRouter
+    status: StatusDocument | None
 
 
 @dataclass(slots=True)
-class _Door:
+class Endpoint:
     """A listening socket and its open connections."""
 
     name: str
@@ -67,34 +80,35 @@ class _Door:
     tls: TlsListener | None = None
 
     @property
-    def is_local(self) -> bool:
-        """Return whether only this machine can connect."""
+    def is_loopback(self) -> bool:
+        """Return whether only clients on this machine can connect."""
         return ip_address(self.host).is_loopback
 
     @property
-    def is_far(self) -> bool:
-        """Return whether whoever reaches this machine can connect, without a certificate."""
-        return not self.is_local and (self.tls is None or not self.tls.context.verify_mode)
+    def is_public(self) -> bool:
+        """Return whether clients on other machines can connect without a certificate."""
+        return not self.is_loopback and (self.tls is None or not self.tls.context.verify_mode)
 
     @property
-    def place(self) -> str:
-        """Host and port by which this machine connects."""
+    def url_host(self) -> str:
+        """Host and port at which clients on this machine connect."""
         address = ip_address(self.host)
         host = "localhost" if address.is_unspecified else self.host
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
-async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
+async def serve(settings: ServerSettings, telemetry: ServerTelemetry, parent: int) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code of the process.
 
     On a signal the endpoints close, requests in flight are answered, models are finalized.
 
+    ``parent``: the process that started this one, for ``--exit-with-parent``.
+
     Raises BridgeError when the server cannot start: a port is taken, a setting is wrong.
     """
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = StopRequests(parent if settings.process.exit_with_parent else None)
+    clear_ports_file(settings.process.ports_file)
     workers = Workers()
     orphans = Orphans()
     start_stub = partial(StubProcess, orphans=orphans)
@@ -102,58 +116,78 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry) -> int:
     regions = ClientRegions(
         repository.regions,
         repository.devices,
-        allowed=settings.allow_client_shm,
-        most=settings.client_shm_max_regions,
+        allowed=settings.memory.allow_client_shm,
+        most=settings.memory.client_shm_max_regions,
     )
-    router, service = _build_endpoints(settings, repository, regions, workers)
-    doors: list[_Door] = []
+    served = _build_endpoints(settings, repository, regions, workers)
+    router, service = served.router, served.service
+    endpoints: list[Endpoint] = []
     failed = ""
-    sweeper = Sweeper([*settings.http_connections.times, *settings.grpc_connections.times])
+    sweeper = TimeoutSweeper([*settings.http.connections.times, *settings.grpc.connections.times])
     try:
-        await _open_doors(settings, repository, (router, service), workers, doors)
-        _watch(doors, sweeper)
+        await _open_endpoints(settings, repository, served, workers, endpoints)
+        _check_timeouts(endpoints, sweeper)
         sweeper.add([service.health])
-        loading = loop.create_task(repository.load_initial())
-        stopping = loop.create_task(stop.wait())
-        await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not loading.done():
-            loading.cancel()
-        await asyncio.gather(loading, return_exceptions=False)
+        await _load(repository, stop)
         _log_backends(repository, settings)
         _log_models(await repository.listed())
-        if repository.failures and settings.exit_on_error and not stop.is_set():
+        if repository.failures and settings.repository.exit_on_error and not stop.made:
             failed = _describe_failures(repository)
             return 1
         router.serving = True
-        _say_ready(doors, repository, settings)
-        await stopping
+        _log_ready(endpoints, repository, settings)
+        with ports_file(settings.process.ports_file, _addresses(endpoints)):
+            await stop.wait()
+            if settings.process.drain_delay_secs:
+                router.serving = False
+                service.health.check(loop.time())
+                await stop.delay(settings.process.drain_delay_secs)
         return 0
     except asyncio.CancelledError:
         return 0
     finally:
         router.serving = False
         service.health.check(loop.time())
-        await _close(doors, repository, orphans, settings.exit_timeout_secs, failed)
+        await _close(endpoints, repository, orphans, settings.process.exit_timeout_secs, failed)
         sweeper.close()
         workers.close()
 
 
-def _watch(doors: Sequence[_Door], sweeper: Sweeper) -> None:
-    """Look at all connections, and read certificates again when told to."""
-    listeners = [door.tls for door in doors if door.tls is not None]
-    for group in (*(door.connections for door in doors), *(tls.handshakes for tls in listeners)):
+async def _load(repository: ModelRepository, stop: StopRequests) -> None:
+    """Load the models; a request to stop cancels it, and the caller with it."""
+    loop = asyncio.get_running_loop()
+    loading = loop.create_task(repository.load_initial())
+    stopping = loop.create_task(stop.wait())
+    await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        loading.cancel()
+    stopping.cancel()
+    await loading
+
+
+def _addresses(endpoints: Sequence[Endpoint]) -> dict[str, tuple[str, int]]:
+    return {_NAMES[endpoint.name]: (endpoint.host, endpoint.port) for endpoint in endpoints}
+
+
+def _check_timeouts(endpoints: Sequence[Endpoint], sweeper: TimeoutSweeper) -> None:
+    """Have the timeouts of all connections checked, and reload certificates on SIGHUP."""
+    listeners = [endpoint.tls for endpoint in endpoints if endpoint.tls is not None]
+    for group in (
+        *(endpoint.connections for endpoint in endpoints),
+        *(tls.handshakes for tls in listeners),
+    ):
         sweeper.add(group)
 
     def reload() -> None:
         for tls in listeners:
             tls.reload()
 
-    if listeners:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    # Without TLS, too: SIGHUP ends a process that does not handle it.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
 
 def _describe_failures(repository: ModelRepository) -> str:
-    """Name the models that are not loaded, and say why the first of them is not."""
+    """Return the names of the models that failed to load, and the reason of the first."""
     rows = repository.failures
     names = ", ".join(f"'{name}'" for name in dict.fromkeys(row.name for row in rows))
     reason = rows[0].reason.partition("\n")[0]
@@ -167,27 +201,28 @@ def build_repository(
     start_stub: StartStub = StubProcess,
     make_loader: Callable[..., ModelLoader] = ModelLoader,
 ) -> ModelRepository:
-    """Build everything behind the endpoints; nothing is loaded yet.
+    """Build everything behind the endpoints, without loading any model.
 
-    ``make_loader``: takes what :class:`ModelLoader` does.
+    ``make_loader``: takes the arguments of :class:`ModelLoader`.
     """
-    backend = PythonBackendSettings.from_backend_config(settings.backend_config.get("python", {}))
+    backend = PythonBackendSettings.from_backend_config(settings.backends.config.get("python", {}))
     for notice in [*settings.notices(), *backend.notices]:
         _logger.info("%s", notice)
     calls = BlsServer()
-    regions = Regions(settings.request_arena_limit)
+    regions = Regions(settings.memory.request_arena_limit)
     threads = LoadThreads()
     environments = ModelEnvironments(
         backend.environment_cache,
         backend.environment_limit_bytes,
         threads,
-        clean=settings.stub_environment == "clean",
+        clean=settings.instances.stub_environment == "clean",
     )
-    devices = DeviceMemory(
+    devices = DeviceManager(
         backend.device_arena_bytes,
         backend.device_memory_handles,
         EventSharing(backend.device_events, backend.device_lost_event_seconds),
     )
+    cache = ResponseCache(settings.cache_bytes) if settings.cache_bytes else None
     context = EngineContext(
         regions,
         environments,
@@ -199,80 +234,96 @@ def build_repository(
         workers,
         threads,
         start_stub=start_stub,
+        cache=cache,
     )
     repository = ModelRepository(
         settings,
         make_loader(
             context,
-            devices.count,
-            settings.gpu_fallback,
-            Backends(settings.backend_directory),
-            auto_complete=settings.auto_complete,
+            devices.gpus.count,
+            settings.instances.gpu_fallback,
+            Backends(settings.backends.directory),
+            auto_complete=settings.repository.auto_complete,
         ),
     )
     calls.serve(repository)
     repository.listen(calls.model_changed)
+    if cache is not None:
+        repository.listen(cache.model_changed)
     return repository
 
 
 def _build_endpoints(
     settings: ServerSettings, repository: ModelRepository, regions: ClientRegions, workers: Workers
-) -> tuple[V2Router, GrpcService]:
+) -> _Endpoints:
     router = V2Router(
         repository,
         regions,
         workers,
-        strict_readiness=settings.strict_readiness,
-        headers=ForwardedHeaders(
-            settings.http_header_forward_pattern, settings.http_restricted_api
-        ),
-        restrictions=settings.http_restricted_api,
+        strict_readiness=settings.process.strict_readiness,
+        headers=ForwardedHeaders(settings.http.header_forward_pattern, settings.http.restrictions),
+        restrictions=settings.http.restrictions,
     )
     service = GrpcService(repository, router.ready, regions, workers, settings)
     repository.listen(router.model_changed)
     repository.listen(service.model_changed)
-    return router, service
+    page = status = None
+    if settings.metrics_endpoint.status_page:
+        sends = settings.metrics_endpoint.status_page_requests
+        status = StatusDocument(repository, regions, workers, router.ready, sends=sends)
+        router.serve_status(status)
+        page = StatusPage(status, router.route, sends=sends)
+    metrics = MetricsRouter(repository, settings.http.restrictions, page)
+    return _Endpoints(router, service, metrics, status)
 
 
-async def _open_doors(
+async def _open_endpoints(
     settings: ServerSettings,
     repository: ModelRepository,
-    served: tuple[V2Router, GrpcService],
+    served: _Endpoints,
     workers: Workers,
-    doors: list[_Door],
+    endpoints: list[Endpoint],
 ) -> None:
-    router, service = served
-    http_doors = settings.allow_http + settings.allow_metrics
+    router, service, metrics, status = served
+    http_endpoints = settings.http.allow + settings.metrics_endpoint.allow
     allow_connections(
-        [settings.http_connections.max_connections] * http_doors
-        + [settings.grpc_connections.max_connections] * settings.allow_grpc,
-        settings.client_shm_max_regions if settings.allow_client_shm else 0,
+        [settings.http.connections.max_connections] * http_endpoints
+        + [settings.grpc.connections.max_connections] * settings.grpc.allow,
+        settings.memory.client_shm_max_regions if settings.memory.allow_client_shm else 0,
     )
-    http = HttpSettings(settings.http_max_input_size, settings.http_connections)
-    if settings.allow_grpc:
-        grpc_calls: _MakeProtocol = partial(GrpcConnection, service, settings.grpc_connections)
-        address, port = settings.grpc_address, settings.grpc_port
-        limits = settings.grpc_connections
+    http = HttpSettings(settings.http.max_input_size, settings.http.connections)
+    if settings.grpc.allow:
+        grpc_calls: _MakeProtocol = partial(GrpcConnection, service, settings.grpc.connections)
+        address, port = settings.grpc.address, settings.grpc.port
+        limits = settings.grpc.connections
         most, seconds = limits.max_connections, limits.preface_timeout
-        tls = _tls_listener(settings.grpc_tls, "h2", most, seconds)
-        reuse = settings.reuse_grpc_port
-        doors.append(await _open_door(_GRPC, address, port, grpc_calls, tls, reuse=reuse))
-    if settings.allow_http:
+        tls = _tls_listener(settings.grpc.tls, "h2", most, seconds)
+        reuse = settings.grpc.reuse_port
+        endpoints.append(await _open_endpoint(_GRPC, address, port, grpc_calls, tls, reuse=reuse))
+    if settings.http.allow:
         budget = repository.regions.budget
         listener = HttpListener(router, http, workers, budget, router.targets)
         requests: _MakeProtocol = partial(HttpConnection, listener)
-        address, port = settings.http_address, settings.http_port
+        address, port = settings.http.address, settings.http.port
         most, seconds = http.connections.max_connections, http.connections.header_timeout
-        tls = _tls_listener(settings.http_tls, "http/1.1", most, seconds, PLAIN_TO_TLS)
-        reuse = settings.reuse_http_port
-        doors.append(await _open_door(_HTTP, address, port, requests, tls, reuse=reuse))
-    if settings.allow_metrics:
-        metrics = MetricsRouter(repository, settings.http_restricted_api)
+        tls = _tls_listener(settings.http.tls, "http/1.1", most, seconds, PLAIN_TO_TLS)
+        reuse = settings.http.reuse_port
+        endpoints.append(await _open_endpoint(_HTTP, address, port, requests, tls, reuse=reuse))
+    if settings.metrics_endpoint.allow:
         listener = HttpListener(metrics, http, workers, repository.regions.budget)
         pages: _MakeProtocol = partial(HttpConnection, listener)
-        address, port = settings.metrics_address, settings.metrics_port
-        doors.append(await _open_door(_METRICS, address, port, pages))
-    _warn_of_reach(doors, settings)
+        address, port = settings.metrics_endpoint.address, settings.metrics_endpoint.port
+        endpoints.append(await _open_endpoint(_METRICS, address, port, pages))
+    if status is not None:
+        status.endpoints = {
+            _NAMES[each.name]: {
+                "address": each.host,
+                "port": each.port,
+                "tls": each.tls is not None,
+            }
+            for each in endpoints
+        }
+    warn_if_public(endpoints, settings)
 
 
 def _tls_listener(
@@ -284,7 +335,7 @@ def _tls_listener(
     return TlsListener(read, most=most, seconds=seconds, plain_answer=plain_answer)
 
 
-async def _open_door(
+async def _open_endpoint(
     name: str,
     address: str,
     port: int,
@@ -292,7 +343,7 @@ async def _open_door(
     tls: TlsListener | None = None,
     *,
     reuse: bool = False,
-) -> _Door:
+) -> Endpoint:
     connections: set[Any] = set() if tls is None else tls.connections
     make = partial(protocol, connections)
     try:
@@ -312,26 +363,26 @@ async def _open_door(
         ) from error
     host, bound = server.sockets[0].getsockname()[:2]
     _logger.info("Started %s at %s:%d", name, f"[{host}]" if ":" in host else host, bound)
-    return _Door(name, host, bound, server, connections, tls)
+    return Endpoint(name, host, bound, server, connections, tls)
 
 
 def _log_backends(repository: ModelRepository, settings: ServerSettings) -> None:
-    """Tell which backends run the models that are loaded, as Triton does."""
+    """Log the backends of the loaded models, as Triton does."""
     paths = {
         model.config.backend: str(model.config.backend_file or gpubridge.__path__[0])
         for model in repository.loaded()
         if model.config.backend
     }
     if paths:
-        # By which the others run.
+        # The other backends run on it.
         paths.setdefault(PYTHON_BACKEND, gpubridge.__path__[0])
-    options = {"auto-complete-config": str(settings.auto_complete).lower()}
-    if settings.backend_directory is not None:
-        options["backend-directory"] = str(settings.backend_directory)
+    options = {"auto-complete-config": str(settings.repository.auto_complete).lower()}
+    if settings.backends.directory is not None:
+        options["backend-directory"] = str(settings.backends.directory)
     rows = [("Backend", "Path", "Config")]
     for name, path in sorted(paths.items()):
-        told = {**options, **settings.backend_config.get(PYTHON_BACKEND, {})}
-        rows.append((name, path, json.dumps({"cmdline": told}, separators=(",", ":"))))
+        config = {**options, **settings.backends.config.get(PYTHON_BACKEND, {})}
+        rows.append((name, path, json.dumps({"cmdline": config}, separators=(",", ":"))))
     _logger.info("\n%s", boxed(rows))
 
 
@@ -347,85 +398,90 @@ def _log_models(index: Sequence[VersionStatus]) -> None:
     )
 
 
-def _warn_of_reach(doors: Sequence[_Door], settings: ServerSettings) -> None:
-    """Tell who can use the server, where that is not only this machine."""
-    far = ", ".join(f"{door.host}:{door.port}" for door in doors if door.is_far)
-    if far:
-        code = settings.model_control_mode == "explicit"
+def warn_if_public(endpoints: Sequence[Endpoint], settings: ServerSettings) -> None:
+    """Warn when clients on other machines can use the server."""
+    public = ", ".join(
+        f"{endpoint.host}:{endpoint.port}" for endpoint in endpoints if endpoint.is_public
+    )
+    if public:
+        code = settings.repository.model_control_mode == "explicit"
         _logger.warning(
-            "%s: whoever reaches this machine over a network can use every model%s; "
+            "%s: every client that reaches this machine over a network can use every model%s; "
             "--http-address=127.0.0.1 and --grpc-address=127.0.0.1 let only this machine connect",
-            far,
-            ", and load models, whose code runs here" if code else "",
+            public,
+            " and load models, whose code runs here" if code else "",
         )
 
 
-def _say_ready(
-    doors: Sequence[_Door], repository: ModelRepository, settings: ServerSettings
+def _log_ready(
+    endpoints: Sequence[Endpoint], repository: ModelRepository, settings: ServerSettings
 ) -> None:
-    """Tell where the server listens, who can connect, and how each model is asked."""
+    """Log the addresses, who can connect, and a command that calls each model."""
     forms = {_HTTP: "http://{}", _GRPC: "gRPC {}", _METRICS: "http://{}/metrics"}
     forms_of_tls = {_HTTP: "https://{}", _GRPC: "gRPC with TLS {}"}
     places = {
-        door.name: (forms_of_tls if door.tls else forms)[door.name].format(door.place)
-        for door in doors
+        endpoint.name: (forms_of_tls if endpoint.tls else forms)[endpoint.name].format(
+            endpoint.url_host
+        )
+        for endpoint in endpoints
     }
-    reach = ""
-    if all(door.is_local for door in doors):
-        reach = (
+    hint = ""
+    if all(endpoint.is_loopback for endpoint in endpoints):
+        hint = (
             " (only this machine can connect: --http-address=0.0.0.0 and --grpc-address=0.0.0.0 "
             "let others)"
         )
-    _logger.info("ready: %s%s", ", ".join(places.values()), reach)
+    _logger.info("ready: %s%s", ", ".join(places.values()), hint)
     configs = {model.name: model.config for model in repository.loaded()}
     if _HTTP in places and configs:
         named = sorted(configs.items())
         lines = [curl_line(config, places[_HTTP], configs) for _, config in named]
-        header = settings.http_restricted_api.get("inference")
+        header = settings.http.restrictions.get("inference")
         needs = [] if header is None else [f"-H '{header.header}: ...'"]
-        needs += ["--cacert ROOT"] if settings.http_tls.served else []
-        needs += ["--cert CLIENT --key KEY"] if settings.http_tls.use_ssl_mutual else []
-        told = f", with {' '.join(needs)}" if needs else ""
-        _logger.info("each model once%s:\n%s", told, "\n".join(filter(None, lines)))
+        needs += ["--cacert ROOT"] if settings.http.tls.served else []
+        needs += ["--cert CLIENT --key KEY"] if settings.http.tls.use_ssl_mutual else []
+        extra = f", with {' '.join(needs)}" if needs else ""
+        _logger.info("each model once%s:\n%s", extra, "\n".join(filter(None, lines)))
 
 
 async def _close(
-    doors: list[_Door],
+    endpoints: list[Endpoint],
     repository: ModelRepository,
     orphans: Orphans,
     seconds: float,
     failed: str,
 ) -> None:
-    """Close the endpoints, answer requests in flight, finalize models; log what ``failed`` last."""
+    """Close the endpoints, answer requests in flight and finalize models; ``failed`` is logged last."""
     deadline = asyncio.get_running_loop().time() + seconds
-    for door in doors:
-        door.server.close()
-        if door.tls is not None:
-            door.tls.close()
-        for connection in list(door.connections):
+    for endpoint in endpoints:
+        endpoint.server.close()
+        if endpoint.tls is not None:
+            endpoint.tls.close()
+        for connection in list(endpoint.connections):
             connection.drain()
     await repository.close(seconds)
     await orphans.close()
-    for door in doors:
-        for connection in list(door.connections):
+    for endpoint in endpoints:
+        for connection in list(endpoint.connections):
             connection.finish()
-    await _flush(doors, deadline)
-    for door in doors:
-        for connection in list(door.connections):
+    await _flush(endpoints, deadline)
+    for endpoint in endpoints:
+        for connection in list(endpoint.connections):
             connection.abort()
     _logger.info("stopped")
     if failed:
-        # The last line, where whoever started it looks.
+        # The last line of the log: users look there first.
         _logger.error("error: creating server: Internal - failed to load all models: %s", failed)
 
 
-async def _flush(doors: list[_Door], deadline: float) -> None:
-    """Let clients have the answers that are on their way, for as long as they take any of them."""
+async def _flush(endpoints: list[Endpoint], deadline: float) -> None:
+    """Wait until clients have read their answers, or stop reading them."""
     clock = asyncio.get_running_loop().time
-    # Nothing tells of what is taken: it is looked up.
+    # No callback reports what clients read, so it is polled.
     since, before = clock(), None
-    while (now := clock()) < max(deadline, since + _FLUSH_SECONDS):
-        open_ones = [connection for door in doors for connection in door.connections]
+    end = max(deadline, since + _FLUSH_SECONDS)
+    while (now := clock()) < end:
+        open_ones = [connection for endpoint in endpoints for connection in endpoint.connections]
         left = len(open_ones), sum(connection.unsent for connection in open_ones)
         if left != before:
             since, before = now, left

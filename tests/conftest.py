@@ -1,10 +1,43 @@
-"""Hooks for all tests: reports of any text reach the process that prints them."""
+"""Hooks for all tests: reports of any text, the selection of ``--fast``, a heap that is cheap to search."""
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+_UNIT = Path(__file__).parent / "unit"
+
+
+def pytest_addoption(parser):
+    """Add ``--fast``."""
+    parser.addoption(
+        "--fast",
+        action="store_true",
+        help="unit tests without simulated GPUs, with fewer random examples, and a few of servers",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what ``--fast`` does not run."""
+    if config.getoption("--fast"):
+        left_out = [item for item in items if not _is_fast(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _is_fast(item)]
+
+
+def _is_fast(item) -> bool:
+    if _UNIT not in item.path.parents:
+        return item.get_closest_marker("smoke") is not None
+    return item.get_closest_marker("slow") is None and "machine" not in item.fixturenames
+
+
+def pytest_collection_finish():
+    """Keep thousands of tests and their modules from being searched by each collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

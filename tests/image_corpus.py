@@ -1,4 +1,4 @@
-"""Image files of all kinds, made here: good ones, and those that somebody sends to do harm."""
+"""Image files of all kinds, made here: good ones, and malicious ones."""
 
 from __future__ import annotations
 

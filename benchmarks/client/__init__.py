@@ -10,9 +10,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from benchmarks.failure import BenchmarkError
 from benchmarks.load import LoadFigures
 from benchmarks.traffic import Traffic, write_traffic
+from gpubridge.errors import BridgeError
 
 __all__ = ["NAME", "Client"]
 
@@ -38,7 +38,7 @@ class Client:
 
         Raises
         ------
-        BenchmarkError
+        BridgeError
             When an answer did not come, or was none.
         """
         kept = self._written.setdefault(
@@ -58,8 +58,7 @@ class Client:
             check=False,
         )
         if done.returncode:
-            message = f"the load client on port {port}: {done.stderr.strip()}"
-            raise BenchmarkError(message)
+            raise BridgeError(f"the load client on port {port}: {done.stderr.strip()}")
         seen = json.loads(done.stdout)
         return LoadFigures(
             requests=seen["requests"],
@@ -77,8 +76,9 @@ def _build(folder: Path, *, tls: bool = False) -> Path:
     """Return the program, compiled for this state of its source; with OpenSSL only for TLS."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), *_COMPILERS))), None)
     if compiler is None:
-        message = f"the load client needs a C++ compiler: expected one of {', '.join(_COMPILERS)}"
-        raise BenchmarkError(message)
+        raise BridgeError(
+            f"the load client needs a C++ compiler: expected one of {', '.join(_COMPILERS)}"
+        )
     digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
     program = (
         Path(tempfile.gettempdir()) / f"gpubridge-bench-client-{os.getuid()}-{digest}{'-tls' * tls}"
@@ -89,7 +89,6 @@ def _build(folder: Path, *, tls: bool = False) -> Path:
         command += ["-DWITH_TLS", "-lssl", "-lcrypto"] if tls else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            message = f"the load client does not compile:\n{done.stderr}"
-            raise BenchmarkError(message)
+            raise BridgeError(f"the load client does not compile:\n{done.stderr}")
         shutil.move(made, program)
     return program

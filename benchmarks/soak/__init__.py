@@ -1,1 +1,1 @@
-"""A mix of everything for a long time, while stubs are killed: what became of each request."""
+"""Mixed traffic for a long time, while stubs are killed; checks the outcome of each request."""

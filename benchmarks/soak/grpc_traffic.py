@@ -15,8 +15,8 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from benchmarks.soak.ledger import Ledger, Outcome, Ticket
-from benchmarks.soak.questions import Question, Questions, parsed, serialized
+from benchmarks.soak.known_requests import KnownRequest, RequestSource, parsed, serialized
+from benchmarks.soak.request_log import Outcome, RequestLog, SentRequest
 
 __all__ = ["ask_over_grpc", "cancel_calls", "read_streams"]
 
@@ -29,10 +29,10 @@ _CONTENTS = {"FP32": "fp32_contents", "INT64": "int64_contents", "BYTES": "bytes
 
 
 def ask_over_grpc(
-    ledger: Ledger,
+    log: RequestLog,
     kind: str,
     model: str,
-    questions: Questions,
+    source: RequestSource,
     port: int,
     running: Callable[[], bool],
 ) -> None:
@@ -40,31 +40,31 @@ def ask_over_grpc(
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         while running():
-            question = questions.ask()
-            ticket = ledger.send(kind)
+            request = source.ask()
+            sent = log.send(kind)
             try:
-                answer = stub.ModelInfer(_request(model, question), timeout=_ANSWER_SECONDS)
+                answer = stub.ModelInfer(_request(model, request), timeout=_ANSWER_SECONDS)
             except grpc.RpcError as error:
-                ticket.fail(str(error.details()))
-                questions.failed()
+                sent.fail(str(error.details()))
+                source.failed()
                 continue
             (output,) = answer.outputs
             values = parsed(output.datatype, answer.raw_output_contents[0])
-            if not question.is_answered(answer.id, list(output.shape), values):
-                ledger.fault(f"{kind}: wrong answer {str(answer)[:300]}")
-            ticket.close(Outcome.ANSWERED)
+            if not request.is_answered(answer.id, list(output.shape), values):
+                log.fault(f"{kind}: wrong answer {str(answer)[:300]}")
+            sent.close(Outcome.ANSWERED)
 
 
-def _request(model: str, question: Question) -> Any:
-    request = service_pb2.ModelInferRequest(model_name=model, id=question.id)
-    for name, datatype, values in question.inputs:
+def _request(model: str, known: KnownRequest) -> Any:
+    request = service_pb2.ModelInferRequest(model_name=model, id=known.id)
+    for name, datatype, values in known.inputs:
         entry = request.inputs.add(name=name, datatype=datatype, shape=values.shape)
-        if question.binary:
+        if known.binary:
             request.raw_input_contents.append(serialized(values))
         else:
             contents = getattr(entry.contents, _CONTENTS[datatype])
             contents.extend(values.ravel().tolist())
-    for name, value in question.parameters.items():
+    for name, value in known.parameters.items():
         parameter = request.parameters[name]
         if isinstance(value, bool):
             parameter.bool_param = value
@@ -76,7 +76,7 @@ def _request(model: str, question: Question) -> Any:
 
 
 def read_streams(
-    ledger: Ledger, kind: str, model: str, port: int, running: Callable[[], bool]
+    log: RequestLog, kind: str, model: str, port: int, running: Callable[[], bool]
 ) -> None:
     """Send numbers over streams, a few at once, and count the responses to each.
 
@@ -85,7 +85,7 @@ def read_streams(
     turn = 0
     while running():
         turn += 1
-        _Stream(ledger, kind, model, port, cancelled=turn % 2 == 0).run(running)
+        _Stream(log, kind, model, port, cancelled=turn % 2 == 0).run(running)
 
 
 class _Stream:
@@ -94,12 +94,12 @@ class _Stream:
     Spoken without tritonclient's stream, which hands out an error without the id of its request.
     """
 
-    def __init__(self, ledger: Ledger, kind: str, model: str, port: int, cancelled: bool) -> None:
-        self._ledger, self._kind, self._model = ledger, kind, model
+    def __init__(self, log: RequestLog, kind: str, model: str, port: int, cancelled: bool) -> None:
+        self._log, self._kind, self._model = log, kind, model
         self._cancelled = cancelled
         self._scale = 2 if model == "stream_chain" else 1
         self._requests: queue.Queue[Any] = queue.Queue()
-        self._open: dict[str, tuple[Ticket, int, list[float]]] = {}
+        self._open: dict[str, tuple[SentRequest, int, list[float]]] = {}
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
         self._chance = random.Random(f"{kind} {time.monotonic_ns()}")  # noqa: S311
 
@@ -118,10 +118,10 @@ class _Stream:
         except grpc.RpcError as error:
             self._requests.put(None)
             if not self._cancelled or error.code() is not grpc.StatusCode.CANCELLED:
-                self._ledger.fault(f"{self._kind}: the stream broke: {error}")
+                self._log.fault(f"{self._kind}: the stream broke: {error}")
         if self._cancelled:
-            for ticket, _, _ in self._open.values():
-                ticket.close(Outcome.CANCELLED)
+            for sent, _, _ in self._open.values():
+                sent.close(Outcome.CANCELLED)
         self._channel.close()
 
     def _converse(self, answers: Iterator[Any], running: Callable[[], bool]) -> None:
@@ -141,19 +141,19 @@ class _Stream:
         request.inputs.add(name="COUNT", datatype="FP32", shape=[1])
         request.raw_input_contents.append(struct.pack("<f", count))
         request.parameters["triton_enable_empty_final_response"].bool_param = True
-        self._open[name] = (self._ledger.send(self._kind), count, [])
+        self._open[name] = (self._log.send(self._kind), count, [])
         self._requests.put(request)
 
     def _take(self, answer: Any) -> None:
         response = answer.infer_response
         if response.id not in self._open:
             text = f"{self._kind}: a response after the last one: {answer.error_message or answer}"
-            self._ledger.fault(text)
+            self._log.fault(text)
             return
-        ticket, count, indices = self._open[response.id]
+        sent, count, indices = self._open[response.id]
         if answer.error_message:
             del self._open[response.id]
-            ticket.fail(answer.error_message)
+            sent.fail(answer.error_message)
             return
         indices += [
             value for (value,) in struct.iter_unpack("<f", b"".join(response.raw_output_contents))
@@ -161,35 +161,35 @@ class _Stream:
         if response.parameters["triton_final_response"].bool_param:
             del self._open[response.id]
             if indices != [self._scale * index for index in range(count)]:
-                self._ledger.fault(f"{self._kind}: expected {count} responses, got {indices}")
-            ticket.close(Outcome.ANSWERED)
+                self._log.fault(f"{self._kind}: expected {count} responses, got {indices}")
+            sent.close(Outcome.ANSWERED)
 
 
-def cancel_calls(ledger: Ledger, kind: str, port: int, running: Callable[[], bool]) -> None:
+def cancel_calls(log: RequestLog, kind: str, port: int, running: Callable[[], bool]) -> None:
     """Make calls that take up to 60 ms, and cancel most of them at some moment."""
     chance = random.Random(kind)  # noqa: S311
     client = triton.InferenceServerClient(f"127.0.0.1:{port}")
     tensor = triton.InferInput("COUNT", [1], "FP32")
     tensor.set_data_from_numpy(np.array([60], np.float32))
     while running():
-        ticket = ledger.send(kind)
+        sent = log.send(kind)
         done = threading.Event()
 
         def finish(
-            result: Any, error: Any, ticket: Ticket = ticket, done: threading.Event = done
+            result: Any, error: Any, sent: SentRequest = sent, done: threading.Event = done
         ) -> None:
             del result
             if error is None:
-                ticket.close(Outcome.ANSWERED)
+                sent.close(Outcome.ANSWERED)
             elif "CANCELLED" in str(error.status()):
-                ticket.close(Outcome.CANCELLED)
+                sent.close(Outcome.CANCELLED)
             else:
-                ticket.fail(str(error.message()))
+                sent.fail(str(error.message()))
             done.set()
 
         call = client.async_infer("patient", [tensor], finish)
         time.sleep(chance.random() * 0.09)
         call.cancel()
         if not done.wait(_ANSWER_SECONDS):
-            ledger.fault(f"{kind}: no answer within {_ANSWER_SECONDS:.0f} s")
+            log.fault(f"{kind}: no answer within {_ANSWER_SECONDS:.0f} s")
     client.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.proc import tree, usage
+from benchmarks.proc import usage
+from gpubridge.bench.measurement import process_tree
 
 __all__ = ["Holdings", "holdings"]
 
@@ -24,7 +25,7 @@ class Holdings:
     pss_mib: float
 
     def excess(self, before: Holdings, pss_mib: float) -> list[str]:
-        """Say of what there is more than before; memory may have grown by ``pss_mib``.
+        """Return the resources of which there are more than before; memory may grow by ``pss_mib``.
 
         A process may have one more thread: a stub starts one when an execute first takes long.
         """
@@ -40,7 +41,7 @@ class Holdings:
 
 
 def holdings(root: int) -> Holdings:
-    """Return what a process and its descendants hold now."""
+    """Return the resources of a process and its descendants."""
     held = usage(root)
     sizes = _segments(root)
     return Holdings(
@@ -56,7 +57,7 @@ def holdings(root: int) -> Holdings:
 def _segments(root: int) -> dict[int, int]:
     """Return the size in bytes of each memfd that a descriptor or a mapping keeps, by inode."""
     sizes: dict[int, int] = {}
-    for pid in tree(root):
+    for pid in process_tree(root):
         folder = Path("/proc") / str(pid)
         for path in [*_entries(folder / "fd"), *_entries(folder / "map_files")]:
             try:

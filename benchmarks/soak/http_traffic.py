@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.soak.ledger import Ledger, Outcome
-from benchmarks.soak.questions import (
+from benchmarks.soak.known_requests import (
     Array,
-    Question,
-    Questions,
+    KnownRequest,
+    RequestSource,
     parsed,
     serialized,
     texts_array,
 )
+from benchmarks.soak.request_log import Outcome, RequestLog
 
 __all__ = ["ask_over_http", "hang_up"]
 
@@ -27,19 +27,19 @@ _ANSWER_SECONDS = 60.0
 
 
 def ask_over_http(
-    ledger: Ledger,
+    log: RequestLog,
     kind: str,
     model: str,
-    questions: Questions,
+    source: RequestSource,
     port: int,
     running: Callable[[], bool],
 ) -> None:
     """Ask a model on one connection, checking each answer, while ``running``."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
     while running():
-        question = questions.ask()
-        body, headers = _request(question)
-        ticket = ledger.send(kind)
+        request = source.ask()
+        body, headers = _request(request)
+        sent = log.send(kind)
         try:
             connection.request("POST", f"/v2/models/{model}/infer", body, headers)
             response = connection.getresponse()
@@ -47,30 +47,30 @@ def ask_over_http(
             size = int(response.headers.get("Inference-Header-Content-Length", len(content)))
             answer = json.loads(content[:size])
         except (OSError, http.client.HTTPException, ValueError) as error:
-            ticket.close(Outcome.FAILED, f"{type(error).__name__}: {error}")
-            questions.failed()
+            sent.close(Outcome.FAILED, f"{type(error).__name__}: {error}")
+            source.failed()
             connection.close()
             continue
         if response.status != 200:
-            ticket.fail(answer["error"])
-            questions.failed()
+            sent.fail(answer["error"])
+            source.failed()
             continue
         (output,) = answer["outputs"]
-        values = _values(output, content[size:], question)
-        if not question.is_answered(answer.get("id", ""), output["shape"], values):
-            ledger.fault(f"{kind}: wrong answer {content[:300]!r}")
-        ticket.close(Outcome.ANSWERED)
+        values = _values(output, content[size:], request)
+        if not request.is_answered(answer.get("id", ""), output["shape"], values):
+            log.fault(f"{kind}: wrong answer {content[:300]!r}")
+        sent.close(Outcome.ANSWERED)
     connection.close()
 
 
-def _request(question: Question) -> tuple[bytes, dict[str, str]]:
+def _request(request: KnownRequest) -> tuple[bytes, dict[str, str]]:
     """Return the body and the headers of a request."""
-    parameters = dict(question.parameters)
+    parameters = dict(request.parameters)
     following = b""
     inputs = []
-    for name, datatype, values in question.inputs:
+    for name, datatype, values in request.inputs:
         entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": values.shape}
-        if question.binary:
+        if request.binary:
             content = serialized(values)
             entry["parameters"] = {"binary_data_size": len(content)}
             following += content
@@ -79,37 +79,37 @@ def _request(question: Question) -> tuple[bytes, dict[str, str]]:
         else:
             entry["data"] = values.tolist()
         inputs.append(entry)
-    if question.binary:
+    if request.binary:
         parameters["binary_data_output"] = True
-    document = {"id": question.id, "inputs": inputs, "parameters": parameters}
+    document = {"id": request.id, "inputs": inputs, "parameters": parameters}
     header = json.dumps(document).encode()
-    if not question.binary:
+    if not request.binary:
         return header, {}
     return header + following, {"Inference-Header-Content-Length": str(len(header))}
 
 
-def _values(output: dict[str, Any], binary: bytes, question: Question) -> Array:
+def _values(output: dict[str, Any], binary: bytes, request: KnownRequest) -> Array:
     """Return the values of an output, in one dimension."""
-    if question.binary:
+    if request.binary:
         return parsed(output["datatype"], binary)
     if output["datatype"] == "BYTES":
         return texts_array([text.encode() for text in output["data"]])
-    return np.array(output["data"], question.expected.dtype)
+    return np.array(output["data"], request.expected.dtype)
 
 
-def hang_up(ledger: Ledger, kind: str, port: int, running: Callable[[], bool]) -> None:
+def hang_up(log: RequestLog, kind: str, port: int, running: Callable[[], bool]) -> None:
     """Send requests that take long, and go away before, or just when, they are answered."""
     chance = random.Random(kind)  # noqa: S311
     tensor = {"name": "COUNT", "datatype": "FP32", "shape": [1], "data": [60]}
     body = json.dumps({"inputs": [tensor]})
     while running():
-        ticket = ledger.send(kind)
+        sent = log.send(kind)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
         try:
             connection.request("POST", "/v2/models/patient/infer", body)
             time.sleep(chance.random() * 0.07)
         except OSError as error:
-            ticket.close(Outcome.FAILED, f"{type(error).__name__}: {error}")
+            sent.close(Outcome.FAILED, f"{type(error).__name__}: {error}")
         else:
-            ticket.close(Outcome.HUNG_UP)
+            sent.close(Outcome.HUNG_UP)
         connection.close()

@@ -1,4 +1,4 @@
-"""One soak: traffic of every kind at a server of its own, a killer, and what is held afterwards."""
+"""One soak: mixed traffic to a server whose stubs are killed, and the resources held afterwards."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from benchmarks.proc import started, tree
+from benchmarks.proc import started
 from benchmarks.serve import Gpubridge
 from benchmarks.server_process import Ports, ServerProcess
 from benchmarks.soak.grpc_traffic import ask_over_grpc, cancel_calls, read_streams
 from benchmarks.soak.holdings import Holdings, holdings
 from benchmarks.soak.http_traffic import ask_over_http, hang_up
-from benchmarks.soak.ledger import Ledger, Outcome
-from benchmarks.soak.questions import Questions, Sequences, Sums, Texts
+from benchmarks.soak.known_requests import RequestSource, Sequences, Sums, Texts
+from benchmarks.soak.request_log import Outcome, RequestLog
+from gpubridge.bench.measurement import process_tree
 
 __all__ = ["Aim", "SoakReport", "soak"]
 
@@ -41,12 +42,12 @@ class SoakReport:
     seconds : float
         How long requests were sent.
     kills : int
-        How many stubs were killed.
+        Number of killed stubs.
     faults : list of str
-        What must not be: an empty list is a passed soak.
+        Violations; empty for a passed soak.
     """
 
-    ledger: Ledger
+    log: RequestLog
     seconds: float = 0.0
     kills: int = 0
     before: Holdings | None = None
@@ -54,14 +55,14 @@ class SoakReport:
     faults: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """Return the ledger, what was held, and the verdict."""
-        answered = self.ledger.count(Outcome.ANSWERED)
+        """Return the log, what was held, and the verdict."""
+        answered = self.log.count(Outcome.ANSWERED)
         lines = [
             (
-                f"{self.seconds:.0f} s, {self.ledger.sent:,} requests, {answered:,} of them answered, "
+                f"{self.seconds:.0f} s, {self.log.sent:,} requests, {answered:,} of them answered, "
                 f"{self.kills:,} stubs killed"
             ),
-            self.ledger.table(),
+            self.log.table(),
             f"held before: {self.before}",
             f"held after:  {self.after}",
         ]
@@ -80,17 +81,17 @@ class Aim:
     answered: int = 0
     kills: int = 0
 
-    def reached(self, ledger: Ledger, kills: int) -> bool:
-        """Tell whether there are the numbers, if there are to be any."""
-        answered = ledger.count(Outcome.ANSWERED)
+    def reached(self, log: RequestLog, kills: int) -> bool:
+        """Return whether the wanted numbers are reached, if there are any."""
+        answered = log.count(Outcome.ANSWERED)
         return bool(self.answered or self.kills) and (
             answered >= self.answered and kills >= self.kills
         )
 
     def missed(self, report: SoakReport) -> list[str]:
-        """Say which number was not reached."""
+        """Return the numbers that were not reached."""
         numbers = {
-            "answered": (report.ledger.count(Outcome.ANSWERED), max(self.answered, 1)),
+            "answered": (report.log.count(Outcome.ANSWERED), max(self.answered, 1)),
             "stubs killed": (report.kills, self.kills),
         }
         return [
@@ -101,9 +102,9 @@ class Aim:
 
 
 def soak(aim: Aim, kill_every: float, log: Path) -> SoakReport:
-    """Serve the soak's models and load them with everything until the aim is reached.
+    """Serve the soak's models and load them with mixed traffic until the aim is reached.
 
-    Raises BenchmarkError with the server's last output if its process ends.
+    Raises BridgeError with the server's last output if its process ends.
 
     Parameters
     ----------
@@ -114,15 +115,15 @@ def soak(aim: Aim, kill_every: float, log: Path) -> SoakReport:
     """
     with ServerProcess(Gpubridge(), _MODELS, log) as server:
         server.wait_ready()
-        # What stubs hold grows at first, with what they are sent.
+        # The memory of stubs grows at first, with the sizes of requests.
         seconds = min(max(aim.seconds * _WARM_UP_SHARE, _SHORTEST_WARM_UP), _LONGEST_WARM_UP)
-        _traffic(server, SoakReport(Ledger()), Aim(seconds), seconds / 2)
+        _traffic(server, SoakReport(RequestLog()), Aim(seconds), seconds / 2)
         before = _settled(server, None)
-        report = SoakReport(Ledger(), before=before)
+        report = SoakReport(RequestLog(), before=before)
         _traffic(server, report, aim, kill_every)
         report.after = _settled(server, before)
         report.faults = [
-            *report.ledger.faults(),
+            *report.log.faults(),
             *aim.missed(report),
             *report.after.excess(before, _PSS_GROWTH_MIB),
             *_open_requests(server),
@@ -131,8 +132,8 @@ def soak(aim: Aim, kill_every: float, log: Path) -> SoakReport:
             report.faults.append(
                 f"{before.processes - report.after.processes} stubs did not come back"
             )
-        if report.ledger.lost_sequences > report.kills:
-            report.faults.append(f"{report.ledger.lost_sequences} sequences were lost")
+        if report.log.lost_sequences > report.kills:
+            report.faults.append(f"{report.log.lost_sequences} sequences were lost")
         server.check_alive()
     report.faults += [line for line in log.read_text().splitlines() if line.startswith("Traceback")]
     return report
@@ -145,16 +146,16 @@ def _traffic(server: ServerProcess, report: SoakReport, aim: Aim, kill_every: fl
     def running() -> bool:
         return not stopped.is_set()
 
-    ledger = report.ledger
+    log = report.log
     threads = [
-        threading.Thread(target=_watched, args=(run, ledger))
-        for run in _clients(ledger, server.ports, running)
+        threading.Thread(target=_watched, args=(run, log))
+        for run in _clients(log, server.ports, running)
     ]
     for thread in threads:
         thread.start()
     begun = last = time.monotonic()
     try:
-        while time.monotonic() < begun + aim.seconds and not aim.reached(ledger, report.kills):
+        while time.monotonic() < begun + aim.seconds and not aim.reached(log, report.kills):
             time.sleep(max(0.0, min(last + kill_every, begun + aim.seconds) - time.monotonic()))
             last = time.monotonic()
             server.check_alive()
@@ -167,16 +168,18 @@ def _traffic(server: ServerProcess, report: SoakReport, aim: Aim, kill_every: fl
     report.seconds = time.monotonic() - begun
 
 
-def _clients(ledger: Ledger, ports: Ports, running: Callable[[], bool]) -> list[Callable[[], None]]:
-    """Return clients of all kinds, each to be run in a thread of its own."""
-    http: list[tuple[str, str, Questions]] = [
+def _clients(
+    log: RequestLog, ports: Ports, running: Callable[[], bool]
+) -> list[Callable[[], None]]:
+    """Return clients of all kinds, each for one thread."""
+    http: list[tuple[str, str, RequestSource]] = [
         ("default", "add", Sums("default")),
         ("BLS", "caller", Sums("BLS")),
         ("ensemble", "chain", Sums("ensemble", twice=True)),
         ("strings", "text", Texts("strings")),
         ("sequence", "running", Sequences("sequence")),
     ]
-    grpc: list[tuple[str, str, Questions]] = [
+    grpc: list[tuple[str, str, RequestSource]] = [
         ("default, gRPC", "add", Sums("default, gRPC")),
         ("BLS, gRPC", "caller", Sums("BLS, gRPC")),
         ("ensemble, gRPC", "chain", Sums("ensemble, gRPC", twice=True)),
@@ -184,25 +187,25 @@ def _clients(ledger: Ledger, ports: Ports, running: Callable[[], bool]) -> list[
         ("sequence, gRPC", "running", Sequences("sequence, gRPC")),
     ]
     return [
-        *(partial(ask_over_http, ledger, *each, ports.http, running) for each in http),
-        *(partial(ask_over_grpc, ledger, *each, ports.grpc, running) for each in grpc),
-        partial(read_streams, ledger, "decoupled", "count", ports.grpc, running),
-        partial(read_streams, ledger, "decoupled ensemble", "stream_chain", ports.grpc, running),
-        partial(cancel_calls, ledger, "cancelled call", ports.grpc, running),
-        partial(hang_up, ledger, "hang-up", ports.http, running),
+        *(partial(ask_over_http, log, *each, ports.http, running) for each in http),
+        *(partial(ask_over_grpc, log, *each, ports.grpc, running) for each in grpc),
+        partial(read_streams, log, "decoupled", "count", ports.grpc, running),
+        partial(read_streams, log, "decoupled ensemble", "stream_chain", ports.grpc, running),
+        partial(cancel_calls, log, "cancelled call", ports.grpc, running),
+        partial(hang_up, log, "hang-up", ports.http, running),
     ]
 
 
-def _watched(run: Callable[[], None], ledger: Ledger) -> None:
+def _watched(run: Callable[[], None], log: RequestLog) -> None:
     try:
         run()
     except Exception as error:  # noqa: BLE001  (a client that broke is a finding)
-        ledger.fault(f"a client broke: {type(error).__name__}: {error}")
+        log.fault(f"a client broke: {type(error).__name__}: {error}")
 
 
 def _kill_a_stub(server: int) -> int:
     """Kill the stub that has run longest: a stub that dies young is started again later and later."""
-    stubs = [pid for pid in tree(server) if pid != server]
+    stubs = [pid for pid in process_tree(server) if pid != server]
     if not stubs:
         return 0
     try:

@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "little_endian.h"
-#include "utf8.h"
+#include "text.h"
 
 namespace gpubridge {
 namespace {
@@ -12,13 +12,9 @@ constexpr std::size_t kMask = sizeof(std::uint32_t);
 constexpr std::size_t kLength = sizeof(std::uint32_t);
 constexpr std::size_t kNumber = sizeof(std::uint64_t);
 
-std::string_view take(std::string_view raw, std::size_t& at, std::size_t count) {
-  if (count > raw.size() - at) {
-    throw MalformedContext("a context that ends in the middle of a field");
-  }
-  const std::string_view piece = raw.substr(at, count);
-  at += count;
-  return piece;
+std::string_view take(std::string_view message, std::size_t& at, std::size_t count) {
+  return take_bytes<MalformedContext>(message, at, count,
+                                      "a context that ends in the middle of a field");
 }
 
 }  // namespace

@@ -18,8 +18,7 @@ enum class ContextField : std::uint8_t {
   kParameters,
   kTrace,
   kShared,
-  kStateSlot,
-  kStateStarts,
+  kState,
   kControls,
   kClient,
   kDevice,
@@ -37,6 +36,8 @@ enum class ContextField : std::uint8_t {
   kPassedOn,
   kSetAside,
   kOutputsFor,
+  kTraceContext,
+  kSpan,
 };
 
 struct ContextFieldSpec {
@@ -52,8 +53,7 @@ inline constexpr std::array kContextFields{
     ContextFieldSpec{"parameters", ContextKind::kText},
     ContextFieldSpec{"trace", ContextKind::kU64},
     ContextFieldSpec{"shared", ContextKind::kFlag},
-    ContextFieldSpec{"state_slot", ContextKind::kU64},
-    ContextFieldSpec{"state_starts", ContextKind::kFlag},
+    ContextFieldSpec{"state", ContextKind::kJson},
     ContextFieldSpec{"controls", ContextKind::kJson},
     ContextFieldSpec{"client", ContextKind::kJson},
     ContextFieldSpec{"device", ContextKind::kText},
@@ -71,8 +71,10 @@ inline constexpr std::array kContextFields{
     ContextFieldSpec{"passed_on", ContextKind::kFlag},
     ContextFieldSpec{"set_aside", ContextKind::kU64},
     ContextFieldSpec{"outputs_for", ContextKind::kText},
+    ContextFieldSpec{"trace_context", ContextKind::kText},
+    ContextFieldSpec{"span", ContextKind::kU64},
 };
-static_assert(kContextFields.size() == static_cast<std::size_t>(ContextField::kOutputsFor) + 1);
+static_assert(kContextFields.size() == static_cast<std::size_t>(ContextField::kSpan) + 1);
 
 constexpr std::uint32_t context_bit(ContextField field) {
   return std::uint32_t{1} << static_cast<unsigned>(field);

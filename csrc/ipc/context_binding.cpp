@@ -8,13 +8,6 @@ namespace {
 constexpr std::size_t kShort = 256;
 constexpr std::size_t kKept = 256;
 
-bool equal(nb::handle one, nb::handle other) {
-  if (one.ptr() == other.ptr()) return true;
-  const int result = PyObject_RichCompareBool(one.ptr(), other.ptr(), Py_EQ);
-  if (result < 0) throw nb::python_error();
-  return result != 0;
-}
-
 [[noreturn]] void refuse(nb::handle name, nb::handle value) {
   PyErr_Format(PyExc_ValueError, "context field '%U': got %R", name.ptr(), value.ptr());
   throw nb::python_error();
@@ -45,7 +38,7 @@ nb::object ContextCodec::encode(nb::handle context) const {
     const nb::object value = checked(PyObject_GetAttr(context.ptr(), member.name.ptr()));
     // A long text is put in by who sends it.
     if (PyMemoryView_Check(value.ptr())) continue;
-    if (!equal(value, member.initial)) take(parts, member, value, held);
+    if (!value.equal(member.initial)) take(parts, member, value, held);
   }
   return bytes_object(parts.encoded());
 }

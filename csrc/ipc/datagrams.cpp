@@ -71,13 +71,13 @@ bool send_datagram(int descriptor, std::string_view message) {
 }
 
 nb::tuple receive_message(int descriptor, nb::handle scratch) {
-  const BufferView room(scratch, PyBUF_WRITABLE);
-  auto* const memory = static_cast<char*>(room.data());
+  const BufferView buffer(scratch, PyBUF_WRITABLE);
+  auto* const memory = static_cast<char*>(buffer.data());
   Datagram received;
   do {
     {
       const nb::gil_scoped_release unlocked;
-      received = receive_datagram(descriptor, {memory, room.size()}, 0);
+      received = receive_datagram(descriptor, {memory, buffer.size()}, 0);
     }
     if (received.count < 0 && (errno != EINTR || PyErr_CheckSignals() != 0)) {
       if (PyErr_Occurred() == nullptr) PyErr_SetFromErrno(PyExc_OSError);

@@ -3,7 +3,7 @@
 namespace gpubridge {
 namespace {
 
-constexpr std::uint8_t kNobodyWaits = 1;
+constexpr std::uint8_t kDropped = 1;
 constexpr std::uint8_t kStillRead = 2;
 
 [[noreturn]] void not_running(const char* what, Ticket ticket) {
@@ -42,34 +42,24 @@ void InFlightRequests::leave_unsent(std::uint64_t sequence, Ticket ticket) {
   release(ticket);
 }
 
-bool InFlightRequests::has_started(Ticket ticket) const {
-  const Entry& entry = entries_[ticket];
-  return entry.state == State::kOpen || entry.sequence <= started();
-}
-
 bool InFlightRequests::all_cancelled() const {
-  const auto told = [this](Ticket ticket) {
+  const auto notified = [this](Ticket ticket) {
     return entries_[ticket].state == State::kEarly || load_cell(cells_.cancelled[ticket]) != 0;
   };
   const auto executing = batches_.find(started());
-  return std::all_of(open_.begin(), open_.end(), told) &&
+  return std::all_of(open_.begin(), open_.end(), notified) &&
          (executing == batches_.end() ||
-          std::all_of(executing->second.begin(), executing->second.end(), told));
+          std::all_of(executing->second.begin(), executing->second.end(), notified));
 }
 
 std::optional<std::uint64_t> InFlightRequests::cancel(Ticket ticket, bool running_only,
                                                       bool still_read) {
   const bool started = has_started(ticket);
   if (running_only && !started) return std::nullopt;
-  std::uint8_t& told = cells_.cancelled[ticket];
-  if (load_cell(told) != kNobodyWaits) store_cell(told, still_read ? kStillRead : kNobodyWaits);
+  std::uint8_t& cell = cells_.cancelled[ticket];
+  if (load_cell(cell) != kDropped) store_cell(cell, still_read ? kStillRead : kDropped);
   if (!started || !all_cancelled()) return std::nullopt;
   return open_.empty() ? started_at() : 0;
-}
-
-void InFlightRequests::passed_on(Ticket ticket, std::uint32_t responses) {
-  std::uint32_t& cell = cells_.passed_on[ticket];
-  store_cell(cell, load_cell(cell) + responses);
 }
 
 bool InFlightRequests::is_member(const ResultBatch& batch, Ticket ticket) const {
@@ -113,11 +103,7 @@ InFlightRequests::Step InFlightRequests::end_in_batch(Ticket ticket, std::uint32
     release(ticket);
     return Step::kComesBack;
   }
-  return Step::kOver;
-}
-
-std::vector<Ticket> InFlightRequests::end_batch(std::uint64_t sequence) {
-  return std::move(batches_.extract(sequence).mapped());
+  return Step::kEnded;
 }
 
 void InFlightRequests::check_response(Ticket ticket) const {
@@ -163,7 +149,7 @@ bool InFlightRequests::end_response(Ticket ticket) {
   return false;
 }
 
-bool InFlightRequests::settle(Ticket ticket) {
+bool InFlightRequests::release_unused(Ticket ticket) {
   if (load_cell(cells_.lent[ticket]) != 0) {
     entries_[ticket].state = State::kKept;
     kept_.insert(ticket);
@@ -179,20 +165,20 @@ void InFlightRequests::release(Ticket ticket) {
   free_.push_back(ticket);
 }
 
-std::vector<Ticket> InFlightRequests::settle_kept() {
-  std::vector<Ticket> settled;
+std::vector<Ticket> InFlightRequests::release_kept() {
+  std::vector<Ticket> released;
   for (const Ticket ticket : kept_) {
-    if (load_cell(cells_.lent[ticket]) == 0) settled.push_back(ticket);
+    if (load_cell(cells_.lent[ticket]) == 0) released.push_back(ticket);
   }
-  for (const Ticket ticket : settled) {
+  for (const Ticket ticket : released) {
     kept_.erase(ticket);
     release(ticket);
   }
-  return settled;
+  return released;
 }
 
-std::vector<Ticket> InFlightRequests::settle_answers(std::size_t looks) {
-  std::vector<Ticket> settled;
+std::vector<Ticket> InFlightRequests::release_answers(std::size_t looks) {
+  std::vector<Ticket> released;
   for (looks = std::min(looks, answers_.size()); looks > 0; --looks) {
     const Ticket ticket = answers_.front();
     answers_.pop_front();
@@ -200,10 +186,10 @@ std::vector<Ticket> InFlightRequests::settle_answers(std::size_t looks) {
       answers_.push_back(ticket);
     } else {
       release(ticket);
-      settled.push_back(ticket);
+      released.push_back(ticket);
     }
   }
-  return settled;
+  return released;
 }
 
 Ticket InFlightRequests::lend_answer() {
@@ -228,15 +214,15 @@ std::vector<InFlightRequests::Leaving> InFlightRequests::close(std::uint64_t sta
   std::vector<Leaving> leaving;
   for (const Member& member : members()) {
     const bool early = entries_[member.ticket].state == State::kEarly;
-    const Left left = early                             ? Left::kOver
+    const Left left = early                             ? Left::kEnded
                       : member.sequence <= started_last ? Left::kStarted
                                                         : Left::kUnstarted;
     leaving.push_back({member.ticket, left});
   }
-  for (const Ticket ticket : kept_) leaving.push_back({ticket, Left::kOver});
-  for (const Ticket ticket : answers_) leaving.push_back({ticket, Left::kOver});
+  for (const Ticket ticket : kept_) leaving.push_back({ticket, Left::kEnded});
+  for (const Ticket ticket : answers_) leaving.push_back({ticket, Left::kEnded});
   for (const auto& [sequence, tickets] : withdrawn_) {
-    for (const Ticket ticket : tickets) leaving.push_back({ticket, Left::kOver});
+    for (const Ticket ticket : tickets) leaving.push_back({ticket, Left::kEnded});
   }
   batches_.clear();
   withdrawn_.clear();

@@ -21,14 +21,14 @@ class InFlightRequests {
     kRunning,    // its batch is at the stub
     kEarly,      // answered, while its batch is still at the stub
     kOpen,       // its batch has ended, and its model still answers
-    kKept,       // over, but the stub still looks at its memory
+    kKept,       // ended, but the stub still uses its memory
     kAnswer,     // no request: the memory of an answer to a call of the stub's model
     kWithdrawn,  // its batch is at the stub, which will not begin it
   };
   // Effect on a request of a record of its batch, which has ended.
-  enum class Step { kOver, kOpen, kWasEarly, kComesBack };
+  enum class Step { kEnded, kOpen, kWasEarly, kComesBack };
   // State in which a dead stub leaves a ticket.
-  enum class Left { kOver, kStarted, kUnstarted };
+  enum class Left { kEnded, kStarted, kUnstarted };
 
   struct Entering {
     bool has_memory = false;   // whether there is something that the stub says it is done with
@@ -36,7 +36,7 @@ class InFlightRequests {
   };
   struct Leaving {
     Ticket ticket = 0;
-    Left left = Left::kOver;
+    Left left = Left::kEnded;
   };
   struct Member {
     std::uint64_t sequence = 0;  // its batch; 0 after that has ended
@@ -62,11 +62,14 @@ class InFlightRequests {
   void leave_unsent(std::uint64_t sequence, Ticket ticket);
 
   // Tells the stub that a request is cancelled; with `running_only` not before it has started.
-  // Returns when (ns) the model began what it does, if nobody waits for any of that now; 0 where it
+  // Returns when (ns) the model began what it does, if all of that is cancelled now; 0 where it
   // may have been at any time.
   std::optional<std::uint64_t> cancel(Ticket ticket, bool running_only, bool still_read);
   // Tells the stub that responses of a request have left, so that it may send others.
-  void passed_on(Ticket ticket, std::uint32_t responses);
+  void passed_on(Ticket ticket, std::uint32_t responses) {
+    std::uint32_t& cell = cells_.passed_on[ticket];
+    store_cell(cell, load_cell(cell) + responses);
+  }
 
   // Throws MalformedRecord unless the records are those of the requests of a batch at the stub, one
   // of each, and say of each what can be.
@@ -74,8 +77,10 @@ class InFlightRequests {
   // Takes the step that a checked record says.
   Step end_in_batch(Ticket ticket, std::uint32_t flags);
   // Forgets a batch, whose records were all taken; returns its tickets in order.
-  std::vector<Ticket> end_batch(std::uint64_t sequence);
-  // Throws MalformedRecord unless a request is at the stub, and not over.
+  std::vector<Ticket> end_batch(std::uint64_t sequence) {
+    return std::move(batches_.extract(sequence).mapped());
+  }
+  // Throws MalformedRecord unless a request is at the stub, and has not ended.
   void check_response(Ticket ticket) const;
   // Withdraws all batches that the stub has not begun, if it lets that be done; returns their
   // tickets in order. They stay taken until the stub has come to these batches.
@@ -87,25 +92,28 @@ class InFlightRequests {
   bool end_response(Ticket ticket);
 
   // Takes memory back if the stub is done with it, and then the ticket; returns whether it was.
-  // Else that is for `settle_kept`.
-  bool settle(Ticket ticket);
+  // Else that is for `release_kept`.
+  bool release_unused(Ticket ticket);
   // Takes back what stubs are done with by now; returns those tickets.
-  std::vector<Ticket> settle_kept();
+  std::vector<Ticket> release_kept();
   // The same with answers to calls, of which at most so many are looked at, the oldest first.
-  std::vector<Ticket> settle_answers(std::size_t looks);
+  std::vector<Ticket> release_answers(std::size_t looks);
   [[nodiscard]] std::size_t kept() const { return kept_.size(); }
   [[nodiscard]] std::size_t answers() const { return answers_.size(); }
   // Lends the memory of an answer; there must be a free ticket.
   Ticket lend_answer();
 
-  // The requests that are not over, those without a batch first.
+  // The requests that have not ended, those without a batch first.
   [[nodiscard]] std::vector<Member> members() const;
   // Takes everything back from a stub that is dead, and whose last batch to start is known.
   std::vector<Leaving> close(std::uint64_t started_last);
 
  private:
   [[nodiscard]] bool is_member(const ResultBatch& batch, Ticket ticket) const;
-  [[nodiscard]] bool has_started(Ticket ticket) const;
+  [[nodiscard]] bool has_started(Ticket ticket) const {
+    const Entry& entry = entries_[ticket];
+    return entry.state == State::kOpen || entry.sequence <= started();
+  }
   [[nodiscard]] bool all_cancelled() const;
   void release(Ticket ticket);
 

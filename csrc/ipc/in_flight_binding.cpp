@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <sstream>
 
-#include "clock.h"
 #include "ipc/context.h"
 
 namespace gpubridge {
@@ -126,9 +125,13 @@ void RequestsAtStub::tell(const Taken& taken, Duration now, const nb::object& er
   note_work();
   const nb::object feed = hooks_->feed;
   const nb::object failed = hooks_->failed;
-  for (const auto& [object, outcome, last] : taken.outcomes) {
-    InferRequest& request = infer_request(object);
-    run([&] { last ? request.finish(outcome) : request.respond(outcome); });
+  const nb::object counters = hooks_->counters;
+  for (const Outcome& each : taken.outcomes) {
+    InferRequest& request = infer_request(each.request);
+    if (each.outcome.is_valid()) {
+      run([&] { each.last ? request.finish(each.outcome) : request.respond(each.outcome); });
+    }
+    if (each.observed) run([&] { note_answer(each, nb::cast<ModelCounters&>(counters)); });
   }
   if (taken.answered.batches != 0 || taken.closed) {
     run([&] {
@@ -150,7 +153,7 @@ void RequestsAtStub::complete(std::string_view message, Duration now, Taken& tak
 // A batch changes nothing until all of it is understood.
 void RequestsAtStub::complete_batch(ResultBatch& batch, Duration now, Taken& taken) {
   if (core_.end_withdrawn(batch.sequence)) {
-    // There is room for others.
+    // Its places are free for others.
     taken.closed = true;
     return;
   }
@@ -176,13 +179,15 @@ void RequestsAtStub::complete_batch(ResultBatch& batch, Duration now, Taken& tak
   std::vector<Run> runs;
   for (const Ending& ending : endings) {
     const Held& held = held_[ending.ticket];
-    Run run{ending.ticket, held.size, held.arrived, {}};
+    Run run{ending.ticket, held.size, held.arrived, {}, kNoOutcome};
+    const std::size_t before = taken.outcomes.size();
     if (const nb::object reason = end(ending, taken); !reason.is_none()) {
       run.reason = view_of_text(reason);
     }
+    if (taken.outcomes.size() > before) run.outcome = before;
     runs.push_back(std::move(run));
   }
-  count(batch, now, runs);
+  count(batch, now, runs, taken);
   taken.answered.batches += 1;
   taken.answered.requests += runs.size();
   taken.answered.execute_ns += batch.ended - batch.started;
@@ -205,18 +210,22 @@ nb::object RequestsAtStub::end(const Ending& ending, Taken& taken) {
       return nb::str(kStillOpen);
     case Step::kWasEarly: {
       const std::string early = std::exchange(held.early_reason, {});
-      if (!early.empty()) reason = nb::str(early.c_str());
-      settle(ending.ticket);
+      if (early.empty()) {
+        taken.outcomes.push_back({request, {}});
+      } else {
+        reason = nb::str(early.c_str());
+      }
+      release_memory(ending.ticket);
       break;
     }
     case Step::kComesBack:
-      // Nobody asked for what fills up a batch, whatever the model wants.
+      // No client waits for the requests that pad a batch.
       if (held.size != 0) taken.answered.returning.push_back(request);
       release(ending.ticket);
       infer_request(request).ticket = kAnswered;
       infer_request(request).take(InferRequest::kInstance);
       return nb::str(kComesBack);
-    case Step::kOver:
+    case Step::kEnded:
       reason = ending.decoded.reason;
       leave(ending.ticket, infer_request(request));
       taken.outcomes.push_back({request, ending.decoded.outcome});
@@ -228,7 +237,8 @@ FailureReason failure_reason(std::string_view reason) {
   return reason == "CANCELED" ? FailureReason::kCanceled : FailureReason::kBackend;
 }
 
-void RequestsAtStub::count(const ResultBatch& batch, Duration now, const std::vector<Run>& runs) {
+void RequestsAtStub::count(const ResultBatch& batch, Duration now, const std::vector<Run>& runs,
+                           Taken& taken) {
   ModelCounters& counters = this->counters();
   const Steps steps{batch.called - batch.started, batch.ended - batch.called, now - batch.ended};
   RequestSums sums;
@@ -248,7 +258,10 @@ void RequestsAtStub::count(const ResultBatch& batch, Duration now, const std::ve
     } else {
       sums = {sums.done + 1, sums.spent + spent, sums.queued + queued};
       size += run.size;
-      if (run.reason.empty()) counters.observe({now, spent, queued, steps});
+      if (!run.reason.empty()) continue;
+      const Observation observed{now, spent, queued, steps};
+      counters.observe(observed);
+      if (run.outcome != kNoOutcome) taken.outcomes[run.outcome].observed = observed;
     }
   }
   if (sums.done != 0) ++succeeded_;
@@ -330,38 +343,43 @@ void RequestsAtStub::respond(std::string_view message, Duration now, Taken& take
     Decoded made{nb::none(), nb::none()};
     if ((record.word() & kResponseEmpty) == 0) made = decode(record, held);
     const bool last = (record.word() & kResponseOpen) == 0;
-    if (last) end_response(record.ticket(), made.reason, now, taken);
+    std::optional<Observation> observed;
+    if (last) observed = end_response(record.ticket(), made.reason, now, taken);
     if (last || !made.outcome.is_none()) {
-      taken.outcomes.push_back({request, std::move(made.outcome), last});
+      taken.outcomes.push_back({request, std::move(made.outcome), last, observed});
     }
   }
 }
 
-void RequestsAtStub::end_response(Ticket ticket, const nb::object& reason, Duration now,
-                                  Taken& taken) {
+std::optional<Observation> RequestsAtStub::end_response(Ticket ticket, const nb::object& reason,
+                                                        Duration now, Taken& taken) {
   const nb::object request = held_[ticket].request;
   const std::string why(reason.is_none() ? std::string_view() : view_of_text(reason));
   if (core_.end_response(ticket)) {
-    count_closed(held_[ticket], why, now);
+    const std::optional<Observation> observed = count_closed(held_[ticket], why, now);
     leave(ticket, infer_request(request));
     taken.closed = true;
-  } else {
-    held_[ticket].early_reason = why;
-    infer_request(request).ticket = kAnswered;
-    forget_memory(infer_request(request));
+    return observed;
   }
+  held_[ticket].early_reason = why;
+  infer_request(request).ticket = kAnswered;
+  forget_memory(infer_request(request));
+  return {};
 }
 
-void RequestsAtStub::count_closed(const Held& held, std::string_view reason, Duration now) {
-  if (held.size == 0) return;
+std::optional<Observation> RequestsAtStub::count_closed(const Held& held, std::string_view reason,
+                                                        Duration now) {
+  if (held.size == 0) return {};
   const Duration spent = now - held.arrived;
   if (!reason.empty()) {
     counters().failed(failure_reason(reason), spent);
-    return;
+    return {};
   }
   ++succeeded_;
   counters().answered(held.size, spent, held.queued, held.steps);
-  counters().observe({now, spent, held.queued, held.steps});
+  const Observation observed{now, spent, held.queued, held.steps};
+  counters().observe(observed);
+  return observed;
 }
 
 // -- memory --------------------------------------------------------------------------------------
@@ -369,7 +387,7 @@ void RequestsAtStub::count_closed(const Held& held, std::string_view reason, Dur
 void RequestsAtStub::leave(Ticket ticket, InferRequest& request) {
   request.ticket = kAnswered;
   forget_memory(request);
-  settle(ticket);
+  release_memory(ticket);
 }
 
 void RequestsAtStub::forget_memory(InferRequest& request) {
@@ -378,19 +396,13 @@ void RequestsAtStub::forget_memory(InferRequest& request) {
   request.take(InferRequest::kClient);
 }
 
-void RequestsAtStub::settle(Ticket ticket) {
+void RequestsAtStub::release_memory(Ticket ticket) {
   held_[ticket].request.reset();
-  if (core_.settle(ticket)) {
+  if (core_.release_unused(ticket)) {
     take_back(ticket);
   } else if (!on_kept_.is_none()) {
     on_kept_(kept(ticket));
   }
-}
-
-// The ticket is free: what was lent under it goes back to whom it belongs.
-void RequestsAtStub::take_back(Ticket ticket) {
-  const Held held = std::exchange(held_[ticket], {});
-  if (held.slot.is_valid()) hooks_->free(held.slot);
 }
 
 // Returns a request that is executed again, with its memory. What was handed on meanwhile stays
@@ -413,10 +425,10 @@ nb::object RequestsAtStub::release(Ticket ticket) {
   return held.request;
 }
 
-bool RequestsAtStub::settle_kept() {
-  std::vector<Ticket> settled = core_.settle_kept();
-  for (const Ticket ticket : core_.settle_answers(core_.answers())) settled.push_back(ticket);
-  for (const Ticket ticket : settled) {
+bool RequestsAtStub::release_kept() {
+  std::vector<Ticket> released = core_.release_kept();
+  for (const Ticket ticket : core_.release_answers(core_.answers())) released.push_back(ticket);
+  for (const Ticket ticket : released) {
     const nb::object ranges = kept(ticket);
     take_back(ticket);
     if (!on_ended_.is_none()) on_ended_(ranges);
@@ -425,7 +437,7 @@ bool RequestsAtStub::settle_kept() {
 }
 
 nb::object RequestsAtStub::lend(nb::object ranges) {
-  for (const Ticket ticket : core_.settle_answers(kLooks)) {
+  for (const Ticket ticket : core_.release_answers(kLooks)) {
     const nb::object before = kept(ticket);
     take_back(ticket);
     if (!on_ended_.is_none()) on_ended_(before);
@@ -522,7 +534,7 @@ nb::tuple RequestsAtStub::close(std::uint64_t started_last) {
     }
     const nb::object request = held_[ticket].request;
     take_back(ticket);
-    if (left != Left::kOver) {
+    if (left != Left::kEnded) {
       forget_memory(infer_request(request));
       started.append(request);
     }
@@ -539,8 +551,11 @@ nb::tuple RequestsAtStub::close(std::uint64_t started_last) {
 
 void bind_in_flight(nb::module_& module) {
   using at_stub::RequestsAtStub;
-  nb::class_<RequestsAtStub> type(module, "InFlightRequests");
-  type.def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::object,
+  nb::class_<at_stub::SendTurn>(module, "SendTurn")
+      .def(nb::init<nb::object, int, std::size_t>())
+      .def("end", &at_stub::SendTurn::end);
+  nb::class_<RequestsAtStub>(module, "InFlightRequests")
+      .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::object,
                     nb::handle, int>())
       .def_prop_ro("free_tickets", &RequestsAtStub::free_tickets)
       .def_prop_ro("open_requests", &RequestsAtStub::open_requests)
@@ -570,15 +585,11 @@ void bind_in_flight(nb::module_& module) {
            [](RequestsAtStub& self, const nb::bytes& message) {
              self.take_gathered({message.c_str(), message.size()});
            })
-      .def("settle_kept", &RequestsAtStub::settle_kept)
+      .def("release_kept", &RequestsAtStub::release_kept)
       .def("lend", &RequestsAtStub::lend)
       .def_prop_ro("lent_answers", &RequestsAtStub::lent_answers)
       .def_prop_ro("kept_requests", &RequestsAtStub::kept_requests)
-      .def("find",
-           [](RequestsAtStub& self, nb::handle ref) {
-             return self.find({nb::cast<std::uint64_t>(ref[0]), nb::cast<std::uint64_t>(ref[1]),
-                               nb::cast<std::uint64_t>(ref[2]), nb::cast<std::uint32_t>(ref[3])});
-           })
+      .def("find", [](RequestsAtStub& self, nb::handle ref) { return self.find(ref_at(ref)); })
       .def("all_kept", &RequestsAtStub::all_kept)
       .def("left", &RequestsAtStub::left)
       .def("close", &RequestsAtStub::close);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "buffer_view.h"
+#include "clock.h"
+#include "heap_type.h"
 #include "ipc/datagrams.h"
 #include "ipc/in_flight.h"
 #include "ipc/infer_request_binding.h"
@@ -9,15 +11,50 @@
 #include "ipc/messages.h"
 #include "ipc/model_counters.h"
 #include "ipc/records_binding.h"
-#include "ipc/send_turn_binding.h"
 #include "memory/lease_book.h"
 #include "python_object.h"
 #include "schedule/request_dispatch_binding.h"
-#include "stub/heap_type.h"
 
 namespace gpubridge::at_stub {
 
+// Decides when messages leave for the stubs of a server.
+//
+// To wake a stub for a message, and then the server for its result, takes several times what a
+// small request takes. So messages wait at the end of a turn of the event loop, where requests are
+// added to them, as long as the loop has other events to see to.
+class SendTurn {
+ public:
+  // `events` is readable while the event loop has events; -1 where it does not tell. `call_soon`
+  // has something called at the end of its turn. There are so many processors.
+  SendTurn(nb::object call_soon, int events, std::size_t processors)
+      : call_soon_(std::move(call_soon)), events_(events), processors_(processors) {}
+
+  // True if nothing is going to leave soon, nor likely to be added.
+  [[nodiscard]] bool is_quiet() const { return due_.empty() && !has_events(); }
+  // Flushes what is at a stub when it is time.
+  void add(nb::object stub);
+  // A turn ends.
+  void end();
+
+  // A stub has got work, or has no more.
+  void working(bool begins) { working_ += begins ? 1 : -1; }
+  // True if a stub that is woken has to share a processor with this process, or a stub at work.
+  [[nodiscard]] bool processors_busy() const { return working_ + 1 >= processors_; }
+
+ private:
+  [[nodiscard]] bool has_events() const;
+  void call_at_end() { call_soon_(nb::find(this).attr("end")); }
+
+  nb::object call_soon_;
+  int events_;
+  std::size_t processors_;
+  std::size_t working_ = 0;
+  std::vector<nb::object> due_;
+  std::int64_t since_ = 0;  // when the first of them came
+};
+
 constexpr long long kAnswered = -1;
+constexpr std::size_t kNoOutcome = static_cast<std::size_t>(-1);
 
 // True if any of some memory ranges has bytes.
 bool has_bytes(nb::handle ranges);
@@ -81,7 +118,7 @@ struct Hooks {
   nb::object given;
   nb::object free = given.attr("free");
   nb::object share = given.attr("share");
-  RegionNames names{given.attr("announcements")};
+  RegionNames names{given.attr("announcer")};
   nb::object context = given.attr("context");
   nb::object decode = given.attr("decode");
   nb::object abandoned = given.attr("abandoned");
@@ -128,7 +165,7 @@ class RequestsAtStub {
   // Number of further requests that the stub can take; if few are left, it first releases those
   // whose memory the stub no longer uses.
   [[nodiscard]] std::size_t free_tickets() {
-    if (core_.free_tickets() < kFewTickets) settle_kept();
+    if (core_.free_tickets() < kFewTickets) release_kept();
     return core_.free_tickets();
   }
   [[nodiscard]] std::size_t open_requests() const { return core_.open_requests(); }
@@ -149,10 +186,10 @@ class RequestsAtStub {
     on_ended_ = std::move(on_ended);
   }
   // Tells `waits` of each batch that comes alone, of the first that does not, and when all are
-  // answered; None for nobody.
+  // answered; None to tell nothing.
   void poll_with(nb::object waits) {
     waits_ = std::move(waits);
-    alone_ = crowded_ = false;
+    alone_ = together_ = false;
   }
   // True if messages wait for the channel, so that others have to wait behind them.
   void block(bool blocked) { blocked_ = blocked; }
@@ -166,7 +203,7 @@ class RequestsAtStub {
   std::vector<Unsent> submit(nb::handle requests);
   void flush();
   // True if another stub would have to share a processor if it were woken.
-  [[nodiscard]] bool crowded() const { return hooks_ && turn().crowded(); }
+  [[nodiscard]] bool processors_busy() const { return hooks_ && turn().processors_busy(); }
 
   // Withdraws the requests whose batches the stub has not begun; returns them in order.
   nb::list withdraw();
@@ -187,7 +224,7 @@ class RequestsAtStub {
   // Takes what a dead stub had gathered, unless it has come by the channel, too.
   void take_gathered(std::string_view message);
 
-  bool settle_kept();
+  bool release_kept();
   nb::object lend(nb::object ranges);
   // Finds memory that is lent to the stub, to hand it on. Throws MalformedRecord where it is not.
   nb::object find(const TensorRef& ref);
@@ -207,11 +244,12 @@ class RequestsAtStub {
     Decoded decoded;
   };
 
-  // A request, and what it is told.
+  // A request, and its outcome, null after it had one; its durations if it has succeeded.
   struct Outcome {
     nb::object request;
     nb::object outcome;
     bool last = true;
+    std::optional<Observation> observed = std::nullopt;
   };
   // Results of a message.
   struct Taken {
@@ -226,6 +264,7 @@ class RequestsAtStub {
     std::uint64_t size = 0;
     Duration arrived = 0;
     std::string reason;
+    std::size_t outcome = kNoOutcome;  // its place in the results of the message
   };
 
   [[nodiscard]] ModelCounters& counters() const {
@@ -251,20 +290,33 @@ class RequestsAtStub {
   nb::object end(const Ending& ending, Taken& taken);
   void respond(std::string_view message, Duration now, Taken& taken);
   void tell(const Taken& taken, Duration now, const nb::object& error);
-  void count(const ResultBatch& batch, Duration now, const std::vector<Run>& runs);
+  void count(const ResultBatch& batch, Duration now, const std::vector<Run>& runs, Taken& taken);
+  static void note_answer(const Outcome& outcome, ModelCounters& counters) {
+    const Observation& observed = *outcome.observed;
+    const auto now = static_cast<Duration>(monotonic_ns());
+    const Duration answer = outcome.outcome.is_valid() ? now - observed.now : 0;
+    if (counters.passed_on(observed, answer)) {
+      counters.slow.add({observed, answer, infer_request(outcome.request).shown_identifier()});
+    }
+  }
   Decoded decode(const RecordView& record, const Held& held);
   [[nodiscard]] nb::object buffers(const RecordView& record) const;
   // The response of a record that says nothing out of the ordinary; none for other records.
   nb::object plain_response(const RecordView& record, const Held& held);
   // The response of outputs that all stayed in the slot of their request.
   nb::object response_in_slot(const RecordView& record, nb::handle signature, nb::handle shapes);
-  void end_response(Ticket ticket, const nb::object& reason, Duration now, Taken& taken);
-  void count_closed(const Held& held, std::string_view reason, Duration now);
+  std::optional<Observation> end_response(Ticket ticket, const nb::object& reason, Duration now,
+                                          Taken& taken);
+  std::optional<Observation> count_closed(const Held& held, std::string_view reason, Duration now);
 
   void leave(Ticket ticket, InferRequest& request);
   static void forget_memory(InferRequest& request);
-  void settle(Ticket ticket);
-  void take_back(Ticket ticket);
+  void release_memory(Ticket ticket);
+  // The ticket is free: what was lent under it goes back to whom it belongs.
+  void take_back(Ticket ticket) {
+    const Held held = std::exchange(held_[ticket], {});
+    if (held.slot.is_valid()) hooks_->free(held.slot);
+  }
   nb::object release(Ticket ticket);
 
   std::optional<ControlBuffers> buffers_;
@@ -281,10 +333,10 @@ class RequestsAtStub {
   std::vector<char> received_ = std::vector<char>(kDatagramLimit);
   nb::object waits_ = nb::none();
   bool alone_ = false;
-  bool crowded_ = false;  // whether `waits_` knows that batches do not come alone
+  bool together_ = false;  // whether `waits_` knows that batches do not come alone
   bool blocked_ = false;
   bool flush_due_ = false;
-  bool working_ = false;  // as the turn was told
+  bool working_ = false;  // as last reported to the turn
 };
 
 }  // namespace gpubridge::at_stub

@@ -1,13 +1,17 @@
 // Sends requests to a stub: checks, lends memory, and writes records.
 
+#include <poll.h>
+
+#include "clock.h"
 #include "ipc/in_flight_binding.h"
-#include "std.h"
 
 namespace gpubridge::at_stub {
 namespace {
 
 constexpr std::size_t kFrameBytes = 64UL * 1024;
 constexpr std::size_t kFrameBatches = 6;
+// No message waits for longer: about what the loop takes for as many requests as one carries.
+constexpr std::int64_t kPatience = 100'000;
 
 // Calls `take` for a request, which is unsent if that throws; returns whether it has not.
 template <typename Take>
@@ -51,9 +55,9 @@ std::vector<RequestsAtStub::Unsent> RequestsAtStub::submit(nb::handle requests) 
   // Where one request follows the other, the next one does not come before the answer.
   const bool alone = core_.idle() && hooks_ && (alone_ || turn().is_quiet());
   // A crowd that goes on is nothing new.
-  if (!waits_.is_none() && (alone || !crowded_)) {
+  if (!waits_.is_none() && (alone || !together_)) {
     alone_ = nb::cast<bool>(waits_.attr("sent")(alone));
-    crowded_ = !alone;
+    together_ = !alone;
   }
   std::vector<Unsent> unsent;
   const bool full = enter(requests, unsent);
@@ -184,7 +188,7 @@ void RequestsAtStub::write(InferRequest& request, std::string& records) {
   const nb::handle context = request.get(InferRequest::kContext);
   const bool in_ranges = source.has(InferRequest::kRanges);
   nb::object encoded;
-  // Of what is on a device or the client's own, the stub has to be told more.
+  // Of what is on a device or the client's own, the stub needs more fields.
   if (in_ranges && (request.has(InferRequest::kClient) || !on_kept_.is_none())) {
     encoded = hooks_->context(request.object());
   } else if (!context.is(hooks_->no_context)) {
@@ -220,6 +224,35 @@ void RequestsAtStub::write_slot(const InferRequest& source, RecordParts& parts,
     const auto offset = nb::cast<std::int64_t>(place[0]);
     at = write_ref(at, {region, base + static_cast<std::uint64_t>(offset),
                         nb::cast<std::uint64_t>(place[1]), lease});
+  }
+}
+
+// -- turns of the event loop ----------------------------------------------------------------------
+
+bool SendTurn::has_events() const {
+  pollfd looked{events_, POLLIN, 0};
+  return events_ >= 0 && poll(&looked, 1, 0) > 0;
+}
+
+void SendTurn::add(nb::object stub) {
+  due_.push_back(std::move(stub));
+  if (due_.size() > 1) return;
+  since_ = monotonic_ns();
+  call_at_end();
+}
+
+void SendTurn::end() {
+  if (monotonic_ns() - since_ < kPatience && has_events()) {
+    call_at_end();
+    return;
+  }
+  for (const nb::object& stub : std::exchange(due_, {})) {
+    try {
+      nb::cast<RequestsAtStub&>(stub).flush();
+    } catch (nb::python_error& error) {
+      // The others are sent all the same.
+      error.discard_as_unraisable("sending requests to a stub");
+    }
   }
 }
 

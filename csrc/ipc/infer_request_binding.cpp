@@ -1,20 +1,16 @@
 #include "ipc/infer_request_binding.h"
 
-#include "stub/heap_type.h"
+#include "heap_type.h"
 
 namespace gpubridge {
 namespace {
 
-using stub::as;
-using stub::guarded;
-using stub::slot;
-
 // Default field values of requests; live as long as the process.
 struct Defaults {
   nb::module_ module = nb::module_::import_("gpubridge.request");
-  PyObject* context = stub::kept_attribute(module, "NO_CONTEXT");
-  PyObject* options = stub::kept_attribute(module, "NO_OPTIONS");
-  PyObject* no_response = stub::kept_attribute(module, "NO_RESPONSE");
+  PyObject* context = kept_attribute(module, "NO_CONTEXT");
+  PyObject* options = kept_attribute(module, "NO_OPTIONS");
+  PyObject* no_response = kept_attribute(module, "NO_RESPONSE");
   PyObject* text = PyUnicode_InternFromString("");
   PyObject* bytes = PyBytes_FromStringAndSize("", 0);
 };
@@ -65,7 +61,7 @@ int initialize_request(PyObject* self, PyObject* args, PyObject* keywords) {
 void deallocate_request(PyObject* self) {
   PyObject_GC_UnTrack(self);
   if (as<InferRequest>(self)->weak_references != nullptr) PyObject_ClearWeakRefs(self);
-  stub::deallocate<InferRequest>(self);
+  deallocate<InferRequest>(self);
 }
 
 // Runs a method without a result.
@@ -104,7 +100,7 @@ PyMethodDef request_methods[] = {
     {"respond", respond, METH_O, "Give a response that is not the last to who waits for it."},
     {"passed_on", passed_on, METH_O, "Say that so many of the responses have left."},
     {"finish", finish, METH_O, "Give the outcome to who waits for it; at most once."},
-    {"cancel", cancel, METH_NOARGS, "Say that nobody waits for the outcome any more."},
+    {"cancel", cancel, METH_NOARGS, "Cancel the request: its outcome is dropped."},
     {nullptr, nullptr, 0, nullptr}};
 
 int initialize_response(PyObject* self, PyObject* args, PyObject* keywords) {
@@ -125,11 +121,11 @@ int initialize_response(PyObject* self, PyObject* args, PyObject* keywords) {
 }
 
 PyTypeObject* request_type() {
-  static PyTypeObject* const type = stub::fields_type<InferRequest, deallocate_request>(
+  static PyTypeObject* const type = fields_type<InferRequest, deallocate_request>(
       "gpubridge._native.InferRequest",
       {{Py_tp_init, slot(initialize_request)},
        {Py_tp_methods, request_methods},
-       {Py_tp_members, stub::field_members<InferRequest>(
+       {Py_tp_members, field_members<InferRequest>(
                            {"signature", "slot", "places", "on_done", "identifier", "context",
                             "options", "dims", "on_partial", "first", "item", "pattern", "client",
                             "ranges", "cancelled", "trace", "instance"},
@@ -147,11 +143,11 @@ PyTypeObject* request_type() {
 }
 
 PyTypeObject* response_type() {
-  static PyTypeObject* const type = stub::fields_type<InferResponse>(
+  static PyTypeObject* const type = fields_type<InferResponse>(
       "gpubridge._native.InferResponseFields",
       {{Py_tp_init, slot(initialize_response)},
        {Py_tp_members,
-        stub::field_members<InferResponse>(
+        field_members<InferResponse>(
             {"signature", "shapes", "buffers", "parameters", "memory", "refs", "event"}, true)}});
   return type;
 }
@@ -197,15 +193,27 @@ void InferRequest::cancel() {
   if (has(kCancelled)) nb::borrow(get(kCancelled))(object());
 }
 
+std::string InferRequest::shown_identifier() const {
+  constexpr Py_ssize_t kMost = 128;
+  const nb::handle identifier = get(kIdentifier);
+  if (!PyUnicode_Check(identifier.ptr())) return {};
+  const nb::object begin = nb::steal(PyUnicode_Substring(identifier.ptr(), 0, kMost));
+  if (!begin.is_valid()) throw nb::python_error();
+  const auto text =
+      nb::steal<nb::bytes>(PyUnicode_AsEncodedString(begin.ptr(), "utf-8", "replace"));
+  if (!text.is_valid()) throw nb::python_error();
+  return std::string(view_of(text));
+}
+
 nb::object make_infer_request(const RequestParts& parts) {
-  nb::object made = stub::allocate<InferRequest>(request_type());
+  nb::object made = allocate<InferRequest>(request_type());
   fill(*as<InferRequest>(made.ptr()), parts);
   return made;
 }
 
 nb::object make_infer_response(nb::handle kind, nb::handle signature, nb::handle shapes,
                                nb::handle buffers) {
-  nb::object made = stub::allocate<InferResponse>(reinterpret_cast<PyTypeObject*>(kind.ptr()));
+  nb::object made = allocate<InferResponse>(reinterpret_cast<PyTypeObject*>(kind.ptr()));
   auto& response = *as<InferResponse>(made.ptr());
   response.set(InferResponse::kSignature, signature);
   response.set(InferResponse::kShapes, shapes);

@@ -73,6 +73,8 @@ struct InferRequest : FieldAccess<InferRequest> {
   void passed_on(long long responses);
   void finish(nb::object outcome);
   void cancel();
+  // At most 128 characters of the identifier.
+  [[nodiscard]] std::string shown_identifier() const;
 };
 
 struct InferResponse : FieldAccess<InferResponse> {

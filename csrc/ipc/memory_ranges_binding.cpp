@@ -1,7 +1,7 @@
 #include "ipc/memory_ranges_binding.h"
 
+#include "heap_type.h"
 #include "python_object.h"
-#include "stub/heap_type.h"
 
 namespace gpubridge {
 namespace {
@@ -9,9 +9,9 @@ namespace {
 // Lives as long as the process.
 struct PythonParts {
   nb::module_ requests = nb::module_::import_("gpubridge.request");
-  PyObject* range = stub::kept_attribute(requests, "MemoryRange");
-  PyObject* empty = stub::kept_attribute(requests, "NO_BYTES");
-  PyObject* segment = stub::kept_attribute(nb::module_::import_("gpubridge.host_shm"), "Segment");
+  PyObject* range = kept_attribute(requests, "MemoryRange");
+  PyObject* empty = kept_attribute(requests, "NO_BYTES");
+  PyObject* segment = kept_attribute(nb::module_::import_("gpubridge.host_shm"), "Segment");
 };
 
 const PythonParts& python() {
@@ -42,7 +42,8 @@ nb::object stub_range(nb::handle memory, const TensorRef& ref, nb::handle keep) 
     return make_range(attribute<"segment">(memory)(ref.region), ref.offset, ref.nbytes, keep);
   }
   // Of a tensor without elements the reference only says on which device it is, if on one.
-  if ((ref.region & kArenaRegion) == 0 || !nb::cast<bool>(attribute<"knows">(memory)(ref.region))) {
+  if ((ref.region & kArenaRegion) == 0 ||
+      !nb::cast<bool>(attribute<"is_known">(memory)(ref.region))) {
     return empty_range();
   }
   return make_range(attribute<"segment">(memory)(ref.region), 0, 0, nb::none());
@@ -52,8 +53,7 @@ bool for_others(nb::handle ranges, nb::handle model) {
   for (nb::handle range : ranges) {
     const nb::handle segment = RangeView(range).segment;
     if (!is_host_segment(segment)) continue;
-    const nb::object home = attribute<"home">(segment);
-    if (!home.is(model) && !home.equal(model)) return true;
+    if (!attribute<"home">(segment).equal(model)) return true;
   }
   return false;
 }
@@ -68,8 +68,7 @@ std::uint64_t RegionNames::of(nb::handle segment, bool read_only) const {
     if (known != 0) return number;
   }
   using namespace nb::literals;
-  return nb::cast<std::uint64_t>(
-      attribute<"name">(announcements_)(segment, "read_only"_a = read_only));
+  return nb::cast<std::uint64_t>(attribute<"name">(announcer_)(segment, "read_only"_a = read_only));
 }
 
 char* RegionNames::write(char* at, nb::handle ranges, std::uint32_t lease, bool read_only) const {

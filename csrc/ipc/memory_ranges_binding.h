@@ -31,12 +31,12 @@ nb::object stub_range(nb::handle memory, const TensorRef& ref, nb::handle keep);
 // True if some of the ranges lie in host memory that is meant for another model.
 bool for_others(nb::handle ranges, nb::handle model);
 
-// The ids by which references to a stub name regions; it is told of each before.
+// The ids by which references to a stub name regions; each is announced to it before.
 class RegionNames {
  public:
-  // Of an Announcements (gpubridge/engine/announcements.py).
-  explicit RegionNames(nb::object announcements)
-      : announcements_(std::move(announcements)), known_(announcements_.attr("known")) {}
+  // Of a RegionAnnouncer (gpubridge/engine/memory/region_announcer.py).
+  explicit RegionNames(nb::object announcer)
+      : announcer_(std::move(announcer)), known_(announcer_.attr("known")) {}
 
   [[nodiscard]] std::uint64_t of(nb::handle segment, bool read_only) const;
   // Writes references to ranges, under a lease that nothing has where there are no bytes; returns
@@ -44,7 +44,7 @@ class RegionNames {
   char* write(char* at, nb::handle ranges, std::uint32_t lease, bool read_only) const;
 
  private:
-  nb::object announcements_;
+  nb::object announcer_;
   nb::object known_;  // a set
 };
 

@@ -20,10 +20,7 @@ std::uint32_t count_at(std::string_view bytes, std::size_t at) {
 }
 
 std::string_view take(std::string_view message, std::size_t& at, std::size_t count) {
-  if (count > message.size() - at) throw MalformedRecord("it ends in the middle of a batch");
-  const std::string_view piece = message.substr(at, count);
-  at += count;
-  return piece;
+  return take_bytes<MalformedRecord>(message, at, count, "it ends in the middle of a batch");
 }
 
 std::vector<RecordView> read_records(std::string_view message, std::size_t& at, std::size_t count,

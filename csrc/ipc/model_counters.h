@@ -40,15 +40,66 @@ struct Observation {
   Steps steps;
 };
 
+// Upper bounds of the histogram of durations: ten a decade, from 10 us to 100 s.
+inline constexpr std::size_t kDurationBounds = 71;
+inline constexpr std::array<Duration, kDurationBounds> kDurations = [] {
+  constexpr std::array<Duration, 10> kSteps{100, 125, 160, 200, 250, 320, 400, 500, 640, 800};
+  std::array<Duration, kDurationBounds> bounds{};
+  Duration scale = 100;
+  for (std::size_t index = 0; index < kDurationBounds; ++index) {
+    bounds[index] = kSteps[index % kSteps.size()] * scale;
+    if (index % kSteps.size() == kSteps.size() - 1) scale *= 10;
+  }
+  return bounds;
+}();
+
+// A request that took long.
+struct SlowRequest {
+  Observation observed;
+  Duration answer = 0;     // from the end of its execution until its response was passed on
+  std::string identifier;  // the begin of it
+
+  [[nodiscard]] Duration total() const { return observed.spent + answer; }
+};
+
+// The slowest requests of the last minutes: of a period that goes on, and of the one before.
+class SlowRequests {
+ public:
+  static constexpr std::size_t kMost = 20;
+
+  // True if a request that ends now is to be added.
+  [[nodiscard]] bool wants(Duration now, Duration total) {
+    if (now - begun_ > kPeriod) begin_period(now);
+    return current_.size() < kMost || total > current_.front().total();
+  }
+  void add(SlowRequest request);
+  // At most twice as many as a period keeps, in any order.
+  [[nodiscard]] std::vector<SlowRequest> latest(Duration now);
+
+ private:
+  static constexpr Duration kPeriod = 300'000'000'000;
+
+  void begin_period(Duration now);
+
+  Duration begun_ = 0;
+  std::vector<SlowRequest> current_;  // a heap: the fastest is in front
+  std::vector<SlowRequest> previous_;
+};
+
 struct ModelCounters {
   std::uint64_t inferences = 0;  // requests, each with its batch size
   std::uint64_t executions = 0;
   Duration last_ended = 0;  // of the last execution; 0 before the first
   RequestSums succeeded;
   Duration failed_spent = 0;
-  Steps steps;  // of each request that succeeded
+  RequestSums hits;    // answers of the response cache, which are requests that succeeded, too
+  RequestSums misses;  // what was looked up in it in vain
+  Steps steps;         // of each request that succeeded
   std::array<std::uint64_t, kFailureReasons> failures{};
   std::map<std::uint64_t, BatchCounters> batches;  // by batch size
+  Duration answer = 0;                             // of each request that was answered in time
+  std::array<std::uint64_t, kDurationBounds + 1> durations{};  // requests; the last have no bound
+  SlowRequests slow;
   std::uint64_t copied_bytes = 0;
   std::uint64_t copies = 0;
   bool observes = false;  // whether the latest observations are kept
@@ -61,7 +112,22 @@ struct ModelCounters {
                 const Steps& each, std::uint64_t going_on);
   // Counts a request of a batch size that ended well some time after its execution.
   void answered(std::uint64_t size, Duration spent, Duration queued, const Steps& each);
-  void failed(FailureReason reason, Duration spent);
+  void failed(FailureReason reason, Duration spent) {
+    ++failures[static_cast<std::size_t>(reason)];
+    failed_spent += spent;
+  }
+  // Counts the durations of a request that succeeded, after its response was passed on; true if it
+  // is to be added to the slow ones.
+  bool passed_on(const Observation& observed, Duration passing_on) {
+    answer += passing_on;
+    const Duration total = observed.spent + passing_on;
+    const auto bound = std::lower_bound(kDurations.begin(), kDurations.end(), total);
+    ++durations[static_cast<std::size_t>(bound - kDurations.begin())];
+    return slow.wants(observed.now, total);
+  }
+  // Counts a request that the response cache answered, or one that it did not, and the time spent.
+  void cache_hit(Duration spent);
+  void cache_missed(Duration spent);
   // Counts a copy of tensor data.
   void copied(std::uint64_t nbytes);
   void observe(const Observation& observation);

@@ -56,6 +56,39 @@ nb::list take_observations(ModelCounters& counters) {
   return taken;
 }
 
+nb::list duration_bounds() {
+  nb::list bounds;
+  for (const Duration bound : kDurations) bounds.append(bound);
+  return bounds;
+}
+
+nb::list duration_counts(const ModelCounters& counters) {
+  nb::list counts;
+  for (std::size_t index = 0; index < counters.durations.size(); ++index) {
+    if (counters.durations[index] != 0) {
+      counts.append(nb::make_tuple(index, counters.durations[index]));
+    }
+  }
+  return counts;
+}
+
+nb::list slow_requests(ModelCounters& counters, std::uint64_t now) {
+  nb::list found;
+  for (const SlowRequest& each : counters.slow.latest(now)) {
+    const Observation& seen = each.observed;
+    found.append(nb::make_tuple(each.identifier, seen.now, seen.spent, seen.queued,
+                                seen.steps.input, seen.steps.infer, seen.steps.output,
+                                each.answer));
+  }
+  return found;
+}
+
+void passed_on(ModelCounters& counters, const std::string& identifier, std::uint64_t now,
+               std::uint64_t spent, std::uint64_t infer, std::uint64_t answer) {
+  const Observation observed{now, spent, 0, {0, infer, 0}};
+  if (counters.passed_on(observed, answer)) counters.slow.add({observed, answer, identifier});
+}
+
 }  // namespace
 
 void bind_model_counters(nb::module_& module) {
@@ -71,6 +104,17 @@ void bind_model_counters(nb::module_& module) {
       .def_prop_ro("input_ns", [](const ModelCounters& c) { return c.steps.input; })
       .def_prop_ro("infer_ns", [](const ModelCounters& c) { return c.steps.infer; })
       .def_prop_ro("output_ns", [](const ModelCounters& c) { return c.steps.output; })
+      .def_ro("answer_ns", &ModelCounters::answer)
+      .def_prop_ro_static("duration_bounds", [](nb::handle) { return duration_bounds(); })
+      .def_prop_ro("duration_counts", &duration_counts)
+      .def("slow_requests", &slow_requests)
+      .def("passed_on", &passed_on)
+      .def_prop_ro("cache_hits", [](const ModelCounters& c) { return c.hits.done; })
+      .def_prop_ro("cache_hit_ns", [](const ModelCounters& c) { return c.hits.spent; })
+      .def_prop_ro("cache_misses", [](const ModelCounters& c) { return c.misses.done; })
+      .def_prop_ro("cache_miss_ns", [](const ModelCounters& c) { return c.misses.spent; })
+      .def("cache_hit", &ModelCounters::cache_hit)
+      .def("cache_missed", &ModelCounters::cache_missed)
       .def_ro("copied_bytes", &ModelCounters::copied_bytes)
       .def_ro("copies", &ModelCounters::copies)
       .def_rw("observes", &ModelCounters::observes)

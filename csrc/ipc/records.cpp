@@ -13,12 +13,7 @@ constexpr std::size_t kMaxTensors = 4096;
 constexpr auto kMostBytes = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
 
 std::string_view take(std::string_view message, std::size_t& at, std::size_t count) {
-  if (at > message.size() || count > message.size() - at) {
-    throw MalformedRecord("it ends in the middle of a record");
-  }
-  const std::string_view piece = message.substr(at, count);
-  at += count;
-  return piece;
+  return take_bytes<MalformedRecord>(message, at, count, "it ends in the middle of a record");
 }
 
 // Checks that a tensor can have a shape: without elements it has no bytes, whatever its other dims

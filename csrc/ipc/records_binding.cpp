@@ -91,11 +91,7 @@ nb::object encode_record(std::uint32_t ticket, const nb::bytes& signature, const
       checked(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(parts.size())));
   char* at = parts.write(PyBytes_AsString(record.ptr()));
   for (std::size_t tensor = 0; tensor < tensors; ++tensor) {
-    const auto field = [&](std::size_t number) {
-      return nb::object(refs[kFieldsOfRef * tensor + number]);
-    };
-    at = write_ref(at, {nb::cast<std::uint64_t>(field(0)), nb::cast<std::uint64_t>(field(1)),
-                        nb::cast<std::uint64_t>(field(2)), nb::cast<std::uint32_t>(field(3))});
+    at = write_ref(at, ref_at(refs, kFieldsOfRef * tensor));
   }
   return record;
 }

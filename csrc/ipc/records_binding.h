@@ -17,6 +17,13 @@ struct TensorRefItem : TensorRef {
 
 using TensorRefs = LazySequence<TensorRefItem>;
 
+// The reference whose fields begin at an index of a sequence.
+inline TensorRef ref_at(nb::handle fields, std::size_t index = 0) {
+  const auto field = [&](std::size_t number) { return nb::object(fields[index + number]); };
+  return {nb::cast<std::uint64_t>(field(0)), nb::cast<std::uint64_t>(field(1)),
+          nb::cast<std::uint64_t>(field(2)), nb::cast<std::uint32_t>(field(3))};
+}
+
 // Values that records of one signature share, and the shapes that came with it last.
 struct RecordForm {
   nb::object signature;

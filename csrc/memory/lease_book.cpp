@@ -3,8 +3,8 @@
 #include <sstream>
 
 #include "buffer_view.h"
+#include "heap_type.h"
 #include "ipc/records_binding.h"
-#include "stub/heap_type.h"
 
 namespace gpubridge {
 
@@ -72,7 +72,7 @@ struct LentBytes {
 };
 
 int export_bytes(PyObject* self, Py_buffer* view, int flags) {
-  const auto& [span, read_only] = stub::unboxed<LentBytes>(self);
+  const auto& [span, read_only] = unboxed<LentBytes>(self);
   return PyBuffer_FillInfo(view, self, span.data, static_cast<Py_ssize_t>(span.size),
                            read_only ? 1 : 0, flags);
 }
@@ -80,9 +80,9 @@ int export_bytes(PyObject* self, Py_buffer* view, int flags) {
 // The exporter of the bytes of a span.
 nb::object exporter(const LentSpan& span, bool read_only) {
   if (span.keep == nullptr) return nb::bytes("");
-  static PyTypeObject* const type = stub::boxed_type<LentBytes>(
-      "gpubridge._native.LentBytes", {{Py_bf_getbuffer, stub::slot(export_bytes)}});
-  return stub::box(type, LentBytes{span, read_only || span.read_only});
+  static PyTypeObject* const type =
+      boxed_type<LentBytes>("gpubridge._native.LentBytes", {{Py_bf_getbuffer, slot(export_bytes)}});
+  return box(type, LentBytes{span, read_only || span.read_only});
 }
 
 // The place of a tensor without bytes.
@@ -171,7 +171,7 @@ std::vector<LentSpan> LeaseBook::spans(std::span<const TensorRef> places) {
 }
 
 nb::object LentSpan::object() const {
-  return stub::checked(PyMemoryView_FromObject(exporter(*this, false).ptr()));
+  return checked(PyMemoryView_FromObject(exporter(*this, false).ptr()));
 }
 
 std::vector<nb::object> LeaseBook::lend(std::span<const TensorRef> places, bool read_only) {
@@ -195,8 +195,8 @@ nb::object LeaseBook::tensors(nb::handle refs, nb::handle specs, nb::handle shap
   nb::list tensors;
   for (std::size_t index = 0; index < exporters.size(); ++index) {
     const auto at = static_cast<Py_ssize_t>(index);
-    const auto spec = nb::cast<nb::tuple>(stub::checked(PySequence_GetItem(specs.ptr(), at)));
-    const nb::object shape = stub::checked(PySequence_GetItem(shapes.ptr(), at));
+    const auto spec = nb::cast<nb::tuple>(checked(PySequence_GetItem(specs.ptr(), at)));
+    const nb::object shape = checked(PySequence_GetItem(shapes.ptr(), at));
     tensors.append(stub::received_tensor(type, spec[0], spec[1], shape, std::move(exporters[index]),
                                          placed ? &places[index] : nullptr));
   }

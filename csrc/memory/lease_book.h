@@ -39,7 +39,7 @@ class LeaseBook {
   [[nodiscard]] std::size_t held() const;
   [[nodiscard]] std::size_t held_bytes() const;
 
-  // Says whether a place is in a region that is known, under a lease that there is.
+  // True if a place is in a known region, under a lease that exists.
   [[nodiscard]] bool exists(const TensorRef& place) const;
 
   // Where the bytes of a place are in this process; null where it does not exist.

@@ -1,10 +1,9 @@
-#include "memory/place.h"
+#include "buffer_view.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
 
-#include "buffer_view.h"
 #include "python_object.h"
 
 namespace gpubridge {
@@ -37,7 +36,7 @@ void copy_large(char* to, const char* from, std::size_t size) {
       _mm_stream_si128(target + 2, c);
       _mm_stream_si128(target + 3, d);
     }
-    // Whoever is told of these bytes must see them.
+    // The stores precede the message that names these bytes.
     _mm_sfence();
     std::memcpy(to + at, from + at, size - at);
     return;
@@ -69,7 +68,7 @@ nb::list place(nb::handle memory, nb::handle buffers, std::uint64_t region, std:
   for (nb::handle buffer : buffers) {
     const BufferView source(buffer, PyBUF_SIMPLE);
     if (at > target.size() || source.size() > target.size() - at) {
-      throw nb::value_error("expected room for all buffers");
+      throw nb::value_error("expected space for all buffers");
     }
     copy_bytes(static_cast<char*>(target.data()) + at, source.data(), source.size());
     fields.append(region);

@@ -16,10 +16,6 @@ SentBuffers::SentBuffers(nb::handle sequence) : spans_(LentBuffers::of(sequence)
   for (const std::size_t size : sizes_) total_ += size;
 }
 
-nb::object SentBuffers::object(std::size_t index) const {
-  return spans_ == nullptr ? objects_[index] : (*spans_)[index].object();
-}
-
 void SentBuffers::append_to(std::string& text, std::size_t index) const {
   if (spans_ != nullptr) {
     const LentSpan& span = (*spans_)[index];
@@ -45,11 +41,6 @@ std::vector<nb::object> MessagePieces::finish(std::string_view ending) {
   pending_.append(ending);
   flush();
   return std::move(pieces_);
-}
-
-void MessagePieces::flush() {
-  if (!pending_.empty()) pieces_.push_back(bytes_object(pending_));
-  pending_.clear();
 }
 
 }  // namespace gpubridge

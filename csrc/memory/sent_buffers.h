@@ -15,7 +15,9 @@ class SentBuffers {
   [[nodiscard]] std::size_t count() const { return sizes_.size(); }
   [[nodiscard]] std::size_t size(std::size_t index) const { return sizes_[index]; }
   [[nodiscard]] std::size_t total() const { return total_; }
-  [[nodiscard]] nb::object object(std::size_t index) const;
+  [[nodiscard]] nb::object object(std::size_t index) const {
+    return spans_ == nullptr ? objects_[index] : (*spans_)[index].object();
+  }
   // Appends the bytes of a buffer; throws ValueError where they are not as many as they were.
   void append_to(std::string& text, std::size_t index) const;
 
@@ -38,7 +40,10 @@ class MessagePieces {
   std::vector<nb::object> finish(std::string_view ending = {});
 
  private:
-  void flush();
+  void flush() {
+    if (!pending_.empty()) pieces_.push_back(bytes_object(pending_));
+    pending_.clear();
+  }
 
   std::string pending_;
   std::size_t copied_;

@@ -10,10 +10,6 @@ constexpr std::uint64_t kSmallest = 4096;
 constexpr std::uint64_t kLargest = std::uint64_t{1} << 16U;
 constexpr std::size_t kSizes = 5;
 
-bool equal(const nb::object& one, const nb::object& other) {
-  return one.is(other) || PyObject_RichCompareBool(one.ptr(), other.ptr(), Py_EQ) == 1;
-}
-
 // The small slots of an arena (gpubridge/host_shm/request_arena.py, whose base this is): lent and
 // taken back without Python code while there are free ones. All else is the arena's.
 class SlotLists {
@@ -38,7 +34,7 @@ class SlotLists {
     }
     const nb::object bucket = attribute<"bucket">(slot);
     const nb::object free = count(bucket, 1);
-    if (equal(free, attribute<"slots">(bucket))) {
+    if (free.equal(attribute<"slots">(bucket))) {
       set_attribute<"idle_since">(bucket, nb::float_(monotonic_seconds()));
     }
     if (PyList_Append(attribute<"stack">(bucket).ptr(), slot.ptr()) != 0) throw nb::python_error();
@@ -53,7 +49,7 @@ class SlotLists {
     const Py_ssize_t free = stack == nullptr ? 0 : PyList_Size(stack);
     if (free <= 0) return {};
     nb::object slot = nb::borrow(PyList_GetItem(stack, free - 1));
-    if (!equal(attribute<"touched">(slot), attribute<"size">(slot))) return {};
+    if (!attribute<"touched">(slot).equal(attribute<"size">(slot))) return {};
     if (PyList_SetSlice(stack, free - 1, free, nullptr) != 0) throw nb::python_error();
     count(attribute<"bucket">(slot), -1);
     return slot;

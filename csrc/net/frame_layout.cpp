@@ -16,7 +16,7 @@ std::span<const iovec> FrameLayout::places() {
   if (stream == nullptr || size < kPlacedBytes || size >= kLargeFrameBytes) return {};
   const std::size_t lead = payload_.left();
   const std::size_t target = stream->target.size;
-  if (stream->holding || lead >= target) return {};
+  if (stream->throttled || lead >= target) return {};
   const std::size_t whole =
       std::min({(target - lead) / size, frames_, payload_.allowed(*stream) / size});
   std::size_t end = lead + whole * size;
@@ -58,8 +58,8 @@ std::vector<std::uint8_t> FrameLayout::received(std::size_t nbytes) {
   if (right != 0 && stream != nullptr) payload_.take_frames(*stream, right, frame_size_);
   if (left == 0) return {};
   place_ = place;
-  const std::size_t room = place.size - lead_ - right * frame_size_;
-  if (left > kHeaderBytes && left - kHeaderBytes <= std::min(frame_size_, room) &&
+  const std::size_t space = place.size - lead_ - right * frame_size_;
+  if (left > kHeaderBytes && left - kHeaderBytes <= std::min(frame_size_, space) &&
       begin_predicted(right, left - kHeaderBytes)) {
     payload_.received(left - kHeaderBytes);
     place_ = {};

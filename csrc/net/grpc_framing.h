@@ -19,7 +19,7 @@ enum class EventKind : std::uint8_t {
   kWritable = 7,  // all that was queued for the stream has been framed
   kPing = 8,      // the peer has sent a PING, which is answered
   kPong = 9,      // our PING was answered
-  kClosed = 10,   // the connection is over and its streams are gone
+  kClosed = 10,   // the connection has ended, with all its streams
   kLarge = 11,    // a message of `value` bytes begins, which comes as kData
 };
 
@@ -72,7 +72,7 @@ class GrpcReader {
   // stays.
   static constexpr std::uint64_t kDirectBytes = std::uint64_t{1} << 16U;
 
-  // `method` is null for none. What comes of the stream is told to `events`.
+  // `method` is null for none. `events` gets the stream's events.
   GrpcReader(const GrpcMethod* method, std::uint32_t stream,
              std::shared_ptr<const RequestHeaders> headers, Events& events);
 

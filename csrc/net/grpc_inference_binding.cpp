@@ -1,41 +1,164 @@
+// A gRPC connection between its socket and its calls. Plain unary inference requests go to their
+// models, large ones into the memory of those as they come, and their answers to the socket,
+// without Python code: those that have a template, no time-out and no compression. All other events
+// are for Python.
 
 #include "clock.h"
+#include "heap_type.h"
 #include "ipc/infer_request_binding.h"
-#include "net/grpc_inference.h"
+#include "net/http2_binding.h"
+#include "net/idle_connections.h"
 #include "python_object.h"
 #include "request/message_receiver.h"
 #include "request/responses_binding.h"
-#include "stub/heap_type.h"
+#include "request/templates_binding.h"
+#include "request/trace_sampling.h"
 
 namespace gpubridge::http2 {
+
+// State that all calls of ModelInfer share; the base of the class InferEndpoint of
+// gpubridge/frontend/grpc/infer.py.
+struct GrpcInferEndpoint {
+  // True if what begins, or is there as a whole, is a plain call that is not traced.
+  [[nodiscard]] bool takes(const Event& event) const {
+    return (event.kind == EventKind::kCall || event.kind == EventKind::kBegin) &&
+           event.headers->method() == method && event.headers->plain() &&
+           event.headers->admitted() && !event.compressed &&
+           !sampling.takes([&] { return event.headers->traceparent(); });
+  }
+
+  int method;
+  nb::object templates_object;
+  nb::object sampling_object;
+  std::shared_ptr<HeaderFields> headers;
+  std::shared_ptr<HeaderFields> trailers;
+  PythonTemplates& templates = nb::cast<PythonTemplates&>(templates_object);
+  TraceSampling& sampling = nb::cast<TraceSampling&>(sampling_object);
+};
+
+// Moves bytes between a transport and an Http2Connection. It holds its owner until it is lost.
+class GrpcConnection {
+ public:
+  // The owner has `take(events)`, `flushed(outcome)`, `hand_over(...)` and an `account`; `calls`
+  // are those by stream, to which the plane adds its own. Without an endpoint all calls are
+  // Python's.
+  GrpcConnection(nb::object http2, nb::object owner, nb::object calls, nb::object endpoint,
+                 nb::object idle);
+
+  // `soon` has a callable called in the next turn of the event loop.
+  void start(nb::object transport, int descriptor, nb::object soon);
+  nb::object get_buffer(nb::handle /*size_hint*/) { return http2_.memory(); }
+  void buffer_updated(std::size_t nbytes);
+  // The client sends no more: requests that have not ended do so now.
+  void end_input() {
+    core().end_input();
+    take();
+  }
+  // Sends as much as the socket takes; its transport keeps the rest.
+  void flush();
+  // Has it called once for all that is left to be sent in a turn of the event loop.
+  void flush_soon();
+  void lose();
+
+  // Of the plane's calls.
+  [[nodiscard]] nb::object endpoint() const { return endpoint_object_; }
+  [[nodiscard]] Connection& core() { return http2_; }
+  [[nodiscard]] const nb::object& account() const { return account_; }
+  void forget(std::uint32_t stream);
+  // Gives a call to Python, with what has come of a large message: a MessageReceiver, or None;
+  // with `end` no more comes. Returns the call there, None if it has ended.
+  nb::object hand_over(std::uint32_t stream, const std::shared_ptr<const RequestHeaders>& headers,
+                       const nb::object& receiver, bool end) {
+    const nb::object hand_over = hand_over_;
+    return hand_over(stream, headers->method(), http2_.headers_of(headers), receiver, end);
+  }
+
+  bool paused = false;
+  // The client sends no more: what is held back is looked at with each flush.
+  bool hung_up = false;
+
+ private:
+  // A socket that has failed: the owner hears that it is lost, and drops all.
+  [[nodiscard]] bool stopped() const {
+    return paused || transport_.is_none() || nb::cast<bool>(attribute<"is_closing">(transport_)());
+  }
+  void look_idle();
+  void send() {
+    const nb::object outcome = http2_.flush(descriptor_);
+    if (const nb::object flushed = flushed_; !outcome.is_none() || hung_up) flushed(outcome);
+  }
+  // Takes what has happened; returns whether anything had.
+  bool take();
+  bool infer(const Event& event);
+
+  nb::object http2_object_;
+  PythonConnection& http2_;
+  nb::object take_;
+  nb::object flushed_;
+  nb::object hand_over_;
+  nb::object account_;
+  nb::object calls_;
+  nb::object endpoint_object_;
+  GrpcInferEndpoint* endpoint_ = nullptr;
+  nb::handle owner_;  // alive until it is lost: the callbacks refer to it
+  IdlePlace idle_;
+  nb::object transport_ = nb::none();
+  nb::object soon_ = nb::none();
+  int descriptor_ = -1;
+  bool flush_due_ = false;
+};
+
+// One plain request, with the methods of a Call that its connection uses.
+class GrpcInferCall {
+ public:
+  GrpcInferCall(nb::object connection, const Event& event);
+
+  // Gives the model a request of a whole message; it calls `self` with the outcome. False if it is
+  // for Python.
+  bool submit(const nb::object& self, const Message& message, const nb::dict& calls);
+  // Takes what has come of a message; false if that is for Python, which has the call then.
+  bool receive(const nb::object& self, const Event& event, const nb::dict& calls);
+  // Hands a message over that is still coming: Python looks how fast.
+  void check(nb::handle now, nb::handle window);
+  // Takes the outcome, or the pieces of a frame that Python's `frame` was to give later.
+  void answer(nb::handle outcome);
+  void refuse(nb::handle error);
+  void fail(nb::handle error);
+  void abort();
+
+ private:
+  void take_part(const nb::object& self, const Event& event);
+  // Gives the model the request of a large message that is whole.
+  void complete(const nb::object& self);
+  nb::object hand_over(bool end) {
+    GrpcConnection& connection = *std::exchange(connection_, nullptr);
+    return connection.hand_over(stream_, headers_, std::exchange(receiver_, nb::none()), end);
+  }
+  // Gives a request to its model.
+  void give(const MadeRequest& made);
+  void close_receiver();
+  void finish();
+  // Returns the frame of a response, which Python encodes if it is not plain; nothing for one that
+  // this is called with when a worker has encoded it.
+  std::vector<nb::object> frame(nb::handle outcome) const;
+
+  nb::object connection_object_;
+  GrpcConnection* connection_;  // null after its end
+  nb::object endpoint_;
+  std::uint32_t stream_;
+  std::shared_ptr<const RequestHeaders> headers_;
+  nb::object receiver_ = nb::none();  // of a large message that is still coming
+  std::shared_ptr<KnownTemplate> known_;
+  nb::object request_;
+};
+
 namespace {
 
 // Below this no read was one of a large body into its place; after so many others have their turn.
 constexpr std::size_t kLargeRead = std::size_t{1} << 12U;
 constexpr int kVectoredReads = 4;
 
-std::string_view text_of(std::span<const std::uint8_t> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 }  // namespace
-
-GrpcInferEndpoint::GrpcInferEndpoint(int method, nb::object templates, nb::object traces,
-                                     std::shared_ptr<HeaderFields> headers,
-                                     std::shared_ptr<HeaderFields> trailers)
-    : method_(method),
-      templates_object_(std::move(templates)),
-      templates_(nb::cast<PythonTemplates*>(templates_object_)),
-      traces_(std::move(traces)),
-      headers_(std::move(headers)),
-      trailers_(std::move(trailers)) {}
-
-bool GrpcInferEndpoint::takes(const Event& event) const {
-  return (event.kind == EventKind::kCall || event.kind == EventKind::kBegin) &&
-         event.headers->method() == method_ && event.headers->plain() &&
-         event.headers->admitted() && !event.compressed &&
-         !nb::cast<bool>(attribute<"active">(traces_));
-}
 
 // -- the connection -------------------------------------------------------------------------------
 
@@ -58,11 +181,6 @@ void GrpcConnection::start(nb::object transport, int descriptor, nb::object soon
   transport_ = std::move(transport);
   descriptor_ = descriptor;
   soon_ = std::move(soon);
-}
-
-// A socket that has failed: the owner hears that it is lost, and drops all.
-bool GrpcConnection::stopped() const {
-  return paused || transport_.is_none() || nb::cast<bool>(attribute<"is_closing">(transport_)());
 }
 
 // A connection without open calls that may stay is idle since it last sent or received.
@@ -89,20 +207,15 @@ void GrpcConnection::buffer_updated(std::size_t nbytes) {
   flush();
 }
 
-void GrpcConnection::end_input() {
-  core().end_input();
-  take();
-}
-
 bool GrpcConnection::take() {
   if (!core().has_events()) return false;
-  nb::list told;
+  nb::list others;
   const Events events = core().take_events();
   for (const Event& event : events) {
-    if (!infer(event)) told.append(http2_.convert(event));
+    if (!infer(event)) others.append(http2_.convert(event));
   }
   // The called function may lose the connection.
-  if (const nb::object take = take_; told.size() != 0 && !take.is_none()) take(told);
+  if (const nb::object take = take_; others.size() != 0 && !take.is_none()) take(others);
   return true;
 }
 
@@ -132,11 +245,6 @@ void GrpcConnection::flush() {
   look_idle();
 }
 
-void GrpcConnection::send() {
-  const nb::object outcome = http2_.flush(descriptor_);
-  if (const nb::object flushed = flushed_; !outcome.is_none() || hung_up) flushed(outcome);
-}
-
 void GrpcConnection::flush_soon() {
   if (flush_due_ || soon_.is_none()) return;
   flush_due_ = true;
@@ -147,13 +255,6 @@ void GrpcConnection::lose() {
   core().lost();
   idle_.leave();
   for (nb::object* each : {&take_, &flushed_, &hand_over_, &transport_, &soon_}) *each = nb::none();
-}
-
-nb::object GrpcConnection::hand_over(std::uint32_t stream,
-                                     const std::shared_ptr<const RequestHeaders>& headers,
-                                     const nb::object& receiver, bool end) {
-  const nb::object hand_over = hand_over_;
-  return hand_over(stream, headers->method(), http2_.headers_of(headers), receiver, end);
 }
 
 void GrpcConnection::forget(std::uint32_t stream) {
@@ -172,7 +273,7 @@ GrpcInferCall::GrpcInferCall(nb::object connection, const Event& event)
 
 bool GrpcInferCall::submit(const nb::object& self, const Message& message, const nb::dict& calls) {
   try {
-    const MadeRequest made = nb::cast<GrpcInferEndpoint&>(endpoint_).templates().take_message(
+    const MadeRequest made = nb::cast<GrpcInferEndpoint&>(endpoint_).templates.take_message(
         text_of(message.bytes()), self);
     if (made.known == nullptr) return false;
     if (attribute<"submit">(made.known->given).is_none()) {
@@ -245,7 +346,7 @@ void GrpcInferCall::take_part(const nb::object& self, const Event& event) {
 
 void GrpcInferCall::complete(const nb::object& self) {
   auto& receiver = *nb::inst_ptr<MessageReceiver>(receiver_);
-  const MadeRequest made = receiver.take(nb::cast<GrpcInferEndpoint&>(endpoint_).templates(), self,
+  const MadeRequest made = receiver.take(nb::cast<GrpcInferEndpoint&>(endpoint_).templates, self,
                                          connection_->core().copied(stream_));
   if (made.known == nullptr) {
     hand_over(true);
@@ -258,11 +359,6 @@ void GrpcInferCall::complete(const nb::object& self) {
   } else {
     give(made);
   }
-}
-
-nb::object GrpcInferCall::hand_over(bool end) {
-  GrpcConnection& connection = *std::exchange(connection_, nullptr);
-  return connection.hand_over(stream_, headers_, std::exchange(receiver_, nb::none()), end);
 }
 
 void GrpcInferCall::check(nb::handle now, nb::handle window) {
@@ -284,7 +380,7 @@ void GrpcInferCall::answer(nb::handle outcome) {
     if (pieces.empty()) return;
     const std::vector<Segment> body = segments_of(pieces);
     const auto& endpoint = nb::cast<const GrpcInferEndpoint&>(endpoint_);
-    connection_->core().send_response(stream_, endpoint.headers(), body, endpoint.trailers());
+    connection_->core().send_response(stream_, endpoint.headers, body, endpoint.trailers);
   } catch (nb::python_error& error) {
     fail(error.value());
     return;
@@ -371,12 +467,12 @@ void bind_grpc_inference(nb::module_& module) {
       .def_rw("paused", &GrpcConnection::paused)
       .def_rw("hung_up", &GrpcConnection::hung_up);
   const auto nothing = [](GrpcInferCall&, const nb::args&) {};
-  nb::class_<GrpcInferCall>(module, "GrpcInferCall", nb::type_slots(stub::called<GrpcInferCall>()))
+  nb::class_<GrpcInferCall>(module, "GrpcInferCall", nb::type_slots(called<GrpcInferCall>()))
       .def("refuse", &GrpcInferCall::refuse)
       .def("fail", &GrpcInferCall::fail)
       .def("abort", &GrpcInferCall::abort)
       .def("drain", nothing)
-      .def("cut_short", nothing)
+      .def("input_ended", nothing)
       .def("check", &GrpcInferCall::check)
       .def("writable", nothing);
 }

@@ -9,10 +9,6 @@ constexpr std::int64_t kHardLimitFactor = 4;
 constexpr std::size_t kKnownBlocks = 256;
 constexpr std::size_t kKnownBlockBytes = 1024;
 
-std::string_view text_of(std::span<const std::uint8_t> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
 std::span<const std::uint8_t> bytes_of(std::string_view text) {
   return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
@@ -201,11 +197,6 @@ HeaderList HeaderBlocks::decode(std::span<const std::uint8_t> block) {
     throw ConnectionFault(ErrorCode::kEnhanceYourCalm, "header list: expected at most ", limit,
                           " bytes, got more than ", limit * kHardLimitFactor);
   }
-}
-
-// Decodes a block whose meaning nobody wants, for the sake of the table.
-void HeaderBlocks::skip(std::span<const std::uint8_t> block) {
-  if (repeat(block) == nullptr) decode(block);
 }
 
 }  // namespace gpubridge::http2

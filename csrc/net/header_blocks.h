@@ -38,7 +38,10 @@ class HeaderBlocks {
                                                 std::span<const std::uint8_t> block);
   const Known* repeat(std::span<const std::uint8_t> block);
   HeaderList decode(std::span<const std::uint8_t> block);
-  void skip(std::span<const std::uint8_t> block);
+  // Decodes a block only for its effect on the table.
+  void skip(std::span<const std::uint8_t> block) {
+    if (repeat(block) == nullptr) decode(block);
+  }
 
   State& state_;
   HpackDecoder decoder_;

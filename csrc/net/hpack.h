@@ -56,9 +56,9 @@ class HpackTable {
   // Grows when the table changes: until then a block keeps its meaning.
   [[nodiscard]] std::uint64_t generation() const { return generation_; }
 
-  // Adds an entry, which drives out the oldest ones that it has no room beside.
+  // Adds an entry, which evicts the oldest ones until it fits.
   void add(Entry entry);
-  [[nodiscard]] bool has_room(std::string_view name, std::string_view value) const;
+  [[nodiscard]] bool fits(std::string_view name, std::string_view value) const;
   void resize(std::size_t limit);
 
  private:
@@ -69,10 +69,6 @@ class HpackTable {
   std::size_t limit_ = 4096;
   std::uint64_t generation_ = 0;
 };
-
-// Appends the text that `coded` stands for; false where it is no sequence of codes with a padding
-// of fewer than eight bits, all ones.
-bool huffman_decode(std::span<const std::uint8_t> coded, std::string& text);
 
 class HpackDecoder {
  public:
@@ -103,7 +99,7 @@ class HpackDecoder {
   std::vector<HpackTable::Entry> added_;
 };
 
-// Fields that are sent; checked by nobody: names in lower case, pseudo-header fields first.
+// Fields to be sent, which are not checked: names in lower case, pseudo-header fields first.
 class HeaderFields {
  public:
   // Those that repeat enter the peer's table at the first time, and cost a byte each afterwards.

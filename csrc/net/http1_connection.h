@@ -2,18 +2,30 @@
 //
 // A connection owns its reader, the bytes that it could not take yet, and the order of its answers.
 // It holds the Python objects of its owner (callbacks) and of its exchanges until it is lost. An
-// exchange is owned by whoever answers it, and by its connection until it is answered or the
+// exchange is owned by its handler, and by its connection until it is answered or the
 // connection is lost; from then on it points to no connection, and answering it does nothing.
 #pragma once
 
 #include "memory/sent_buffers.h"
 #include "net/http1_inference.h"
 #include "net/http1_reader.h"
-#include "net/http1_response.h"
 #include "net/idle_connections.h"
 #include "python_object.h"
 
 namespace gpubridge::http1 {
+
+// How long the connection lasts, and how the client learns it.
+enum class Persistence : std::uint8_t { kDefault, kKeepAlive, kClose };
+
+// How the client finds the end of a body.
+struct Framing {
+  // Its length, if that is known.
+  std::optional<std::uint64_t> length;
+  // It comes in chunks; otherwise one without a length ends with the connection.
+  bool chunked = false;
+};
+
+inline constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
 class Connection;
 
@@ -22,21 +34,24 @@ class Exchange {
  public:
   Exchange(Connection& connection, std::unique_ptr<const Head> head, bool close);
 
-  [[nodiscard]] nb::bytes method() const;
-  [[nodiscard]] nb::bytes target() const;
+  [[nodiscard]] nb::bytes method() const { return bytes_object(head_ ? head_->method() : ""); }
+  [[nodiscard]] nb::bytes target() const { return bytes_object(head_ ? head_->target() : ""); }
   [[nodiscard]] nb::object field(nb::bytes name) const;
   [[nodiscard]] nb::list fields() const;
   // Bytes of a body that is received as it is; none for one in chunks or with a coding.
   [[nodiscard]] std::optional<std::uint64_t> length() const;
   [[nodiscard]] bool whole() const;
-  [[nodiscard]] const char* coding() const;
+  [[nodiscard]] const char* coding() const {
+    if (head_ == nullptr || head_->accepts == Coding::kNone) return nullptr;
+    return head_->accepts == Coding::kGzip ? "gzip" : "deflate";
+  }
   [[nodiscard]] bool lost() const { return connection_ == nullptr || answered_; }
 
   void receive_into(nb::handle memory, std::uint64_t granted);
   void weigh(std::size_t nbytes);
   void respond(int status, nb::bytes fields, nb::bytes body, nb::object buffers, bool plain);
   void fail(nb::object error, nb::object status);
-  // Fails a request that whoever takes it will not see whole.
+  // Fails a request whose body will not be complete.
   void give_up(nb::object error);
   // Sends an answer to an inference request: its header, and the outputs' bytes behind it.
   void respond_tensors(std::string_view header, const SentBuffers& sent, nb::handle buffers);
@@ -58,9 +73,12 @@ class Exchange {
 
   [[nodiscard]] bool modern() const { return head_ == nullptr || head_->modern; }
   [[nodiscard]] bool bodiless() const { return head_ != nullptr && head_->method() == "HEAD"; }
-  // Somebody will answer it.
+  // It has a handler, or is at a model.
   [[nodiscard]] bool taken() const { return inference_ != nullptr || !handler.is_none(); }
-  [[nodiscard]] Persistence persistence() const;
+  [[nodiscard]] Persistence persistence() const {
+    if (close_) return Persistence::kClose;
+    return modern() ? Persistence::kDefault : Persistence::kKeepAlive;
+  }
   // Begins to receive an inference request, whose body is charged to `charged`, if it is large;
   // does not where that fails, which is answered. Returns how much of the body there is memory for.
   std::uint64_t begin_inference(nb::handle endpoint, std::uint64_t header, nb::handle charged);
@@ -109,15 +127,18 @@ class Connection {
   void go_on();
   void end();
   void lose();
-  void drain();
+  void drain() {
+    last_ = true;
+    report_changes();
+  }
   bool close();
   void set_stalled(bool stalled);
   void refuse(nb::object error, int status);
   void probe();
 
-  [[nodiscard]] bool headed() const { return current_.exchange != nullptr && !delivered_; }
-  [[nodiscard]] bool deaf() const { return deaf_; }
-  [[nodiscard]] bool behind() const { return !rest_.empty(); }
+  [[nodiscard]] bool in_body() const { return current_.exchange != nullptr && !delivered_; }
+  [[nodiscard]] bool stopped() const { return stopped_; }
+  [[nodiscard]] bool has_pending() const { return !rest_.empty(); }
   [[nodiscard]] bool reading() const { return reading_; }
   [[nodiscard]] std::size_t open() const { return answers_.size(); }
   [[nodiscard]] std::uint64_t placed() const { return placed_; }
@@ -131,7 +152,10 @@ class Connection {
     Exchange* exchange = nullptr;
   };
 
-  [[nodiscard]] bool full() const;
+  [[nodiscard]] bool full() const {
+    // A single one, however large, is no reason: that its client goes away must be seen.
+    return answers_.size() >= pipeline_limit_ || (held_ >= held_limit_ && answers_.size() > 1);
+  }
   Place place(std::unique_ptr<const Head> head);
   void feed(const char* at, const char* end);
   void take_head(const char*& at, const char* end);
@@ -142,9 +166,9 @@ class Connection {
   // Has the owner word a fault, and refuse what is on its way.
   void refuse(Fault fault);
   void receive_into(nb::handle memory, std::uint64_t granted);
-  // Asks the owner how much of the body may come, of which so much is there, or has just come.
+  // Asks the owner for memory for more of the body, of which `arrived` bytes are there.
   void grow(std::uint64_t arrived);
-  // Has what else comes of the body of an exchange dropped.
+  // Drops the rest of an exchange's body.
   void drop_body(const Exchange& exchange);
   // Forgets the message that is on its way; returns it.
   Place drop_message();
@@ -152,7 +176,7 @@ class Connection {
   void flush();
   void write(std::vector<nb::object> parts);
   // Tells the owner what changed: whether to read, and whether all is done.
-  void settle();
+  void report_changes();
 
   nb::object owner_;
   nb::object receive_;
@@ -200,7 +224,7 @@ class Connection {
   // No request is read after the one that is on its way.
   bool last_ = false;
   // Nothing is read any more.
-  bool deaf_ = false;
+  bool stopped_ = false;
   // The client was cut off: it may still be sending.
   bool unread_ = false;
   // The answer that ends the connection is sent.

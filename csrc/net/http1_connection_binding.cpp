@@ -1,8 +1,8 @@
 
 #include "buffer_view.h"
+#include "heap_type.h"
 #include "net/http1_connection.h"
 #include "std.h"
-#include "stub/heap_type.h"
 
 namespace gpubridge::http1 {
 namespace {
@@ -47,7 +47,7 @@ Connection::~Connection() {
 void Connection::start(nb::object write, nb::object write_lines) {
   write_ = std::move(write);
   write_lines_ = std::move(write_lines);
-  settle();
+  report_changes();
 }
 
 // -- bytes in -------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ void Connection::start(nb::object write, nb::object write_lines) {
 nb::object Connection::get_buffer(nb::handle) {
   direct_ = !memory_.is_none();
   if (!direct_) return receive_;
-  return memory_[nb::slice(nb::int_(length_ - reader_.missing()), nb::int_(granted_), nb::none())];
+  return slice_of(memory_, length_ - reader_.missing(), granted_);
 }
 
 void Connection::buffer_updated(std::size_t nbytes) {
@@ -75,7 +75,7 @@ void Connection::buffer_updated(std::size_t nbytes) {
       grow(arrived);
     }
   }
-  settle();
+  report_changes();
 }
 
 void Connection::go_on() {
@@ -83,11 +83,11 @@ void Connection::go_on() {
   rest_.clear();
   idle_.leave();
   feed(rest.data(), rest.data() + rest.size());
-  settle();
+  report_changes();
 }
 
 void Connection::feed(const char* at, const char* end) {
-  while (!deaf_) {
+  while (!stopped_) {
     if (reader_.at_start()) {
       if (at == end) return;
       if (stalled_ || full()) {
@@ -137,7 +137,7 @@ void Connection::take_head(const char*& at, const char* end) {
   at_hand_ = {at, static_cast<std::size_t>(std::min<std::uint64_t>(length_, here))};
   if (!take_inference(*message.exchange)) call(take_, message.object);
   at_hand_ = {};
-  if (deaf_) return;
+  if (stopped_) return;
   at += copied_;
   reader_.skip(copied_);
   if (expects && message.exchange->taken()) {
@@ -150,7 +150,7 @@ bool Connection::take_inference(Exchange& exchange) {
   if (length_ == 0 || head.method() != "POST") return false;
   const nb::handle endpoint = targets_->find(head.target());
   if (!endpoint.is_valid() || !targets_->admits(head) ||
-      nb::cast<InferEndpoint&>(endpoint).traced()) {
+      nb::cast<InferEndpoint&>(endpoint).traced(head)) {
     return false;
   }
   const auto header = header_size(head, length_);
@@ -219,7 +219,7 @@ void Connection::complete() {
   const std::uint64_t copied = copied_;
   const nb::object collected = std::move(collected_);
   const Place message = drop_message();
-  if (message.exchange->close_) deaf_ = true;
+  if (message.exchange->close_) stopped_ = true;
   // Without a handler it was answered by its head.
   if (delivered || !message.exchange->taken()) return;
   if (!collected.is_none()) {
@@ -259,13 +259,13 @@ void Connection::abort(Exchange& exchange) {
 void Connection::refuse(nb::object error, int status) {
   if (lost_) return;
   Place message = drop_message();
-  deaf_ = unread_ = true;
+  stopped_ = unread_ = true;
   if (message.exchange != nullptr) {
     abort(*message.exchange);
     if (message.exchange->answered_) {
       // It was refused before for another reason, which is its answer.
       last_ = true;
-      settle();
+      report_changes();
       return;
     }
   } else {
@@ -276,9 +276,9 @@ void Connection::refuse(nb::object error, int status) {
 }
 
 void Connection::end() {
-  last_ = deaf_ = true;
+  last_ = stopped_ = true;
   unread_ = false;
-  if (!headed()) return;
+  if (!in_body()) return;
   const Place message = drop_message();
   if (!message.exchange->answered_) {
     answers_.pop_back();
@@ -288,7 +288,7 @@ void Connection::end() {
 }
 
 void Connection::lose() {
-  lost_ = deaf_ = closing_ = true;
+  lost_ = stopped_ = closing_ = true;
   idle_.leave();
   drop_message();
   rest_.clear();
@@ -304,30 +304,20 @@ void Connection::lose() {
     try {
       abort(*place.exchange);
     } catch (nb::python_error& error) {
-      // The others are told all the same.
+      // The others are aborted all the same.
       error.discard_as_unraisable("aborting a request");
     }
     place.exchange->on_sent_ = nb::none();
   }
 }
 
-void Connection::drain() {
-  last_ = true;
-  settle();
-}
-
 bool Connection::close() {
-  deaf_ = closing_ = true;
+  stopped_ = closing_ = true;
   idle_.leave();
-  return unread_ || headed();
+  return unread_ || in_body();
 }
 
 // -- answers --------------------------------------------------------------------------------------
-
-bool Connection::full() const {
-  // A single one, however large, is no reason: that its client goes away must be seen.
-  return answers_.size() >= pipeline_limit_ || (held_ >= held_limit_ && answers_.size() > 1);
-}
 
 Connection::Place Connection::place(std::unique_ptr<const Head> head) {
   const bool close = last_ || head == nullptr || head->close;
@@ -359,7 +349,7 @@ void Connection::flush() {
       break;
     }
   }
-  settle();
+  report_changes();
 }
 
 void Connection::write(std::vector<nb::object> parts) {
@@ -375,7 +365,7 @@ void Connection::write(std::vector<nb::object> parts) {
 void Connection::set_stalled(bool stalled) {
   if (lost_) return;
   stalled_ = stalled;
-  settle();
+  report_changes();
   if (stalled || answers_.empty()) return;
   const Place place = answers_.front();
   if (place.exchange->unfinished_ && !place.exchange->ready_) call(place.exchange->on_sent_);
@@ -394,13 +384,13 @@ void Connection::probe() {
   }
 }
 
-// -- what the owner is told -----------------------------------------------------------------------
+// -- reports to the owner -------------------------------------------------------------------------
 
-void Connection::settle() {
+void Connection::report_changes() {
   if (lost_ || closing_) return;
-  const bool close = done_ || (last_ && answers_.empty() && !headed());
+  const bool close = done_ || (last_ && answers_.empty() && !in_body());
   const bool reading = !stalled_ && !full();
-  if (!answers_.empty() || !reader_.at_start() || !rest_.empty() || deaf_) {
+  if (!answers_.empty() || !reader_.at_start() || !rest_.empty() || stopped_) {
     idle_.leave();
   } else {
     idle_.enter(owner_);
@@ -412,8 +402,8 @@ void Connection::settle() {
 }
 
 nb::tuple Connection::progress() const {
-  if (deaf_ || !reading_) return nb::make_tuple(static_cast<int>(kNothing), 0, 0);
-  if (headed()) {
+  if (stopped_ || !reading_) return nb::make_tuple(static_cast<int>(kNothing), 0, 0);
+  if (in_body()) {
     const std::uint64_t nbytes = framed_.value_or(length_ - reader_.missing());
     return nb::make_tuple(static_cast<int>(kBody), placed_, nbytes);
   }
@@ -432,7 +422,7 @@ void bind_http1_connection(nb::module_& module) {
       .def(nb::init<>())
       .def("first", &IdleConnections::first)
       .def("__len__", &IdleConnections::size);
-  nb::class_<Exchange>(module, "HttpExchange", nb::type_slots(stub::called<Exchange>()))
+  nb::class_<Exchange>(module, "HttpExchange", nb::type_slots(called<Exchange>()))
       .def_prop_ro("method", &Exchange::method)
       .def_prop_ro("target", &Exchange::target)
       .def_prop_ro("length", &Exchange::length)
@@ -477,9 +467,9 @@ void bind_http1_connection(nb::module_& module) {
       .def("probe", &Connection::probe)
       .def("progress", &Connection::progress)
       .def("set_stalled", &Connection::set_stalled)
-      .def_prop_ro("headed", &Connection::headed)
-      .def_prop_ro("deaf", &Connection::deaf)
-      .def_prop_ro("behind", &Connection::behind)
+      .def_prop_ro("in_body", &Connection::in_body)
+      .def_prop_ro("stopped", &Connection::stopped)
+      .def_prop_ro("has_pending", &Connection::has_pending)
       .def_prop_ro("reading", &Connection::reading)
       .def_prop_ro("open", &Connection::open)
       .def_prop_ro("placed", &Connection::placed);

@@ -10,15 +10,60 @@ namespace {
 // piece of a write more costs more.
 constexpr std::size_t kCopied = 2048;
 constexpr std::size_t kCopiedBuffer = 1024;
+constexpr std::size_t kUsualHead = 128;
+constexpr std::string_view kLastChunk = "0\r\n\r\n";
+
+// "Not Allowed" is Triton's word.
+constexpr std::array<std::pair<int, std::string_view>, 14> kReasons{{
+    {200, "OK"},
+    {400, "Bad Request"},
+    {401, "Unauthorized"},
+    {403, "Forbidden"},
+    {404, "Not Found"},
+    {405, "Not Allowed"},
+    {408, "Request Timeout"},
+    {411, "Length Required"},
+    {413, "Content Too Large"},
+    {429, "Too Many Requests"},
+    {431, "Request Header Fields Too Large"},
+    {500, "Internal Server Error"},
+    {501, "Not Implemented"},
+    {503, "Service Unavailable"},
+}};
+
+std::string response_head(int status, std::string_view fields, Framing framing,
+                          Persistence persistence) {
+  const auto reason =
+      std::ranges::find(kReasons, status, [](const auto& each) { return each.first; });
+  if (reason == kReasons.end()) throw nb::value_error("expected a status that has a reason");
+  std::string head;
+  head.reserve(kUsualHead + fields.size());
+  head.append("HTTP/1.1 ");
+  append_integer(head, status);
+  head.append(" ").append(reason->second).append("\r\n").append(fields);
+  if (framing.length) {
+    head.append("Content-Length: ");
+    append_integer(head, *framing.length);
+    head.append("\r\n");
+  } else if (framing.chunked) {
+    head.append("Transfer-Encoding: chunked\r\n");
+  }
+  if (persistence == Persistence::kClose) head.append("Connection: close\r\n");
+  if (persistence == Persistence::kKeepAlive) head.append("Connection: keep-alive\r\n");
+  return head.append("\r\n");
+}
+
+// The line before a chunk's bytes; a line end follows them.
+std::string chunk_line(std::size_t nbytes) {
+  std::string line;
+  append_integer(line, nbytes, 16);
+  return line.append("\r\n");
+}
 
 }  // namespace
 
 Exchange::Exchange(Connection& connection, std::unique_ptr<const Head> head, bool close)
     : connection_(&connection), head_(std::move(head)), close_(close) {}
-
-nb::bytes Exchange::method() const { return bytes_object(head_ ? head_->method() : ""); }
-
-nb::bytes Exchange::target() const { return bytes_object(head_ ? head_->target() : ""); }
 
 nb::object Exchange::field(nb::bytes name) const {
   if (head_ == nullptr) return nb::none();
@@ -46,11 +91,6 @@ bool Exchange::whole() const {
          connection_->delivered_;
 }
 
-const char* Exchange::coding() const {
-  if (head_ == nullptr || head_->accepts == Coding::kNone) return nullptr;
-  return head_->accepts == Coding::kGzip ? "gzip" : "deflate";
-}
-
 void Exchange::receive_into(nb::handle memory, std::uint64_t granted) {
   if (connection_ == nullptr || connection_->current_.exchange != this) {
     throw nb::value_error("expected a request whose body is to come");
@@ -62,24 +102,15 @@ void Exchange::weigh(std::size_t nbytes) {
   if (connection_ == nullptr) return;
   held_ += nbytes;
   connection_->held_ += nbytes;
-  connection_->settle();
-}
-
-Persistence Exchange::persistence() const {
-  if (close_) return Persistence::kClose;
-  return modern() ? Persistence::kDefault : Persistence::kKeepAlive;
+  connection_->report_changes();
 }
 
 void Exchange::put(int status, Framing framing, std::string_view fields, std::string_view body,
                    const SentBuffers& buffers) {
-  const ResponseHead head(status, framing, persistence());
-  if (head.begin().empty()) throw nb::value_error("expected a status that has a reason");
   const bool joined = buffers.total() <= kCopied;
-  if (bodiless()) body = {};
-  std::string opening;
-  opening.reserve(head.begin().size() + fields.size() + head.end().size() + body.size() +
-                  (joined ? buffers.total() : 0));
-  opening.append(head.begin()).append(fields).append(head.end()).append(body);
+  std::string opening = response_head(status, fields, framing, persistence());
+  opening.reserve(opening.size() + body.size() + (joined ? buffers.total() : 0));
+  if (!bodiless()) opening.append(body);
   MessagePieces pieces(std::move(opening), joined ? kCopied : kCopiedBuffer);
   for (std::size_t index = 0; index < buffers.count() && !bodiless(); ++index) {
     pieces.append({}, buffers, index);
@@ -127,9 +158,9 @@ void Exchange::fail(nb::object error, nb::object status) {
   handler = nb::none();
   connection_->drop_body(*this);
   const nb::object failure = connection_->failure_;
-  const nb::object told = failure(error, status);
-  const SentBuffers body(told[1]);
-  put(nb::cast<int>(told[0]), {body.total(), false}, "Content-Type: application/json\r\n", {},
+  const nb::object answer = failure(error, status, nb::find(*this));
+  const SentBuffers body(answer[1]);
+  put(nb::cast<int>(answer[0]), {body.total(), false}, "Content-Type: application/json\r\n", {},
       body);
 }
 

@@ -3,9 +3,10 @@
 // to Python, which parses the same bytes anew.
 #pragma once
 
-#include "net/http1_head.h"
+#include "net/http1_reader.h"
 #include "python_object.h"
 #include "request/templates_binding.h"
+#include "request/trace_sampling.h"
 #include "text.h"
 
 namespace gpubridge::http1 {
@@ -20,7 +21,8 @@ struct ServedModel {
   nb::object given;
   nb::object templates_object = given.attr("templates");
   PythonTemplates& templates = nb::cast<PythonTemplates&>(templates_object);
-  nb::object traces = given.attr("traces");
+  nb::object sampling_object = given.attr("sampling");
+  TraceSampling& sampling = nb::cast<TraceSampling&>(sampling_object);
   nb::object submit = given.attr("submit");
   std::uint64_t inputs = nb::cast<std::uint64_t>(given.attr("inputs"));
 };
@@ -31,13 +33,15 @@ class InferEndpoint {
   explicit InferEndpoint(nb::object arena) : arena_(std::move(arena)) {}
 
   // Another takes the model's place, also for requests whose body is still being received.
-  void lead_to(nb::object served) {
+  void set_model(nb::object served) {
     served_ = std::make_shared<const ServedModel>(std::move(served));
   }
 
   [[nodiscard]] const std::shared_ptr<const ServedModel>& served() const { return served_; }
-  // True if requests may be traced: then Python takes them.
-  [[nodiscard]] bool traced() const;
+  // True if a request may be traced: then Python takes it.
+  [[nodiscard]] bool traced(const Head& head) const {
+    return served_->sampling.takes([&] { return head.field("traceparent"); });
+  }
   // A slot for a body of so many bytes, charged to `charged`, if it is large: then `grow` hands its
   // memory out up to where the body ends, and `complete` says that it is there.
   [[nodiscard]] nb::object allocate(std::uint64_t nbytes, nb::handle charged) const;
@@ -54,12 +58,19 @@ class InferTargets {
   // Requests without a field, whose name is in lower case, are for Python; with an empty name none.
   InferTargets(const nb::bytes& required_name, const nb::bytes& required_value)
       : required_name_(view_of(required_name)), required_value_(view_of(required_value)) {}
-  void add(const nb::bytes& target, nb::object endpoint);
-  void remove(nb::handle endpoint);
+  void add(const nb::bytes& target, nb::object endpoint) {
+    endpoints_.insert_or_assign(std::string(view_of(target)), std::move(endpoint));
+  }
+  void remove(nb::handle endpoint) {
+    std::erase_if(endpoints_, [&](const auto& entry) { return entry.second.is(endpoint); });
+  }
   void clear() { endpoints_.clear(); }
   [[nodiscard]] std::size_t size() const { return endpoints_.size(); }
   // The endpoint, or a null handle.
-  [[nodiscard]] nb::handle find(std::string_view target) const;
+  [[nodiscard]] nb::handle find(std::string_view target) const {
+    const auto found = endpoints_.find(target);
+    return found == endpoints_.end() ? nb::handle() : nb::handle(found->second);
+  }
   // The required field is there.
   [[nodiscard]] bool admits(const Head& head) const;
 
@@ -88,18 +99,25 @@ class Inference {
   Inference(nb::object endpoint, nb::object slot, const InferenceBody& body);
 
   // The place of the body.
-  [[nodiscard]] nb::object memory() const;
+  [[nodiscard]] nb::object memory() const {
+    return slice_of(attribute<"memory">(slot_), body_.start, body_.start + body_.length);
+  }
   void put(std::string_view begin) const;
   // Returns how much of a large body there is memory for, once so much is there.
   [[nodiscard]] std::uint64_t grow(std::uint64_t arrived) const;
   // Notes that a large body is whole.
-  void complete() const;
+  void complete() const {
+    if (large_) attribute<"complete">(endpoint_.arena())(slot_);
+  }
 
   // Gives the request to the model, `copied` bytes of whose body were copied, and has the exchange
   // called with the outcome, even before this returns. False if it is for Python.
   bool submit(nb::handle exchange, std::uint64_t copied, nb::handle origin);
   // Hands the request to Python.
-  void hand_over(nb::handle exchange, std::uint64_t copied);
+  void hand_over(nb::handle exchange, std::uint64_t copied) {
+    const nb::object slot = std::move(slot_);
+    attribute<"take_over">(endpoint_object_)(exchange, slot, body_.start, body_.length, copied);
+  }
   // Answers by an outcome.
   void answer(Exchange& exchange, nb::handle outcome) const;
   void abort();

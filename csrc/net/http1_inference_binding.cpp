@@ -16,25 +16,10 @@ constexpr std::uint64_t kWidest = 8;
 
 }  // namespace
 
-bool InferEndpoint::traced() const { return nb::cast<bool>(attribute<"active">(served_->traces)); }
-
 nb::object InferEndpoint::allocate(std::uint64_t nbytes, nb::handle charged) const {
   const std::uint64_t size = kAlignment + nbytes + kWidest * served_->inputs;
   if (charged.is_none()) return attribute<"allocate">(arena_)(size);
   return attribute<"reserve">(arena_)(size, charged);
-}
-
-void InferTargets::add(const nb::bytes& target, nb::object endpoint) {
-  endpoints_.insert_or_assign(std::string(view_of(target)), std::move(endpoint));
-}
-
-void InferTargets::remove(nb::handle endpoint) {
-  std::erase_if(endpoints_, [&](const auto& entry) { return entry.second.is(endpoint); });
-}
-
-nb::handle InferTargets::find(std::string_view target) const {
-  const auto found = endpoints_.find(target);
-  return found == endpoints_.end() ? nb::handle() : nb::handle(found->second);
 }
 
 bool InferTargets::admits(const Head& head) const {
@@ -67,11 +52,6 @@ Inference::Inference(nb::object endpoint, nb::object slot, const InferenceBody& 
       slot_(std::move(slot)),
       body_(body) {}
 
-nb::object Inference::memory() const {
-  return attribute<"memory">(
-      slot_)[nb::slice(nb::int_(body_.start), nb::int_(body_.start + body_.length), nb::none())];
-}
-
 void Inference::put(std::string_view begin) const {
   const BufferView view(attribute<"memory">(slot_), PyBUF_WRITABLE);
   if (body_.start > view.size() || begin.size() > view.size() - body_.start) {
@@ -83,14 +63,10 @@ void Inference::put(std::string_view begin) const {
 
 std::uint64_t Inference::grow(std::uint64_t arrived) const {
   // All of the slot is handed out with the end of the body, for inputs that have to move.
-  const std::uint64_t room = kAlignment + body_.length + kWidest * endpoint_.served()->inputs;
+  const std::uint64_t size = kAlignment + body_.length + kWidest * endpoint_.served()->inputs;
   const nb::object granted =
-      attribute<"grow">(endpoint_.arena())(slot_, body_.start + arrived, room);
+      attribute<"grow">(endpoint_.arena())(slot_, body_.start + arrived, size);
   return nb::cast<std::uint64_t>(granted) - body_.start;
-}
-
-void Inference::complete() const {
-  if (large_) attribute<"complete">(endpoint_.arena())(slot_);
 }
 
 bool Inference::submit(nb::handle exchange, std::uint64_t copied, nb::handle origin) {
@@ -107,11 +83,6 @@ bool Inference::submit(nb::handle exchange, std::uint64_t copied, nb::handle ori
   // This may be gone when that returns.
   served->submit(made.request, origin);
   return true;
-}
-
-void Inference::hand_over(nb::handle exchange, std::uint64_t copied) {
-  const nb::object slot = std::move(slot_);
-  attribute<"take_over">(endpoint_object_)(exchange, slot, body_.start, body_.length, copied);
 }
 
 void Inference::answer(Exchange& exchange, nb::handle outcome) const {
@@ -152,7 +123,7 @@ void bind_http1_inference(nb::module_& module) {
   using http1::InferTargets;
   nb::class_<InferEndpoint>(module, "HttpInferEndpoint")
       .def(nb::init<nb::object>())
-      .def("lead_to", &InferEndpoint::lead_to);
+      .def("set_model", &InferEndpoint::set_model);
   nb::class_<InferTargets>(module, "InferTargets")
       .def(nb::init<const nb::bytes&, const nb::bytes&>(), nb::arg("required_name") = nb::bytes(""),
            nb::arg("required_value") = nb::bytes(""))

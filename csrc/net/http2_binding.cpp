@@ -3,7 +3,6 @@
 #include <limits.h>
 #include <sys/uio.h>
 
-#include "buffer_view.h"
 #include "memory/lease_book.h"
 #include "net/http2_connection.h"
 
@@ -23,10 +22,6 @@ constexpr int kTurns = 4;
 constexpr std::size_t kLongWrite = std::size_t{1} << 16U;
 constexpr std::size_t kHeadersKept = 256;
 
-nb::bytes bytes_of(std::span<const std::uint8_t> data) {
-  return nb::bytes(reinterpret_cast<const char*>(data.data()), data.size());
-}
-
 // A view of memory of the plane, or of a caller, which it keeps.
 nb::object memory_view(std::shared_ptr<const void> owner, const std::uint8_t* data,
                        std::size_t size, bool read_only) {
@@ -34,27 +29,11 @@ nb::object memory_view(std::shared_ptr<const void> owner, const std::uint8_t* da
   return LentSpan{std::move(owner), begin, size, read_only}.object();
 }
 
-std::vector<Segment> segments_of(nb::handle buffers) {
-  std::vector<nb::object> objects;
-  for (const nb::handle buffer : buffers) objects.push_back(nb::borrow(buffer));
-  return http2::segments_of(objects);
-}
-
 using SharedFields = std::shared_ptr<HeaderFields>;
 
 }  // namespace
 
 namespace http2 {
-
-std::vector<Segment> segments_of(const std::vector<nb::object>& buffers) {
-  std::vector<Segment> segments;
-  for (const nb::object& buffer : buffers) {
-    auto view = std::make_shared<const BufferView>(buffer, PyBUF_SIMPLE);
-    segments.push_back(
-        {static_cast<const std::uint8_t*>(view->data()), view->size(), std::move(view)});
-  }
-  return segments;
-}
 
 nb::object PythonConnection::memory() {
   Place place = Connection::memory();
@@ -67,11 +46,6 @@ nb::object PythonConnection::memory() {
     view_ = memory_view(buffer(), place.data, place.size, false);
   }
   return view_;
-}
-
-nb::list PythonConnection::received(std::size_t nbytes, double now) {
-  Connection::received(nbytes, now);
-  return events();
 }
 
 void PythonConnection::receive_more(int descriptor, double now) {
@@ -151,14 +125,15 @@ nb::object PythonConnection::convert(const Event& event) {
   switch (event.kind) {
     case EventKind::kCall:
       return nb::make_tuple(kind, event.stream, event.headers->method(), headers_of(event.headers),
-                            bytes_of(event.messages.front().bytes()), event.compressed);
+                            bytes_object(http2::text_of(event.messages.front().bytes())),
+                            event.compressed);
     case EventKind::kBegin:
       return nb::make_tuple(kind, event.stream, event.headers->method(), headers_of(event.headers),
                             event.end);
     case EventKind::kMessages: {
       nb::list messages;
       for (const http2::Message& message : event.messages)
-        messages.append(bytes_of(message.bytes()));
+        messages.append(bytes_object(http2::text_of(message.bytes())));
       return nb::make_tuple(kind, event.stream, event.value, messages, event.compressed, event.end);
     }
     case EventKind::kData:
@@ -184,46 +159,14 @@ nb::object PythonConnection::convert(const Event& event) {
 }
 
 nb::list PythonConnection::events() {
-  nb::list told;
-  for (const Event& event : take_events()) told.append(convert(event));
-  return told;
+  nb::list events;
+  for (const Event& event : take_events()) events.append(convert(event));
+  return events;
 }
 
 }  // namespace http2
 
 namespace {
-
-Limits limits_of(const nb::kwargs& given) {
-  static const std::unordered_map<std::string_view, std::int64_t Limits::*> kNames = {
-      {"max_concurrent_streams", &Limits::max_concurrent_streams},
-      {"max_frame_size", &Limits::max_frame_size},
-      {"stream_window", &Limits::stream_window},
-      {"connection_window", &Limits::connection_window},
-      {"header_list_bytes", &Limits::header_list_bytes},
-      {"header_block_bytes", &Limits::header_block_bytes},
-      {"continuation_frames", &Limits::continuation_frames},
-      {"receive_bytes", &Limits::receive_bytes},
-      {"output_bytes", &Limits::output_bytes},
-      {"quantum_bytes", &Limits::quantum_bytes},
-      {"unsent_control_frames", &Limits::unsent_control_frames},
-      {"resets", &Limits::resets},
-      {"resets_per_second", &Limits::resets_per_second},
-      {"idle_frames", &Limits::idle_frames},
-      {"idle_frames_per_second", &Limits::idle_frames_per_second},
-      {"reset_memory", &Limits::reset_memory},
-      {"reset_grace_seconds", &Limits::reset_grace_seconds},
-  };
-  Limits limits;
-  for (const auto [name, value] : given) {
-    const auto found = kNames.find(nb::cast<std::string>(name));
-    if (found == kNames.end()) {
-      throw nb::type_error(("there is no limit " + nb::cast<std::string>(name)).c_str());
-    }
-    limits.*(found->second) = nb::cast<std::int64_t>(value);
-  }
-  limits.check();
-  return limits;
-}
 
 std::vector<std::pair<std::string, std::string>> fields_of(nb::handle fields) {
   std::vector<std::pair<std::string, std::string>> made;
@@ -277,9 +220,25 @@ void bind_headers(nb::module_& module) {
 }
 
 void bind_settings(nb::module_& module) {
-  nb::class_<Limits>(module, "Http2Limits").def(nb::new_([](const nb::kwargs& given) {
-    return limits_of(given);
-  }));
+  nb::class_<Limits>(module, "Http2Limits")
+      .def(nb::init<>())
+      .def_rw("max_concurrent_streams", &Limits::max_concurrent_streams)
+      .def_rw("max_frame_size", &Limits::max_frame_size)
+      .def_rw("stream_window", &Limits::stream_window)
+      .def_rw("connection_window", &Limits::connection_window)
+      .def_rw("header_list_bytes", &Limits::header_list_bytes)
+      .def_rw("header_block_bytes", &Limits::header_block_bytes)
+      .def_rw("continuation_frames", &Limits::continuation_frames)
+      .def_rw("receive_bytes", &Limits::receive_bytes)
+      .def_rw("output_bytes", &Limits::output_bytes)
+      .def_rw("quantum_bytes", &Limits::quantum_bytes)
+      .def_rw("unsent_control_frames", &Limits::unsent_control_frames)
+      .def_rw("resets", &Limits::resets)
+      .def_rw("resets_per_second", &Limits::resets_per_second)
+      .def_rw("idle_frames", &Limits::idle_frames)
+      .def_rw("idle_frames_per_second", &Limits::idle_frames_per_second)
+      .def_rw("reset_memory", &Limits::reset_memory)
+      .def_rw("reset_grace_seconds", &Limits::reset_grace_seconds);
   nb::class_<GrpcMethods>(module, "GrpcMethods")
       .def(nb::new_(&methods_of), nb::arg("methods"))
       .def("require",
@@ -314,23 +273,19 @@ void bind_connection(nb::module_& module) {
   kind.def("receive_into", &Self::receive_into);
   kind.def("missing", &Self::missing);
   kind.def("copied", &Self::copied);
-  kind.def("hold", &Self::hold);
+  kind.def("throttle", &Self::throttle);
   kind.def("consume", &Self::consume);
-  kind.def(
-      "send_headers",
-      [](Self& self, std::uint32_t id, const SharedFields& fields, bool end) {
-        self.send_headers(id, fields, end);
-      },
-      nb::arg("stream"), nb::arg("fields"), nb::arg("end") = false);
+  kind.def("send_headers", &Self::send_headers, nb::arg("stream"), nb::arg("fields"),
+           nb::arg("end") = false);
   kind.def(
       "send_data",
       [](Self& self, std::uint32_t id, nb::handle buffers, bool end) {
-        self.send_data(id, segments_of(buffers), end);
+        self.send_data(id, http2::segments_of(buffers), end);
       },
       nb::arg("stream"), nb::arg("buffers"), nb::arg("end") = false);
   kind.def("send_response", [](Self& self, std::uint32_t id, const SharedFields& headers,
                                nb::handle body, const SharedFields& trailers) {
-    self.send_response(id, headers, segments_of(body), trailers);
+    self.send_response(id, headers, http2::segments_of(body), trailers);
   });
   kind.def("held_back", &Self::held_back);
   kind.def("queued", &Self::queued);

@@ -1,13 +1,23 @@
 // HTTP/2 connections, for Python: gpubridge/_native.pyi has the types.
 #pragma once
 
+#include "buffer_view.h"
 #include "net/http2_connection.h"
 #include "python_object.h"
 
 namespace gpubridge::http2 {
 
 // The memory of buffers, which it keeps.
-std::vector<Segment> segments_of(const std::vector<nb::object>& buffers);
+template <typename Buffers>
+std::vector<Segment> segments_of(const Buffers& buffers) {
+  std::vector<Segment> segments;
+  for (const nb::handle buffer : buffers) {
+    auto view = std::make_shared<const BufferView>(buffer, PyBUF_SIMPLE);
+    segments.push_back(
+        {static_cast<const std::uint8_t*>(view->data()), view->size(), std::move(view)});
+  }
+  return segments;
+}
 
 // A connection, and what of Python belongs to it.
 class PythonConnection : public Connection {
@@ -16,7 +26,10 @@ class PythonConnection : public Connection {
       : Connection(methods, limits) {}
 
   nb::object memory();
-  nb::list received(std::size_t nbytes, double now);
+  nb::list received(std::size_t nbytes, double now) {
+    Connection::received(nbytes, now);
+    return events();
+  }
   // Receives what a socket has of a large body in small frames, straight into its place.
   void receive_more(int descriptor, double now);
   nb::object flush(int descriptor);

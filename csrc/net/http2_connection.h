@@ -12,7 +12,7 @@
 //   buffer:  [ used | frame | frame | first part of DATA ]  then  place: [ ....rest of DATA.... ]
 //
 // The connection owns its parser, its unsent bytes and the messages that are still arriving; of the
-// caller's memory it holds the owners. What belongs to a stream that is closed, whoever closed it,
+// caller's memory it holds the owners. What belongs to a stream that is closed, by either side,
 // is ignored: the caller cannot know yet. Not for several threads.
 #pragma once
 
@@ -69,32 +69,51 @@ class Connection {
   // Grows with the DATA frames sent, and with the streams ended.
   [[nodiscard]] std::uint64_t frames_sent() const { return state_.data_frames + state_.completed; }
   [[nodiscard]] std::size_t open_streams() const { return state_.streams.size(); }
-  // When something was received last.
+  // The time of the last `received`.
   [[nodiscard]] double heard() const { return state_.now; }
 
-  // -- requests
+  // -- streams; one that is not open is passed over
 
-  void receive_into(std::uint32_t id, Place place);
+  void receive_into(std::uint32_t id, Place place) {
+    if (Stream* stream = state_.find(id)) payload_.receive_into(*stream, std::move(place));
+  }
   // Bytes that the place of `receive_into` still lacks.
-  std::size_t missing(std::uint32_t id);
+  std::size_t missing(std::uint32_t id) {
+    const Stream* stream = state_.find(id);
+    return stream == nullptr ? 0 : stream->target.size;
+  }
   // Bytes of all places of a stream that were copied on their way.
-  std::uint64_t copied(std::uint32_t id);
-  void hold(std::uint32_t id);
-  void consume(std::uint32_t id, std::int64_t nbytes);
-
-  // -- responses
-
+  std::uint64_t copied(std::uint32_t id) {
+    const Stream* stream = state_.find(id);
+    return stream == nullptr ? 0 : stream->copied;
+  }
+  // Body bytes of the response that are not framed yet.
+  std::uint64_t queued(std::uint32_t id) {
+    const Stream* stream = state_.find(id);
+    return stream == nullptr ? 0 : stream->queued;
+  }
+  void throttle(std::uint32_t id) {
+    if (Stream* stream = state_.find(id)) stream->throttled = true;
+  }
+  void consume(std::uint32_t id, std::int64_t nbytes) {
+    if (Stream* stream = state_.find(id)) payload_.consume(*stream, nbytes);
+  }
   // These throw std::logic_error, as Sender does.
-  void send_headers(std::uint32_t id, const std::shared_ptr<const HeaderFields>& fields, bool end);
-  void send_data(std::uint32_t id, std::span<const Segment> segments, bool end);
+  void send_headers(std::uint32_t id, const std::shared_ptr<const HeaderFields>& fields, bool end) {
+    if (Stream* stream = state_.find(id)) sender_.headers(*stream, fields, end);
+  }
+  void send_data(std::uint32_t id, std::span<const Segment> segments, bool end) {
+    if (Stream* stream = state_.find(id)) sender_.data(*stream, segments, end);
+  }
   void send_response(std::uint32_t id, const std::shared_ptr<const HeaderFields>& headers,
                      std::span<const Segment> body,
                      const std::shared_ptr<const HeaderFields>& trailers);
   // The streams with body bytes that the peer's windows do not allow, once all output is taken, and
   // how many bytes of each have been framed so far.
   [[nodiscard]] std::vector<std::pair<std::uint32_t, std::uint64_t>> held_back() const;
-  std::uint64_t queued(std::uint32_t id);
-  void reset(std::uint32_t id, std::uint32_t code);
+  void reset(std::uint32_t id, std::uint32_t code) {
+    if (state_.find(id) != nullptr) sender_.reset(id, static_cast<ErrorCode>(code));
+  }
 
   // -- the connection
 

@@ -61,6 +61,10 @@ struct FrameHeader {
   std::uint32_t stream;
 };
 
+inline std::string_view text_of(std::span<const std::uint8_t> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 inline std::uint32_t read_u32(const std::uint8_t* at) {
   return std::uint32_t{at[0]} << 24U | std::uint32_t{at[1]} << 16U | std::uint32_t{at[2]} << 8U |
          at[3];

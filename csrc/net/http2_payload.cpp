@@ -5,8 +5,8 @@ namespace {
 
 // By how much a receive window is to be widened now: nothing until half of it is to be given back,
 // so that small messages cost no WINDOW_UPDATE each.
-std::int64_t credit_due(std::int64_t full, std::int64_t window, std::int64_t held) {
-  const std::int64_t due = full - window - held;
+std::int64_t credit_due(std::int64_t full, std::int64_t window, std::int64_t unconsumed) {
+  const std::int64_t due = full - window - unconsumed;
   return 2 * due >= full ? due : 0;
 }
 
@@ -38,7 +38,7 @@ void PayloadReceiver::begin(const FrameHeader& header, std::size_t padding) {
   }
   check_stream(*stream, header.length, size, ends);
   stream->window -= static_cast<std::int64_t>(header.length);
-  if (stream->holding) stream->held += static_cast<std::int64_t>(size);
+  if (stream->throttled) stream->unconsumed += static_cast<std::int64_t>(size);
   if (ends) stream->ended = true;
   // Not if the windows let all of a place come: to its peer an update is a packet to be read.
   if (stream->target.size == 0 || static_cast<std::int64_t>(stream->target.size) >
@@ -102,11 +102,6 @@ void PayloadReceiver::received(std::size_t nbytes) {
   }
 }
 
-bool PayloadReceiver::awaits_large() {
-  const Stream* stream = state_.find(finished_);
-  return stream != nullptr && size_ >= kLargeFrameBytes && stream->target.size >= kPlacedBytes;
-}
-
 Stream* PayloadReceiver::recent() {
   if (!within_frame()) return state_.find(finished_);
   if (padding_ != 0 || ends_) return nullptr;
@@ -142,15 +137,11 @@ void PayloadReceiver::receive_into(Stream& stream, Place place) {
   if (missing > 0 && !stream.ended) grant(stream, missing);
 }
 
-void PayloadReceiver::consume(Stream& stream, std::int64_t nbytes) {
-  stream.held = std::max<std::int64_t>(0, stream.held - nbytes);
-  replenish(stream);
-}
-
 // Notes that so many bytes of a stream's place have come.
 void PayloadReceiver::fill(Stream& stream, std::size_t size) {
-  if (stream.holding) {
-    stream.held = std::max<std::int64_t>(0, stream.held - static_cast<std::int64_t>(size));
+  if (stream.throttled) {
+    stream.unconsumed =
+        std::max<std::int64_t>(0, stream.unconsumed - static_cast<std::int64_t>(size));
   }
   stream.reader.pass(size);
   const bool ends = ends_ && left_ == 0;
@@ -215,7 +206,7 @@ void PayloadReceiver::check_stream(Stream& stream, std::size_t length, std::size
 // -- windows
 
 void PayloadReceiver::replenish_connection() {
-  // At once, whoever holds: a slow stream must not stop its neighbours.
+  // Also for throttled streams: a slow one must not stop its neighbours.
   const std::int64_t due = credit_due(state_.limits().connection_window, window_, 0);
   if (due <= 0) return;
   window_ += due;
@@ -229,13 +220,9 @@ void PayloadReceiver::replenish(Stream& stream) {
       stream.window) {
     return;
   }
-  const std::int64_t due = credit_due(state_.limits().stream_window, stream.window, stream.held);
+  const std::int64_t due =
+      credit_due(state_.limits().stream_window, stream.window, stream.unconsumed);
   if (due > 0 && !stream.ended) grant(stream, due);
-}
-
-void PayloadReceiver::grant(Stream& stream, std::int64_t credit) {
-  stream.window += credit;
-  sender_.window_update(stream.id, credit);
 }
 
 }  // namespace gpubridge::http2

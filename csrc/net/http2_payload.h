@@ -26,7 +26,7 @@ class PayloadReceiver {
   // The stream whose frame is cut short if nothing more comes; 0 for none.
   [[nodiscard]] std::uint32_t cut_short() const { return left_ != 0 ? stream_ : 0; }
 
-  // Begins a frame whose payload is nobody's.
+  // Begins a frame whose payload is dropped.
   void skip(std::size_t length);
   // Begins a DATA frame; `padding` is its padding's length byte. Throws ConnectionFault and
   // StreamFault; after the latter its payload is skipped.
@@ -39,7 +39,10 @@ class PayloadReceiver {
   // Takes bytes that were received where `target` said.
   void received(std::size_t nbytes);
   // True if another large frame for the same place can be expected.
-  [[nodiscard]] bool awaits_large();
+  [[nodiscard]] bool awaits_large() {
+    const Stream* stream = state_.find(finished_);
+    return stream != nullptr && size_ >= kLargeFrameBytes && stream->target.size >= kPlacedBytes;
+  }
 
   // The stream whose place takes this frame, or took the end of the last; null for none.
   Stream* recent();
@@ -50,7 +53,10 @@ class PayloadReceiver {
   void take_frames(Stream& stream, std::size_t count, std::size_t size);
 
   void receive_into(Stream& stream, Place place);
-  void consume(Stream& stream, std::int64_t nbytes);
+  void consume(Stream& stream, std::int64_t nbytes) {
+    stream.unconsumed = std::max<std::int64_t>(0, stream.unconsumed - nbytes);
+    replenish(stream);
+  }
 
  private:
   void fill(Stream& stream, std::size_t size);
@@ -60,14 +66,17 @@ class PayloadReceiver {
   void check_stream(Stream& stream, std::size_t length, std::size_t size, bool ends) const;
   void replenish_connection();
   void replenish(Stream& stream);
-  void grant(Stream& stream, std::int64_t credit);
+  void grant(Stream& stream, std::int64_t credit) {
+    stream.window += credit;
+    sender_.window_update(stream.id, credit);
+  }
 
   State& state_;
   Sender& sender_;
   std::int64_t window_;  // what the peer may still send on the connection
   std::size_t left_ = 0;
   std::size_t padding_ = 0;
-  std::uint32_t stream_ = 0;  // whose the frame is; 0 for nobody's
+  std::uint32_t stream_ = 0;  // of the frame; 0 if its payload is dropped
   bool ends_ = false;
   std::size_t size_ = 0;        // the length of the frame that came last
   std::uint32_t finished_ = 0;  // whose place took the end of it

@@ -27,12 +27,6 @@ std::string_view Sender::Piece::view() const {
   return {reinterpret_cast<const char*>(segment.data), segment.size};
 }
 
-// Where bytes of ours are appended.
-std::string& Sender::tail() {
-  if (pieces_.empty() || pieces_.back().segment.data != nullptr) pieces_.emplace_back();
-  return pieces_.back().bytes;
-}
-
 // -- responses
 
 void Sender::headers(Stream& stream, const std::shared_ptr<const HeaderFields>& fields, bool end) {
@@ -77,11 +71,6 @@ void Sender::reset(std::uint32_t id, ErrorCode code) {
   append_u32(static_cast<std::uint32_t>(code), payload);
   control(kRstStream, 0, id, payload);
   state_.forgiven.add(id, state_.now);
-  state_.streams.erase(id);
-  closed_one();
-}
-
-void Sender::forget(std::uint32_t id) {
   state_.streams.erase(id);
   closed_one();
 }
@@ -163,14 +152,14 @@ void Sender::refuse_streams() {
 
 void Sender::announce_settings() {
   const Limits& limits = state_.limits();
-  const std::array<std::pair<Setting, std::int64_t>, 4> told = {{
+  const std::array<std::pair<Setting, std::int64_t>, 4> settings = {{
       {kMaxConcurrentStreams, limits.max_concurrent_streams},
       {kInitialWindowSize, limits.stream_window},
       {kMaxFrameSize, limits.max_frame_size},
       {kMaxHeaderListSize, limits.header_list_bytes},
   }};
   std::string payload;
-  for (const auto& [setting, value] : told) {
+  for (const auto& [setting, value] : settings) {
     payload.push_back(0);
     payload.push_back(static_cast<char>(setting));
     append_u32(static_cast<std::uint32_t>(value), payload);
@@ -308,11 +297,6 @@ void Sender::frame_payload(Stream& stream, std::size_t size) {
 
 // -- output
 
-bool Sender::fill() {
-  if (!shared_ && !round_.empty()) share();
-  return !pieces_.empty();
-}
-
 std::size_t Sender::gather(std::span<iovec> pieces) const {
   std::size_t count = 0;
   std::size_t skipped = sent_;
@@ -359,11 +343,6 @@ std::vector<Segment> Sender::take_all() {
   shared_ = false;
   control_frames_ = 0;
   return taken;
-}
-
-void Sender::close() {
-  state_.streams.clear();
-  round_.clear();
 }
 
 }  // namespace gpubridge::http2

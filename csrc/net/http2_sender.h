@@ -3,9 +3,9 @@
 //
 // A response that is small and that the windows let through is framed at once, its bytes copied
 // behind those of others. Other DATA waits with its stream, as the caller's own memory, and is
-// framed when there is room for output:
+// framed when output may be added:
 //
-//   data --small, windows open, nobody waits--------------> pieces --gather, sent--> socket
+//   data --small, windows open, nothing queued------------> pieces --gather, sent--> socket
 //     `--> the stream's queue --> round (streams with window) --'
 //                  ^  WINDOW_UPDATE --'
 #pragma once
@@ -32,7 +32,10 @@ class Sender {
   // Closes a stream with RST_STREAM; one that is not open is told of all the same.
   void reset(std::uint32_t id, ErrorCode code);
   // Closes a stream that the peer has reset.
-  void forget(std::uint32_t id);
+  void forget(std::uint32_t id) {
+    state_.streams.erase(id);
+    closed_one();
+  }
 
   // Sends a frame that is no part of a response.
   void control(FrameType type, std::uint8_t flags, std::uint32_t stream, std::string_view payload);
@@ -56,8 +59,11 @@ class Sender {
   // True if there may be anything for the socket.
   [[nodiscard]] bool waits() const { return !pieces_.empty() || !round_.empty(); }
   // Frames queued DATA if nothing else waits for the socket; returns whether anything does.
-  bool fill();
-  // The memory that waits for the socket, in order, as far as it has room in `pieces`.
+  bool fill() {
+    if (!shared_ && !round_.empty()) share();
+    return !pieces_.empty();
+  }
+  // The memory that waits for the socket, in order, as much of it as fits into `pieces`.
   std::size_t gather(std::span<iovec> pieces) const;
   // The socket has taken so many bytes.
   void sent(std::size_t nbytes);
@@ -65,7 +71,10 @@ class Sender {
   std::vector<Segment> take_all();
 
   // Drops all streams and what they have queued; what is framed stays.
-  void close();
+  void close() {
+    state_.streams.clear();
+    round_.clear();
+  }
 
  private:
   struct Piece {
@@ -74,7 +83,11 @@ class Sender {
     [[nodiscard]] std::string_view view() const;
   };
 
-  std::string& tail();
+  // Where bytes of ours are appended.
+  std::string& tail() {
+    if (pieces_.empty() || pieces_.back().segment.data != nullptr) pieces_.emplace_back();
+    return pieces_.back().bytes;
+  }
   void frame_headers(Stream& stream, const HeaderFields& fields, bool end);
   void queue(Stream& stream, std::span<const Segment> segments, std::uint64_t size, bool end);
   void ended(Stream& stream);

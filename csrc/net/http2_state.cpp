@@ -8,30 +8,6 @@ constexpr std::int64_t kUsefulPerIdleFrame = 4;
 
 }  // namespace
 
-void Limits::check() const {
-  struct Range {
-    std::string_view name;
-    std::int64_t value;
-    std::int64_t least;
-    std::int64_t most;
-  };
-  const std::array<Range, 7> ranges = {{
-      {"max_concurrent_streams", max_concurrent_streams, 1, kMaxWindow},
-      {"max_frame_size", max_frame_size, kDefaultFrameSize, kLargestFrameSize},
-      // A smaller one could not be held against a peer that has not read our settings yet.
-      {"stream_window", stream_window, kDefaultWindow, kMaxWindow},
-      {"connection_window", connection_window, kDefaultWindow, kMaxWindow},
-      {"receive_bytes", receive_bytes, header_block_bytes + 1024, 1 << 30},
-      {"quantum_bytes", quantum_bytes, 1, kMaxWindow},
-      {"output_bytes", output_bytes, 1, kMaxWindow},
-  }};
-  for (const Range& range : ranges) {
-    if (range.value >= range.least && range.value <= range.most) continue;
-    throw std::invalid_argument(
-        joined(range.name, ": expected ", range.least, " to ", range.most, ", got ", range.value));
-  }
-}
-
 bool Budget::spend(double now, std::uint64_t useful) {
   if (!since_) since_ = now;
   if (left_ < 1) {
@@ -55,11 +31,6 @@ void ResetMemory::add(std::uint32_t stream, double now) {
   }
 }
 
-bool ResetMemory::holds(std::uint32_t stream, double now) const {
-  const auto found = until_.find(stream);
-  return found != until_.end() && now < found->second;
-}
-
 State::State(const Limits& limits, std::shared_ptr<const GrpcMethods> methods)
     : forgiven(static_cast<std::size_t>(limits.reset_memory),
                static_cast<double>(limits.reset_grace_seconds)),
@@ -67,11 +38,6 @@ State::State(const Limits& limits, std::shared_ptr<const GrpcMethods> methods)
       methods_(std::move(methods)),
       resets_(limits.resets, limits.resets_per_second, kUsefulPerReset),
       idle_(limits.idle_frames, limits.idle_frames_per_second, kUsefulPerIdleFrame) {}
-
-Stream* State::find(std::uint32_t id) {
-  const auto found = streams.find(id);
-  return found == streams.end() ? nullptr : &found->second;
-}
 
 void State::spend_reset() {
   if (resets_.spend(now, completed)) return;

@@ -24,7 +24,7 @@ struct Limits {
   // The largest payload of a frame. Large, so that a large message needs few frames and can be
   // received straight into its place.
   std::int64_t max_frame_size = 1 << 22;
-  // Bytes of DATA that a peer may send ahead: on a stream whose consumer holds, on all streams.
+  // Bytes of DATA that a peer may send ahead: on a throttled stream, on all streams.
   std::int64_t stream_window = 1 << 20;
   std::int64_t connection_window = 1 << 26;
   // Size of a decoded header list. A larger one costs the stream, one of four times the size the
@@ -53,9 +53,6 @@ struct Limits {
   // Streams reset by us whose late frames are still forgiven, and for how long they are.
   std::int64_t reset_memory = 1000;
   std::int64_t reset_grace_seconds = 30;
-
-  // Throws std::invalid_argument where a limit is outside of what the protocol allows.
-  void check() const;
 };
 
 // The peer breaks a rule of the connection, which ends with GOAWAY; `text` is its debug data: what
@@ -97,8 +94,8 @@ struct Stream {
   std::int64_t send_window;  // what we may still send
   bool ended = false;        // the peer has sent END_STREAM
   // Credit is only given back for what is consumed.
-  bool holding = false;
-  std::int64_t held = 0;                  // bytes that came while holding and are not consumed
+  bool throttled = false;
+  std::int64_t unconsumed = 0;            // bytes that came while throttled
   std::optional<std::uint64_t> expected;  // bytes of the content-length still to come
   GrpcReader reader;
   Place target;              // where the next payload bytes go; of size 0 for nowhere special
@@ -142,7 +139,10 @@ class ResetMemory {
 
   void add(std::uint32_t stream, double now);
   // True if frames of this stream are still forgiven.
-  [[nodiscard]] bool holds(std::uint32_t stream, double now) const;
+  [[nodiscard]] bool holds(std::uint32_t stream, double now) const {
+    const auto found = until_.find(stream);
+    return found != until_.end() && now < found->second;
+  }
 
  private:
   std::size_t size_;
@@ -158,7 +158,10 @@ class State {
 
   [[nodiscard]] const Limits& limits() const { return limits_; }
   [[nodiscard]] const GrpcMethods& methods() const { return *methods_; }
-  Stream* find(std::uint32_t id);
+  Stream* find(std::uint32_t id) {
+    const auto found = streams.find(id);
+    return found == streams.end() ? nullptr : &found->second;
+  }
 
   // Counts a stream that the peer has reset or made us reset. Throws ConnectionFault.
   void spend_reset();

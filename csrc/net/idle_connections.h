@@ -1,4 +1,4 @@
-// Which connections of an endpoint are idle, in the order in which they became so.
+// The idle connections of an endpoint, in the order in which they became idle.
 #pragma once
 
 #include <nanobind/nanobind.h>

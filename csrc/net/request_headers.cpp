@@ -55,11 +55,6 @@ int GrpcMethods::add(std::string path, GrpcMethod method) {
   return number;
 }
 
-int GrpcMethods::find(std::string_view path) const {
-  const auto found = numbers_.find(path);
-  return found == numbers_.end() ? kUnknown : found->second;
-}
-
 void GrpcMethods::require(int number, std::string name, std::string value) {
   GrpcMethod& method = methods_.at(static_cast<std::size_t>(number));
   method.required_name = std::move(name);
@@ -133,6 +128,7 @@ void RequestHeaders::note(std::string_view name, std::string_view value) {
   if (name == "grpc-timeout") timeout_ = value;
   if (name == "grpc-encoding") coding_ = value;
   if (name == "grpc-accept-encoding") accepted_codings_ = value;
+  if (name == "traceparent") traceparent_ = value;
 }
 
 }  // namespace gpubridge

@@ -30,7 +30,10 @@ class GrpcMethods {
 
   // Returns the method's number.
   int add(std::string path, GrpcMethod method);
-  [[nodiscard]] int find(std::string_view path) const;
+  [[nodiscard]] int find(std::string_view path) const {
+    const auto found = numbers_.find(path);
+    return found == numbers_.end() ? kUnknown : found->second;
+  }
   // Has a method's calls refused that do not have a field, whose name is in lower case.
   void require(int number, std::string name, std::string value);
   [[nodiscard]] const GrpcMethod& operator[](int number) const {
@@ -63,6 +66,8 @@ class RequestHeaders {
   [[nodiscard]] std::string_view accepted_codings() const { return accepted_codings_; }
   // grpc-timeout as it came; none where there is none.
   [[nodiscard]] std::optional<std::string_view> timeout() const { return timeout_; }
+  // The W3C trace context as it came; none where there is none.
+  [[nodiscard]] std::optional<std::string_view> traceparent() const { return traceparent_; }
   // Neither compression nor a time-out.
   [[nodiscard]] bool plain() const {
     return !timeout_ && (coding_.empty() || coding_ == "identity");
@@ -80,6 +85,7 @@ class RequestHeaders {
   std::string_view coding_;
   std::string_view accepted_codings_;
   std::optional<std::string_view> timeout_;
+  std::optional<std::string_view> traceparent_;
 };
 
 // Checks that the fields from the `first` on are valid and no pseudo-header fields; sets their

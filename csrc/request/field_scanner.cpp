@@ -1,7 +1,7 @@
 #include "request/field_scanner.h"
 
 #include "request/wire.h"
-#include "utf8.h"
+#include "text.h"
 
 namespace gpubridge {
 namespace {
@@ -42,11 +42,6 @@ std::size_t FieldScanner::feed(std::string_view data) {
     at += part.size();
   }
   return at;
-}
-
-void FieldScanner::pass_raw() {
-  left_ -= *raw_;
-  raw_.reset();
 }
 
 std::optional<std::string_view> FieldScanner::model_name() const {

@@ -32,7 +32,10 @@ class FieldScanner {
 
   // The bytes of the raw content that comes next, which the caller takes: then `pass_raw`.
   [[nodiscard]] const std::optional<std::uint64_t>& raw() const { return raw_; }
-  void pass_raw();
+  void pass_raw() {
+    left_ -= *raw_;
+    raw_.reset();
+  }
 
   // Bytes of the message that are still to come, that raw content included.
   [[nodiscard]] std::uint64_t left() const { return left_; }

@@ -1,6 +1,6 @@
 #include "request/json_cursor.h"
 #include "request/scan.h"
-#include "utf8.h"
+#include "text.h"
 
 namespace gpubridge {
 namespace {

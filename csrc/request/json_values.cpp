@@ -4,9 +4,10 @@
 #include <cstdlib>
 #include <unordered_set>
 
+#include "little_endian.h"
 #include "request/json_cursor.h"
 #include "request/wire.h"
-#include "utf8.h"
+#include "text.h"
 
 namespace gpubridge {
 namespace {
@@ -225,8 +226,7 @@ bool append_decoded(std::string_view raw, std::string& out) {
 
 // Appends the low bytes of a number.
 template <typename Number>
-void append_number(const Number& number, std::size_t size, std::string& out) {
-  static_assert(std::endian::native == std::endian::little);
+void append_low_bytes(const Number& number, std::size_t size, std::string& out) {
   out.append(reinterpret_cast<const char*>(&number), size);
 }
 
@@ -239,8 +239,7 @@ bool append_string(JsonCursor& cursor, std::string& out) {
   if (!append_decoded(*raw, out)) return false;
   const std::size_t size = out.size() - head - sizeof(std::uint32_t);
   if (size > std::numeric_limits<std::uint32_t>::max()) return false;
-  const auto length = static_cast<std::uint32_t>(size);
-  std::memcpy(out.data() + head, &length, sizeof(length));
+  put_number(out.data() + head, static_cast<std::uint32_t>(size));
   return true;
 }
 
@@ -260,63 +259,59 @@ bool append_value(JsonCursor& cursor, ElementType type, std::string& out) {
     if (!value) return false;
     const auto single = static_cast<float>(*value);
     if (type.size == sizeof(float) && !std::isfinite(single)) return false;
-    type.size == sizeof(float) ? append_number(single, sizeof(single), out)
-                               : append_number(*value, sizeof(*value), out);
+    type.size == sizeof(float) ? append_number(out, single) : append_number(out, *value);
     return true;
   }
   const auto append_if = [&]<typename Number>(const std::optional<Number>& value) {
     // The bits above the element's repeat its sign, or are zeros.
     const auto above = static_cast<unsigned>(8 * (sizeof(Number) - type.size));
     if (!value || static_cast<Number>(*value << above) >> above != *value) return false;
-    append_number(*value, type.size, out);
+    append_low_bytes(*value, type.size, out);
     return true;
   };
   return type.kind == ElementKind::kSigned ? append_if(number->as<std::int64_t>())
                                            : append_if(number->as<std::uint64_t>());
 }
 
-template <typename Value, typename Append>
-void append_all(std::string_view bytes, std::string& out, Append append) {
+template <typename Value>
+void append_elements(std::string_view bytes, std::string& out) {
   for (std::size_t at = 0; at < bytes.size(); at += sizeof(Value)) {
     if (at != 0) out += ',';
-    Value value{};
-    std::memcpy(&value, bytes.data() + at, sizeof(Value));
-    append(value);
+    const auto value = get_number<Value>(bytes.data() + at);
+    if constexpr (std::is_floating_point_v<Value>) {
+      append_json_number(static_cast<double>(value), out);
+    } else {
+      append_integer(out, value);
+    }
   }
 }
 
-template <typename Integer>
-void append_integers(std::string_view bytes, std::string& out) {
-  append_all<Integer>(bytes, out, [&](Integer value) {
-    std::array<char, 24> text{};
-    const auto written = std::to_chars(text.data(), text.data() + text.size(), value);
-    out.append(text.data(), static_cast<std::size_t>(written.ptr - text.data()));
-  });
+// Of integers of one size.
+template <typename Signed>
+void append_elements(std::string_view bytes, bool is_signed, std::string& out) {
+  is_signed ? append_elements<Signed>(bytes, out)
+            : append_elements<std::make_unsigned_t<Signed>>(bytes, out);
 }
 
-bool format_numbers(std::string_view bytes, ElementType type, std::string& out) {
+void format_numbers(std::string_view bytes, ElementType type, std::string& out) {
   const bool is_signed = type.kind == ElementKind::kSigned;
   if (type.kind == ElementKind::kBool) {
-    append_all<char>(bytes, out, [&](char value) { out += value != 0 ? "true" : "false"; });
-  } else if (type.kind == ElementKind::kFloat && type.size == sizeof(float)) {
-    append_all<float>(bytes, out,
-                      [&](float value) { append_json_number(static_cast<double>(value), out); });
+    for (const char& value : bytes) {
+      if (&value != bytes.data()) out += ',';
+      out += value != 0 ? "true" : "false";
+    }
   } else if (type.kind == ElementKind::kFloat) {
-    append_all<double>(bytes, out, [&](double value) { append_json_number(value, out); });
+    type.size == sizeof(float) ? append_elements<float>(bytes, out)
+                               : append_elements<double>(bytes, out);
   } else if (type.size == 1) {
-    is_signed ? append_integers<std::int8_t>(bytes, out)
-              : append_integers<std::uint8_t>(bytes, out);
+    append_elements<std::int8_t>(bytes, is_signed, out);
   } else if (type.size == 2) {
-    is_signed ? append_integers<std::int16_t>(bytes, out)
-              : append_integers<std::uint16_t>(bytes, out);
+    append_elements<std::int16_t>(bytes, is_signed, out);
   } else if (type.size == 4) {
-    is_signed ? append_integers<std::int32_t>(bytes, out)
-              : append_integers<std::uint32_t>(bytes, out);
+    append_elements<std::int32_t>(bytes, is_signed, out);
   } else {
-    is_signed ? append_integers<std::int64_t>(bytes, out)
-              : append_integers<std::uint64_t>(bytes, out);
+    append_elements<std::int64_t>(bytes, is_signed, out);
   }
-  return true;
 }
 
 // ---- parameters ----
@@ -360,10 +355,9 @@ bool append_parameter(JsonCursor& cursor, std::string& out) {
 bool format_strings(std::string_view bytes, std::size_t count, std::string& out) {
   std::size_t at = 0;
   for (std::size_t index = 0; index < count; ++index) {
-    std::uint32_t length = 0;
-    if (bytes.size() - at < sizeof(length)) return false;
-    std::memcpy(&length, bytes.data() + at, sizeof(length));
-    at += sizeof(length);
+    if (bytes.size() - at < sizeof(std::uint32_t)) return false;
+    const auto length = get_number<std::uint32_t>(bytes.data() + at);
+    at += sizeof length;
     if (length > bytes.size() - at) return false;
     if (index != 0) out += ',';
     append_json_text(bytes.substr(at, length), out);
@@ -455,11 +449,12 @@ bool pack_values(std::string_view array, ElementType type, std::size_t count, st
 
 bool format_values(std::string_view bytes, ElementType type, std::size_t count, std::string& out) {
   out.assign(1, '[');
-  const bool strings = type.kind == ElementKind::kString;
-  if (!strings && (bytes.size() % type.size != 0 || bytes.size() / type.size != count))
-    return false;
-  if (!(strings ? format_strings(bytes, count, out) : format_numbers(bytes, type, out)))
-    return false;
+  if (type.kind == ElementKind::kString) {
+    if (!format_strings(bytes, count, out)) return false;
+  } else {
+    if (bytes.size() % type.size != 0 || bytes.size() / type.size != count) return false;
+    format_numbers(bytes, type, out);
+  }
   out += ']';
   return true;
 }

@@ -57,7 +57,7 @@ class MessageReceiver {
   void begin_raw();
   void aim(std::uint64_t at);
   void reserve(std::uint64_t nbytes);
-  [[nodiscard]] std::uint64_t room() const { return view_ == nullptr ? 0 : view_->size(); }
+  [[nodiscard]] std::uint64_t capacity() const { return view_ == nullptr ? 0 : view_->size(); }
 
   std::uint64_t nbytes_;
   FieldScanner scanner_;

@@ -13,7 +13,7 @@ auto checked_message(Call&& call) {
   try {
     return call();
   } catch (const MessageFault& fault) {
-    const nb::object fields = nb::module_::import_("gpubridge.protocol.grpc.fields");
+    const nb::object fields = nb::module_::import_("gpubridge.protocol.fields");
     const nb::object error = fault.id_bytes != 0 ? fields.attr("long_id")(fault.id_bytes)
                              : fault.reason.empty()
                                  ? fields.attr("too_many_fields")(FieldScanner::kMostFields)
@@ -71,7 +71,7 @@ void MessageReceiver::begin_raw() {
     reserve(std::max<std::uint64_t>(left, 1) + kAlignment * scanner_.inputs());
   }
   std::uint64_t at = (end_ + kAlignment - 1) / kAlignment * kAlignment;
-  if (at + left > room()) at = end_;
+  if (at + left > capacity()) at = end_;
   sizes_.push_back(nbytes);
   offsets_.push_back(at);
   end_ = at + nbytes;
@@ -89,7 +89,7 @@ void MessageReceiver::aim(std::uint64_t at) {
   const nb::object upto = slot.is_none() ? attribute<"grow">(private_)(at, end_)
                                          : attribute<"grow">(arena)(slot, at, end_);
   piece_end_ = nb::cast<std::uint64_t>(upto);
-  if (piece_end_ <= at || piece_end_ > std::min(end_, room())) {
+  if (piece_end_ <= at || piece_end_ > std::min(end_, capacity())) {
     throw nb::value_error("expected memory for more of the message");
   }
 }
@@ -185,19 +185,17 @@ void bind_message_receiver(nb::module_& module) {
                    [](const Self& self) -> nb::object {
                      const std::span<std::uint8_t> target = self.target();
                      if (target.empty()) return nb::none();
-                     const auto* const begin = static_cast<const std::uint8_t*>(
-                         BufferView(self.memory(), PyBUF_SIMPLE).data());
-                     const std::ptrdiff_t at = target.data() - begin;
-                     return self.memory()[nb::slice(
-                         nb::int_(at), nb::int_(at + static_cast<std::ptrdiff_t>(target.size())),
-                         nb::none())];
+                     const BufferView all(self.memory(), PyBUF_SIMPLE);
+                     const auto at = static_cast<std::uint64_t>(
+                         target.data() - static_cast<const std::uint8_t*>(all.data()));
+                     return slice_of(self.memory(), at, at + target.size());
                    })
       .def_prop_ro("complete", &Self::complete)
       .def_prop_ro("form_bytes", &Self::form_bytes)
       .def("arrived", &Self::arrived)
       .def("take",
            [](Self& self, nb::handle templates, nb::handle on_done) {
-             return self.take(nb::cast<PythonTemplates&>(templates), on_done, 0).told();
+             return self.take(nb::cast<PythonTemplates&>(templates), on_done, 0).as_python();
            })
       .def("give_away", &Self::give_away)
       .def("close", &Self::close)

@@ -1,6 +1,7 @@
+#include "little_endian.h"
 #include "request/scan.h"
 #include "request/wire.h"
-#include "utf8.h"
+#include "text.h"
 
 namespace gpubridge {
 namespace {
@@ -115,8 +116,7 @@ class Scanner {
 
   void literal(std::uint8_t field, std::string_view content) {
     begin(field);
-    const auto size = static_cast<std::uint32_t>(content.size());
-    scan_.key.append(reinterpret_cast<const char*>(&size), sizeof size);
+    append_number(scan_.key, static_cast<std::uint32_t>(content.size()));
     scan_.key.append(content);
   }
   void begin(std::uint8_t field) { scan_.key.push_back(static_cast<char>(field)); }

@@ -2,6 +2,7 @@
 
 #include "request/json_values.h"
 #include "request/wire.h"
+#include "text.h"
 
 namespace gpubridge {
 namespace {
@@ -13,18 +14,11 @@ constexpr char kRawOutput = 0x32;
 constexpr char kShape = 0x1A;
 constexpr char kInferResponse = 0x12;
 
-template <typename Number>
-void append_decimal(std::string& text, Number number) {
-  std::array<char, 24> digits{};
-  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr;
-  text.append(digits.data(), end);
-}
-
 void append_dims(std::string& json, std::span<const std::int64_t> dims) {
   json.push_back('[');
   for (std::size_t i = 0; i < dims.size(); ++i) {
     if (i != 0) json.push_back(',');
-    append_decimal(json, dims[i]);
+    append_integer(json, dims[i]);
   }
   json.push_back(']');
 }
@@ -61,7 +55,7 @@ std::string JsonResponseTemplate::encode(std::string_view id, std::string_view p
     append_dims(json, outputs[i].dims);
     if (forms_[i] == OutputForm::kBinary) {
       json.append(",\"parameters\":{\"binary_data_size\":");
-      append_decimal(json, outputs[i].nbytes);
+      append_integer(json, outputs[i].nbytes);
       json.push_back('}');
     } else if (forms_[i] == OutputForm::kJson) {
       json.append(",\"data\":").append(outputs[i].json);

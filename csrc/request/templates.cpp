@@ -211,7 +211,7 @@ std::optional<std::uint64_t> align_inputs(std::span<unsigned char> memory, std::
     end = there + place.nbytes;
   }
   std::uint64_t moved = 0;
-  // From the last on: each moves up, into room that the one after it has left.
+  // From the last on: each moves up, into space that the one after it has left.
   for (std::size_t i = places.size(); i-- > 0;) {
     InputPlace& place = places[i];
     if (starts[i] != start + place.at && place.nbytes != 0) {

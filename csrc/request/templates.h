@@ -7,7 +7,6 @@
 
 #include <list>
 
-#include "request/keyed_hash.h"
 #include "request/scan.h"
 #include "std.h"
 
@@ -16,7 +15,7 @@ namespace gpubridge {
 // Requirements on one input of a template.
 struct InputRule {
   std::vector<std::int64_t> dims;     // As clients see it, batch dim included; -1 for any.
-  std::vector<std::int64_t> reshape;  // What follows the batch dim at the model, if `reshaped`.
+  std::vector<std::int64_t> reshape;  // After the batch dim, at the model, if `reshaped`.
   bool reshaped = false;
   std::uint32_t item_size = 0;     // 0 for BYTES.
   bool in_region = false;          // In memory that the client registered.
@@ -40,7 +39,7 @@ struct InputPlace {
 
 // A request that has a template.
 struct MatchedRequest {
-  std::shared_ptr<void> owner;  // What its template was added with.
+  std::shared_ptr<void> owner;  // As given to `add`.
   std::uint64_t batch_size = 1;
   std::uint64_t nbytes = 0;           // Of all inputs that came with it, gaps not counted.
   std::uint64_t end = 0;              // Where the last of them ends.
@@ -81,12 +80,13 @@ class RequestTemplates {
   std::size_t limit_;
   std::size_t bytes_ = 0;
   Entries entries_;  // The most recently used one first.
-  std::unordered_map<std::string_view, Entries::iterator, KeyedHash> by_key_;
+  // Ordered: clients cannot choose keys that collide.
+  std::map<std::string_view, Entries::iterator> by_key_;
 };
 
 // Makes each input begin at a multiple of its item size, counted from the beginning of `memory`,
 // where the first place is at `start`: inputs are moved up, and their places changed. Returns how
-// many bytes were moved; nothing, and nothing was, if there is no room.
+// many bytes were moved; nullopt, with all as it was, if the memory is too small.
 std::optional<std::uint64_t> align_inputs(std::span<unsigned char> memory, std::uint64_t start,
                                           std::vector<InputPlace>& places);
 

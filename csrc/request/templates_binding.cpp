@@ -92,23 +92,7 @@ bool same_places(const std::vector<InputPlace>& some, const std::vector<InputPla
 
 }  // namespace
 
-nb::object MadeRequest::told() const {
-  if (known == nullptr) return nb::none();
-  return nb::make_tuple(known->given, request, regions);
-}
-
 // -- adding ---------------------------------------------------------------------------------------
-
-void PythonTemplates::add_json(const nb::bytes& header, std::uint64_t max_batch_size,
-                               std::vector<InputFields> inputs, nb::handle given) {
-  if (scan_json(view_of(header), scan_)) add(max_batch_size, std::move(inputs), given);
-}
-
-void PythonTemplates::add_fields(const nb::bytes& fields, const std::vector<std::uint64_t>& sizes,
-                                 std::uint64_t max_batch_size, std::vector<InputFields> inputs,
-                                 nb::handle given) {
-  if (scan_fields(view_of(fields), sizes, scan_)) add(max_batch_size, std::move(inputs), given);
-}
 
 void PythonTemplates::add(std::uint64_t max_batch_size, std::vector<InputFields> inputs,
                           nb::handle given) {
@@ -257,11 +241,11 @@ void bind_templates(nb::module_& module) {
       .def("take_json",
            [](Self& self, nb::handle slot, std::uint64_t begin, std::uint64_t header,
               std::uint64_t following, nb::handle on_done, std::uint64_t copied) {
-             return self.take_json({slot, on_done, copied}, begin, header, following).told();
+             return self.take_json({slot, on_done, copied}, begin, header, following).as_python();
            })
       .def("take_message",
            [](Self& self, const nb::bytes& message, nb::handle on_done) {
-             return self.take_message(view_of(message), on_done).told();
+             return self.take_message(view_of(message), on_done).as_python();
            })
       .def("__len__", &Self::count)
       .def_prop_ro("nbytes", &Self::bytes);

@@ -38,14 +38,17 @@ struct KnownTemplate {
   nb::object answer_template = nb::none();
 };
 
-// A request for the engine that nobody has got yet; none without `known`.
+// A request that was not submitted yet; none without `known`.
 struct MadeRequest {
   std::shared_ptr<KnownTemplate> known;
   nb::object request;
   nb::object regions;  // RequestRegions, or None
 
-  // As Python gets it: a tuple, or None.
-  [[nodiscard]] nb::object told() const;
+  // The tuple that Python gets, or None.
+  [[nodiscard]] nb::object as_python() const {
+    if (known == nullptr) return nb::none();
+    return nb::make_tuple(known->given, request, regions);
+  }
 };
 
 // Where a request's inputs are to lie, and who gets its outcome.
@@ -68,9 +71,13 @@ class PythonTemplates {
 
   // Adds a RequestTemplate, if it accepts what varies.
   void add_json(const nb::bytes& header, std::uint64_t max_batch_size,
-                std::vector<InputFields> inputs, nb::handle given);
+                std::vector<InputFields> inputs, nb::handle given) {
+    if (scan_json(view_of(header), scan_)) add(max_batch_size, std::move(inputs), given);
+  }
   void add_fields(const nb::bytes& fields, const std::vector<std::uint64_t>& sizes,
-                  std::uint64_t max_batch_size, std::vector<InputFields> inputs, nb::handle given);
+                  std::uint64_t max_batch_size, std::vector<InputFields> inputs, nb::handle given) {
+    if (scan_fields(view_of(fields), sizes, scan_)) add(max_batch_size, std::move(inputs), given);
+  }
   void remove_if(nb::handle is_gone);
 
   // A header of `size` bytes at `begin` in the slot, and the inputs behind it, which are moved to

@@ -3,8 +3,7 @@
 #include "buffer_view.h"
 #include "python_object.h"
 #include "request/json_values.h"
-#include "request/split_form.h"
-#include "request/typed_contents.h"
+#include "request/message_values.h"
 
 namespace gpubridge {
 namespace {

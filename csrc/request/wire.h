@@ -86,8 +86,8 @@ inline void append_varint(std::string& bytes, std::uint64_t number) {
 }
 
 // Appends a field whose content has a length.
-inline void append_field(std::string& bytes, char tag, std::string_view content) {
-  bytes.push_back(tag);
+inline void append_field(std::string& bytes, std::uint8_t tag, std::string_view content) {
+  bytes.push_back(static_cast<char>(tag));
   append_varint(bytes, content.size());
   bytes.append(content);
 }

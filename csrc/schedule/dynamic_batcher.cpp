@@ -36,6 +36,35 @@ void FormingBatch::offer(const QueuedRequest& request) {
   if (size >= most_) closed_ = true;
 }
 
+bool ReleaseOrder::answered(Handle handle) {
+  const auto found = states_.find(handle);
+  if (found == states_.end()) return false;
+  if (found->second == State::kRunning) found->second = State::kAnswered;
+  return true;
+}
+
+ReleaseOrder::Released ReleaseOrder::release() {
+  Released released;
+  while (!order_.empty()) {
+    const auto found = states_.find(order_.front());
+    if (found->second == State::kRunning) break;
+    (found->second == State::kAnswered ? released.due : released.dropped).push_back(found->first);
+    states_.erase(found);
+    order_.pop_front();
+  }
+  return released;
+}
+
+ReleaseOrder::Released ReleaseOrder::abandon() {
+  Released released;
+  for (const Handle handle : order_) {
+    (states_.at(handle) == State::kAnswered ? released.due : released.dropped).push_back(handle);
+  }
+  order_.clear();
+  states_.clear();
+  return released;
+}
+
 DynamicBatcher::DynamicBatcher(const BatchingSettings& settings)
     : queue_(settings.policy, settings.levels, settings.default_level, settings.policies),
       forming_(settings.max_batch_size, settings.preferred),
@@ -61,10 +90,6 @@ DynamicBatcher::Admission DynamicBatcher::add(const QueuedRequest& request, Nano
   return Admission::kAccepted;
 }
 
-void DynamicBatcher::age(Nanoseconds now) {
-  if (queue_.timed() && queue_.age(now, late_)) forming_.forget();
-}
-
 bool DynamicBatcher::take(Nanoseconds now, std::size_t most, std::vector<Handle>& batch) {
   age(now);
   const std::size_t whole = due(now);
@@ -78,10 +103,6 @@ bool DynamicBatcher::take(Nanoseconds now, std::size_t most, std::vector<Handle>
     for (std::size_t index = before; index < batch.size(); ++index) order_->taken(batch[index]);
   }
   return true;
-}
-
-bool DynamicBatcher::take_ahead(Nanoseconds now, std::size_t most, std::vector<Handle>& batch) {
-  return may_run_ahead_ && look().closed() && take(now, most, batch);
 }
 
 const FormingBatch& DynamicBatcher::look() {
@@ -129,24 +150,6 @@ bool DynamicBatcher::cancel(Handle handle) {
   forming_.forget();
   if (order_) order_->dropped(handle);
   return true;
-}
-
-void DynamicBatcher::put_back(const std::vector<QueuedRequest>& requests) {
-  queue_.put_back(requests);
-  forming_.forget();
-}
-
-ReleaseOrder::Released DynamicBatcher::answered(Handle handle) {
-  if (!order_ || !order_->answered(handle)) return {.due = {handle}, .dropped = {}};
-  return order_->release();
-}
-
-ReleaseOrder::Released DynamicBatcher::release() {
-  return order_ ? order_->release() : ReleaseOrder::Released{};
-}
-
-ReleaseOrder::Released DynamicBatcher::abandon_order() {
-  return order_ ? order_->abandon() : ReleaseOrder::Released{};
 }
 
 std::vector<Handle> DynamicBatcher::clear() {

@@ -4,7 +4,6 @@
 #include <unordered_set>
 
 #include "schedule/priority_queue.h"
-#include "schedule/release_order.h"
 #include "std.h"
 
 namespace gpubridge {
@@ -46,6 +45,41 @@ class FormingBatch {
   Nanoseconds oldest_ = 0;
 };
 
+// The order in which outcomes leave, where a model's clients rely on it.
+//
+// Holds back what is answered early until everything taken before it is answered, too. A request
+// keeps its place in the order when it is put back and taken again.
+class ReleaseOrder {
+ public:
+  // Entries that leave the order: outcomes that may go out, and cancelled requests.
+  struct Released {
+    std::vector<Handle> due;
+    std::vector<Handle> dropped;
+  };
+
+  // Appends a request to the order, unless it is there.
+  void taken(Handle handle) {
+    if (states_.try_emplace(handle, State::kRunning).second) order_.push_back(handle);
+  }
+  // Notes that a request's outcome is there; returns false for one that is not in order.
+  bool answered(Handle handle);
+  // Notes that a request was cancelled; others wait no longer for it.
+  void dropped(Handle handle) {
+    const auto found = states_.find(handle);
+    if (found != states_.end()) found->second = State::kDropped;
+  }
+  // Takes out the requests that have an outcome and nothing before them.
+  Released release();
+  // Forgets the order; the requests that were held back may go out.
+  Released abandon();
+
+ private:
+  enum class State { kRunning, kAnswered, kDropped };
+
+  std::deque<Handle> order_;
+  std::unordered_map<Handle, State> states_;
+};
+
 struct BatchingSettings {
   std::uint64_t max_batch_size = 0;  // 0: every request is a batch
   std::vector<std::uint64_t> preferred;
@@ -83,21 +117,31 @@ class DynamicBatcher {
   bool take(Nanoseconds now, std::size_t most, std::vector<Handle>& batch);
   // The same for an instance that is at another batch, if that takes nothing from it: nothing that
   // comes later could join the batch, overtake it, or be refused if it stayed.
-  bool take_ahead(Nanoseconds now, std::size_t most, std::vector<Handle>& batch);
+  bool take_ahead(Nanoseconds now, std::size_t most, std::vector<Handle>& batch) {
+    return may_run_ahead_ && look().closed() && take(now, most, batch);
+  }
   // When a batch becomes due, or a request late, by the mere passing of time.
   std::optional<Nanoseconds> next_wakeup(Nanoseconds now);
-  // Gives away the requests whose time in the queue is over.
+  // Gives away the requests whose time in the queue has passed.
   std::vector<Handle> refused(Nanoseconds now);
   // Gives a request away if it was not taken yet; returns whether that was so.
   bool cancel(Handle handle);
   // Puts requests that were never started before all others of their priority.
-  void put_back(const std::vector<QueuedRequest>& requests);
+  void put_back(const std::vector<QueuedRequest>& requests) {
+    queue_.put_back(requests);
+    forming_.forget();
+  }
   // Hears that a taken request has its outcome; returns what may go out now.
-  ReleaseOrder::Released answered(Handle handle);
+  ReleaseOrder::Released answered(Handle handle) {
+    if (!order_ || !order_->answered(handle)) return {.due = {handle}, .dropped = {}};
+    return order_->release();
+  }
   // Outcomes that waited for a request that was cancelled or refused.
-  ReleaseOrder::Released release();
+  ReleaseOrder::Released release() { return order_ ? order_->release() : ReleaseOrder::Released{}; }
   // Gives up the order for what was taken.
-  ReleaseOrder::Released abandon_order();
+  ReleaseOrder::Released abandon_order() {
+    return order_ ? order_->abandon() : ReleaseOrder::Released{};
+  }
   // Accepts nothing from now on.
   void stop() { stopped_ = true; }
   // Gives every request away that was not taken.
@@ -114,7 +158,9 @@ class DynamicBatcher {
   }
 
  private:
-  void age(Nanoseconds now);
+  void age(Nanoseconds now) {
+    if (queue_.timed() && queue_.age(now, late_)) forming_.forget();
+  }
   const FormingBatch& look();
   // Number of requests in the batch to take now; 0 for none.
   std::size_t due(Nanoseconds now);

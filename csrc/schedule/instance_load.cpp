@@ -9,7 +9,7 @@ constexpr double kLimit = 64;
 // Time to wake a process that sleeps, and whose memory is in no cache.
 constexpr double kWakeNs = 50e3;
 // The same where it has to share a processor.
-constexpr double kCrowdedWakeNs = 200e3;
+constexpr double kBusyWakeNs = 200e3;
 // Weight of the latest batch in the average.
 constexpr double kWeight = 0.125;
 
@@ -22,14 +22,9 @@ void InstanceLoad::open(std::size_t least_window) {
   open_ = true;
 }
 
-void InstanceLoad::close() {
-  in_flight_ = batches_ = window_ = 0;
-  open_ = stuck_ = false;
-}
-
-bool InstanceLoad::soon_done(bool crowded) const {
+bool InstanceLoad::soon_done(bool processors_busy) const {
   return in_flight_ != 0 && in_flight_ < window_ && execute_ns_ != 0 &&
-         static_cast<double>(in_flight_) * execute_ns_ < (crowded ? kCrowdedWakeNs : kWakeNs);
+         static_cast<double>(in_flight_) * execute_ns_ < (processors_busy ? kBusyWakeNs : kWakeNs);
 }
 
 void InstanceLoad::withdrawn(std::size_t batches) {
@@ -37,11 +32,6 @@ void InstanceLoad::withdrawn(std::size_t batches) {
   batches_ -= std::min(batches_, batches);
   stuck_ = in_flight_ != 0;
   if (stuck_) window_ = least_;
-}
-
-void InstanceLoad::sent(std::size_t requests) {
-  ++batches_;
-  in_flight_ += requests;
 }
 
 void InstanceLoad::answered(std::size_t batches, std::size_t requests, std::uint64_t execute_ns) {

@@ -16,8 +16,8 @@ class InstanceLoad {
   // Requests, or batches of them, that it may have however long they take.
   [[nodiscard]] std::size_t least_window() const { return least_; }
   // True if it has something to do, and is likely to be done with all of it before another process
-  // would be awake; where processors are `crowded`, before that would have had its turn.
-  [[nodiscard]] bool soon_done(bool crowded) const;
+  // would be awake; with `processors_busy`, before that would be scheduled.
+  [[nodiscard]] bool soon_done(bool processors_busy) const;
   // True if requests were withdrawn from it, and it has answered none of the others since: then it
   // gets no more than it may have however long that takes.
   [[nodiscard]] bool stuck() const { return stuck_; }
@@ -25,9 +25,15 @@ class InstanceLoad {
   // A stub takes requests from now on.
   void open(std::size_t least_window);
   // There is no stub any more, and nothing at one.
-  void close();
+  void close() {
+    in_flight_ = batches_ = window_ = 0;
+    open_ = stuck_ = false;
+  }
 
-  void sent(std::size_t requests);
+  void sent(std::size_t requests) {
+    ++batches_;
+    in_flight_ += requests;
+  }
   // So many batches of one request each are not at the stub any more.
   void withdrawn(std::size_t batches);
   void answered(std::size_t batches, std::size_t requests, std::uint64_t execute_ns);

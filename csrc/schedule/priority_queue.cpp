@@ -20,15 +20,6 @@ PriorityQueue::PriorityQueue(const QueuePolicy& policy, std::uint64_t levels,
   for (const auto& [level, own] : policies_) timed_ = timed_ || own.timeout != 0;
 }
 
-std::uint64_t PriorityQueue::number(const QueuedRequest& request) const {
-  return request.priority >= 1 && request.priority <= count_ ? request.priority : default_level_;
-}
-
-const QueuePolicy& PriorityQueue::policy(std::uint64_t level) const {
-  const auto own = policies_.find(level);
-  return own == policies_.end() ? policy_ : own->second;
-}
-
 PriorityQueue::Added PriorityQueue::add(const QueuedRequest& request, Nanoseconds now) {
   const std::uint64_t number = this->number(request);
   const QueuePolicy& policy = this->policy(number);
@@ -102,10 +93,6 @@ bool PriorityQueue::age(Nanoseconds now, std::vector<Handle>& late) {
     }
   }
   return changed;
-}
-
-Nanoseconds PriorityQueue::next_deadline() const {
-  return deadlines_.empty() ? 0 : deadlines_.begin()->first.first;
 }
 
 }  // namespace gpubridge

@@ -64,7 +64,9 @@ class PriorityQueue {
   // order changed.
   bool age(Nanoseconds now, std::vector<Handle>& late);
   // Returns when `age` has something to do; 0 for never.
-  [[nodiscard]] Nanoseconds next_deadline() const;
+  [[nodiscard]] Nanoseconds next_deadline() const {
+    return deadlines_.empty() ? 0 : deadlines_.begin()->first.first;
+  }
 
   // Calls `visit` with each request in order until it returns false.
   template <typename Visit>
@@ -93,8 +95,13 @@ class PriorityQueue {
     Entries delayed;
   };
 
-  [[nodiscard]] std::uint64_t number(const QueuedRequest& request) const;
-  [[nodiscard]] const QueuePolicy& policy(std::uint64_t level) const;
+  [[nodiscard]] std::uint64_t number(const QueuedRequest& request) const {
+    return request.priority >= 1 && request.priority <= count_ ? request.priority : default_level_;
+  }
+  [[nodiscard]] const QueuePolicy& policy(std::uint64_t level) const {
+    const auto own = policies_.find(level);
+    return own == policies_.end() ? policy_ : own->second;
+  }
   void take_out(Entries::iterator entry);
 
   QueuePolicy policy_;

@@ -44,8 +44,9 @@ std::size_t InstanceFeed::free_tickets() const {
 }
 
 bool InstanceFeed::soon_done() const {
-  return load_.least_window() == 1 && at_stub_ != nullptr && load_.soon_done(at_stub_->crowded()) &&
-         at_stub_->claims() && at_stub_->open_requests() == 0;
+  return load_.least_window() == 1 && at_stub_ != nullptr &&
+         load_.soon_done(at_stub_->processors_busy()) && at_stub_->claims() &&
+         at_stub_->open_requests() == 0;
 }
 
 bool InstanceFeed::holds_up() {
@@ -84,11 +85,6 @@ int InstanceFeed::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
-void InstanceFeed::clear() {
-  listener_ = nb::none();
-  close();
-}
-
 // -- the dispatch --------------------------------------------------------------------------------
 
 RequestDispatch::RequestDispatch(nb::object owner, nb::object batcher, bool ahead, bool ordered,
@@ -101,9 +97,12 @@ RequestDispatch::RequestDispatch(nb::object owner, nb::object batcher, bool ahea
       ahead_(ahead),
       ordered_(ordered) {}
 
-void RequestDispatch::prepare_with(nb::object prepare, nb::object traces, bool always) {
+void RequestDispatch::prepare_with(nb::object prepare, nb::object sampling, nb::object untraced,
+                                   bool always) {
   prepare_ = std::move(prepare);
-  traces_ = std::move(traces);
+  sampling_object_ = std::move(sampling);
+  sampling_ = &nb::cast<TraceSampling&>(sampling_object_);
+  untraced_ = std::move(untraced);
   always_ = always;
 }
 
@@ -130,9 +129,14 @@ std::size_t RequestDispatch::pending() const {
 
 void RequestDispatch::submit(nb::handle object, nb::handle origin) {
   if (!prepare_.is_none()) {
-    const bool out_of_the_ordinary = always_ || infer_request(object).has(InferRequest::kRanges) ||
-                                     !attribute<"active">(traces_).is(Py_False);
-    if (out_of_the_ordinary && !nb::cast<bool>(prepare_(object, origin))) return;
+    const bool out_of_the_ordinary =
+        always_ || infer_request(object).has(InferRequest::kRanges) ||
+        (sampling_->active && !origin.is_none() && !origin.is(untraced_));
+    if (!out_of_the_ordinary) {
+      if (origin.is_none()) sampling_->count();
+    } else if (!nb::cast<bool>(prepare_(object, origin))) {
+      return;
+    }
   }
   enqueue(object);
 }
@@ -162,7 +166,7 @@ void RequestDispatch::enqueue(nb::handle object) {
     owner_.attr("refuse_new")(object, admission == Admission::kStopped);
     return;
   }
-  if (ordered_) owner_.attr("hold_back")(object);
+  if (ordered_) owner_.attr("order_outcome")(object);
   dispatch(now);
 }
 
@@ -207,7 +211,7 @@ void RequestDispatch::feed_ahead() {
   while (batcher_->pending() != 0) {
     InstanceFeed* best = best_instance();
     if (best == nullptr) {
-      check_hope();
+      refuse_unservable();
       report_full_stubs();
       return;
     }
@@ -261,7 +265,7 @@ void RequestDispatch::feed(Nanoseconds now) {
       feed->submit(batch);
     }
   }
-  if (!found) check_hope();
+  if (!found) refuse_unservable();
   for (InstanceFeed* feed : feeds_) {
     const InstanceLoad& load = feed->load();
     while (load.window() != 0 && load.batches() != 0 && load.batches() < load.least_window()) {
@@ -278,19 +282,19 @@ void RequestDispatch::set_timer(Nanoseconds due) {
   owner_.attr("set_timer")(timer_);
 }
 
-void RequestDispatch::ring() {
+void RequestDispatch::on_timer() {
   timer_ = 0;
   if (ahead_ && feeds_.size() > 1) relieve();
   dispatch(0);
 }
 
 // Has what waits refused when no instance is going to take it.
-void RequestDispatch::check_hope() {
+void RequestDispatch::refuse_unservable() {
   if (batcher_->pending() == 0) return;
   for (const InstanceFeed* feed : feeds_) {
     if (feed->load().window() != 0) return;
   }
-  owner_.attr("check_hope")();
+  owner_.attr("refuse_unservable")();
 }
 
 // Tells of instances that would take requests, but whose stubs have no ticket left for one.
@@ -303,21 +307,17 @@ void RequestDispatch::report_full_stubs() {
 }
 
 int RequestDispatch::traverse(visitproc visit, void* arg) const {
-  for (const nb::object* held : {&owner_, &cancel_, &batcher_object_, &counters_object_, &shapes_,
-                                 &clock_, &prepare_, &traces_, &latest_.object}) {
+  for (const nb::object* held :
+       {&owner_, &cancel_, &batcher_object_, &counters_object_, &shapes_, &clock_, &prepare_,
+        &sampling_object_, &untraced_, &latest_.object}) {
     Py_VISIT(held->ptr());
   }
   for (const nb::object& feed : feed_objects_) Py_VISIT(feed.ptr());
   return 0;
 }
 
-void RequestDispatch::clear() {
-  serve(nb::tuple());
-  owner_ = cancel_ = shapes_ = clock_ = prepare_ = traces_ = latest_.object = nb::none();
-}
-
 void bind_request_dispatch(nb::module_& module) {
-  nb::class_<InstanceFeed>(module, "InstanceFeed", nb::type_slots(stub::collected<InstanceFeed>()))
+  nb::class_<InstanceFeed>(module, "InstanceFeed", nb::type_slots(collected<InstanceFeed>()))
       .def(nb::init<nb::object>(), nb::arg().none())
       .def("listen", &InstanceFeed::listen)
       .def("connect", &InstanceFeed::connect)
@@ -332,7 +332,7 @@ void bind_request_dispatch(nb::module_& module) {
       .def_prop_ro("least_window",
                    [](const InstanceFeed& feed) { return feed.load().least_window(); });
   nb::class_<RequestDispatch>(module, "RequestDispatch",
-                              nb::type_slots(stub::collected<RequestDispatch>()))
+                              nb::type_slots(collected<RequestDispatch>()))
       .def(nb::init<nb::object, nb::object, bool, bool, nb::object, nb::object, nb::object>(),
            nb::arg("owner"), nb::arg("batcher"), nb::arg("ahead"), nb::arg("ordered"),
            nb::arg("counters"), nb::arg("shapes").none(), nb::arg("clock").none())
@@ -341,7 +341,7 @@ void bind_request_dispatch(nb::module_& module) {
       .def("submit", &RequestDispatch::submit, nb::arg(), nb::arg() = nb::none())
       .def("enqueue", &RequestDispatch::enqueue)
       .def("dispatch", &RequestDispatch::dispatch, nb::arg() = 0)
-      .def("ring", &RequestDispatch::ring)
+      .def("on_timer", &RequestDispatch::on_timer)
       .def("stop", &RequestDispatch::stop)
       .def_prop_ro("pending", &RequestDispatch::pending);
 }

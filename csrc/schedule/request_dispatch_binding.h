@@ -3,6 +3,7 @@
 
 #include "ipc/model_counters.h"
 #include "python_object.h"
+#include "request/trace_sampling.h"
 #include "schedule/instance_load.h"
 #include "schedule/item_batcher_binding.h"
 
@@ -63,7 +64,10 @@ class InstanceFeed {
     if (dispatch_ == dispatch) dispatch_ = nullptr;
   }
   int traverse(visitproc visit, void* arg) const;
-  void clear();
+  void clear() {
+    listener_ = nb::none();
+    close();
+  }
 
  private:
   InstanceLoad load_;
@@ -87,22 +91,27 @@ class RequestDispatch {
   RequestDispatch& operator=(const RequestDispatch&) = delete;
   ~RequestDispatch() { clear(); }
 
-  // Has `prepare` called for each request, or only while the attribute `active` of `traces` is
-  // true, and for requests that do not lie in a slot; it says whether the request goes on.
-  void prepare_with(nb::object prepare, nb::object traces, bool always);
+  // Has `prepare` called for each request, or only for those that may be traced by `sampling`,
+  // which are from elsewhere than `untraced`, and for requests that do not lie in a slot; it says
+  // whether the request goes on.
+  void prepare_with(nb::object prepare, nb::object sampling, nb::object untraced, bool always);
   void serve(nb::handle feeds);
 
   void submit(nb::handle request, nb::handle origin);
   void enqueue(nb::handle request);
   void dispatch(Nanoseconds now);
   // The timer that the owner was asked to set is due.
-  void ring();
+  void on_timer();
   // Calls `on_idle` of the owner whenever nothing is pending, from now on.
   void stop() { stopping_ = true; }
   [[nodiscard]] std::size_t pending() const;
 
   int traverse(visitproc visit, void* arg) const;
-  void clear();
+  void clear() {
+    serve(nb::tuple());
+    owner_ = cancel_ = shapes_ = clock_ = prepare_ = sampling_object_ = untraced_ = latest_.object =
+        nb::none();
+  }
 
  private:
   struct Options {
@@ -119,7 +128,7 @@ class RequestDispatch {
   void feed(Nanoseconds now);
   void set_timer(Nanoseconds due);
   void relieve();
-  void check_hope();
+  void refuse_unservable();
   void report_full_stubs();
 
   nb::object owner_;
@@ -131,7 +140,9 @@ class RequestDispatch {
   nb::object shapes_;
   nb::object clock_;
   nb::object prepare_ = nb::none();
-  nb::object traces_ = nb::none();
+  nb::object sampling_object_ = nb::none();
+  TraceSampling* sampling_ = nullptr;
+  nb::object untraced_ = nb::none();
   bool always_ = false;
   bool ahead_;
   bool ordered_;

@@ -1,7 +1,7 @@
 #include "stub/bls_records.h"
 
+#include "heap_type.h"
 #include "ipc/messages.h"
-#include "stub/heap_type.h"
 #include "stub/request.h"
 #include "stub/response.h"
 
@@ -10,12 +10,12 @@ namespace {
 
 // As gpubridge/transport/calls.py and messages.py describe them.
 constexpr std::size_t kFrameHead = 8;
-// As gpubridge/transport/region_ids.py has it.
+// As gpubridge/transport/leases.py has it.
 constexpr std::uint64_t kReadOnly = 1U << 30U;
 constexpr std::size_t kFieldsPerRef = 4;
 constexpr std::size_t kKept = 512;
 
-// Says whether a request has something to say that most calls have not.
+// True if a request has something to say that most calls have not.
 bool is_special(const Request* request) {
   for (std::size_t field = 0; field < kReleaseFlags; ++field) {
     if (request->fields[field] == nullptr && field != kOrigin) return true;
@@ -109,9 +109,7 @@ nb::object CallWriter::write(std::uint32_t number, nb::handle request, bool deco
         references_(inputs, nb::handle(as<Request>(request.ptr())->fields[kModelName])));
     if (refs.size() != kFieldsPerRef * parts.tensors) throw nb::value_error("references");
     for (std::size_t first = 0; first < refs.size(); first += kFieldsPerRef) {
-      at = write_ref(
-          at, {nb::cast<std::uint64_t>(refs[first]), nb::cast<std::uint64_t>(refs[first + 1]),
-               nb::cast<std::uint64_t>(refs[first + 2]), nb::cast<std::uint32_t>(refs[first + 3])});
+      at = write_ref(at, ref_at(refs, first));
     }
   }
   return bytes_object(record);

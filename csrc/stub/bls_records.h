@@ -3,7 +3,7 @@
 
 #include "python_object.h"
 #include "stub/request_reader.h"
-#include "stub/signature_key.h"
+#include "stub/tensor.h"
 
 namespace gpubridge::stub {
 

@@ -25,19 +25,6 @@ static_assert(kSmallest << 4U == OutputPool::kLarge);
 OutputPool::OutputPool(nb::object memory, nb::handle table)
     : memory_(std::move(memory)), table_(std::make_unique<BufferView>(table, PyBUF_WRITABLE)) {}
 
-unsigned char* OutputPool::lease(const TensorRef& place) const {
-  return static_cast<unsigned char*>(table_->data()) + place.lease;
-}
-
-OutputPool::Slot OutputPool::take(Entry& entry) {
-  __atomic_store_n(lease(entry.place), 1, __ATOMIC_RELEASE);
-  return {static_cast<char*>(entry.memory->data()), entry.place};
-}
-
-bool OutputPool::is_free(const Entry& entry) const {
-  return __atomic_load_n(lease(entry.place), __ATOMIC_ACQUIRE) == 0;
-}
-
 // Leases of small slots end nearly in the order in which slots were lent, so the first ones are
 // looked at.
 std::optional<OutputPool::Slot> OutputPool::lend(std::size_t nbytes, std::string_view consumer) {
@@ -90,7 +77,5 @@ void OutputPool::give_back() {
     }
   }
 }
-
-void OutputPool::disown() { classes_.clear(); }
 
 }  // namespace gpubridge::stub

@@ -36,12 +36,12 @@ class OutputPool {
     }
   }
   // True if models have got slots to write to: then outputs may lie in one.
-  [[nodiscard]] bool shown() const { return nb::cast<bool>(memory_.attr("shown")); }
+  [[nodiscard]] bool shown() const { return nb::cast<bool>(memory_.attr("exposed")); }
 
   // Gives all free slots back.
   void give_back();
   // Writes to no lease byte any more: for a forked child.
-  void disown();
+  void disown() { classes_.clear(); }
 
  private:
   struct Entry {
@@ -51,9 +51,16 @@ class OutputPool {
   };
   using Class = std::deque<Entry>;
 
-  [[nodiscard]] unsigned char* lease(const TensorRef& place) const;
-  [[nodiscard]] bool is_free(const Entry& entry) const;
-  Slot take(Entry& entry);
+  [[nodiscard]] unsigned char* lease(const TensorRef& place) const {
+    return static_cast<unsigned char*>(table_->data()) + place.lease;
+  }
+  [[nodiscard]] bool is_free(const Entry& entry) const {
+    return __atomic_load_n(lease(entry.place), __ATOMIC_ACQUIRE) == 0;
+  }
+  Slot take(Entry& entry) {
+    __atomic_store_n(lease(entry.place), 1, __ATOMIC_RELEASE);
+    return {static_cast<char*>(entry.memory->data()), entry.place};
+  }
   std::optional<Slot> grow(Class& entries, std::size_t nbytes, std::string_view consumer);
 
   nb::object memory_;

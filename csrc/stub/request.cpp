@@ -1,6 +1,6 @@
 #include "stub/request.h"
 
-#include "stub/heap_type.h"
+#include "heap_type.h"
 #include "stub/tensor.h"
 
 namespace gpubridge::stub {
@@ -192,7 +192,7 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr}};
 
 PyGetSetDef properties[] = {// NOLINT
-                            {"_origin", get_origin, set_origin, nullptr, nullptr},
+                            {"_handle", get_origin, set_origin, nullptr, nullptr},
                             {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 }  // namespace
@@ -223,7 +223,7 @@ nb::object Arrival::ask() {
   if (!origin.is_valid()) {
     nb::object made = make_origin(message, at);
     if (!origin.is_valid()) {
-      if (cancelled) made.attr("over") = *cancelled;
+      if (cancelled) made.attr("was_cancelled") = *cancelled;
       origin = std::move(made);
     } else {
       // Another thread was first: the end of this one is not that of the request.
@@ -231,11 +231,6 @@ nb::object Arrival::ask() {
     }
   }
   return origin;
-}
-
-void Arrival::end(bool was_cancelled) {
-  cancelled = was_cancelled;
-  if (origin.is_valid()) origin.attr("over") = was_cancelled;
 }
 
 // -- requests that arrived
@@ -266,7 +261,7 @@ nb::object received_request(PyTypeObject* kind, const Received& received) {
 bool is_no_trace(PyObject* trace) { return trace == known().no_trace; }
 
 void use_request_reference(nb::handle reference) {
-  const nb::module_ fields = nb::module_::import_("gpubridge.pb_utils.request_fields");
+  const nb::module_ fields = nb::module_::import_("gpubridge.pb_utils.request");
   known().init = kept_attribute(reference, "__init__");
   known().trace_class = kept_attribute(fields, "InferenceTrace");
   known().no_trace = kept_attribute(fields, "NO_TRACE");

@@ -31,8 +31,8 @@ struct Request {
           fields;
 };
 
-// A request's connection to the message that it came with. Its record and its origin are made when
-// somebody asks for them: most requests are answered before anybody does.
+// A request's connection to the message that it came with. Its origin is made on demand: most
+// requests are answered without.
 struct Arrival {
   nb::object message;
   std::size_t at;
@@ -43,7 +43,10 @@ struct Arrival {
   // Gives the origin.
   nb::object ask();
   // Notes that the request is answered.
-  void end(bool was_cancelled);
+  void end(bool was_cancelled) {
+    cancelled = was_cancelled;
+    if (origin.is_valid()) origin.attr("was_cancelled") = was_cancelled;
+  }
 };
 
 // An Arrival as a Python object, and back.
@@ -68,7 +71,7 @@ struct Received {
 // A request that arrived, of a class derived from the type.
 nb::object received_request(PyTypeObject* kind, const Received& received);
 
-// Says whether a trace is that of requests which belong to none.
+// True if a trace is that of requests which belong to none.
 bool is_no_trace(PyObject* trace);
 
 // Makes the type, and remembers the Python class that does what it leaves to others.

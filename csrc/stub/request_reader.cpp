@@ -1,7 +1,7 @@
 #include "stub/request_reader.h"
 
+#include "heap_type.h"
 #include "ipc/context.h"
-#include "stub/heap_type.h"
 #include "stub/request.h"
 #include "stub/tensor.h"
 
@@ -19,15 +19,14 @@ constexpr std::uint32_t bits_of(Fields... fields) {
   return (context_bit(fields) | ...);
 }
 
-// Cases that need no Python.
+// Fields of batches that run without Python.
 constexpr std::uint32_t kPlainFields =
     bits_of(ContextField::kFlags, ContextField::kCorrelationId, ContextField::kCorrelationText,
             ContextField::kTimeout, ContextField::kParameters, ContextField::kTrace,
-            ContextField::kShared, ContextField::kControls, ContextField::kOutputsFor);
+            ContextField::kTraceContext, ContextField::kShared, ContextField::kControls,
+            ContextField::kOutputsFor, ContextField::kDevice, ContextField::kDeviceOutputs);
 constexpr std::uint32_t kKnownFields =
-    kPlainFields | bits_of(ContextField::kStateSlot, ContextField::kStateStarts,
-                           ContextField::kClient, ContextField::kDevice,
-                           ContextField::kDeviceOutputs, ContextField::kWaits);
+    kPlainFields | bits_of(ContextField::kState, ContextField::kClient, ContextField::kWaits);
 
 }  // namespace
 
@@ -78,10 +77,6 @@ bool RequestReader::is_plain(const RecordView& record, const Context& context) c
   return (context.mask() & ~kPlainFields) == 0 && exists(record);
 }
 
-nb::object RequestReader::arrival(nb::handle message, std::size_t at) const {
-  return arrival_object({nb::borrow(message), at, parts_.make_origin});
-}
-
 nb::object RequestReader::request(const RecordView& record, const RecordForm& form,
                                   nb::handle arrival) {
   const Context context = this->context(record);
@@ -113,17 +108,18 @@ void RequestReader::take_context(const Context& context, Received& received) con
     received.parameters = text_object(context.text(ContextField::kParameters));
   }
   if (context.has(ContextField::kTrace)) {
-    received.trace = parts_.make_trace(context.number(ContextField::kTrace));
+    received.trace = parts_.make_trace(context.number(ContextField::kTrace),
+                                       text_object(context.text(ContextField::kTraceContext)));
   }
 }
 
-// Appends the control inputs that a context says. Those of numbers are remembered by the text: it
-// repeats itself within a sequence.
-void RequestReader::add_controls(std::string_view told, nb::handle inputs) {
+// Appends the control inputs that a context describes. Numbers are cached by the text, which
+// repeats within a sequence.
+void RequestReader::add_controls(std::string_view text, nb::handle inputs) {
   const auto add = [&](nb::object tensor) {
     if (PyList_Append(inputs.ptr(), tensor.ptr()) != 0) throw nb::python_error();
   };
-  if (const auto found = controls_.find(told); found != controls_.end()) {
+  if (const auto found = controls_.find(text); found != controls_.end()) {
     for (const Control& control : found->second) {
       add(received_tensor(type_of(tensor_), control.name, control.datatype, control.shape,
                           checked(PyByteArray_FromObject(control.bytes.ptr())), nullptr));
@@ -132,7 +128,7 @@ void RequestReader::add_controls(std::string_view told, nb::handle inputs) {
   }
   std::vector<Control> made;
   bool numbers = true;
-  for (nb::handle tensor : nb::cast<nb::list>(parts_.make_controls(text_object(told)))) {
+  for (nb::handle tensor : nb::cast<nb::list>(parts_.make_controls(text_object(text)))) {
     const auto& fields = as<Tensor>(tensor.ptr())->fields;
     // Strings have been serialised.
     numbers = numbers && fields[kSource] == nullptr;
@@ -144,7 +140,7 @@ void RequestReader::add_controls(std::string_view told, nb::handle inputs) {
   }
   if (!numbers) return;
   if (controls_.size() >= kControlsKept) controls_.clear();
-  controls_.emplace(told, std::move(made));
+  controls_.emplace(text, std::move(made));
 }
 
 }  // namespace gpubridge::stub

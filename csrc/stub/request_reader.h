@@ -28,7 +28,7 @@ class TensorReader {
   // The form of a record; throws MalformedRecord or a Python error where it has none.
   RecordForm& form(const RecordView& record) { return forms_.of(record); }
 
-  // Says whether the memory of all tensors is there.
+  // True if the memory of all tensors is there.
   [[nodiscard]] bool exists(const RecordView& record) const;
 
   // A list of the tensors of a record whose memory is there.
@@ -47,7 +47,7 @@ class TensorReader {
 struct ReaderParts {
   nb::object make_origin;    // that of an Arrival
   nb::object make_controls;  // gives the control inputs that the text of a context says
-  nb::object make_trace;     // gives the InferenceTrace of a number
+  nb::object make_trace;     // gives the InferenceTrace of a number and a context
 };
 
 // Makes requests in memory that the server has lent.
@@ -58,14 +58,16 @@ class RequestReader : public TensorReader {
   // The context of a request; throws MalformedContext.
   static Context context(const RecordView& record);
 
-  // Says whether a request is of memory that is there, and nothing is said of it that only Python
+  // True if a request is of memory that is there, and nothing is said of it that only Python
   // knows.
   [[nodiscard]] bool is_plain(const RecordView& record, const Context& context) const;
 
   // Makes a request of a plain record; its inputs are read-only where others look at them.
   nb::object request(const RecordView& record, const RecordForm& form, nb::handle arrival);
 
-  [[nodiscard]] nb::object arrival(nb::handle message, std::size_t at) const;
+  [[nodiscard]] nb::object arrival(nb::handle message, std::size_t at) const {
+    return arrival_object({nb::borrow(message), at, parts_.make_origin});
+  }
 
  private:
   // A control input of a sequence, whose bytes each request gets for its own.
@@ -77,7 +79,7 @@ class RequestReader : public TensorReader {
   };
 
   void take_context(const Context& context, Received& received) const;
-  void add_controls(std::string_view told, nb::handle inputs);
+  void add_controls(std::string_view text, nb::handle inputs);
 
   ReaderParts parts_;
   ModelWords model_;

@@ -1,6 +1,6 @@
 #include "stub/response.h"
 
-#include "stub/heap_type.h"
+#include "heap_type.h"
 #include "stub/tensor.h"
 
 namespace gpubridge::stub {

@@ -1,11 +1,10 @@
 #include "stub/response_writer.h"
 
 #include "buffer_view.h"
+#include "heap_type.h"
 #include "ipc/context.h"
 #include "ipc/records.h"
-#include "memory/place.h"
 #include "python_object.h"
-#include "stub/heap_type.h"
 #include "stub/response.h"
 #include "stub/tensor.h"
 
@@ -37,7 +36,49 @@ PyObject* exporter(const Tensor* tensor) {
   return nullptr;
 }
 
+// True if two of the things, whose places `place` returns, share a byte: the receiver of one
+// may write to the other.
+template <typename Thing>
+bool overlap(std::vector<Thing> things, TensorRef Thing::* place) {
+  const auto order = [place](const Thing& thing) {
+    return std::pair((thing.*place).region, (thing.*place).offset);
+  };
+  std::ranges::sort(things, {}, order);
+  const auto shared = [](const TensorRef& one, const TensorRef& other) {
+    return one.region == other.region && one.offset + one.nbytes > other.offset;
+  };
+  return std::ranges::adjacent_find(things, shared, place) != things.end();
+}
+
 }  // namespace
+
+OwnInputs::OwnInputs(const RecordView& record, const Context& context, const LeaseBook& book,
+                     std::uint64_t least)
+    : least_(least) {
+  // Others may still read the inputs: the receiver of an output may write to it.
+  if (context.has(ContextField::kShared)) return;
+  for (std::size_t index = 0; index < record.tensors(); ++index) {
+    const TensorRef ref = record.ref(index);
+    const bool of_server = ref.region >> 32U == 0;
+    if (ref.nbytes < least || !of_server || ref.lease != record.ticket()) continue;
+    const char* const begin = book.address(ref);
+    inputs_.push_back({begin, begin + ref.nbytes, ref});
+  }
+  std::ranges::sort(inputs_, {}, &Input::begin);
+  for (std::size_t index = 1; index < inputs_.size(); ++index) {
+    inputs_[index].end = std::max(inputs_[index].end, inputs_[index - 1].end);
+  }
+}
+
+std::optional<TensorRef> OwnInputs::find(const char* data, std::size_t size) const {
+  if (size < least_) return std::nullopt;
+  const auto after = std::ranges::upper_bound(inputs_, data, {}, &Input::begin);
+  if (after == inputs_.begin()) return std::nullopt;
+  const Input& input = *(after - 1);
+  if (data >= input.end || size > static_cast<std::size_t>(input.end - data)) return std::nullopt;
+  const auto offset = static_cast<std::uint64_t>(data - input.begin);
+  return TensorRef{input.ref.region, input.ref.offset + offset, size, input.ref.lease};
+}
 
 // A tensor that is sent, and its bytes for as long as they are looked at.
 struct ResponseWriter::Output {
@@ -133,8 +174,8 @@ bool ResponseWriter::copy(std::span<const Sent> outputs, std::string_view consum
   return true;
 }
 
-// Leaves outputs where they are, if nobody looks at them any more now that the response is
-// forgotten; returns whether that is so. Who still does may write to them: then they are copied.
+// Leaves outputs where they are, if no reference to them is left now that the response is gone;
+// returns whether that is so. With one left they may be written to: then they are copied.
 bool ResponseWriter::pass_on(const ResponseTarget& target, std::span<const Sent> stay,
                              std::span<TensorRef> refs, std::uint64_t& copied) {
   if (__atomic_load_n(target.lent, __ATOMIC_ACQUIRE) == 0) {

@@ -3,12 +3,36 @@
 
 #include <unordered_set>
 
+#include "ipc/context.h"
+#include "memory/lease_book.h"
 #include "python_object.h"
 #include "stub/output_pool.h"
-#include "stub/passing_on.h"
-#include "stub/signature_key.h"
 
 namespace gpubridge::stub {
+
+// The large inputs of a request whose memory is its alone.
+class OwnInputs {
+ public:
+  OwnInputs() = default;
+  // Of inputs of at least so many bytes. The memory of the record's tensors exists.
+  OwnInputs(const RecordView& record, const Context& context, const LeaseBook& book,
+            std::uint64_t least);
+
+  // Where bytes lie in one of them.
+  [[nodiscard]] std::optional<TensorRef> find(const char* data, std::size_t size) const;
+  [[nodiscard]] bool empty() const { return inputs_.empty(); }
+
+ private:
+  struct Input {
+    const char* begin;
+    // The furthest end of all that begin up to there: inputs may overlap.
+    const char* end;
+    TensorRef ref;
+  };
+
+  std::uint64_t least_ = 0;
+  std::vector<Input> inputs_;
+};
 
 // Where a response goes. `wanted` holds the names of the outputs that are sent; `consumer` is whose
 // processes take them, empty for the server. An output may stay in one of the `inputs`, whose lease

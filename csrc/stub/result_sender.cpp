@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <thread>
 
-#include "ipc/control_cells.h"
 #include "little_endian.h"
 
 namespace gpubridge::stub {
@@ -40,11 +39,6 @@ std::string_view ResultSender::add(std::string_view result, std::int64_t started
     if (!std::exchange(gathering_, true)) guard_->changed.notify_one();
   }
   return {};
-}
-
-void ResultSender::sent() {
-  store_cell<std::uint64_t>(*gathered_.word, 0);
-  long_frame_ = {};
 }
 
 // Writes the head of what is gathered; what is added from now on belongs to another frame.

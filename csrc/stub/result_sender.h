@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "ipc/control_cells.h"
 #include "std.h"
 
 namespace gpubridge::stub {
@@ -43,9 +44,12 @@ class ResultSender {
   // its message or not; returns the frame that is to be sent now, until `sent`, or nothing.
   std::string_view add(std::string_view result, std::int64_t started_at, std::int64_t ended_at,
                        bool last);
-  void sent();
+  void sent() {
+    store_cell<std::uint64_t>(*gathered_.word, 0);
+    long_frame_ = {};
+  }
 
-  // Says whether batches have taken so long that somebody should watch.
+  // True if batches have taken so long that a thread should watch.
   [[nodiscard]] bool wants_watch() const { return watched_ != 0; }
   // Watches until the channel is closed.
   void watch();

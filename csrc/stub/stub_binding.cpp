@@ -1,8 +1,8 @@
 // The stub's runtime for Python: the base classes of what models see, and finding tensors by name.
 
+#include "heap_type.h"
 #include "std.h"
 #include "stub/bls_records.h"
-#include "stub/heap_type.h"
 #include "stub/request.h"
 #include "stub/response.h"
 #include "stub/tensor.h"
@@ -10,10 +10,8 @@
 namespace gpubridge {
 namespace {
 
-using stub::as;
-
 // The compiled base class that does what a Python class does; what it does not take, that does.
-nb::object fields_type(nb::handle reference) {
+nb::object compiled_base(nb::handle reference) {
   const auto name = nb::cast<std::string>(reference.attr("__name__"));
   PyTypeObject* type = nullptr;
   if (name == "TensorFields") {
@@ -36,16 +34,14 @@ constexpr Py_ssize_t kFew = 8;
 
 nb::object name_of(nb::handle tensor) {
   if (!stub::is_tensor(tensor.ptr())) return nb::object(tensor.attr("_name"));
-  PyObject* name = stub::field<stub::Tensor>(tensor.ptr(), stub::kName);
+  PyObject* name = field<stub::Tensor>(tensor.ptr(), stub::kName);
   if (name == nullptr) throw nb::python_error();
   return nb::borrow(name);
 }
 
 nb::object searched(nb::handle tensors, nb::handle name) {
   for (nb::handle tensor : tensors) {
-    const int same = PyObject_RichCompareBool(name_of(tensor).ptr(), name.ptr(), Py_EQ);
-    if (same < 0) throw nb::python_error();
-    if (same != 0) return nb::borrow(tensor);
+    if (name_of(tensor).equal(name)) return nb::borrow(tensor);
   }
   return nb::none();
 }
@@ -65,7 +61,7 @@ nb::object by_name(nb::handle tensors, nb::handle name, PyObject*& index) {
       made[name_of(tensor)] = tensor;
     }
     kept = nb::make_tuple(tensors, made);
-    stub::assign(index, kept.ptr());
+    assign(index, kept.ptr());
   }
   PyObject* found = PyDict_GetItemWithError(PyTuple_GetItem(kept.ptr(), 1), name.ptr());
   if (found == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
@@ -78,7 +74,7 @@ template <typename Owner>
 nb::object tensor_of(nb::handle owner, PyTypeObject* type, std::size_t list, std::size_t index,
                      const char* attribute, nb::handle name) {
   if (PyObject_TypeCheck(owner.ptr(), type) == 0) return searched(owner.attr(attribute), name);
-  PyObject* tensors = stub::field<Owner>(owner.ptr(), list);
+  PyObject* tensors = field<Owner>(owner.ptr(), list);
   if (tensors == nullptr) throw nb::python_error();
   return by_name(tensors, name, as<Owner>(owner.ptr())->fields[index]);
 }
@@ -97,7 +93,7 @@ nb::object output_by_name(nb::handle response, nb::handle name) {
 
 void bind_stub(nb::module_& module) {
   stub::bind_bls_records(module);
-  module.def("fields_type", &fields_type);
+  module.def("fields_type", &compiled_base);
   module.def("input_by_name", &input_by_name, nb::arg("inference_request"), nb::arg("name").none());
   module.def("output_by_name", &output_by_name, nb::arg("inference_response"),
              nb::arg("name").none());

@@ -1,16 +1,19 @@
 // The stub's loop: receives messages, executes their batches, sends the results.
 
+#include <poll.h>
+
+#include <array>
 #include <cerrno>
 
 #include "buffer_view.h"
 #include "clock.h"
+#include "heap_type.h"
 #include "ipc/control_cells.h"
 #include "ipc/datagrams.h"
 #include "ipc/messages.h"
 #include "ipc/records.h"
 #include "little_endian.h"
 #include "python_object.h"
-#include "stub/heap_type.h"
 #include "stub/output_pool.h"
 #include "stub/request_reader.h"
 #include "stub/response_writer.h"
@@ -32,10 +35,28 @@ struct LoopParts {
   nb::object executor;  // Executor: runs what is not plain, and knows the model
   nb::object outputs;   // OutputMemory
   nb::object control;   // ControlPage
-  nb::object waits;     // ShortWaits
+  nb::object waits;     // WaitPredictor
   nb::object reader;    // RecordReader
   nb::object decode;    // decode_execute, which words what is wrong with a message
   nb::object batch;     // the class Batch
+};
+
+// Cells of the control page; an exported one stays where it is.
+struct ControlViews {
+  explicit ControlViews(const nb::object& page)
+      : progress(page.attr("progress"), PyBUF_WRITABLE),
+        claimed(page.attr("claimed"), PyBUF_WRITABLE),
+        lent(page.attr("lent"), PyBUF_WRITABLE),
+        cancelled(page.attr("cancelled"), PyBUF_SIMPLE),
+        gathered_word(page.attr("gathered_word"), PyBUF_WRITABLE),
+        gathered(page.attr("gathered"), PyBUF_WRITABLE) {}
+
+  BufferView progress;
+  BufferView claimed;
+  BufferView lent;
+  BufferView cancelled;
+  BufferView gathered_word;
+  BufferView gathered;
 };
 
 // Executes the batches of EXECUTE messages. A batch is plain where its requests are in the server's
@@ -49,8 +70,14 @@ class StubLoop {
            LeaseBook& book, std::unique_ptr<OutputPool> pool, std::int64_t awake_ns,
            const StubLimits& limits);
 
-  // Receives messages until one comes that holds no batches; returns it and its descriptors.
+  // Receives messages until one comes that holds no batches; returns it and its descriptors. Once
+  // the GPU is used, returns no bytes after each message, so that memory there is given back, and
+  // when the descriptor of `wake_by` is readable, since threads of the model may use the GPU first.
   nb::object next_message();
+  void wake_by(int descriptor) { wake_descriptor_ = descriptor; }
+
+  // Has the Executor run all batches from now on; threads other than the loop's may call it.
+  void use_device() { uses_device_ = true; }
 
   // Sends a response of a request that is open; any thread may. False where it is none that is
   // written here. `wanted` holds the names of the outputs that are sent.
@@ -96,9 +123,17 @@ class StubLoop {
   void send_result(std::string_view result, std::int64_t started, std::int64_t ended, bool last);
   void send(std::string_view message);
   std::int64_t start(std::uint64_t sequence);
+  [[nodiscard]] bool wait_for_message() const;
   [[nodiscard]] bool is_cancelled(std::uint32_t ticket) const;
-  [[nodiscard]] bool is_crowded() const;
-  [[nodiscard]] bool shows_shared() const;
+  [[nodiscard]] bool is_crowded() const {
+    return book_.held() > limits_.kept_leases || book_.held_bytes() > limits_.kept_bytes;
+  }
+  [[nodiscard]] bool shows_shared() const {
+    return nb::cast<bool>(shared_inputs_.attr("read_only"));
+  }
+  [[nodiscard]] bool has_lost_device() const {
+    return uses_device_ && nb::cast<bool>(parts_.executor.attr("has_lost_device"));
+  }
 
   LoopParts parts_;
   LeaseBook& book_;
@@ -114,17 +149,15 @@ class StubLoop {
   std::int64_t awake_ns_;
   std::int64_t wait_ns_ = 0;  // for how long to stay awake now
   int descriptor_;
-  bool plain_;             // whether batches of this model may be plain
-  bool decoupled_;         // whether the model sends all responses by itself
+  int wake_descriptor_ = -1;
+  bool plain_;      // whether batches of this model may be plain
+  bool decoupled_;  // whether the model sends all responses by itself
+  // Whether anything of this process may be on the GPU.
+  bool uses_device_ = false;
   bool soon_ = false;      // whether the next message is likely to come soon
   bool watches_ = false;   // whether there is a thread that watches
   bool reclaims_ = false;  // whether the OutputMemory may have lent slots by itself
-  std::unique_ptr<BufferView> words_;
-  std::unique_ptr<BufferView> claimed_;
-  std::unique_ptr<BufferView> lent_;
-  std::unique_ptr<BufferView> cancelled_;
-  std::unique_ptr<BufferView> gathered_word_;
-  std::unique_ptr<BufferView> gathered_;
+  std::optional<ControlViews> control_;
 
   // Of the batch at hand.
   std::string result_;
@@ -158,16 +191,10 @@ StubLoop::StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer,
 }
 
 void StubLoop::attach() {
-  const nb::object& control = parts_.control;
-  words_ = std::make_unique<BufferView>(control.attr("progress"), PyBUF_WRITABLE);
-  claimed_ = std::make_unique<BufferView>(control.attr("claimed"), PyBUF_WRITABLE);
-  store_cell(*static_cast<std::uint64_t*>(claimed_->data()), kClaims);
-  lent_ = std::make_unique<BufferView>(control.attr("lent"), PyBUF_WRITABLE);
-  cancelled_ = std::make_unique<BufferView>(control.attr("cancelled"), PyBUF_SIMPLE);
-  gathered_word_ = std::make_unique<BufferView>(control.attr("gathered_word"), PyBUF_WRITABLE);
-  gathered_ = std::make_unique<BufferView>(control.attr("gathered"), PyBUF_WRITABLE);
-  sender_.gather_in({static_cast<std::uint64_t*>(gathered_word_->data()),
-                     {static_cast<char*>(gathered_->data()), gathered_->size()}});
+  control_.emplace(parts_.control);
+  store_cell(*static_cast<std::uint64_t*>(control_->claimed.data()), kClaims);
+  sender_.gather_in({static_cast<std::uint64_t*>(control_->gathered_word.data()),
+                     {static_cast<char*>(control_->gathered.data()), control_->gathered.size()}});
 }
 
 void StubLoop::disown() {
@@ -178,8 +205,12 @@ void StubLoop::disown() {
 }
 
 nb::object StubLoop::next_message() {
-  while (true) {
+  for (bool ran = false;; ran = true) {
     if (soon_) parts_.channel.attr("poll")(wait_ns_, parts_.waits);
+    if (ran && (uses_device_ || !wait_for_message())) {
+      soon_ = false;
+      return nb::make_tuple(nb::bytes(""), nb::list());
+    }
     nb::object got = receive_message(descriptor_, scratch_);
     nb::object message = got[0];
     const std::string_view bytes = view_of_bytes(message);
@@ -193,6 +224,14 @@ nb::object StubLoop::next_message() {
   }
 }
 
+// Returns whether there is a message, or no descriptor that wakes the loop: then to receive waits.
+bool StubLoop::wait_for_message() const {
+  if (wake_descriptor_ < 0 || descriptor_ < 0) return true;
+  std::array<pollfd, 2> looked{{{descriptor_, POLLIN, 0}, {wake_descriptor_, POLLIN, 0}}};
+  const nb::gil_scoped_release unlocked;
+  return poll(looked.data(), looked.size(), -1) > 0 && looked[0].revents != 0;
+}
+
 // -- messages -------------------------------------------------------------------------------------
 
 void StubLoop::run(nb::handle message) {
@@ -204,15 +243,17 @@ void StubLoop::run(nb::handle message) {
     const bool last = index + 1 == batches.size();
     const BatchView& batch = batches[index];
     called = called || batch.called;
-    if (!claim(*static_cast<std::uint64_t*>(claimed_->data()), batch.sequence)) {
+    if (!claim(*static_cast<std::uint64_t*>(control_->claimed.data()), batch.sequence)) {
       skip(batch, last);
-    } else if (batch.plain && !is_crowded() && (!batch.shared || shows_shared())) {
+    } else if (batch.plain && !uses_device_ && !is_crowded() && (!batch.shared || shows_shared())) {
       run_plain(message, batch, last);
     } else {
       run_in_python(message, batch, last);
     }
+    // The others have not started: another stub gets them.
+    if (has_lost_device()) return;
   }
-  // Not before: somebody waits for what was sent.
+  // Only now: the server waits for what was sent.
   if (reclaims_) reclaims_ = nb::cast<bool>(parts_.outputs.attr("reclaim")());
   soon_ = nb::cast<bool>(parts_.waits.attr("begin")(monotonic_ns()));
   wait_ns_ = called ? 2 * awake_ns_ : awake_ns_;
@@ -226,8 +267,8 @@ std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
       for (const RecordView& record : batch.records) {
         reader_.form(record);
         const Context context = RequestReader::context(record);
-        batch.plain =
-            batch.plain && reader_.is_plain(record, context) && record.ticket() < lent_->size();
+        batch.plain = batch.plain && reader_.is_plain(record, context) &&
+                      record.ticket() < control_->lent.size();
         batch.shared = batch.shared || context.has(ContextField::kShared);
         batch.called = batch.called || context.has(ContextField::kOutputsFor);
       }
@@ -240,19 +281,13 @@ std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
   }
 }
 
-bool StubLoop::is_crowded() const {
-  return book_.held() > limits_.kept_leases || book_.held_bytes() > limits_.kept_bytes;
-}
-
-bool StubLoop::shows_shared() const { return nb::cast<bool>(shared_inputs_.attr("read_only")); }
-
 bool StubLoop::is_cancelled(std::uint32_t ticket) const {
-  const auto* flags = static_cast<const unsigned char*>(cancelled_->data());
+  const auto* flags = static_cast<const unsigned char*>(control_->cancelled.data());
   return __atomic_load_n(flags + ticket, __ATOMIC_ACQUIRE) != 0;
 }
 
 std::int64_t StubLoop::start(std::uint64_t sequence) {
-  auto* words = static_cast<std::uint64_t*>(words_->data());
+  auto* words = static_cast<std::uint64_t*>(control_->progress.data());
   const std::int64_t time = monotonic_ns();
   // The time first: who sees the new number must not see the old time.
   __atomic_store_n(words + 1, static_cast<std::uint64_t>(time), __ATOMIC_RELAXED);
@@ -277,7 +312,7 @@ void StubLoop::run_in_python(nb::handle message, const BatchView& batch, bool la
       parts_.reader.attr("read")(message, batch.first, batch.records.size(), true);
   const nb::object result =
       parts_.executor.attr("run")(parts_.batch(batch.sequence, nb::object(read[0])));
-  const auto* words = static_cast<const std::uint64_t*>(words_->data());
+  const auto* words = static_cast<const std::uint64_t*>(control_->progress.data());
   const auto started = static_cast<std::int64_t>(words[1]);
   reclaims_ = true;
   send_result(view_of_bytes(result), started,
@@ -298,7 +333,7 @@ void StubLoop::run_plain(nb::handle message, const BatchView& batch, bool last) 
   } catch (nb::python_error& error) {
     nb::list origins;
     for (const Live& each : live) origins.append(arrival_of(each.arrival).ask());
-    responses = parts_.executor.attr("refusals")(error.value(), origins);
+    responses = parts_.executor.attr("errors_of")(error.value(), origins);
   }
   ended_ = monotonic_ns();
   for (std::size_t index = 0; index < live.size(); ++index) answer(live[index], responses, index);
@@ -308,7 +343,7 @@ void StubLoop::run_plain(nb::handle message, const BatchView& batch, bool last) 
   send_result(result_, started_, ended_, last);
 }
 
-// Makes the requests of a batch that somebody still waits for, and the answers of the others.
+// Makes the requests of a batch that are not cancelled, and the answers of the others.
 nb::object StubLoop::take_requests(nb::handle message, const BatchView& batch,
                                    std::vector<Live>& live, std::string& skipped) {
   nb::object requests = checked(PyList_New(0));
@@ -354,13 +389,13 @@ nb::object StubLoop::execute(nb::object requests, std::span<const Live> live) {
   if (usual) return returned;
   nb::list origins;
   for (const Live& each : live) origins.append(arrival_of(each.arrival).ask());
-  return parts_.executor.attr("finished")(returned, origins);
+  return parts_.executor.attr("checked_responses")(returned, origins);
 }
 
-// Appends the answer of a request that nobody waits for, of whose memory nothing is looked at.
+// Appends the answer of a cancelled request, whose memory was not used.
 void StubLoop::answer_nothing(std::uint32_t ticket, std::string& result) {
-  if (ticket < lent_->size()) {
-    store_cell<std::uint8_t>(static_cast<std::uint8_t*>(lent_->data())[ticket], 0);
+  if (ticket < control_->lent.size()) {
+    store_cell<std::uint8_t>(static_cast<std::uint8_t*>(control_->lent.data())[ticket], 0);
   }
   writer_.write_nothing(ticket, kResponseCancelled, result);
 }
@@ -373,7 +408,7 @@ void StubLoop::answer(const Live& live, nb::handle responses, std::size_t index)
   if (answer_here(live, response)) return;
   if (PyList_SetItem(responses.ptr(), at, response.release().ptr()) != 0) throw nb::python_error();
   const nb::object record =
-      parts_.executor.attr("answered")(arrival_of(live.arrival).ask(), responses, index);
+      parts_.executor.attr("encode_response")(arrival_of(live.arrival).ask(), responses, index);
   result_ += view_of_bytes(record);
   copied_ += nb::cast<std::uint64_t>(parts_.executor.attr("take_copied")());
   reclaims_ = true;
@@ -390,7 +425,7 @@ bool StubLoop::answer_here(const Live& live, nb::object& response) {
   if (!response.type().is(response_)) return false;
   const std::size_t before = result_.size();
   try {
-    const auto* const lent = static_cast<const unsigned char*>(lent_->data()) + live.ticket;
+    const auto* const lent = static_cast<const unsigned char*>(control_->lent.data()) + live.ticket;
     const ResponseTarget target{live.ticket, 0, live.wanted, live.outputs_for, &live.inputs, lent};
     if (!writer_.write(target, response, result_, copied_)) return false;
   } catch (nb::python_error& error) {
@@ -398,7 +433,7 @@ bool StubLoop::answer_here(const Live& live, nb::object& response) {
     result_.resize(before);
     if (!response.is_valid()) {
       const nb::object origin = arrival.ask();
-      response = parts_.executor.attr("refusals")(error.value(), nb::make_tuple(origin))[0];
+      response = parts_.executor.attr("errors_of")(error.value(), nb::make_tuple(origin))[0];
     }
     return false;
   }
@@ -417,7 +452,7 @@ void StubLoop::finish(const BatchView& batch) {
 
 void StubLoop::send_result(std::string_view result, std::int64_t started, std::int64_t ended,
                            bool last) {
-  const std::string_view frame = sender_.add(result, started, ended, last);
+  const std::string_view frame = sender_.add(result, started, ended, last || has_lost_device());
   if (sender_.wants_watch() && !std::exchange(watches_, true)) {
     parts_.executor.attr("start_thread")(nb::find(this).attr("watch"));
   }
@@ -499,7 +534,7 @@ void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::obj
   auto pool = std::make_unique<OutputPool>(outputs, control.attr("outputs"));
   RequestReader reader(
       TensorReader(transport[1], identity.attr("outputs"), tensor, book),
-      {executor.attr("arrived"), executor.attr("controls"), nb::object(classes[3])},
+      {executor.attr("handle_of"), executor.attr("control_tensors"), nb::object(classes[3])},
       {identity.attr("name"), identity.attr("version")}, nb::borrow<nb::type_object>(classes[1]));
   ResponseWriter writer(transport[2], tensor, *pool);
   LoopParts parts{std::move(channel), std::move(executor), std::move(outputs), std::move(control),
@@ -520,6 +555,8 @@ void bind_stub_loop(nb::module_& module) {
   nb::class_<StubLoop>(module, "StubLoop")
       .def("__init__", &stub::make_loop, nb::keep_alive<1, 7>())
       .def("next_message", &StubLoop::next_message)
+      .def("wake_by", &StubLoop::wake_by)
+      .def("use_device", &StubLoop::use_device)
       .def("respond", &StubLoop::respond)
       .def("watch", &StubLoop::watch)
       .def("give_back", &StubLoop::give_back)

@@ -1,7 +1,8 @@
 #include "stub/tensor.h"
 
 #include "buffer_view.h"
-#include "stub/heap_type.h"
+#include "heap_type.h"
+#include "ipc/records_binding.h"
 
 namespace gpubridge::stub {
 namespace {
@@ -30,8 +31,7 @@ bool is_strings(PyObject* datatype) { return PyUnicode_Compare(datatype, known()
 // The shape of an array; of arrays with the same one after another, the same tuple.
 nb::object shape_of(const BufferView& view) {
   Known& python = known();
-  if (!std::equal(view.shape().begin(), view.shape().end(), python.dims.begin(),
-                  python.dims.end())) {
+  if (!std::ranges::equal(view.shape(), python.dims)) {
     nb::object shape = tuple_of(view.shape().size(), [&](std::size_t axis) {
       return checked(PyLong_FromSsize_t(view.shape()[axis]));
     });
@@ -143,10 +143,7 @@ int set_place(PyObject* self, PyObject* value, void* /*unused*/) {
     return 0;
   }
   return guarded(-1, [&] {
-    const auto fields = nb::cast<nb::tuple>(nb::handle(value));
-    if (fields.size() != 4) throw nb::value_error("expected region, offset, size and lease");
-    tensor->place = {nb::cast<std::uint64_t>(fields[0]), nb::cast<std::uint64_t>(fields[1]),
-                     nb::cast<std::uint64_t>(fields[2]), nb::cast<std::uint32_t>(fields[3])};
+    tensor->place = ref_at(value);
     tensor->placed = true;
     return 0;
   });

@@ -8,8 +8,8 @@ namespace gpubridge::stub {
 
 enum TensorField : std::size_t { kName, kDatatype, kShape, kSource, kArray, kLent, kTensorFields };
 
-// `kLent` exports the bytes of a tensor that arrived; `kSource` is a memoryview of them once
-// somebody asked for it, or of other bytes that are to be sent.
+// `kLent` exports the bytes of a tensor that arrived; `kSource` is a memoryview of them, made on
+// demand, or of other bytes that are to be sent.
 struct Tensor {
   PyObject_HEAD  // NOLINT
       std::array<PyObject*, kTensorFields>
@@ -31,5 +31,32 @@ inline bool is_tensor(PyObject* object) { return PyObject_TypeCheck(object, tens
 // A tensor that arrived, of a class derived from the type; its bytes are what `lent` exports.
 nb::object received_tensor(PyTypeObject* kind, nb::handle name, nb::handle datatype,
                            nb::handle shape, nb::object lent, const TensorRef* place);
+
+// The key of a signature before it is encoded: names, datatypes and ranks of tensors, and their
+// dims as a record has them.
+struct SignatureKey {
+  std::string kinds;
+  std::string dims;
+
+  void add(const Tensor* tensor) {
+    PyObject* shape = tensor->fields[kShape];
+    const Py_ssize_t rank = PyTuple_Size(shape);
+    add_text(tensor->fields[kName]);
+    add_text(tensor->fields[kDatatype]);
+    append_number(kinds, static_cast<std::uint32_t>(rank));
+    for (Py_ssize_t axis = 0; axis < rank; ++axis) {
+      const long long dim = PyLong_AsLongLong(PyTuple_GetItem(shape, axis));
+      if (dim == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+      append_number(dims, static_cast<std::int64_t>(dim));
+    }
+  }
+
+  // Throws a Python error for what is no str, or has lone surrogates.
+  void add_text(PyObject* text) {
+    const std::string_view utf8 = view_of_text(text);
+    append_number(kinds, static_cast<std::uint32_t>(utf8.size()));
+    kinds.append(utf8);
+  }
+};
 
 }  // namespace gpubridge::stub

@@ -1,5 +1,5 @@
 // Clients' memory in a stub: pages that its owner takes away, or that the system has no memory for,
-// become zeros, and are told of, rather than end the process by SIGBUS.
+// become zeros and are reported; no SIGBUS ends the process.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -11,7 +11,7 @@
 #include <csignal>
 
 #include "buffer_view.h"
-#include "stub/heap_type.h"
+#include "heap_type.h"
 
 namespace gpubridge::stub {
 namespace {
@@ -29,7 +29,7 @@ struct Watch {
 };
 
 std::atomic<Watch*> first_watch = nullptr;
-// How often there was no memory for a page of any watch.
+// Counts the pages of all watches that there was no memory for.
 std::atomic<std::uint64_t> starvations = 0;
 // Handles what is not for this one.
 struct sigaction handler_before;
@@ -45,7 +45,7 @@ bool replace(std::uintptr_t address) {
     const std::uintptr_t begin = address & ~(page_size - 1);
     struct stat object{};
     if (::fstat(watch->fd.load(), &object) != 0) return false;
-    // Either is known before anybody can see the zeros.
+    // Either is known before the zeros can be seen.
     if (begin - watch->begin.load() < static_cast<std::uintptr_t>(object.st_size)) {
       watch->starved.store(++starvations);
       end = begin + page_size;
@@ -151,7 +151,7 @@ namespace gpubridge {
 void bind_watched_pages(nb::module_& module) {
   using stub::WatchedPages;
   static PyType_Slot slots[] = {// NOLINT: the C API's own form
-                                {Py_bf_getbuffer, stub::slot(stub::export_pages)},
+                                {Py_bf_getbuffer, slot(stub::export_pages)},
                                 {0, nullptr}};
   nb::class_<WatchedPages>(module, "WatchedPages", nb::type_slots(slots))
       .def(nb::init<nb::handle, int>())

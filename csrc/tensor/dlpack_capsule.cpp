@@ -53,21 +53,15 @@ struct DLManagedTensorVersioned {
 // -- capsules
 
 template <typename Managed>
-struct CapsuleName;
-template <>
-struct CapsuleName<DLManagedTensor> {
-  static constexpr const char* kFresh = "dltensor";
-  static constexpr const char* kUsed = "used_dltensor";
-};
-template <>
-struct CapsuleName<DLManagedTensorVersioned> {
-  static constexpr const char* kFresh = "dltensor_versioned";
-  static constexpr const char* kUsed = "used_dltensor_versioned";
-};
+constexpr bool kVersioned = std::is_same_v<Managed, DLManagedTensorVersioned>;
+template <typename Managed>
+constexpr const char* kFreshName = kVersioned<Managed> ? "dltensor_versioned" : "dltensor";
+template <typename Managed>
+constexpr const char* kUsedName = kVersioned<Managed> ? "used_dltensor_versioned" : "used_dltensor";
 
 template <typename Managed>
 Managed* managed_in(PyObject* capsule) {
-  const char* name = CapsuleName<Managed>::kFresh;
+  const char* name = kFreshName<Managed>;
   if (PyCapsule_IsValid(capsule, name) == 0) return nullptr;
   return static_cast<Managed*>(PyCapsule_GetPointer(capsule, name));
 }
@@ -100,17 +94,11 @@ struct Export {
     PyGILState_Release(state);
   }
 
-  // The capsule's destructor: frees the tensor only if nobody has taken it.
+  // The capsule's destructor: frees the tensor unless it was consumed.
   static void discard(PyObject* capsule) {
     if (Managed* managed = managed_in<Managed>(capsule)) managed->deleter(managed);
   }
 };
-
-void set_flags(DLManagedTensor& /*managed*/, uint64_t /*flags*/) {}
-void set_flags(DLManagedTensorVersioned& managed, uint64_t flags) {
-  managed.version = {1, 0};
-  managed.flags = flags;
-}
 
 template <typename Managed>
 nb::object make(nb::object owner, const DLTensor& tensor, std::vector<int64_t> dims,
@@ -123,9 +111,12 @@ nb::object make(nb::object owner, const DLTensor& tensor, std::vector<int64_t> d
   exported->managed.dl_tensor.strides = exported->dims.data() + tensor.ndim;
   exported->managed.manager_ctx = exported.get();
   exported->managed.deleter = Export<Managed>::release;
-  set_flags(exported->managed, flags);
-  nb::object capsule = checked(
-      PyCapsule_New(&exported->managed, CapsuleName<Managed>::kFresh, Export<Managed>::discard));
+  if constexpr (kVersioned<Managed>) {
+    exported->managed.version = {1, 0};
+    exported->managed.flags = flags;
+  }
+  nb::object capsule =
+      checked(PyCapsule_New(&exported->managed, kFreshName<Managed>, Export<Managed>::discard));
   exported->owner = owner.release().ptr();
   exported.release();
   return capsule;
@@ -162,7 +153,7 @@ void release_producer(PyObject* holder) {
 template <typename Managed>
 nb::object take(PyObject* capsule, Managed* managed) {
   nb::object holder = checked(PyCapsule_New(managed, nullptr, release_producer<Managed>));
-  if (PyCapsule_SetName(capsule, CapsuleName<Managed>::kUsed) != 0) throw nb::python_error();
+  if (PyCapsule_SetName(capsule, kUsedName<Managed>) != 0) throw nb::python_error();
   return holder;
 }
 

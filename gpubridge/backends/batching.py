@@ -1,4 +1,4 @@
-"""Runs the requests of a batch as one where they fit together, and one by one where they do not."""
+"""Runs the requests of a batch together if their inputs can be joined, else one by one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpubridge.tensor.dtypes import DATATYPES
 
 
 class UnusableInput(Exception):
-    """A request's inputs are none that the program can take; the message says why."""
+    """A request's inputs cannot be used by the program, for the reason in the message."""
 
 
 def texts_of(name: str, array: Any, library: str) -> list[str]:
-    """Return the strings of an input; UnusableInput for bytes that are no UTF-8."""
+    """Return the strings of an input; UnusableInput for bytes that are not UTF-8."""
     try:
         return [item.decode() for item in array.reshape(-1).tolist()]
     except UnicodeDecodeError as error:
@@ -35,23 +35,23 @@ def object_array(items: Sequence[object], shape: Sequence[int]) -> npt.NDArray[n
 
 
 class Program(Protocol):
-    """A model's file as loaded by a library; its arrays are sliced along the first dimension."""
+    """A model's file loaded by a library, whose arrays are sliced along the first dimension."""
 
     def take(self, tensor: pb_utils.Tensor) -> Any:
         """Return a request's input as an array of the library, or raise UnusableInput."""
 
     def join(self, arrays: Sequence[Any]) -> Any:
-        """Return arrays of one type, one after the other along their first dimension."""
+        """Return the concatenation of arrays along their first dimension."""
 
     def run(self, inputs: dict[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
-        """Return the outputs asked for, by name; UnusableInput when the inputs do not fit."""
+        """Return the requested outputs, by name; UnusableInput if the inputs do not fit."""
 
     def give(self, name: str, array: Any) -> pb_utils.Tensor:
         """Return an array of the library as an output."""
 
 
 class BatchRunner:
-    """Answers requests with what a program makes of them."""
+    """Answers requests with a program's outputs."""
 
     def __init__(self, setup: ModelSetup, program: Program) -> None:
         self._program = program
@@ -64,7 +64,7 @@ class BatchRunner:
     def execute(
         self, requests: Sequence[pb_utils.InferenceRequest]
     ) -> list[pb_utils.InferenceResponse]:
-        """Return one response per request; what is wrong with one is the error of no other."""
+        """Return one response per request; a failure affects only its own request."""
         responses: list[Any] = [None] * len(requests)
         groups: dict[object, list[int]] = {}
         inputs: list[dict[str, Any]] = []
@@ -82,7 +82,7 @@ class BatchRunner:
         return responses
 
     def _form(self, request: pb_utils.InferenceRequest) -> object:
-        """Return what two requests must have in common to be run as one."""
+        """Return the properties that requests must share to run together."""
         return tuple(
             sorted(
                 (each.name(), each.triton_dtype(), *each.shape()[1:]) for each in request.inputs()
@@ -104,7 +104,7 @@ class BatchRunner:
             if len(members) == 1:
                 responses[members[0]] = _refusal(error)
                 return
-            # One of them is to blame: each gets an outcome of its own.
+            # One of them caused it: run each alone.
             for i in members:
                 self._answer(requests, inputs, [i], responses)
             return
@@ -112,7 +112,7 @@ class BatchRunner:
             responses[i] = pb_utils.InferenceResponse(answer)
 
     def _size(self, request: pb_utils.InferenceRequest) -> int:
-        """Return how many elements of the batch a request has; 0 where nothing says it."""
+        """Return a request's number of batch elements; 0 if it has no inputs, or no batch dimension."""
         inputs = request.inputs() if self._batched else []
         return int(inputs[0].shape()[0]) if inputs else 0
 

@@ -1,4 +1,4 @@
-"""A model's configuration, as the backends read it."""
+"""A model's configuration for the backends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 _NEAR = 0.8
-"""Similarity from which a key counts as misspelt: not every key of Triton's backends is known."""
+"""Similarity from which an unknown key counts as misspelt: other keys may be Triton's."""
 _OF_THE_SERVER = (
     "EXECUTION_ENV_PATH",
     "FORCE_CPU_ONLY_INPUT_TENSORS",
@@ -22,15 +22,15 @@ _OF_THE_SERVER = (
     "INPUT_SHARING",
 )
 _OPTIMIZATIONS = ("graph", "cuda", "execution_accelerators")
-"""Fields of ``optimization`` that may change what runs; the others are the server's."""
+"""Fields of ``optimization`` that backends may use; the server handles the others."""
 
 
 class Parameters:
-    """Texts by key; each reader raises ValueError: the key, what it expects, and what it got."""
+    """Texts by key; a ValueError of a reader has the key, the expected form and the given text."""
 
     def __init__(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
         self._texts = {key: str(entry["string_value"]).strip() for key, entry in entries.items()}
-        # What somebody has asked for, and what the server reads.
+        # Keys that were read, and those that the server reads.
         self._known = set(_OF_THE_SERVER)
 
     def __contains__(self, key: str) -> bool:
@@ -41,9 +41,9 @@ class Parameters:
         return self._texts.get(key)
 
     def refuse_misspelt(self, backend: str, *, others: bool = False) -> list[str]:
-        """Refuse keys that nobody has asked for by now and that are nearly one that was.
+        """Refuse unread keys that resemble a key that was read; ``others``: refuse all unread keys.
 
-        ``others``: refuse the others, too. Returns sentences for the log on those that are not.
+        Returns log messages about the other unread keys.
         """
         known = {key.lower(): key for key in self._known}
         sentences = []
@@ -58,7 +58,7 @@ class Parameters:
         return sentences
 
     def text(self, key: str, default: str) -> str:
-        """Return what is written, or the default."""
+        """Return the text, or the default."""
         given = self._given(key)
         return default if given is None else given
 
@@ -72,7 +72,7 @@ class Parameters:
         return int(text)
 
     def choice(self, key: str, default: str, choices: Sequence[str]) -> str:
-        """Return one of the choices; upper and lower case are the same."""
+        """Return one of the choices, ignoring case."""
         text = self.text(key, default)
         for choice in choices:
             if choice.lower() == text.lower():
@@ -80,7 +80,7 @@ class Parameters:
         raise _wrong(key, f"one of {', '.join(choices)}", text)
 
     def choices(self, key: str, default: Sequence[str]) -> tuple[str, ...]:
-        """Return some of the default's words, which are separated by commas; at least one."""
+        """Return a non-empty subset of the default's words, given separated by commas."""
         text = self._given(key)
         if text is None:
             return tuple(default)
@@ -119,7 +119,7 @@ def _wrong(key: str, expected: str, got: str) -> ValueError:
 
 
 def import_library(module: str, requirement: str, backend: str) -> ModuleType:
-    """Import a module that the backend needs, or say how to install ``requirement`` where."""
+    """Import a module that the backend needs; an ImportError has the command to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -131,10 +131,9 @@ def import_library(module: str, requirement: str, backend: str) -> ModuleType:
 
 @dataclass(frozen=True)
 class TensorSetup:
-    """An input or output as the configuration has it; ``data_type`` is ``TYPE_FP32``, ...
+    """An input or output of the configuration; ``data_type`` is ``TYPE_FP32``, ...
 
-    ``dims`` are what the model sees (after ``reshape``), without the batch dimension; -1 is
-    variable.
+    ``dims`` are the model's (after ``reshape``), without the batch dimension; -1 is variable.
     """
 
     name: str
@@ -155,7 +154,7 @@ class TensorSetup:
         )
 
     def to_config(self) -> dict[str, Any]:
-        """Return it as ``ModelConfig.add_input`` and ``add_output`` take it."""
+        """Return the dict for ``ModelConfig.add_input`` and ``add_output``."""
         return {"name": self.name, "data_type": self.data_type, "dims": list(self.dims)}
 
 
@@ -164,10 +163,10 @@ class ModelSetup:
     """Configuration of a model and one of its instances.
 
     - ``max_batch_size``: 0 when the model has no batch dimension.
-    - ``control_inputs``: inputs that the server makes: a sequence's controls and its states.
-    - ``state_outputs``: outputs that only the server takes: a sequence's states.
+    - ``control_inputs``: inputs that the server adds: a sequence's controls and states.
+    - ``state_outputs``: outputs for the server alone: a sequence's states.
     - ``gpu``: the device of a KIND_GPU instance.
-    - ``threads``: its share of the processors that the server may use.
+    - ``threads``: the instance's share of the processors.
     """
 
     name: str
@@ -183,7 +182,7 @@ class ModelSetup:
     threads: int
 
     def model_file(self, version_dir: str) -> Path:
-        """Return the file to be run, perhaps in a directory of its name."""
+        """Return the model's file, which may be in a directory of the same name."""
         path = Path(version_dir) / self.filename
         if path.is_dir():
             path /= self.filename
@@ -195,7 +194,7 @@ class ModelSetup:
         return path
 
     def unused_optimizations(self, used: Sequence[str] = ()) -> list[str]:
-        """Return sentences for the log: what ``optimization`` asks for that is not ``used``."""
+        """Return log messages about fields of ``optimization`` that are not ``used``."""
         asked = self.config.get("optimization", {})
         return [
             f"model '{self.name}': optimization.{field} has no effect on the backend "
@@ -206,7 +205,7 @@ class ModelSetup:
 
     @classmethod
     def from_args(cls, args: Mapping[str, str]) -> ModelSetup:
-        """Read what ``initialize`` gets; ValueError for a decoupled model: one answer each."""
+        """Read the arguments of ``initialize``; ValueError for a decoupled model."""
         gpu = (
             int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else None
         )

@@ -1,1 +1,1 @@
-"""``gpubridge bench``: figures that a user can take on his own machine."""
+"""``gpubridge bench``: measurements that users make on their own machines."""

@@ -1,4 +1,4 @@
-"""Requests whose tensors are on a GPU, or go there: made once, sent again and again."""
+"""Requests whose tensors are on a GPU or go there: made once, sent repeatedly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Way(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class BenchPath:
-    """One way by a ``model`` of this package, and how often the bridge may copy on the device."""
+    """A path through a ``model`` of this package, and how often the bridge may copy on the device."""
 
     name: str
     title: str
@@ -52,9 +52,9 @@ PATHS = (
 
 
 class ClientMemory:
-    """Two regions of one size on a device, and what copies there; a context manager.
+    """Two regions of one size on a device, and a stream to copy there; a context manager.
 
-    ``source`` and ``target``, for an input and an output, each have the handle that a server opens.
+    ``source`` is for inputs, ``target`` for outputs; each has the handle that a server opens.
     """
 
     def __init__(self, device: DeviceInfo, nbytes: int) -> None:
@@ -77,7 +77,7 @@ class ClientMemory:
         self._owned.close()
 
     def prepare(self, nbytes: int) -> bytes:
-        """Write random bytes into the source, poison into the target; return the former."""
+        """Write random bytes into the source, poison into the target; return the random bytes."""
         sent = np.random.default_rng().bytes(nbytes)
         self.stream.h2d(self.source.pointer, memoryview(sent), nbytes)
         self.stream.h2d(self.target.pointer, memoryview(bytes([_POISON]) * nbytes), nbytes)
@@ -85,7 +85,7 @@ class ClientMemory:
         return sent
 
     def received(self, nbytes: int) -> bytes:
-        """Return what is in the target."""
+        """Return the contents of the target."""
         data = bytearray(nbytes)
         self.stream.d2h(memoryview(data), self.target.pointer, nbytes)
         self.stream.wait()
@@ -93,9 +93,9 @@ class ClientMemory:
 
 
 class DeviceRequests:
-    """A connection to a server that has a client's regions registered, which outlive it.
+    """A connection to a server with which a client's regions are registered; they outlive it.
 
-    Raises BridgeError, with ``name``: the server does not take the regions.
+    Raises BridgeError, with ``name``, if the server refuses the regions.
     """
 
     def __init__(self, name: str, port: int, memory: ClientMemory) -> None:
@@ -116,7 +116,7 @@ class DeviceRequests:
             self._connection.close()
 
     def check(self, model: str, way: Way, nbytes: int, *, answered: bool = True) -> None:
-        """Send new random data; what comes back has to be the same, if it is ``answered``."""
+        """Send new random data; if it is ``answered``, the answer has to be the same."""
         sent = self._memory.prepare(nbytes)
         if way is Way.NETWORK:
             answer = self.infer(model, nbytes, sent)
@@ -131,7 +131,7 @@ class DeviceRequests:
             )
 
     def prepared(self, model: str, way: Way, nbytes: int) -> Callable[[], object]:
-        """Return what sends one and the same request each time it is called."""
+        """Return a function that sends the same request each time it is called."""
         request = _request(model, nbytes, bytes(nbytes) if way is Way.NETWORK else b"")
         return lambda: self.post(*request)
 
@@ -140,7 +140,7 @@ class DeviceRequests:
         return self.post(*_request(model, nbytes, data))
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
-        """Send any POST; anything but 200 is an error."""
+        """Send a POST; any status but 200 is an error."""
         self._connection.request("POST", path, body, headers)
         response = self._connection.getresponse()
         answer = response.read()
@@ -152,7 +152,7 @@ class DeviceRequests:
 
 
 def _request(model: str, nbytes: int, data: bytes) -> tuple[str, bytes, dict[str, str]]:
-    """Return path, body and headers of a request; with data in the body, or in the regions."""
+    """Return path, body and headers of a request, with data in the body or in the regions."""
     given: dict[str, object] = {"name": "INPUT0", "datatype": "FP32", "shape": [nbytes // 4]}
     wanted: dict[str, object] = {"name": "OUTPUT0"}
     if data:

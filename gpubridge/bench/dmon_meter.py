@@ -1,7 +1,7 @@
 """PCIe traffic as ``nvidia-smi dmon`` reports it, for drivers that do not count bytes.
 
-Once a second it tells a rate that the driver has measured for 20 ms: a figure takes ten of them, and
-shows no more than the size of what crosses.
+Once a second it reports a rate that the driver has measured for 20 ms: a figure takes ten of them, and
+shows only the order of magnitude.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import statistics
 import subprocess
 import threading
 import time
-
-from gpubridge.bench.pcie_rate import PcieRate
+from dataclasses import dataclass
 
 _PROGRAM = "nvidia-smi"
 _INTERVAL = 1  # second: dmon's shortest
@@ -26,6 +25,19 @@ _SAMPLES = 10
 _PATIENCE = 5.0  # beyond the seconds that so many samples take
 
 
+@dataclass(frozen=True, slots=True)
+class PcieRate:
+    """Bytes per second over PCIe, as the GPU sees them: ``received`` from the host, ``sent`` to it."""
+
+    received: float
+    sent: float
+
+    def above(self, idle: PcieRate) -> PcieRate:
+        """Return the excess over an idle link's traffic."""
+        received, sent = self.received - idle.received, self.sent - idle.sent
+        return PcieRate(max(0.0, received), max(0.0, sent))
+
+
 class DmonMeter:
     """A running ``nvidia-smi dmon -s t``, read by a thread; a context manager."""
 
@@ -34,7 +46,7 @@ class DmonMeter:
         self._more = threading.Condition()
         self._ended = False
         self.refusal = ""
-        # A terminal, for which it writes each line at once; into a pipe it may keep them.
+        # It writes each line to a terminal at once, and may buffer lines to a pipe.
         terminal, its_end = os.openpty()
         try:
             self._process = subprocess.Popen(
@@ -53,24 +65,24 @@ class DmonMeter:
         self._reader.start()
 
     def close(self) -> None:
-        """End the program, and what it may have started: each of them keeps the terminal open."""
+        """Kill the program and its children, each of which keeps the terminal open."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join()
 
     def enough(self, since: float) -> bool:
-        """Return whether there are enough samples since a moment, or no more will come."""
+        """Return whether there are enough samples since a moment, or no more are expected."""
         late = time.monotonic() > since + _SAMPLES * _INTERVAL + _PATIENCE
         with self._more:
             return self._ended or late or len(self._within(since, float("inf"))) >= _SAMPLES
 
     def watch_idle(self) -> None:
-        """Look at the link for as long as a figure takes."""
+        """Watch the idle link for as long as a figure takes."""
         self.wait_for(_SAMPLES, time.monotonic(), _SAMPLES * _INTERVAL + _PATIENCE)
 
     def wait_for(self, count: int, since: float, seconds: float) -> bool:
-        """Wait until so many samples fall into the time since a moment; False if they do not come."""
+        """Wait for ``count`` samples since a moment; return False if they do not come."""
 
         def enough() -> bool:
             hopeless = self._ended or bool(self.refusal)
@@ -81,7 +93,7 @@ class DmonMeter:
             return len(self._within(since, float("inf"))) >= count
 
     def rate(self, since: float, until: float) -> PcieRate | str:
-        """Return the mean of the samples between two moments; why not, if there are too few."""
+        """Return the mean of the samples between two moments, or the reason if there are too few."""
         with self._more:
             found = self._within(since, until)
         if len(found) < _SAMPLES:
@@ -92,20 +104,20 @@ class DmonMeter:
         )
 
     def _within(self, since: float, until: float) -> list[PcieRate]:
-        # A sample tells of the time before it, and is not always there at once.
+        # A sample describes the time before it, and may come late.
         return [rate for at, rate in self._samples if since + _SPAN <= at <= until]
 
     def _read(self, terminal: int) -> None:
         columns: list[str] = []
         said = ""
-        # A terminal whose other end is closed gives an error, not an end.
+        # Reading a terminal whose other end is closed raises an error.
         with os.fdopen(terminal, errors="replace") as lines, contextlib.suppress(OSError):
             for line in lines:
                 said = line.strip() or said
                 words = line.split()
                 if line.startswith("#"):
                     heading = line[1:].split()
-                    # The line below it has the units.
+                    # The next line has the units.
                     columns = heading if heading[:1] == ["gpu"] else columns
                 elif words and words[0].isdigit():
                     self._take(columns, words)
@@ -130,7 +142,7 @@ class DmonMeter:
 
 
 def open_dmon_meter(device: str) -> DmonMeter | str:
-    """Start to look at a device's PCIe link, by its UUID; returns the reason where that fails."""
+    """Start a meter of a device's PCIe link, by its UUID, or return the reason why there is none."""
     if shutil.which(_PROGRAM) is None:
         return f"{_PROGRAM} is not on PATH"
     began = time.monotonic()

@@ -1,15 +1,15 @@
-"""Takes the figures: one path and size after the other, each under load for a while."""
+"""Measurement of one path and size after the other, each under load for a while."""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,22 +17,20 @@ from pathlib import Path
 import numpy as np
 
 from gpubridge.bench.device_requests import PATHS, BenchPath, ClientMemory, DeviceRequests
-from gpubridge.bench.gpu_processes import processes_on
+from gpubridge.bench.dmon_meter import PcieRate
 from gpubridge.bench.pcie_meter import PcieMeter
-from gpubridge.bench.pcie_rate import PcieRate
+from gpubridge.bench.server_process import ServerProcess
 from gpubridge.cuda_ipc import DeviceInfo
-from gpubridge.errors import unavailable
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _ELEMENT = 4
 _START_SECONDS = 120.0
-_STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.05
-_LINES = 12
 _SAMPLE = re.compile(r'^(\w+)\{.*?kind="(\w+)".*\} (\S+)$', re.MULTILINE)
 MODELS = Path(__file__).parent / "model_repository"
 _MIB = 1 << 20
 _LEAST_REQUESTS = 5
+_PROGRAM = "nvidia-smi"
 _ARENA = 32 * _MIB
 _LIMIT = 1024 * _MIB
 
@@ -53,93 +51,66 @@ def read_sizes(text: str) -> tuple[int, ...]:
 
 
 def size_text(nbytes: int) -> str:
-    """Return a size in the largest unit that it has one of."""
+    """Return a size in the largest unit that it reaches."""
     unit = next(name for name, width in reversed(_UNITS.items()) if nbytes >= width)
     return f"{nbytes / _UNITS[unit]:g} {unit or 'B'}"
 
 
-class OwnServer:
-    """``gpubridge serve`` in a process of its own; a context manager."""
+class BenchServer(ServerProcess):
+    """``gpubridge serve`` with a repository of models, on ports of its choice."""
 
-    def __init__(self, repository: Path, flags: Sequence[str]) -> None:
-        self._command = [sys.executable, "-m", "gpubridge", "serve"]
-        self._command += ["--http-port=0", "--metrics-port=0", "--allow-grpc=false"]
-        self._command += [f"--model-repository={repository}", *flags]
-        self._folder = tempfile.TemporaryDirectory(prefix="gpubridge-bench-")
-        self._log = Path(self._folder.name) / "log"
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, repository: Path, flags: Sequence[str], log: Path) -> None:
+        command = [sys.executable, "-m", "gpubridge", "serve"]
+        command += ["--http-port=0", "--metrics-port=0", "--allow-grpc=false"]
+        command += [f"--model-repository={repository}", *flags]
+        super().__init__("the benchmark's server", command, log)
         self.http_port = self.metrics_port = 0
 
-    def __enter__(self) -> OwnServer:
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
-        try:
-            self._wait_ready()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def pid(self) -> int:
-        """Of the server; its stubs are its children."""
-        return 0 if self._process is None else self._process.pid
-
-    def close(self) -> None:
-        """Stop the server and remove its log; idempotent."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.terminate()
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                # Its stubs end with it.
-                process.kill()
-                process.wait()
-        self._folder.cleanup()
+    def wait_ready(self) -> None:
+        """Wait until the log says that the server is ready, and read its ports there."""
+        while "] ready: " not in (log := self._log.read_text(errors="replace")):
+            self.check_start(_START_SECONDS)
+            time.sleep(_POLL_SECONDS)
+        self.http_port, self.metrics_port = (
+            int(re.findall(rf"Started {service} at \S+:(\d+)", log)[0])
+            for service in ("HTTPService", "Metrics Service")
+        )
 
     def copied(self) -> dict[str, int]:
         """Return the bytes that the bridge has copied so far, by kind, for all models."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=30)
-        try:
-            connection.request("GET", "/metrics")
-            page = connection.getresponse().read().decode()
-        finally:
-            connection.close()
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30
+        ) as answer:
+            page = answer.read().decode()
         found = dict.fromkeys(("host", "h2d", "d2h", "d2d", "p2p"), 0)
         for name, kind, value in _SAMPLE.findall(page):
             if name == "gpubridge_copied_bytes_total":
                 found[kind] += int(float(value))
         return found
 
-    def _wait_ready(self) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        while "] ready: " not in (log := self._log.read_text(errors="replace")):
-            ended = self._process is None or self._process.poll() is not None
-            if ended or time.monotonic() > deadline:
-                last = "\n".join(log.splitlines()[-_LINES:])
-                what = "ended" if ended else f"was not ready after {_START_SECONDS:.0f} s"
-                raise unavailable(f"the benchmark's server {what}; its log:\n{last}")
-            time.sleep(_POLL_SECONDS)
-        self.http_port, self.metrics_port = (
-            int(re.findall(rf"Started {door} at \S+:(\d+)", log)[0])
-            for door in ("HTTPService", "Metrics Service")
-        )
+
+def time_each(send: Callable[[], object], enough: Callable[[int, float], bool]) -> list[float]:
+    """Send requests one after the other until there are enough; return the seconds of each.
+
+    ``enough`` gets the number of requests and the seconds since the beginning.
+    """
+    samples: list[float] = []
+    began = time.perf_counter()
+    while not enough(len(samples), time.perf_counter() - began):
+        start = time.perf_counter()
+        send()
+        samples.append(time.perf_counter() - start)
+    return samples
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """Measurement of one path at one size; quantiles of a request's time are in microseconds.
 
-    - ``began``, ``seconds``: when its load began, by ``time.monotonic``, and how long it lasted.
-    - ``copied``: bytes that the bridge says that it has copied, by kind.
-    - ``pcie``: over PCIe above idle; None where it is unknown, and ``no_pcie`` says why.
-    - ``gpu_mib``: what the server, its models and this client hold on the GPU.
+    - ``began``, ``seconds``: when the load began, by ``time.monotonic``, and how long it lasted.
+    - ``copied``: bytes that the bridge has copied by its own counters, by kind.
+    - ``pcie``: PCIe traffic above idle; None if it is unknown, for the reason ``no_pcie``.
+    - ``gpu_mib``: GPU memory of the server, its models and this client.
     """
 
     path: BenchPath
@@ -156,12 +127,12 @@ class Point:
 
     @property
     def handed(self) -> int:
-        """The bytes that the client handed over and got back."""
+        """The bytes of all inputs and outputs."""
         return 2 * self.nbytes * self.requests
 
     @property
     def crossed(self) -> float | None:
-        """The bytes that PCIe saw above idle, both ways."""
+        """The bytes that crossed PCIe above idle, both ways."""
         if self.pcie is None:
             return None
         return (self.pcie.received + self.pcie.sent) * self.seconds
@@ -169,9 +140,9 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A whole run; ``no_pcie`` and ``no_memory`` say why there are no such figures, if so.
+    """A whole run; ``no_pcie`` and ``no_memory`` are the reasons why those figures are missing.
 
-    ``others`` are processes that used the GPU too, by their pids.
+    ``others`` are the pids of other processes that used the GPU.
     """
 
     device: DeviceInfo
@@ -193,14 +164,19 @@ def measure(
 ) -> Measured:
     """Start a server and measure every path at every size, multiples of four bytes.
 
-    Each gets ``seconds`` of load, more while the meter (or the reason why there is none) has too
-    few samples. Raises BridgeError: the server does not start, or a request fails or is answered
-    wrongly.
+    Each gets ``seconds`` of load, more if the meter needs more samples; ``meter`` may be the reason
+    why there is none. Raises BridgeError if the server does not start, or a request fails or is
+    answered wrongly.
     """
     largest = max(sizes)
     no_pcie, watch = (meter, None) if isinstance(meter, str) else ("", meter)
     seen = _Processes(device.uuid)
-    with ClientMemory(device, largest) as memory, OwnServer(models, _flags(largest)) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="gpubridge-bench-") as folder,
+        ClientMemory(device, largest) as memory,
+        BenchServer(models, _flags(largest), Path(folder) / "log") as server,
+    ):
+        server.wait_ready()
         requests = DeviceRequests("gpubridge", server.http_port, memory)
         try:
             idle_since = time.monotonic()
@@ -212,13 +188,13 @@ def measure(
                 for nbytes in sizes:
                     tell(f"{path.title}, {size_text(nbytes)} ...")
                     point = _Load(path, nbytes, seconds).run(requests, server, watch)
-                    # Not before: a model takes nothing of the device until it needs it.
+                    # Only now: a model takes device memory on first use.
                     points.append(replace(point, gpu_mib=seen.held_by(server.pid)))
         finally:
             requests.close()
     if watch is None:
         return Measured(device, None, points, no_pcie, seen.absence, sorted(seen.others))
-    # Not before: all rows together, the host's too, show how wide the counters are.
+    # Only now: all rows together show the width of the counters.
     idle = watch.rate(idle_since, idle_until)
     if isinstance(idle, str):
         reason = f"of the idle link: {idle}"
@@ -245,10 +221,27 @@ def _flags(largest: int) -> list[str]:
     ]
 
 
-class _Processes:
-    """The processes on a device: ours, which hold memory, and ``others``, which disturb.
+def processes_on(device: str) -> dict[int, int] | str:
+    """Return the MiB of a device's memory by process, 0 if not reported; or why they are unknown."""
+    query = ["--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-i", device]
+    try:
+        asked = subprocess.run(
+            [_PROGRAM, *query], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"nvidia-smi does not tell: {error}"
+    found: dict[int, int] = {}
+    for line in asked.stdout.splitlines():
+        pid, _, used = (word.strip() for word in line.partition(","))
+        if pid.isdigit():
+            found[int(pid)] = found.get(int(pid), 0) + (int(used) if used.isdigit() else 0)
+    return found
 
-    ``absence`` says why ours are not known, if so: in a container their pids may be other ones.
+
+class _Processes:
+    """The processes on a device: those of the benchmark, and ``others``, which disturb it.
+
+    ``absence`` is the reason why the former are unknown: in a container their pids may differ.
     """
 
     def __init__(self, device: str) -> None:
@@ -259,14 +252,14 @@ class _Processes:
         self.others = set() if isinstance(found, str) else set(found) - {os.getpid()}
 
     def held_by(self, server: int) -> int | None:
-        """Return the MiB of GPU memory of all processes that take part; None where it is unknown."""
-        # Some end meanwhile: a server tries what works on the device in processes of its own.
-        family = {os.getpid(), *_family(server)}
+        """Return the MiB of GPU memory of the benchmark's processes; None if unknown."""
+        # Some end meanwhile: a server checks the device with short-lived processes.
+        family = {os.getpid(), *process_tree(server)}
         found = processes_on(self._device)
         if isinstance(found, str):
             self.absence = found
             return None
-        ours = found.keys() & (family | _family(server))
+        ours = found.keys() & (family | process_tree(server))
         if not ours:
             self.absence = "nvidia-smi knows none of these processes, as in a container"
             return None
@@ -274,13 +267,13 @@ class _Processes:
         return sum(found[pid] for pid in ours)
 
 
-def _family(pid: int) -> set[int]:
-    """Return a process and all that descend from it."""
+def process_tree(pid: int) -> set[int]:
+    """Return a process and all its descendants."""
     found = {pid}
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has ended
             for child in task.read_text().split():
-                found |= _family(int(child))
+                found |= process_tree(int(child))
     return found
 
 
@@ -295,7 +288,7 @@ class _Load:
     def run(
         self,
         requests: DeviceRequests,
-        server: OwnServer,
+        server: BenchServer,
         watch: PcieMeter | None,
     ) -> Point:
         model, way = self.path.model, self.path.way
@@ -304,15 +297,11 @@ class _Load:
         send()
         before = server.copied()
         began = time.monotonic()
-        samples: list[float] = []
-        while not self._enough(len(samples), began, watch):
-            start = time.perf_counter()
-            send()
-            samples.append(time.perf_counter() - start)
+        samples = time_each(send, lambda sent, seconds: self._enough(sent, seconds, began, watch))
         ended = time.monotonic()
         after = server.copied()
         p50, p99 = (float(value) for value in np.percentile(samples, [50, 99]) * 1e6)
-        # Whether the bytes that were copied are the right ones, once more.
+        # Check once more that the copied bytes are the right ones.
         requests.check(model, way, self.nbytes)
         return Point(
             self.path,
@@ -325,7 +314,7 @@ class _Load:
             {kind: after[kind] - before[kind] for kind in after},
         )
 
-    def _enough(self, sent: int, began: float, watch: PcieMeter | None) -> bool:
-        if time.monotonic() - began < self.seconds or sent < _LEAST_REQUESTS:
+    def _enough(self, sent: int, seconds: float, began: float, watch: PcieMeter | None) -> bool:
+        if seconds < self.seconds or sent < _LEAST_REQUESTS:
             return False
         return watch is None or watch.enough(began)

@@ -1,11 +1,20 @@
-"""The bytes that a GPU has sent and received over PCIe, as NVIDIA's management library counts them.
+"""The bytes that a GPU has sent and received over PCIe, counted by NVIDIA's management library.
 
-Called by ctypes: the driver brings the library along, and no package is needed.
+It is called by ctypes: it comes with the driver, and no package is needed.
+
+``python -m gpubridge.bench.nvml UUID`` samples the counters in a process that the benchmark does not delay,
+until its input ends. Its first line is the link's rate in bytes per second, or ``-``, the reason why there
+are no counters, and whether no other meter applies. Each further line has the moments before and after a
+reading, and both counters.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
+import select
+import sys
+import time
 from typing import Any, ClassVar, NamedTuple
 
 _LIBRARY = "libnvidia-ml.so.1"
@@ -14,10 +23,11 @@ _VIRTUAL = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU: this system is a guest with a
 # Bytes per second of a lane, by the generation of the link.
 _LANES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _FASTEST = 16 * _LANES[6]
+_INTERVAL = 0.01
 
 
 class NotCounted(Exception):
-    """Reason why a GPU's PCIe bytes are not known; ``unmetered`` where nothing else knows them."""
+    """The reason why a GPU's PCIe bytes are not counted; ``unmetered`` if no other meter applies."""
 
     def __init__(self, reason: str, *, unmetered: bool = False) -> None:
         super().__init__(reason)
@@ -25,14 +35,14 @@ class NotCounted(Exception):
 
 
 class PcieBytes(NamedTuple):
-    """Readings of both counters, which begin again at 0 when they are full."""
+    """Readings of both counters, which wrap to 0."""
 
     received: int
     sent: int
 
 
 class _FieldValue(ctypes.Structure):
-    """One value of NVML's, ``nvmlFieldValue_t``: 40 bytes."""
+    """NVML's ``nvmlFieldValue_t``: 40 bytes."""
 
     _fields_: ClassVar = [
         ("field", ctypes.c_uint),
@@ -46,13 +56,7 @@ class _FieldValue(ctypes.Structure):
 
 
 class PcieCounters:
-    """The counters of one GPU. Raises NotCounted: the driver, or the device, has none.
-
-    Parameters
-    ----------
-    device : str
-        Its UUID.
-    """
+    """The counters of one GPU, by its UUID. Raises NotCounted if the driver, or the device, has none."""
 
     def __init__(self, device: str) -> None:
         if device.startswith("MIG-"):
@@ -91,7 +95,7 @@ class PcieCounters:
         return PcieBytes(values[0].value, values[1].value)
 
     def _number(self, function: str) -> int:
-        """Return what NVML says of the device; 0 where it does not."""
+        """Return a number of the device from NVML; 0 if it fails."""
         number = ctypes.c_uint()
         failed = getattr(self._library, function)(self._device, ctypes.byref(number))
         return 0 if failed else number.value
@@ -105,3 +109,29 @@ class PcieCounters:
 
     def _text(self, code: int) -> str:
         return str(self._library.nvmlErrorString(code).decode())
+
+
+def main() -> int:
+    """Sample the counters until the reading process ends."""
+    try:
+        counters = PcieCounters(sys.argv[1])
+        _tell(counters.fastest)
+        while not select.select([sys.stdin], [], [], _INTERVAL)[0]:
+            began = time.monotonic()
+            received, sent = counters.read()
+            _tell(began, time.monotonic(), received, sent)
+    except NotCounted as error:
+        _tell("-", str(error), error.unmetered)
+        return 1
+    except BrokenPipeError:
+        return 1
+    return 0
+
+
+def _tell(*values: object) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

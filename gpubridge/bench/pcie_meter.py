@@ -1,4 +1,4 @@
-"""PCIe traffic of a GPU, independent of the bridge's own counters: counted, or sampled where it must be."""
+"""PCIe traffic of a GPU, independent of the bridge's own counters: counted if possible, else sampled."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import threading
 import time
 from typing import NamedTuple, Protocol
 
-from gpubridge.bench.dmon_meter import open_dmon_meter
+from gpubridge.bench.dmon_meter import PcieRate, open_dmon_meter
 from gpubridge.bench.nvml import NotCounted
-from gpubridge.bench.pcie_rate import PcieRate
 
 _IDLE_SECONDS = 1.0
 _FIRST_SECONDS = 30.0
@@ -24,16 +23,16 @@ class PcieMeter(Protocol):
     """A meter that runs until it is closed; moments are of ``time.monotonic``."""
 
     def enough(self, since: float) -> bool:
-        """Return whether a row that has begun at a moment has lasted for long enough."""
+        """Return whether a row that began at a moment has lasted long enough."""
 
     def watch_idle(self) -> None:
-        """Look at the link for as long as a figure takes."""
+        """Watch the idle link for as long as a figure takes."""
 
     def rate(self, since: float, until: float) -> PcieRate | str:
-        """Return the traffic between two moments; why it is not known, if so."""
+        """Return the traffic between two moments, or the reason why it is unknown."""
 
     def close(self) -> None:
-        """End it."""
+        """Stop the meter."""
 
 
 class Reading(NamedTuple):
@@ -58,10 +57,10 @@ class ByteCounts:
 
     @property
     def bits(self) -> int:
-        """The width of the counters, as all readings so far show it.
+        """The width of the counters, inferred from all readings so far.
 
-        Counters that have shown nothing beyond 32 bits are taken for as wide: that is wrong for none,
-        unless more crosses between two readings.
+        It is 32 while no reading needs more bits: that is right for wider counters, too, unless more
+        crosses between two readings.
         """
         largest = max((max(each[2:]) for each in self._readings), default=0)
         if largest < 1 << _LEAST_BITS:
@@ -72,7 +71,7 @@ class ByteCounts:
         return _CLEAR_BITS
 
     def rate(self, since: float, until: float) -> PcieRate | str:
-        """Return the traffic between two moments; why not, if a counter may have wrapped unseen."""
+        """Return the traffic between two moments, or the reason if a counter may have wrapped unnoticed."""
         readings = [each for each in self._readings if since <= each.began and each.ended <= until]
         if len(readings) < 2:
             return f"the counters were read {len(readings)} times, expected at least twice"
@@ -95,7 +94,7 @@ class CounterMeter:
 
     def __init__(self, device: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gpubridge.bench.pcie_sampler", device],
+            [sys.executable, "-m", "gpubridge.bench.nvml", device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -120,15 +119,15 @@ class CounterMeter:
             pipe.close()
 
     def enough(self, since: float) -> bool:
-        """Return true: counters miss nothing."""
+        """Return true: counters need no number of samples."""
         return time.monotonic() > since
 
     def watch_idle(self) -> None:
-        """Look at the link for a second."""
+        """Watch the idle link for a second."""
         time.sleep(_IDLE_SECONDS)
 
     def rate(self, since: float, until: float) -> PcieRate | str:
-        """Return the traffic between two moments; why it is not known, if so."""
+        """Return the traffic between two moments, or the reason why it is unknown."""
         with self._lock:
             return self._counts.rate(since, until)
 
@@ -148,7 +147,7 @@ class CounterMeter:
 
 
 def open_pcie_meter(device: str) -> PcieMeter | str:
-    """Start to look at a device's PCIe link, by its UUID; returns the reason where that fails."""
+    """Start a meter of a device's PCIe link, by its UUID, or return the reason why there is none."""
     try:
         return CounterMeter(device)
     except NotCounted as error:

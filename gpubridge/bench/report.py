@@ -14,7 +14,7 @@ from gpubridge.bench.measurement import Measured, Point, size_text
 _SHARE = 0.05
 _PER_REQUEST = 16 << 10  # commands and answers of a request, not data
 _NOISE = 5e6  # bytes per second: dmon counts whole megabytes
-# Of what the host path moves: what a meter has to see, and what it cannot have seen.
+# Shares of the host path's bytes: the least and the most that a meter can plausibly show.
 _SEEN, _BEYOND = 0.25, 4.0
 
 _HEADINGS = (
@@ -83,7 +83,7 @@ def judge(measured: Measured) -> Verdict:
 
 
 def _judge_copies(point: Point, verdict: Verdict) -> None:
-    """No byte over the host, and on the device no more than the path needs."""
+    """Require no copy through the host, and on the device no more than the path needs."""
     where = f"{point.path.title}, {size_text(point.nbytes)}"
     for kind in ("host", "h2d", "d2h", "p2p"):
         if point.copied[kind]:
@@ -110,7 +110,7 @@ def _judge_pcie(point: Point, findings: list[str]) -> None:
 
 
 def _judge_meter(measured: Measured, verdict: Verdict) -> None:
-    """The host path is the control of each size: of a meter that does not see it nothing follows."""
+    """Doubt a meter that does not show the traffic of the host path, the control of each size."""
     if measured.no_pcie:
         verdict.doubts.append(f"PCIe was not watched: {measured.no_pcie}")
         return
@@ -127,7 +127,7 @@ def _judge_meter(measured: Measured, verdict: Verdict) -> None:
 
 
 def _plausible(control: Point, crossed: float) -> bool:
-    """Return whether a meter has seen what the host path moved, and no multiple of it."""
+    """Return whether a meter has shown about the bytes that the host path moved."""
     commands = _PER_REQUEST * control.requests + _NOISE * control.seconds
     return _SEEN * control.handed <= crossed <= _BEYOND * control.handed + commands
 
@@ -218,7 +218,7 @@ def _amount(nbytes: float) -> str:
 
 
 def draw(measured: Measured, verdict: Verdict, target: Path) -> str:
-    """Write the picture to ``target``; returns why not, where that is not possible."""
+    """Write the picture to ``target``; return the reason if that is not possible."""
     if importlib.util.find_spec("matplotlib") is None:
         return "no picture: matplotlib is not installed (pip install matplotlib)"
     from matplotlib.figure import Figure  # noqa: PLC0415  (optional, and slow to import)
@@ -226,7 +226,7 @@ def draw(measured: Measured, verdict: Verdict, target: Path) -> str:
     by_path: dict[str, list[Point]] = defaultdict(list)
     for point in measured.points:
         by_path[point.path.title].append(point)
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     for title, points in by_path.items():
         style = "o-" if points[0].path.stays else "s--"
@@ -242,10 +242,11 @@ def draw(measured: Measured, verdict: Verdict, target: Path) -> str:
         axes.set_xscale("log", base=2)
         axes.set_xlabel("MiB of input and of output")
         axes.grid(visible=True, alpha=0.3)
-    right.legend(fontsize=8)
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     headline = verdict.text().split("\n", 1)[0]
     figure.suptitle(f"{measured.device.name}: {headline}", fontsize=10)
-    figure.savefig(target, dpi=130)
+    figure.savefig(target, dpi=160, facecolor="white")
     return ""
 
 

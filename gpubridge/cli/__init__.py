@@ -1,7 +1,7 @@
-"""The command line: one module for each command, imported when that command is given.
+"""The command line: one module per command, imported when the command is used.
 
-Such a module has ``USAGE`` (the arguments in a line), ``DESCRIPTION``, ``add_arguments(parser)`` and
-``run(options)``, which returns the exit code.
+A module has ``USAGE`` (one line), ``DESCRIPTION``, ``add_arguments(parser)`` and ``run(options)``, which
+returns the exit code.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ from gpubridge.errors import BridgeError
 
 COMMANDS = {
     "serve": "serve the models of a repository, or one model",
-    "tritonserver": "serve as tritonserver does: on every address of this machine",
-    "init": "write a small model to begin with",
-    "run": "run one model here, without a server: breakpoints work",
-    "doctor": "say what works on this machine, what does not, and what to do",
-    "bench": "measure on this machine what a user can see for himself",
-    "completion": "print what makes a shell complete these commands",
+    "tritonserver": "serve on every address of this machine, as tritonserver does",
+    "init": "write a small example model",
+    "run": "run one model in this process, without a server: breakpoints work",
+    "doctor": "check what works on this machine, and what to do about the rest",
+    "top": "show in a terminal what a server's models do",
+    "bench": "measure zero-copy transfers on this machine",
+    "ray": "run a fleet of servers on Ray, behind a proxy",
+    "completion": "print the shell completion of these commands",
 }
-"""All commands, each with its line in the help."""
+"""All commands with their help."""
 
 _SERVERS = ("serve", "tritonserver")
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "") -> int:
-    """Run a command, as ``program`` if that is not ``gpubridge COMMAND``; returns the exit code."""
+    """Run a command, named ``program`` in messages; return the exit code."""
     _open_standard_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "") -> int:
                 return code
         parser = whole_parser(())
         if words:
-            # Prints what it was asked for, or refuses what is no command.
+            # Prints the help or the version, or refuses an unknown command.
             parser.refuse_unknown(words[0])
             parser.parse_args(words)
         parser.print_help()
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "") -> int:
         sys.stderr.write(f"error: {error.message}\n")
         return 1
     except BrokenPipeError:
-        # Whoever read the output reads no more: what is left of it is for nobody.
+        # The reader has closed the pipe: the rest of the output is discarded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     return 0
@@ -74,7 +76,7 @@ def command_parser(command: str, program: str = "") -> Parser:
 
 
 def whole_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
-    """Return the parser of everything; only some ``commands`` with what follows them."""
+    """Return the parser of all commands, with the arguments of some ``commands``."""
     parser = Parser(
         prog="gpubridge",
         usage="gpubridge COMMAND ...",
@@ -90,15 +92,15 @@ def whole_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGINT end the process with code 0, until a server takes them.
+    """Exit with code 0 on SIGTERM and SIGINT until a server handles them.
 
-    As process 1 it would not hear of SIGTERM otherwise.
+    The kernel ignores SIGTERM for process 1 without a handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (signal.SIGTERM, signal.SIGINT)
-    # No exception: wherever it were raised, in the midst of an import, it might be lost.
+    # No exception, which could be lost, for example in an import.
     before = {number: signal.signal(number, lambda *_: os._exit(0)) for number in numbers}
     try:
         yield
@@ -108,12 +110,12 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _open_standard_streams() -> None:
-    """Open those that whoever started this has closed: a socket of their number would get the log."""
+    """Open closed standard streams: a socket with such a number would receive log lines."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest number that is free is this one.
+            # Opens the lowest free number, which is this one.
             os.open(os.devnull, os.O_RDWR)
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r", closefd=False))
 

@@ -1,4 +1,4 @@
-"""``gpubridge bench zero-copy``: its flags, and what it does."""
+"""``gpubridge bench zero-copy``: the measurement of zero-copy transfers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from types import FrameType
 from gpubridge.bench.measurement import MODELS, Measured, measure, read_sizes
 from gpubridge.bench.pcie_meter import open_pcie_meter
 from gpubridge.bench.report import document, draw, judge, table
-from gpubridge.cuda_ipc import DeviceInfo, check_device, probe_devices
+from gpubridge.cuda_ipc import DeviceInfo, probe_devices
+from gpubridge.cuda_ipc.device_check import check_device
 from gpubridge.errors import BridgeError
 
 _SIZES = "1MiB,4MiB,16MiB,64MiB,256MiB"
@@ -28,9 +29,9 @@ _NEEDS = (
 USAGE = "zero-copy [FLAG ...]"
 DESCRIPTION = (
     "Send tensors of growing sizes through models on the first GPU, in CUDA shared memory and, for "
-    "comparison, over the host, while the GPU's own counters watch the PCIe link. Prints a table and a "
-    "verdict, and writes zero_copy.json and zero_copy.png. The exit code is 0 when nothing speaks "
-    "against zero copies, 1 when something does, 2 when nothing was measured."
+    "comparison, over the host, and read the GPU's counters of PCIe traffic. Prints a table and a "
+    "verdict, and writes zero_copy.json and zero_copy.png. The exit code is 0 if no copy was found, "
+    "1 if one was, 2 if nothing was measured."
 )
 
 
@@ -41,17 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "benchmark",
         choices=("zero-copy",),
         metavar="zero-copy",
-        help="whether tensors on a GPU stay there: by the bridge's counters and by PCIe's",
+        help="check that tensors on a GPU stay there, by counters of the bridge and of PCIe",
     )
-    add("--sizes", type=_sizes, default=_SIZES, metavar="LIST", help="of the tensors")
+    add("--sizes", type=_sizes, default=_SIZES, metavar="LIST", help="sizes of the tensors")
     add(
         "--seconds",
         type=float,
         default=3.0,
         metavar="X",
-        help="of load for each path and size, longer where PCIe is sampled once a second (before driver 555)",
+        help="seconds of load for each path and size, longer if PCIe is sampled once a second (before driver 555)",
     )
-    add("--output", type=Path, default=Path(), metavar="DIR", help="for the files")
+    add("--output", type=Path, default=Path(), metavar="DIR", help="directory of the files")
     add("--json", action="store_true", help="print the document instead of table and verdict")
 
 
@@ -63,7 +64,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def run(options: argparse.Namespace, models: Path = MODELS) -> int:
-    """Measure the paths of a repository of ``models``, print, write; returns the exit code."""
+    """Measure the paths of a repository of ``models``, print and write the results; return the exit code."""
     device = _device()
     if isinstance(device, str):
         sys.stderr.write(f"nothing can be measured here: {device}\n{_NEEDS}")
@@ -114,6 +115,6 @@ def _tell(text: str) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Turn SIGTERM into an exit that ends the server on its way."""
+    """Exit on SIGTERM, which also ends the server."""
     del frame
     sys.exit(128 + number)

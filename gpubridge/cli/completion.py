@@ -1,4 +1,4 @@
-"""``gpubridge completion``: what makes a shell complete the commands and their flags."""
+"""``gpubridge completion``: shell completion of the commands and their flags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpubridge.errors import unsupported
 
 USAGE = "SHELL"
 DESCRIPTION = (
-    'Print a script that makes a shell complete these commands: eval "$(gpubridge completion bash)". '
+    'Print a script for shell completion of these commands: eval "$(gpubridge completion bash)". '
     "It needs the package shtab: pip install 'gpubridge[completion]'."
 )
 
@@ -19,7 +19,7 @@ _PATHS = ("DIR", "MODEL_DIR", "REPOSITORY")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh"), help="which one")
+    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh"), help="bash or zsh")
 
 
 def run(options: argparse.Namespace) -> int:

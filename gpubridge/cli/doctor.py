@@ -1,4 +1,4 @@
-"""``gpubridge doctor``: what works on this machine."""
+"""``gpubridge doctor``: checks of this machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gpubridge import doctor
 
 USAGE = ""
 DESCRIPTION = (
-    "Say what works on this machine, what does not and why, and what to do. The exit code is 1 when "
-    "models cannot be served here."
+    "Check what works on this machine, and report why the rest does not and what to do. The exit code is "
+    "1 if models cannot be served here."
 )
 
 

@@ -1,4 +1,4 @@
-"""``gpubridge init``: a small model to begin with."""
+"""``gpubridge init``: a small example model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpubridge.errors import BridgeError, ErrorCode, invalid
 
 USAGE = "MODEL_DIR"
 DESCRIPTION = (
-    "Write a small model with its configuration into a directory of its name, which must not be "
-    "there, and say how it is served, asked and run."
+    "Write a small model with its configuration into a new directory of its name, and print the commands "
+    "that serve, call and run it."
 )
 _CONFIG = """\
 # What clients send and get, and how requests are batched.
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the files; returns the exit code."""
     directory: Path = options.directory
     if directory.name.startswith(".") or not directory.name:
-        raise invalid(f"expected a directory that is named as the model, got {directory}")
+        raise invalid(f"expected a directory with the name of the model, got {directory}")
     config, model = directory / "config.pbtxt", directory / "1" / "model.py"
     try:
         directory.mkdir(parents=True)
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         config.write_text(_CONFIG, encoding="utf-8")
         model.write_text(_MODEL, encoding="utf-8")
     except FileExistsError:
-        raise BridgeError(f"{directory} is there already", ErrorCode.ALREADY_EXISTS) from None
+        raise BridgeError(f"{directory} already exists", ErrorCode.ALREADY_EXISTS) from None
     except OSError as error:
         raise invalid(f"cannot write {directory}: {error.strerror}") from error
     sys.stdout.write(

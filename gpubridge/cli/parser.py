@@ -1,4 +1,4 @@
-"""The parser of all commands: a wrong argument is one line of usage and one of what is wrong."""
+"""The parser of all commands, with errors of two lines: usage and error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 
 class UsageError(Exception):
-    """The arguments of a command make no sense; ``text`` says so in two lines."""
+    """Wrong arguments of a command; ``text`` has two lines, usage and error."""
 
     def __init__(self, usage: str, command: str, message: str) -> None:
         super().__init__(message)
@@ -17,32 +17,32 @@ class UsageError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes flags by their whole names; raises UsageError."""
+    """A parser without abbreviated flags that raises UsageError."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "formatter_class": _Help, **options})
 
     def parse_known(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments of a command, whose positional ones may stand between flags."""
+        """Parse the arguments of a command; positional ones may be between flags."""
         options, unknown = self.parse_known_intermixed_args(words)
         if unknown:
-            self.error(self._say_unknown(unknown[0]))
+            self.error(self._unknown_text(unknown[0]))
         return options
 
     def refuse_unknown(self, word: str) -> None:
-        """Raise UsageError for a flag that there is not."""
+        """Raise UsageError for an unknown flag."""
         if word.startswith("-") and word.partition("=")[0] not in self._option_string_actions:
-            self.error(self._say_unknown(word))
+            self.error(self._unknown_text(word))
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError."""
         raise UsageError(self.usage or self.prog, self.prog, message)
 
-    def _say_unknown(self, word: str) -> str:
-        """Say what is wrong with an argument that the command has not, and which may be meant."""
+    def _unknown_text(self, word: str) -> str:
+        """Return the error text of an unknown argument, with a suggestion."""
         if not word.startswith("-"):
             return f"expected flags only, got {word!r}"
-        import difflib  # noqa: PLC0415  (only here is it worth its time)
+        import difflib  # noqa: PLC0415  (slow, and needed only here)
 
         flag = word.partition("=")[0]
         flags = [name for name in self._option_string_actions if name.startswith("--")]
@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.HelpFormatter):
-    """Shows defaults; breaks no flag into two."""
+    """Shows defaults, and does not break flags at hyphens."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=36)

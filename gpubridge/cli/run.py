@@ -1,48 +1,42 @@
-"""``gpubridge run``: its flags, and what they come to."""
+"""``gpubridge run``: one model in this process, without a server."""
 
 from __future__ import annotations
 
 import argparse
 import bdb
 import json
-import logging
 import pdb
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import gpubridge
-from gpubridge.config import ServerSettings
 from gpubridge.errors import invalid
-from gpubridge.telemetry.logs import LogSettings, ServerLog
-from gpubridge.telemetry.machine_metrics import MachineMetrics
-from gpubridge.telemetry.server_telemetry import ServerTelemetry
-from gpubridge.telemetry.settings import MetricsSettings, TraceSettings
-from gpubridge.telemetry.traces import Traces
 from gpubridge.tensor.native import require_native
 
-USAGE = "MODEL_DIR [FLAG ...]"
+USAGE = "MODEL [FLAG ...]"
 DESCRIPTION = (
-    "Run one model in this process, without a server: load it, have it execute the inputs, print its "
-    "outputs. The exit code is 1 when anything failed."
+    "Run one model in this process, without a server: load it, execute requests with the inputs, print "
+    "the outputs. The exit code is 1 if anything failed."
 )
 _PACKAGE = str(Path(gpubridge.__file__).parent) + "/"
 
 
 def print_traceback(error: BaseException) -> None:
-    """Print the traceback of an error from the model's first line on."""
+    """Print the traceback of an error, from the first line of the model on."""
     own = _of_the_model(error.__traceback__)
     if own is None:
-        # The bridge's own words for what the model did; there is no line to show.
+        # Raised by the bridge: no line of the model to show.
         return
     sys.stdout.flush()
     traceback.print_exception(type(error), error, own)
 
 
 def enter_debugger(error: BaseException) -> None:
-    """Print the traceback and open pdb where the error was raised; returns when that is left."""
+    """Print the traceback and run pdb where the error was raised."""
     print_traceback(error)
     own = _of_the_model(error.__traceback__)
     if own is not None and not isinstance(error, bdb.BdbQuit):
@@ -50,7 +44,7 @@ def enter_debugger(error: BaseException) -> None:
 
 
 def _of_the_model(place: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames of the bridge that called the model."""
+    """Return the traceback without the frames of the bridge."""
     while place is not None:
         name = place.tb_frame.f_code.co_filename
         if not name.startswith((_PACKAGE, "<frozen importlib.")):
@@ -62,7 +56,13 @@ def _of_the_model(place: TracebackType | None) -> TracebackType | None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add = parser.add_argument
-    add("directory", type=Path, metavar="MODEL_DIR", help="the model's, with its config.pbtxt")
+    add(
+        "directory",
+        type=Path,
+        metavar="MODEL",
+        help="directory of the model, with its config.pbtxt; or a Python file with @gpubridge.model, as "
+        "APP.py or APP.py:NAME",
+    )
     add(
         "--input",
         action="append",
@@ -76,56 +76,84 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=@FILE.npy",
-        help="write an output to a file, too; may be given several times",
+        help="also write an output to a file; may be given several times",
     )
     add(
         "--parameter",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of the request, as JSON or text: sequence_id, sequence_start, sequence_end, timeout, "
-        "priority, or what the model reads; may be given several times",
+        help="parameter of the request, as JSON or text: sequence_id, sequence_start, sequence_end, timeout, "
+        "priority, or a parameter of the model's own; may be given several times",
     )
+    _add_execution_flags(parser)
+
+
+def _add_execution_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--repeat", type=_positive, default=1, metavar="N", help="execute N times")
-    add("--batch", type=_positive, default=1, metavar="N", help="give N requests to each execute")
-    add("--version", type=_positive, metavar="N", help="of the model; the highest if not given")
+    add("--batch", type=_positive, default=1, metavar="N", help="pass N requests to each execute")
+    add(
+        "--version",
+        type=_positive,
+        metavar="N",
+        help="version of the model; the highest if not given",
+    )
     add(
         "--model-repository",
         type=Path,
         action="append",
         default=[],
         metavar="DIR",
-        help="where the models are that this one calls; the model's own if not given",
+        help="repository of models that this one calls; the model's own if not given",
     )
     add(
         "--load-model",
         action="append",
         default=[],
         metavar="NAME",
-        help="a model that this one calls, loaded into a process of its own; several times, or once "
+        help="a model that this one calls, loaded into its own process; several times, or once "
         "as * for all",
     )
-    add("--backend-directory", type=Path, metavar="DIR", help="where backends of your own are")
+    add("--backend-directory", type=Path, metavar="DIR", help="directory of your own backends")
     add("--pdb", action="store_true", help="open the debugger where the model raises an error")
     add(
         "--gpu-fallback",
         choices=["none", "host"],
         default="none",
-        help="what becomes of a KIND_GPU instance without a GPU: an error, or the host",
+        help="fallback for KIND_GPU instances when no GPU is available: an error, or the host",
     )
-    add("--log-verbose", type=int, default=0, metavar="N", help="1 for the engine's log lines, too")
+    add(
+        "--log-verbose",
+        type=int,
+        default=0,
+        metavar="N",
+        help="1 to include the engine's log lines",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the model; returns the exit code: 1 when it failed in any way."""
+    """Run the model; return the exit code, 1 if anything failed."""
     try:
-        from gpubridge.develop.session import RunSettings, Session  # noqa: PLC0415
+        from gpubridge.develop.one_instance import one_model  # noqa: PLC0415
     except ImportError:
         require_native()
         raise
-    directory = options.directory.resolve()
-    if not directory.is_dir():
-        raise invalid(f"expected the directory of a model, got {options.directory}")
+    with one_model(str(options.directory)) as (directory, others):
+        return _run(options, directory, others)
+
+
+def _run(options: argparse.Namespace, directory: Path, others: Sequence[Path]) -> int:
+    from gpubridge.develop.session import RunSettings, Session  # noqa: PLC0415
+    from gpubridge.develop.settings import run_settings, run_telemetry  # noqa: PLC0415
+
+    server = run_settings(
+        directory,
+        repositories=[*options.model_repository, *others],
+        load_models=options.load_model,
+        gpu_fallback=options.gpu_fallback,
+        backend_directory=options.backend_directory,
+    )
     settings = RunSettings(
         directory=directory,
         version=options.version,
@@ -135,42 +163,15 @@ def run(options: argparse.Namespace) -> int:
         repeat=options.repeat,
         batch=options.batch,
     )
-    telemetry = _telemetry(options.log_verbose)
+    telemetry = run_telemetry(options.log_verbose)
     note = enter_debugger if options.pdb else print_traceback
-    # As in a server: to a model that reads it, it is nobody's command line.
+    # As in a server, models see an empty command line.
     given, sys.argv = sys.argv, [""]
     try:
-        return Session(settings, _server_settings(options, directory), telemetry, note).run()
+        return Session(settings, server, telemetry, note).run()
     finally:
         sys.argv = given
         telemetry.close()
-
-
-def _server_settings(options: argparse.Namespace, directory: Path) -> ServerSettings:
-    """Return what a server would be started with to serve the model and those that it calls."""
-    repositories = [path.resolve() for path in options.model_repository]
-    if directory.parent not in repositories:
-        repositories.insert(0, directory.parent)
-    names = [name for name in options.load_model if name != directory.name]
-    return ServerSettings(
-        model_repositories=tuple(repositories),
-        model_control_mode="explicit",
-        load_models=tuple(names) if "*" in names else (directory.name, *names),
-        # Both ends of the channel are in one process: who stays awake keeps the other from working.
-        backend_config={"python": {"busy-poll-us": "0"}},
-        gpu_fallback=options.gpu_fallback,
-        backend_directory=options.backend_directory,
-    )
-
-
-def _telemetry(verbose: int) -> ServerTelemetry:
-    """Make what an engine tells of itself to: the model's log lines, and the engine's warnings."""
-    log = ServerLog(LogSettings(verbose_level=verbose))
-    if not verbose:
-        for room in ("engine", "server"):
-            logging.getLogger(f"gpubridge.{room}").setLevel(logging.WARNING)
-    metrics = MetricsSettings(cpu=False, gpu=False)
-    return ServerTelemetry(log, Traces(TraceSettings()), metrics, MachineMetrics(metrics))
 
 
 def _output_files(texts: list[str]) -> dict[str, Path]:

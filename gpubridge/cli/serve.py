@@ -5,22 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 from gpubridge.config.backends import is_model_directory
-from gpubridge.config.settings import ServerSettings, read_repository
+from gpubridge.config.remote_url import RemoteUrl
+from gpubridge.config.settings import RepositorySettings, ServerSettings, read_repository
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.flags import add_flags, from_flags
-from gpubridge.telemetry.server_telemetry import open_telemetry
 from gpubridge.tensor.native import require_native
 
 USAGE = "[REPOSITORY ...] [FLAG ...]"
 DESCRIPTION = (
-    "Serve the models of a repository, a directory with one directory per model, or one model's "
-    "directory, on loopback. Flags are named as tritonserver's."
+    "Serve the models of a repository, a directory with one directory per model, one model's "
+    "directory, or a Python file with @gpubridge.model, on loopback. Flags are named as tritonserver's."
 )
 
 
@@ -31,54 +31,75 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=read_repository,
         metavar="REPOSITORY",
-        help="a model repository, or the directory of one model",
+        help="a model repository (a directory or URL), the directory of one model, or a Python file "
+        "with models, APP.py or APP.py:NAME,NAME",
     )
     add_flags(parser, ServerSettings)
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code."""
+    # Before the imports, which take long enough for a parent process to end meanwhile.
+    parent = os.getppid()
     require_native()
-    import uvloop  # noqa: PLC0415  (the rest of this module serves the help, too)
+    import uvloop  # noqa: PLC0415  (not needed for the help)
 
+    from gpubridge.engine.repository.one_file import OneFileModels  # noqa: PLC0415
     from gpubridge.server import serve  # noqa: PLC0415
+    from gpubridge.telemetry.server_telemetry import open_telemetry  # noqa: PLC0415
 
-    settings = server_settings(options)
-    metrics = settings.metrics
-    if not settings.allow_metrics:
-        metrics = replace(metrics, cpu=False, gpu=False)
-    telemetry = open_telemetry(settings.log, settings.traces, metrics)
+    files = OneFileModels()
     try:
-        return uvloop.run(serve(settings, telemetry))
+        settings = server_settings(options, files.directories)
+        metrics = settings.metrics
+        if not settings.metrics_endpoint.allow:
+            metrics = replace(metrics, cpu=False, gpu=False)
+        telemetry = open_telemetry(settings.log, settings.traces, metrics)
+        try:
+            return uvloop.run(serve(settings, telemetry, parent))
+        finally:
+            telemetry.close()
     finally:
-        telemetry.close()
+        files.close()
 
 
-def server_settings(options: argparse.Namespace) -> ServerSettings:
-    """Return the settings that the arguments spell; raises BridgeError."""
-    from gpubridge.engine.model_files import is_model_name  # noqa: PLC0415  (as above)
+def server_settings(
+    options: argparse.Namespace, of_file: Callable[[str], Sequence[Path]] = lambda _: ()
+) -> ServerSettings:
+    """Return the settings of the arguments; raises BridgeError.
 
-    given = [Path(os.path.abspath(path)) for path in options.repositories]  # noqa: PTH100
-    models = _model_directories(given)
+    ``of_file``: returns the directories of the models that a Python file declares.
+    """
+    from gpubridge.engine.repository.model_files import is_model_name  # noqa: PLC0415  (as above)
+
+    given: list[Path | RemoteUrl] = []
+    for path in options.repositories:
+        given += of_file(str(path)) or [_absolute(path)]
+    models = _model_directories([path for path in given if isinstance(path, Path)])
     for path in models:
         if not is_model_name(path.name):
             raise invalid(
-                f"the directory {str(path)!a} is no model's: its name is not UTF-8, or has control "
+                f"the directory {str(path)!a} cannot be a model: its name is not UTF-8, or has control "
                 "characters; rename it"
             )
     repositories = [*options.model_repository, *(path for path in given if path not in models)]
     # As in Triton, one may be named twice.
-    once: dict[str, Path] = {}
+    once: dict[Path | RemoteUrl, Path | RemoteUrl] = {}
     for path in repositories:
-        once.setdefault(os.path.abspath(path), path)  # noqa: PTH100
+        once.setdefault(_absolute(path), path)
     options.model_repository = list(once.values())
-    return from_flags(ServerSettings, options, model_directories=models)
+    repository = from_flags(RepositorySettings, options, model_directories=models)
+    return from_flags(ServerSettings, options, repository=repository)
+
+
+def _absolute(path: Path | RemoteUrl) -> Path | RemoteUrl:
+    return Path(os.path.abspath(path)) if isinstance(path, Path) else path  # noqa: PTH100
 
 
 def _model_directories(given: Sequence[Path]) -> tuple[Path, ...]:
-    """Return those that are directories of single models.
+    """Return the directories that are single models.
 
-    A thread looks at them, which may hang, as on a dead mount: signals are heard of meanwhile.
+    Checked in a thread, because a dead mount may block and signals must still be handled.
     """
     found: Future[tuple[Path, ...]] = Future()
 

@@ -1,4 +1,4 @@
-"""``tritonserver``: ``gpubridge serve`` with Triton's addresses and its short forms of flags."""
+"""``tritonserver``: ``gpubridge serve`` with Triton's default addresses and abbreviated flags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpubridge.cli import serve
 
 USAGE = "[FLAG ...]"
 DESCRIPTION = (
-    "Serve the models of a repository as tritonserver does: on every address of this machine. "
+    "Serve the models of a repository on every address of this machine, as tritonserver does. "
     "`gpubridge serve` is the same on loopback."
 )
 run = serve.run

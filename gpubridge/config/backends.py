@@ -1,4 +1,4 @@
-"""Backend of a model: Python's, or one whose ``model.py`` runs many models."""
+"""Backends of models: Python's own, and backends whose ``model.py`` runs many models."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpubridge.config.model_config import available_versions
-from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import invalid
+from gpubridge.schema import ProtoMessage
 
 PYTHON_BACKEND = "python"
 BACKEND_FILENAME = "model.py"
@@ -20,7 +20,7 @@ _PLATFORMS = {
     "tensorflow_savedmodel": "tensorflow",
     "tensorrt_plan": "tensorrt",
 }
-"""Triton's backends by the platforms of their models."""
+"""Triton's backends, by platform."""
 
 _PLATFORM_OF_BACKEND = {"onnxruntime": "onnxruntime_onnx", "pytorch": "pytorch_libtorch"}
 
@@ -39,15 +39,15 @@ _DEFAULT_FILES = {PYTHON_BACKEND: "model.py", "onnxruntime": "model.onnx", "pyto
 
 @dataclass(frozen=True, slots=True)
 class Backends:
-    """The backends that are written in Python: directories ``NAME`` with a ``model.py``.
+    """Backends written in Python: directories ``NAME`` with a ``model.py``.
 
-    ``directory``: the user's; a backend in it wins over the shipped one of the same name.
+    ``directory``: the user's backends, which override shipped ones of the same name.
     """
 
     directory: Path | None = None
 
     def find(self, name: str) -> Path | None:
-        """Return the ``model.py`` of a backend, absolute; None where there is none of that name."""
+        """Return the absolute path of a backend's ``model.py``; None for an unknown backend."""
         if not name or "/" in name or name.startswith("."):
             return None
         for directory in self._directories():
@@ -57,7 +57,7 @@ class Backends:
         return None
 
     def names(self) -> list[str]:
-        """Return the names of all of them, in order."""
+        """Return the names of all backends, sorted."""
         return sorted(
             {
                 path.parent.name
@@ -81,11 +81,11 @@ def is_model_directory(path: Path) -> bool:
     )
 
 
-def settle_backend(config: ProtoMessage, model_dir: Path, backends: Backends) -> Path | None:
+def complete_backend(config: ProtoMessage, model_dir: Path, backends: Backends) -> Path | None:
     """Fill in ``backend``, ``platform``, ``runtime`` and ``default_model_filename`` as Triton does.
 
-    Returns: the ``model.py`` of its backend; None where the model is its own program, or an
-    ensemble. Raises BridgeError: INVALID_ARG when no backend is named, or none that is here.
+    Returns the ``model.py`` of its backend; None for a Python model or an ensemble. Raises
+    BridgeError: INVALID_ARG for a missing or unknown backend.
     """
     if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
         return None
@@ -115,7 +115,7 @@ def settle_backend(config: ProtoMessage, model_dir: Path, backends: Backends) ->
 
 
 def _implied_backend(config: ProtoMessage, model_dir: Path, backends: Backends) -> str:
-    """Return the backend that the platform stands for, or else the model's file."""
+    """Return the backend implied by the platform, or else by the model's file."""
     if config.platform:
         backend = _PLATFORMS.get(config.platform)
         if backend is None:
@@ -133,7 +133,7 @@ def _implied_backend(config: ProtoMessage, model_dir: Path, backends: Backends) 
             return _BACKENDS_OF_FILES[filename]
     hint = ""
     if config.name.isdecimal():
-        # Named as a version: what holds it is a model then, and no repository.
+        # A directory named like a version: its parent is probably a model, not a repository.
         hint = f". If {model_dir.parent} is one model: gpubridge serve {model_dir.parent}"
     raise invalid(
         f"Could not determine backend for model '{config.name}' with no backend in model "

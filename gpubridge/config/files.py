@@ -1,4 +1,4 @@
-"""Files of a repository, which may be anything: read without waiting for anybody, up to a limit."""
+"""Reading of untrusted files, without blocking and up to a size limit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import stat
 from pathlib import Path
 
 LONGEST_TEXT = 16 * 1024 * 1024
-"""Bytes of the longest configuration, or file of labels, that is read."""
+"""Maximum bytes of a configuration or a file of labels."""
 
 
 def read_regular(path: Path, limit: int = LONGEST_TEXT) -> bytes:
     """Return the content of a regular file of at most ``limit`` bytes.
 
-    Raises OSError: for a FIFO or a device, which might never end, and for a longer file, too.
+    Raises OSError, also for a FIFO or a device, which might never end, and for a longer file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
@@ -22,10 +22,10 @@ def read_regular(path: Path, limit: int = LONGEST_TEXT) -> bytes:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         parts = []
         left = limit + 1
-        # A file may be longer than it says.
+        # A file may be longer than its size says.
         while left and (part := file.read(min(left, 1 << 20))):
             parts.append(part)
             left -= len(part)

@@ -1,4 +1,4 @@
-"""Loading of a model's configuration: read or given by a client, completed, checked."""
+"""Loading of a model's configuration: parsed, completed, checked."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import Any
 import orjson
 from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 
-from gpubridge.config.backends import Backends, settle_backend
+from gpubridge.config.backends import Backends, complete_backend
 from gpubridge.config.files import read_regular
 from gpubridge.config.model_config import ModelConfig, model_config_from_message
 from gpubridge.config.normalise import GpuFallback, normalise_instance_groups, normalise_model
-from gpubridge.config.schema import ProtoMessage, model_config_schema
+from gpubridge.config.openai import check_openai
 from gpubridge.config.validate import ignored_features, validate_model
 from gpubridge.errors import invalid, not_found
+from gpubridge.schema import ProtoMessage, message_class, schema_pool
 
 CONFIG_FILENAME = "config.pbtxt"
 _SHIPPED_BACKENDS = Backends()
 _LONGEST = 4 * 1024 * 1024
-"""Characters that a model's configuration may have: reading it must not hold up the server."""
+"""Maximum characters of a configuration, so that parsing it does not block the server for long."""
 
 _UNKNOWN_NAME = re.compile(r'(Message|Enum) type "([\w.]+)" has no (?:field|value) named "?(\w+)')
 _TENSORS = ("input", "output")
@@ -39,19 +40,18 @@ def load_model_config(
     backends: Backends = _SHIPPED_BACKENDS,
     draft: bool = False,
 ) -> ModelConfig:
-    """Read, complete and validate the ``config.pbtxt`` of the model in a directory of its name.
+    """Read, complete and validate the ``config.pbtxt`` of a model's directory.
 
-    - ``gpu_count``: GPUs that instances may use; or what counts them, asked only where it matters.
-    - ``gpu_fallback``: what becomes of a KIND_GPU instance group without a GPU: an error, or
-      KIND_CPU.
-    - ``override``: the configuration as JSON, or another file, to be used instead of the file.
-    - ``draft``: the model may complete it: there need not be a file, and inputs and outputs need
-      not be whole.
+    - ``gpu_count``: number of GPUs for instances, or a function that counts them when needed.
+    - ``gpu_fallback``: fallback for KIND_GPU instance groups without a GPU: an error, or KIND_CPU.
+    - ``override``: a configuration as JSON, or another file, that replaces the file.
+    - ``draft``: the model may complete the configuration: the file may be missing, and inputs and
+      outputs incomplete.
 
-    Returns: with every default of Triton's filled in; a draft unless it is an ensemble's.
+    Returns the configuration with Triton's defaults; a draft if requested, except for an ensemble.
 
     Raises BridgeError: ``NOT_FOUND`` without the directory; ``INVALID_ARG`` for a file that is
-    missing, cannot be parsed (with file, line and column), or asks for what cannot be.
+    missing, malformed (with file, line and column), or invalid.
     """
     if not model_dir.is_dir():
         raise not_found(f"the model directory {model_dir} does not exist")
@@ -71,7 +71,7 @@ def load_model_config(
 
 
 def custom_config(model_dir: Path, name: str) -> Path | None:
-    """Return the file of a model's configuration of that name; None where it has none."""
+    """Return the file of a model's named configuration; None if there is none."""
     path = model_dir / "configs" / f"{name}.pbtxt"
     return path if name and path.is_file() else None
 
@@ -101,11 +101,11 @@ def _read_text(path: Path, *, required: bool) -> str:
 
 
 def parse_model_config(text: str, source: str) -> ProtoMessage:
-    """Return the ``inference.ModelConfig`` that `text` spells in protobuf's text format, unchecked.
+    """Parse an ``inference.ModelConfig`` in protobuf's text format, without checks.
 
-    Raises BridgeError: ``INVALID_ARG``: names `source`, line and column, and what was expected.
+    Raises BridgeError: ``INVALID_ARG`` with `source`, line, column, and what was expected.
     """
-    message = model_config_schema().ModelConfig()
+    message = message_class("ModelConfig")()
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
@@ -115,12 +115,12 @@ def parse_model_config(text: str, source: str) -> ProtoMessage:
 
 
 def _real_spelling(error: str) -> str:
-    """Return what to add to the error of an unknown field or value: the name that was meant."""
+    """Return a hint for the error of an unknown field or value."""
     found = _UNKNOWN_NAME.search(error)
     if found is None:
         return ""
     kind, owner, name = found.groups()
-    pool = model_config_schema().ModelConfig.DESCRIPTOR.file.pool
+    pool = schema_pool()
     if kind == "Message":
         names = list(pool.FindMessageTypeByName(owner).fields_by_name)
     else:
@@ -140,8 +140,8 @@ def complete_model_config(
     backends: Backends = _SHIPPED_BACKENDS,
     draft: bool = False,
 ) -> ModelConfig:
-    """Return what `message`, which is not changed, means for a model; see `load_model_config`."""
-    config = model_config_schema().ModelConfig()
+    """Complete and validate a copy of `message`; see `load_model_config`."""
+    config = message_class("ModelConfig")()
     config.CopyFrom(message)
     config.name = config.name or model_dir.name
     if config.name != model_dir.name:
@@ -150,7 +150,7 @@ def complete_model_config(
             "directory name must equal model name"
         )
     count = gpu_count if callable(gpu_count) else lambda: gpu_count
-    backend_file = settle_backend(config, model_dir, backends)
+    backend_file = complete_backend(config, model_dir, backends)
     notices = normalise_model(config)
     on_host = 0
     if config.platform == "ensemble":
@@ -161,20 +161,23 @@ def complete_model_config(
     validate_model(config, count, draft=draft)
     outputs = () if draft else config.output
     labels = {output.name: read_labels(output, model_dir) for output in outputs}
-    return model_config_from_message(
+    complete = model_config_from_message(
         config, tuple(notices), labels, backend_file, on_host=on_host, draft=draft
     )
+    if not draft:
+        check_openai(complete)
+    return complete
 
 
 def parse_config_override(text: str) -> ProtoMessage:
-    """Return the ``inference.ModelConfig`` that `text` spells in the JSON of ``/config``."""
+    """Parse an ``inference.ModelConfig`` in JSON, as in ``/config``."""
     if len(text) > _LONGEST:
         raise invalid(
             f"Invalid config override: expected at most {_LONGEST} characters, got {len(text)}"
         )
-    message = model_config_schema().ModelConfig()
+    message = message_class("ModelConfig")()
     if text.lstrip()[:1] != "{":
-        # An empty array, or a null, would pass for an empty configuration.
+        # protobuf accepts an empty array and null as an empty configuration.
         raise invalid(f"Invalid config override: expected a JSON object, got {text[:20]!r}")
     try:
         json_format.Parse(text, message)
@@ -184,14 +187,14 @@ def parse_config_override(text: str) -> ProtoMessage:
 
 
 def read_labels(output: ProtoMessage, model_dir: Path) -> tuple[bytes, ...]:
-    """Return the labels of an output by class index; none where it names no file of the model's.
+    """Return the labels of an output by class index; none if it names no file.
 
-    As in Triton, a line is everything up to its newline and an empty one names nothing.
+    As in Triton, a line is everything up to its newline, and an empty line is no label.
     """
     if not output.label_filename:
         return ()
     path = model_dir / output.label_filename
-    # Also of a link: a configuration is not to show files to clients that its model does not hold.
+    # Also for links: clients must not see files outside of the model.
     if not path.resolve().is_relative_to(model_dir.resolve()):
         raise invalid(
             f"output '{output.name}': expected a label_filename in the model's directory "
@@ -213,52 +216,52 @@ def finish_model_config(
     gpu_count: int | Callable[[], int],
     backends: Backends = _SHIPPED_BACKENDS,
 ) -> ModelConfig:
-    """Return the whole configuration of a model that was asked to complete a draft.
+    """Return the complete configuration of a model that has completed a draft.
 
-    As in Triton, the batch size, the inputs and outputs, the transaction policy, and a scheduler
-    where the draft chooses none are the model's; everything else stays as the draft has it.
-    ``returned`` is what the model made of it, as JSON; None if it completes nothing.
+    As in Triton, the model sets the batch size, inputs and outputs, the transaction policy, and a
+    scheduler if the draft has none; everything else stays as in the draft. ``returned`` is the
+    model's configuration as JSON; None if it completes nothing.
 
-    Raises BridgeError: INVALID_ARG when that is no configuration, or the whole is none that can be.
+    Raises BridgeError: INVALID_ARG for a malformed or invalid configuration.
     """
     message = type(draft.message)()
     message.CopyFrom(draft.message)
     if returned is not None:
-        _take(_parse(returned, draft.name), message)
+        _merge(_parse(returned, draft.name), message)
     whole = complete_model_config(message, model_dir, gpu_count=gpu_count, backends=backends)
-    # What was filled in before would pass for what somebody has asked for.
+    # Defaults filled in for the draft would cause wrong notices.
     return replace(whole, notices=draft.notices, fallbacks=draft.fallbacks)
 
 
 def _parse(text: str, name: str) -> ProtoMessage:
-    told = f"auto_complete_config of model '{name}' returned"
+    source = f"auto_complete_config of model '{name}' returned"
     if len(text) > _LONGEST:
         raise invalid(
-            f"{told} a configuration of {len(text)} characters; expected at most {_LONGEST}"
+            f"{source} a configuration of {len(text)} characters; expected at most {_LONGEST}"
         )
     try:
-        # Not the standard library's: it takes halves of surrogate pairs, which are no text.
+        # Unlike the standard library's json, orjson refuses lone surrogates.
         values: Any = orjson.loads(text)
         if not isinstance(values, dict):
-            raise invalid(f"{told} {text[:40]!r}; expected a ModelConfig that holds a dict")
+            raise invalid(f"{source} {text[:40]!r}; expected a ModelConfig that holds a dict")
         for direction in _TENSORS:
             _spell_dims(values.get(direction))
-        message = model_config_schema().ModelConfig()
+        message = message_class("ModelConfig")()
         json_format.ParseDict(values, message)
     except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
-        raise invalid(f"{told} no valid configuration: {error}") from error
+        raise invalid(f"{source} no valid configuration: {error}") from error
     return message
 
 
 def _spell_dims(tensors: Any) -> None:
-    """Let a single dimension stand without its list, as Triton does."""
+    """Accept a single dimension without its list, as Triton does."""
     if isinstance(tensors, list):
         for tensor in tensors:
             if isinstance(tensor, dict) and isinstance(tensor.get("dims"), int):
                 tensor["dims"] = [tensor["dims"]]
 
 
-def _take(model: ProtoMessage, message: ProtoMessage) -> None:
+def _merge(model: ProtoMessage, message: ProtoMessage) -> None:
     message.max_batch_size = model.max_batch_size
     for name in _TENSORS:
         message.ClearField(name)

@@ -1,29 +1,27 @@
-"""Configuration of a model, read from its ``config.pbtxt``, as plain values."""
+"""Configuration of a model as plain values: versions, tensors, instances, parameters."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, cast
 
 import orjson
 
-from gpubridge.config.schema import (
-    JsonValue,
-    ProtoMessage,
-    message_to_triton_json,
-    model_config_schema,
-)
+from gpubridge.config.config_json import JsonValue, message_to_triton_json
 from gpubridge.errors import invalid, not_found
+from gpubridge.flags import documented
+from gpubridge.schema import ProtoMessage, enum_name
 
 _VERSION_NAME = re.compile(r"[1-9][0-9]*")
 _MAX_VERSION = 2**63 - 1
 FIRST_RESPONSE_FAMILY = "nv_inference_first_response_histogram_ms"
-"""The one family of metrics whose buckets a model chooses."""
+"""The family of metrics whose buckets a model can configure."""
 
 InstanceKind = Literal["KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL"]
 
@@ -37,7 +35,7 @@ KSERVE_DATATYPES = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Serves so many of the ``latest`` versions, all of them, or ``specific`` ones that exist."""
+    """Versions to serve: so many ``latest`` ones, all, or ``specific`` ones."""
 
     kind: Literal["latest", "all", "specific"]
     latest: int = 0
@@ -63,7 +61,7 @@ def available_versions(model_dir: Path) -> list[int]:
 
 
 def select_versions(policy: VersionPolicy, available: Iterable[int]) -> list[int]:
-    """Return those of `available` that `policy` serves, ascending; possibly none."""
+    """Return the versions of `available` that `policy` serves, ascending; possibly none."""
     ascending = sorted(available)
     if policy.kind == "specific":
         return [version for version in ascending if version in policy.versions]
@@ -99,9 +97,9 @@ class TensorSpec:
     """One input or output of a model.
 
     - ``datatype``: the KServe v2 name: ``"FP32"``, ``"BYTES"``, ``"BF16"``, ...
-    - ``dims``: as clients see it, without the batch dimension; -1 is variable.
-    - ``reshape``: the shape the model sees instead of `dims`; None where it sees `dims`.
-    - ``labels``: what the file that names an output's classes says, by class index.
+    - ``dims``: as clients see them, without the batch dimension; -1 is variable.
+    - ``reshape``: the shape that the model sees instead of `dims`, if configured.
+    - ``labels``: names of an output's classes, by index.
     """
 
     name: str
@@ -115,7 +113,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class InstanceGroup:
-    """`count` instances of a model on the host, or on *each* GPU of `gpus`; of a settled kind."""
+    """`count` instances of a model on the host, or on *each* GPU of `gpus`."""
 
     name: str
     count: int
@@ -123,23 +121,20 @@ class InstanceGroup:
     gpus: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ModelConfig:
     """The complete, validated configuration of one model, with all defaults filled in.
 
-    - ``backend``: ``"python"``, the name of one that is written in Python, or ``""`` for an
-      ensemble.
+    - ``backend``: ``"python"``, the name of a backend written in Python, or ``""`` for an ensemble.
     - ``max_batch_size``: 0 when the model has no batch dimension.
     - ``parameters``: the ``string_value`` of each parameter.
     - ``decoupled``: the model sends any number of responses per request.
-    - ``first_response_buckets``: the bounds, in milliseconds, of the histogram of first responses;
-      empty for the usual ones.
-    - ``message``: the protobuf all of this came from. Shared: nobody changes it.
-    - ``notices``: sentences for the log: what the configuration asks for that has no effect here.
-    - ``backend_file``: the ``model.py`` of its backend; None where the model brings its own.
-    - ``draft``: the model itself may still complete it, when it is loaded. Until then `inputs` and
-      `outputs` are empty, whatever the message has, and nobody has checked that.
-    - ``fallbacks``: how much of it is served in a slower way than it asks for, by reason: "no_gpu".
+    - ``message``: the protobuf message of the configuration, which must not be changed.
+    - ``notices``: log lines about settings without effect.
+    - ``backend_file``: the ``model.py`` of its backend; None for a Python model.
+    - ``draft``: the model may still complete the configuration when it is loaded. Until then `inputs`
+      and `outputs` are empty and unchecked, whatever the message has.
+    - ``fallbacks``: number of slower fallbacks by reason: "no_gpu".
     """
 
     name: str
@@ -152,39 +147,55 @@ class ModelConfig:
     version_policy: VersionPolicy
     parameters: dict[str, str]
     decoupled: bool
-    metric_tags: dict[str, str]
-    first_response_buckets: tuple[float, ...]
     message: ProtoMessage
     notices: tuple[str, ...] = ()
     backend_file: Path | None = None
     draft: bool = False
     fallbacks: Mapping[str, int] = field(default_factory=dict)
-    inputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
-    outputs_by_name: Mapping[str, TensorSpec] = field(init=False, repr=False)
-    required_inputs: tuple[str, ...] = field(init=False, repr=False)
-    _json: str | None = field(default=None, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        required = tuple(spec.name for spec in self.inputs if not spec.optional)
-        object.__setattr__(self, "inputs_by_name", {spec.name: spec for spec in self.inputs})
-        object.__setattr__(self, "outputs_by_name", {spec.name: spec for spec in self.outputs})
-        object.__setattr__(self, "required_inputs", required)
+    @cached_property
+    def inputs_by_name(self) -> Mapping[str, TensorSpec]:
+        """The inputs by name."""
+        return {spec.name: spec for spec in self.inputs}
+
+    @cached_property
+    def outputs_by_name(self) -> Mapping[str, TensorSpec]:
+        """The outputs by name."""
+        return {spec.name: spec for spec in self.outputs}
+
+    @cached_property
+    def required_inputs(self) -> tuple[str, ...]:
+        """The names of the inputs that are not optional."""
+        return tuple(spec.name for spec in self.inputs if not spec.optional)
+
+    @property
+    def metric_tags(self) -> dict[str, str]:
+        """The labels that the model adds to its metrics."""
+        return dict(self.message.metric_tags)
+
+    @property
+    def first_response_buckets(self) -> tuple[float, ...]:
+        """The bounds, in milliseconds, of the histogram of first responses; empty for the default."""
+        for control in self.message.model_metrics.metric_control:
+            if control.metric_identifier.family == FIRST_RESPONSE_FAMILY:
+                return tuple(control.histogram_options.buckets)
+        return ()
 
     def to_dict(self) -> dict[str, JsonValue]:
-        """Return the JSON object of ``GET /v2/models/{name}/config``, made anew by each call."""
+        """Return a new JSON object of ``GET /v2/models/{name}/config``."""
         document: dict[str, JsonValue] = orjson.loads(self.to_json())
         return document
 
     def to_json(self) -> str:
-        """Return the answer to ``GET /v2/models/{name}/config``, made once: of thousands of tensors slowly."""
-        text = self._json
-        if text is None:
-            text = orjson.dumps(message_to_triton_json(self.message)).decode()
-            object.__setattr__(self, "_json", text)
-        return text
+        """Return the cached response to ``GET /v2/models/{name}/config``."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
+        return orjson.dumps(message_to_triton_json(self.message)).decode()
 
     def to_spaced_json(self) -> str:
-        """Return what `json.dumps` makes of `to_dict`, a piece at a time: others get to run between them."""
+        """Return `json.dumps` of `to_dict`, made in pieces so that other threads run between them."""
         members = []
         for name, value in self.to_dict().items():
             entries = value if isinstance(value, list) else [value]
@@ -220,7 +231,7 @@ def model_config_from_message(
     on_host: int = 0,
     draft: bool = False,
 ) -> ModelConfig:
-    """Return the values of a message that is normalised and valid; ``labels`` by output."""
+    """Return the configuration of a normalised, valid message; ``labels`` by output."""
     inputs, outputs = ((), ()) if draft else (message.input, message.output)
     return ModelConfig(
         name=message.name,
@@ -233,8 +244,6 @@ def model_config_from_message(
         version_policy=_version_policy(message.version_policy),
         parameters={key: value.string_value for key, value in message.parameters.items()},
         decoupled=message.model_transaction_policy.decoupled,
-        metric_tags=dict(message.metric_tags),
-        first_response_buckets=_first_response_buckets(message),
         message=message,
         notices=notices,
         backend_file=backend_file,
@@ -244,7 +253,7 @@ def model_config_from_message(
 
 
 def _tensor_spec(tensor: ProtoMessage, labels: tuple[bytes, ...] = ()) -> TensorSpec:
-    """Return the values of an input or output; only inputs have the optional ones."""
+    """Return an input or output; only inputs have the optional fields."""
     return TensorSpec(
         name=tensor.name,
         datatype=_datatype(tensor.data_type),
@@ -257,24 +266,17 @@ def _tensor_spec(tensor: ProtoMessage, labels: tuple[bytes, ...] = ()) -> Tensor
 
 
 def _datatype(number: int) -> str:
-    return KSERVE_DATATYPES[model_config_schema().DataType.Name(number)]
+    return KSERVE_DATATYPES[enum_name("DataType", number)]
 
 
 def _instance_group(group: ProtoMessage) -> InstanceGroup:
-    kind = model_config_schema().ModelInstanceGroup.Kind.Name(group.kind)
+    kind = enum_name("ModelInstanceGroup.Kind", group.kind)
     return InstanceGroup(
         name=group.name,
         count=group.count,
         kind=cast("InstanceKind", kind),
         gpus=tuple(group.gpus),
     )
-
-
-def _first_response_buckets(message: ProtoMessage) -> tuple[float, ...]:
-    for control in message.model_metrics.metric_control:
-        if control.metric_identifier.family == FIRST_RESPONSE_FAMILY:
-            return tuple(control.histogram_options.buckets)
-    return ()
 
 
 def _version_policy(policy: ProtoMessage) -> VersionPolicy:
@@ -285,3 +287,56 @@ def _version_policy(policy: ProtoMessage) -> VersionPolicy:
         return VersionPolicy("specific", versions=tuple(policy.specific.versions))
     # `version_policy { }` without a choice serves every version, as in Triton.
     return VersionPolicy("all")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Parameters of a model that the server reads; empty if not set.
+
+    A parameter is a field's name in capitals. Other parameters are for the model only.
+    """
+
+    execution_env_path: str = documented("", "its Python environment: a directory or an archive")
+    force_cpu_only_input_tensors: str = documented(
+        "",
+        "yes: inputs are copied to the host; no: they stay where they are",
+        values=("yes", "no"),
+    )
+    input_placement: str = documented(
+        "",
+        "placement of inputs; overrides FORCE_CPU_ONLY_INPUT_TENSORS",
+        values=("source", "device", "host"),
+    )
+    input_sharing: str = documented(
+        "",
+        "inputs that other models read, too, are read-only views (share) or copies (copy)",
+        values=("copy", "share"),
+    )
+    openai: str = documented(
+        "",
+        "endpoints of OpenAI's API that it serves, separated by commas; see [Speak OpenAI's "
+        "API](../how-to/openai.md)",
+        values=("chat", "completions", "embeddings"),
+        several=True,
+    )
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str], model: str) -> ModelSettings:
+        """Return the settings in the parameters of a model; raises BridgeError for a wrong value."""
+        given = {}
+        for each in fields(cls):
+            name, values = each.name.upper(), each.metadata.get("values")
+            if name not in parameters:
+                continue
+            value = given[each.name] = parameters[name]
+            chosen = value.split(",") if each.metadata.get("several") else [value]
+            if not values or set(chosen) <= set(values):
+                continue
+            if name == "FORCE_CPU_ONLY_INPUT_TENSORS":
+                # Triton's text.
+                raise invalid(f"Incorrect value for {name}: {value}'")
+            raise invalid(
+                f"Incorrect value for {name}: '{value}' in model '{model}', expected one of "
+                f"{', '.join(values)}"
+            )
+        return cls(**given)

@@ -1,35 +1,32 @@
-"""The defaults that Triton writes into a configuration before anyone sees it.
+"""Triton's defaults of a configuration.
 
-Every function edits the message it is given. Observed on Triton 2.51 by comparing what was written
-with what ``GET /v2/models/{name}/config`` answers.
+Every function edits the message it is given. Observed on Triton 2.51 by comparing configurations with
+the responses of ``GET /v2/models/{name}/config``.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Literal
 
-from gpubridge.config.schema import ProtoMessage, model_config_schema
+from gpubridge.config.model_config import ModelSettings
+from gpubridge.schema import ProtoMessage, message_class
 
 GpuFallback = Literal["none", "host"]
-_PARAMETERS = (
-    "EXECUTION_ENV_PATH",
-    "FORCE_CPU_ONLY_INPUT_TENSORS",
-    "INPUT_PLACEMENT",
-    "INPUT_SHARING",
-)
+_PARAMETERS = tuple(each.name.upper() for each in fields(ModelSettings))
 _DEFAULT_SEQUENCE_IDLE_MICROSECONDS = 1_000_000
 
 
 def normalise_model(config: ProtoMessage) -> list[str]:
-    """Fill in everything but the instance groups; return notices about what has no effect."""
+    """Fill in everything except instance groups; return notices about settings without effect."""
     repeated = _drop_repeated(config)
     if not config.HasField("version_policy"):
         config.version_policy.latest.num_versions = 1
     if config.HasField("ensemble_scheduling"):
         return repeated
-    # What they mean to a model of another backend is for that backend to say.
+    # Other backends interpret these settings themselves.
     notices = repeated
     if config.backend == "python":
         notices = [*notices, *_optimization_notices(config), *_misspelt_parameters(config)]
@@ -41,7 +38,7 @@ def normalise_model(config: ProtoMessage) -> list[str]:
 
 
 def _drop_repeated(config: ProtoMessage) -> list[str]:
-    """Keep one of equal declarations of an input or output; published configurations have such."""
+    """Remove repeated equal declarations of an input or output, which published configurations have."""
     notices = []
     for field in ("input", "output"):
         tensors = getattr(config, field)
@@ -61,7 +58,7 @@ def _drop_repeated(config: ProtoMessage) -> list[str]:
 
 
 def _misspelt_parameters(config: ProtoMessage) -> list[str]:
-    """Return notices about parameters that are nearly ones which the server reads."""
+    """Return notices about parameters with names close to those that the server reads."""
     notices = []
     for key in config.parameters:
         near = difflib.get_close_matches(key.upper(), _PARAMETERS, n=1, cutoff=0.8)
@@ -104,15 +101,15 @@ def normalise_instance_groups(
     gpu_fallback: GpuFallback,
     notices: list[str],
 ) -> int:
-    """Name every group, give it a count, a kind and its GPUs; add notices.
+    """Fill in the name, count, kind and GPUs of every group; add notices.
 
-    Returns how many groups run on the host although they ask for GPUs.
+    Returns the number of groups that run on the host although they ask for GPUs.
 
-    A model without groups gets one that carries the model's own name; the others are named
-    ``{model}_{index}``. What cannot be right is left as it is, for validation to refuse. The GPUs are
-    counted only where something depends on it.
+    A model without groups gets one with the model's name; unnamed groups are named
+    ``{model}_{index}``. Invalid values are left for validation to refuse. The GPUs are counted only if
+    needed.
     """
-    kinds = model_config_schema().ModelInstanceGroup
+    kinds = message_class("ModelInstanceGroup")
     if not config.instance_group:
         kind = kinds.KIND_GPU if gpu_count() > 0 else kinds.KIND_CPU
         config.instance_group.add(name=config.name, kind=kind)
@@ -141,7 +138,7 @@ def normalise_instance_groups(
 
 
 def _resolve_auto(group: ProtoMessage, gpu_count: int, where: str) -> list[str]:
-    """Take the GPUs if all that are asked for exist, as the schema promises, else the host."""
+    """Choose the GPUs if all requested ones exist, as the schema promises, else the host."""
     if gpu_count > 0 and all(0 <= gpu < gpu_count for gpu in group.gpus):
         group.kind = group.KIND_GPU
         return []

@@ -74,7 +74,7 @@ def _integer(key: str, value: str) -> int:
 
 def _check_default_size(key: str, value: str) -> None:
     if _integer(key, value) < _LEAST_SHM_BYTES:
-        # Triton enforces 1 MiB and says 4; clients know the text.
+        # Triton's text says 4 MiB although it enforces 1.
         raise invalid(f"{key} can't be smaller than 4 MiBs")
 
 
@@ -94,83 +94,84 @@ _WITHOUT_EFFECT: Mapping[str, Callable[[str, str], object]] = {
     "shm-region-prefix-name": _check_prefix,
     "shm_message_queue_size": _positive,
     "thread-pool-size": _positive,
-    # Python models say their batch size themselves, at Triton, too.
+    # As in Triton, without effect on Python models.
     "default-max-batch-size": _integer,
 }
-"""Triton's keys that have no effect here, each with what checks its text."""
+"""Triton's keys without effect here, each with the check of its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonBackendSettings:
-    """The settings of every Python model's stubs: ``--backend-config=python,KEY=VALUE``.
+    """Settings of all stubs: ``--backend-config=python,KEY=VALUE``.
 
-    A key is its field's name with dashes.
+    A key is a field's name with dashes.
 
-    - ``notices``: sentences for the log: Triton's keys that were given and have no effect here.
+    - ``notices``: log lines about given keys without effect.
     """
 
     stub_timeout_seconds: float | None = documented(
         None,
-        "a process that has not connected for so long (ten seconds at least) is ended; not given: never",
+        "a process that does not connect within this time (at least ten seconds) is ended; not given: never",
         read=_timeout,
     )
     execute_timeout_seconds: float | None = documented(
-        None, "a process that works longer on one batch is ended; not given: never", read=_timeout
+        None,
+        "a process that executes one batch for longer is ended; not given: never",
+        read=_timeout,
     )
     input_placement: InputPlacement | None = documented(
         None,
-        "where the inputs of models are that do not say: source, device or host",
+        "default placement of models' inputs: source, device or host",
         read=_one_of(*get_args(InputPlacement)),
     )
     busy_poll_us: int = documented(
         200,
-        "microseconds that server and process stay awake for the next message where one request "
-        "follows the other; 0 for never",
+        "microseconds that server and process poll for the next message after a request; 0 for never",
         read=_microseconds,
     )
     device_arena_bytes: int = documented(
         256 * 1024**2,
-        "most device memory of each process with a GPU for what it hands on, taken by use",
+        "maximum device memory of each process with a GPU for tensors it passes on, allocated by use",
         read=_positive,
     )
     device_memory_handles: DeviceMemoryHandles = documented(
         "auto",
-        "by what device memory crosses processes: legacy IPC handles, fd for file descriptors of it, "
-        "auto for these where those are refused",
+        "handles that share device memory between processes: legacy IPC handles, fd for file descriptors, "
+        "auto for fd if legacy ones are refused",
         read=_one_of(*get_args(DeviceMemoryHandles)),
     )
     device_events: DeviceEvents = documented(
         "auto",
-        "whether GPU work of one model waits for that of another: share, or wait for models that wait "
-        "themselves before they hand a tensor on; auto tries the driver when models first do that on a "
-        "GPU, for some seconds and with the memory of three contexts, and waits until then",
+        "ordering of GPU work between models: share CUDA events, or wait on the host before a tensor is "
+        "passed on; auto tests the driver at the first such tensor on a GPU, for some seconds and with the "
+        "memory of three contexts, and waits until then",
         read=_one_of(*get_args(DeviceEvents)),
     )
     device_lost_event_seconds: float = documented(
         5.0,
-        "a process whose GPU work still waits so long for that of a process which died is ended",
+        "a process whose GPU work still waits after this time for that of a dead process is ended",
         read=_timeout,
     )
     restart_backoff_limit_seconds: float = documented(
-        30.0, "the longest wait before a process that keeps dying is started again", read=_timeout
+        30.0, "maximum delay before a process that keeps dying is restarted", read=_timeout
     )
     spare_stub_seconds: float = documented(
         60.0,
-        "while processes of a model on the host died twice within so long, one more is kept ready to "
-        "take over; 0 for never",
+        "while processes of a model on the host died twice within this time, a replacement is kept ready; "
+        "0 for never",
         read=_seconds,
     )
     environment_cache: Path | None = documented(
-        None, "where environments are unpacked; not given: the user's cache", read=_directory
+        None, "directory for unpacked environments; not given: the user's cache", read=_directory
     )
     environment_limit_bytes: int = documented(
-        64 * 1024**3, "the most that may come out of one packed environment", read=_positive
+        64 * 1024**3, "maximum size of one unpacked environment", read=_positive
     )
     notices: tuple[str, ...] = ()
 
     @classmethod
     def from_backend_config(cls, pairs: Mapping[str, str]) -> PythonBackendSettings:
-        """Return the settings that `pairs`, key to text, spell; INVALID_ARG names a wrong one."""
+        """Parse settings from `pairs` of key and text; raises INVALID_ARG for a wrong one."""
         values: dict[str, Any] = {}
         notices = []
         for key, value in pairs.items():

@@ -1,4 +1,4 @@
-"""Endpoints that only who knows a header's value may use: Triton's restricted APIs and protocols."""
+"""Restricted endpoints that require a secret header: Triton's restricted APIs and protocols."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TRITON = (
     "statistics", "trace", "logging",
 )  # fmt: skip
 _OF_OURS = {"settings": ("trace", "logging")}
-"""Names of ours for several groups of Triton's."""
+"""Our names for several of Triton's groups."""
 _GRPC_PREFIX = "triton-grpc-protocol-"
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?")
@@ -24,9 +24,9 @@ _VALUE = re.compile(rb"[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?")
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """A header that the requests of a group of endpoints must have.
+    """A header that requests for a group of endpoints must have.
 
-    ``refusal``: the text for those that have not.
+    ``refusal``: the error text for other requests.
     """
 
     header: str
@@ -39,28 +39,37 @@ class Restriction:
         return self.header.lower().encode()
 
     def admits(self, given: bytes | None) -> bool:
-        """Return whether a request may pass that has the header with such a value, or None."""
+        """Return whether a request with this value of the header, or None, is admitted."""
         return given is not None and hmac.compare_digest(given, self.value)
 
 
 Restrictions = Mapping[str, Restriction]
-"""By the names of the groups, which are Triton's, and ``metrics``."""
+"""Restrictions by group: Triton's groups, ``metrics``, and those of OpenAI's API."""
 
 
 def read_http_restrictions(texts: Iterable[str]) -> Restrictions:
-    """Return the restrictions that ``API[,API...]:KEY=VALUE`` name, or raise INVALID_ARG."""
-    return _read(texts, "--http-restricted-api", "API", "", (*_TRITON, "metrics"))
+    """Parse ``API[,API...]:KEY=VALUE``; raises INVALID_ARG.
+
+    The group ``openai`` replaces ``inference`` and ``metadata`` for OpenAI's API, where its model list
+    is the group ``openai-models``.
+    """
+    found = _read(texts, "--http-restricted-api", "API", "", (*_TRITON, "metrics", "openai"))
+    for group, instead in (("openai-models", "metadata"), ("openai", "inference")):
+        restriction = found.get("openai") or found.get(instead)
+        if restriction is not None:
+            found[group] = restriction
+    return found
 
 
 def read_grpc_restrictions(texts: Iterable[str]) -> Restrictions:
-    """Return the restrictions that ``PROTOCOL[,PROTOCOL...]:KEY=VALUE`` name, or raise INVALID_ARG."""
+    """Parse ``PROTOCOL[,PROTOCOL...]:KEY=VALUE``; raises INVALID_ARG."""
     return _read(texts, "--grpc-restricted-protocol", "protocol", _GRPC_PREFIX, _TRITON)
 
 
 def _read(
     texts: Iterable[str], flag: str, kind: str, prefix: str, known: tuple[str, ...]
-) -> Restrictions:
-    """Read what a flag was given. No error has a value in it: that is a secret."""
+) -> dict[str, Restriction]:
+    """Parse the values of a flag. Errors never contain a header's value, which is secret."""
     found: dict[str, Restriction] = {}
     for text in texts:
         names, _, pair = text.partition(":")

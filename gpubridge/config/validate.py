@@ -1,7 +1,7 @@
 """Validation of a model configuration whose defaults are filled in.
 
-Where Triton refuses the same thing, the message is Triton's (2.51); what it lets through although
-it cannot work is refused here with a message of our own.
+Errors have the text of Triton 2.51 if it refuses the same; configurations that it accepts although they
+cannot work are refused with texts of our own.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import PurePosixPath
 
-from gpubridge.config.model_config import FIRST_RESPONSE_FAMILY, KSERVE_DATATYPES, ModelConfig
-from gpubridge.config.model_settings import ModelSettings
-from gpubridge.config.schema import ProtoMessage, model_config_schema
+from gpubridge.config.model_config import (
+    FIRST_RESPONSE_FAMILY,
+    KSERVE_DATATYPES,
+    ModelConfig,
+    ModelSettings,
+)
 from gpubridge.errors import invalid
+from gpubridge.schema import ProtoMessage, enum_name
 
 _PYTHON_RUNTIMES = ("", "libtriton_python.so")
 _BACKEND_RUNTIMES = ("", "model.py")
@@ -25,7 +29,7 @@ _MOST_PARAMETERS = 10_000
 _MOST_SEQUENCES = 1_000_000
 _MOST_WARMUPS = 100_000
 
-# Top-level fields that are served nowhere: a field counts when it is present and not empty.
+# Top-level fields that are not served; empty ones are ignored.
 _FIELDS = {
     "batch_input": "no batch inputs are made",
     "batch_output": "outputs are not scattered",
@@ -41,9 +45,9 @@ _IGNORED_FIELDS = {
 def validate_model(
     config: ProtoMessage, gpu_count: Callable[[], int], *, draft: bool = False
 ) -> None:
-    """Raise ``BridgeError(INVALID_ARG)`` for the first thing that is wrong with `config`.
+    """Raise ``BridgeError(INVALID_ARG)`` for the first error in `config`.
 
-    The inputs and outputs of a ``draft`` are left alone: its model may still complete them.
+    The inputs and outputs of a ``draft`` are not checked: its model may still complete them.
     """
     if config.max_batch_size < 0:
         raise invalid(f"'max_batch_size' must be non-negative value for {config.name}")
@@ -60,7 +64,7 @@ def validate_model(
 
 
 def _validate_counts(config: ProtoMessage) -> None:
-    """Refuse numbers for each of which something would be made, or done, without end."""
+    """Refuse counts that would need excessive memory or time."""
     counts = [("parameters", len(config.parameters), _MOST_PARAMETERS)]
     if config.HasField("sequence_batching"):
         candidates = config.sequence_batching.oldest.max_candidate_sequences
@@ -91,12 +95,10 @@ def _validate_tensor(config: ProtoMessage, direction: str, tensor: ProtoMessage)
     what, model = f"model {direction} '{tensor.name}'", config.name
     if not tensor.name:
         raise invalid(f"model {direction} must specify 'name' for {model}")
-    datatype = model_config_schema().DataType
-    if tensor.data_type == datatype.TYPE_INVALID:
+    datatype = enum_name("DataType", tensor.data_type)
+    if datatype == "TYPE_INVALID":
         raise invalid(f"{what} must specify 'data_type' for {model}")
-    if tensor.data_type not in datatype.values() or (
-        datatype.Name(tensor.data_type) not in KSERVE_DATATYPES
-    ):
+    if datatype not in KSERVE_DATATYPES:
         raise invalid(f"{what} has unknown 'data_type' {tensor.data_type} for {model}")
     if not tensor.dims:
         raise invalid(f"{what} must specify 'dims' for {model}")
@@ -140,7 +142,7 @@ def _validate_reshape(config: ProtoMessage, what: str, tensor: ProtoMessage) -> 
 
 
 def _fixed_sizes(dims: ProtoMessage) -> list[int]:
-    """Return the element counts before, between and after dims of -1: a reshape keeps each."""
+    """Return the element counts before, between and after dims of -1, which a reshape must keep."""
     runs: list[list[int]] = [[]]
     for dim in dims:
         if dim == -1:
@@ -152,7 +154,7 @@ def _fixed_sizes(dims: ProtoMessage) -> list[int]:
 
 def _validate_metrics(config: ProtoMessage) -> None:
     for name in config.metric_tags:
-        # Another would make the page of all metrics one that nobody can read.
+        # Other keys would make the metrics page malformed.
         if not _LABEL_NAME.fullmatch(name):
             raise invalid(
                 f"metric_tags of model {config.name}: expected a key of letters, digits and "
@@ -186,11 +188,14 @@ def _validate_scheduling(config: ProtoMessage) -> None:
         _validate_priorities(config)
     elif scheduling == "sequence_batching" and config.sequence_batching.HasField("oldest"):
         _validate_preferred_sizes(config, "sequence", config.sequence_batching.oldest)
-    if config.response_cache.enable and config.model_transaction_policy.decoupled:
-        raise invalid(
-            f"Response Cache does not currently support model {config.name} with 'decoupled' "
-            "transaction policy. Please disable the response cache."
-        )
+    if config.response_cache.enable:
+        decoupled = config.model_transaction_policy.decoupled
+        if decoupled or scheduling == "sequence_batching":
+            kind = "'decoupled' transaction policy" if decoupled else "sequence batching scheduler"
+            raise invalid(
+                f"Response Cache does not currently support model {config.name} with {kind}. Please "
+                "disable the response cache."
+            )
 
 
 def _validate_ensemble(config: ProtoMessage) -> None:
@@ -218,7 +223,7 @@ def _validate_preferred_sizes(config: ProtoMessage, batcher: str, settings: Prot
         if size <= 0:
             raise invalid(f"{batcher} batching preferred size must be positive for {config.name}")
         if size > config.max_batch_size:
-            # Triton says "preferred batch size" of a sequence batcher, but only here.
+            # Triton's texts differ here.
             subject = "preferred batch size" if batcher == "sequence" else "preferred size"
             raise invalid(
                 f"{batcher} batching {subject} must be <= max batch size for {config.name}"
@@ -259,14 +264,14 @@ def _validate_execution(config: ProtoMessage) -> None:
 def _validate_instance_group(
     config: ProtoMessage, group: ProtoMessage, gpu_count: Callable[[], int]
 ) -> None:
-    kinds = model_config_schema().ModelInstanceGroup.Kind
+    kind = enum_name("ModelInstanceGroup.Kind", group.kind)
     if not _GROUP_NAME.fullmatch(group.name):
         raise invalid(
             f"instance group {group.name[:40]!a} of model {config.name}: expected a name of at "
             "most 1024 characters, none of them a control character"
         )
     where = f"instance group {group.name} of model {config.name}"
-    if group.kind not in kinds.values():
+    if not kind:
         raise invalid(f"{where} has unexpected kind {group.kind}")
     if group.count < 1:
         raise invalid(f"{where} has count {group.count}; expected at least 1")
@@ -275,11 +280,9 @@ def _validate_instance_group(
             f"{where} and platform specifies profile field which is only supported for TensorRT "
             "models"
         )
-    if kinds.Name(group.kind) != "KIND_GPU":
+    if kind != "KIND_GPU":
         if group.gpus:
-            raise invalid(
-                f"{where} has kind {kinds.Name(group.kind)} but specifies one or more GPUs"
-            )
+            raise invalid(f"{where} has kind {kind} but specifies one or more GPUs")
         return
     if not group.gpus:
         raise invalid(f"{where} has kind KIND_GPU but no GPUs are available{_ON_THE_HOST}")
@@ -294,11 +297,9 @@ def _validate_instance_group(
 
 
 def ignored_features(config: ProtoMessage) -> list[str]:
-    """Return a sentence for each field that Triton, too, loads and uses only if its flags say so."""
+    """Return a notice for each field that Triton accepts, too, and uses only with certain flags."""
     present = {field.name for field, _ in config.ListFields()}
     ignored = [(name, text) for name, text in _IGNORED_FIELDS.items() if name in present]
-    if config.response_cache.enable:
-        ignored.append(("response_cache", "there is no cache: every request is executed"))
     ignored += [
         (f"instance_group '{group.name}' rate_limiter", _UNLIMITED)
         for group in config.instance_group
@@ -311,10 +312,9 @@ def ignored_features(config: ProtoMessage) -> list[str]:
 
 
 def unsupported_features(config: ModelConfig, *, rate_limited: bool = False) -> list[str]:
-    """Return one sentence for each thing `config` asks for that this version does not do.
+    """Return a sentence for each unsupported feature in `config`, with the behaviour instead.
 
-    Each says what happens instead; whether that refuses the model is the caller's decision.
-    ``rate_limited``: the server was told to keep to the limits of instances.
+    The caller decides whether to refuse the model. ``rate_limited``: a flag asks for rate limits.
     """
     unsupported = [*_unsupported_fields(config.message)]
     unsupported += [

@@ -1,7 +1,7 @@
-"""Slots of device memory, cut from one segment without a call of the driver.
+"""Slots of device memory, allocated from one segment without a call of the driver.
 
-A free piece is found by its address, the first that is large enough, and grows together with its free
-neighbours: few slots are out at a time, and a tensor may take most of the arena.
+Allocation is first fit by address, and adjacent free blocks are merged: few slots are allocated at a
+time, and a tensor may take most of the arena.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections import deque
 from gpubridge.cuda_ipc.segment import DeviceSegment
 from gpubridge.errors import BridgeError, InternalError, unavailable
 
-# What DLPack asks of exporters, and what the driver's own allocations have.
+# The alignment that DLPack asks of exporters, and that the driver's own allocations have.
 _ALIGNMENT = 256
 
 
 class DeviceSlot:
-    """A piece of an arena, lent to one user at a time; give back with `DeviceArena.free`."""
+    """A block of an arena, allocated to one user; free it with `DeviceArena.free`."""
 
     __slots__ = ("lent", "offset", "pointer", "segment", "size")
 
@@ -31,38 +31,38 @@ class DeviceSlot:
 
 
 class DeviceArena:
-    """Lends slots of a segment, which it does not own; any thread, or finalizer, may free them."""
+    """Allocates slots of a segment, which it does not own; any thread or finalizer may free them."""
 
     def __init__(self, segment: DeviceSegment) -> None:
         self.segment = segment
         self._lock = threading.Lock()
-        # Free pieces by their offset, none beside another.
+        # Free blocks by their offset, none adjacent to another.
         self._offsets = [0]
         self._sizes = [segment.size]
         self._slots = 0
         self._lent = 0
-        # Taken in by the next allocation: a finalizer may run in the middle of one.
+        # Merged by the next allocation: a finalizer may run in the middle of one.
         self._returned: deque[DeviceSlot] = deque()
 
     def allocate(self, nbytes: int) -> DeviceSlot:
-        """Lend a slot as `take` does; UNAVAILABLE if no piece is so large."""
-        slot = self.take(nbytes)
+        """Return a slot as `try_allocate` does; UNAVAILABLE if no free block is large enough."""
+        slot = self.try_allocate(nbytes)
         if slot is None:
-            raise no_room(nbytes, self.segment.size, self.lent()[1], self.largest())
+            raise full_error(nbytes, self.segment.size, self.lent()[1], self.largest())
         return slot
 
-    def take(self, nbytes: int) -> DeviceSlot | None:
-        """Lend a slot of undefined bytes, aligned to 256; None if no piece is so large."""
+    def try_allocate(self, nbytes: int) -> DeviceSlot | None:
+        """Return a slot of undefined bytes, aligned to 256; None if no free block is large enough."""
         size = slot_bytes(nbytes)
         with self._lock:
-            self._take_in()
+            self._merge_returned()
             for index, free in enumerate(self._sizes):
                 if free >= size:
                     return self._cut(index, size)
         return None
 
     def free(self, slot: DeviceSlot) -> None:
-        """Take a slot back, which no stream may use any more; InternalError if it is not lent."""
+        """Free a slot, which no stream uses any more; InternalError if it is not allocated."""
         if not slot.lent or slot.segment is not self.segment:
             raise InternalError(
                 f"the slot at {slot.offset} of device region {slot.segment.region} is not lent"
@@ -71,24 +71,24 @@ class DeviceArena:
         self._returned.append(slot)
 
     def retire(self) -> bool:
-        """Lend nothing from now on; returns False, and does nothing, if a slot is lent."""
+        """Refuse further allocations; returns False, and does nothing, if a slot is allocated."""
         with self._lock:
-            self._take_in()
+            self._merge_returned()
             if self._slots:
                 return False
             self._offsets, self._sizes = [], []
             return True
 
     def lent(self) -> tuple[int, int]:
-        """Number of slots lent now, and their bytes."""
+        """Number of allocated slots, and their bytes."""
         with self._lock:
-            self._take_in()
+            self._merge_returned()
             return self._slots, self._lent
 
     def largest(self) -> int:
-        """Return the bytes of the largest free piece."""
+        """Return the bytes of the largest free block."""
         with self._lock:
-            self._take_in()
+            self._merge_returned()
             return max(self._sizes, default=0)
 
     def _cut(self, index: int, size: int) -> DeviceSlot:
@@ -102,14 +102,14 @@ class DeviceArena:
         self._lent += size
         return DeviceSlot(self.segment, offset, size)
 
-    def _take_in(self) -> None:
+    def _merge_returned(self) -> None:
         while self._returned:
             slot = self._returned.popleft()
             self._slots -= 1
             self._lent -= slot.size
-            self._join(slot.offset, slot.size)
+            self._merge(slot.offset, slot.size)
 
-    def _join(self, offset: int, size: int) -> None:
+    def _merge(self, offset: int, size: int) -> None:
         index = bisect_left(self._offsets, offset)
         if index < len(self._offsets) and self._offsets[index] == offset + size:
             size += self._sizes[index]
@@ -122,12 +122,12 @@ class DeviceArena:
 
 
 def slot_bytes(nbytes: int) -> int:
-    """Return the size of the slot of so many bytes."""
+    """Return the size of the slot for ``nbytes``."""
     return max(-(-nbytes // _ALIGNMENT), 1) * _ALIGNMENT
 
 
-def no_room(nbytes: int, limit: int, lent: int, largest: int) -> BridgeError:
-    """Say why an arena of ``limit`` bytes, of which ``lent`` are, has no slot of ``nbytes``."""
+def full_error(nbytes: int, limit: int, lent: int, largest: int) -> BridgeError:
+    """Return the error for ``nbytes`` of an arena that has ``lent`` of ``limit`` bytes allocated."""
     if slot_bytes(nbytes) > limit:
         return unavailable(
             f"device memory arena of {limit} bytes is too small: {nbytes} bytes asked for; raise "

@@ -1,4 +1,4 @@
-"""A device's primary context in this process: what frameworks use too, so that pointers are shared."""
+"""A device's primary context in this process, which frameworks use too, so that pointers are shared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALREADY_ENABLED = 704
 class DeviceContext:
     """Retains the primary context of one device of this process; `close` releases it.
 
-    Raises CudaError: the context cannot be made; UNAVAILABLE for want of device memory.
+    Raises CudaError if the context cannot be created; UNAVAILABLE without enough device memory.
     """
 
     def __init__(self, device: DeviceInfo) -> None:
@@ -32,41 +32,41 @@ class DeviceContext:
         return self._context
 
     def make_current(self) -> None:
-        """Let calls of this thread mean this device from now on."""
+        """Make this device the target of the thread's driver calls from now on."""
         call("cuCtxSetCurrent", self.raw)
 
     def pushed(self) -> _Pushed:
-        """Return a context manager inside which calls of this thread mean this device.
+        """Return a context manager in which the thread's driver calls go to this device.
 
-        What was current before is current again afterwards: a model may have chosen another device.
+        It restores the previous context, since a model may have chosen another device.
         """
         return _Pushed(self.raw)
 
     def close(self) -> None:
-        """Release the context, behind everything made in it; it lives on while others retain it."""
+        """Release the context, after everything created in it; it exists while others retain it."""
         context, self._context = self._context, None
         if context is None:
             return
-        # A released context must not stay current: each later call of this thread would fail.
+        # A released context must not stay current: later calls of this thread would fail.
         if call("cuCtxGetCurrent") == context:
             call("cuCtxSetCurrent", None)
         call("cuDevicePrimaryCtxRelease", self._device)
 
 
 def enable_peer_access(context: DeviceContext, peer: DeviceContext) -> None:
-    """Let copies of one device reach another one's memory without the host; or raise CudaError."""
+    """Let copies between two devices bypass the host; or raise CudaError."""
     with context.pushed():
         status_of("cuCtxEnablePeerAccess", peer.raw, 0, expected=(_ALREADY_ENABLED,))
 
 
 def relax_captures() -> None:
-    """Let no call of this thread, which is the bridge's own, spoil a graph that others capture."""
+    """Keep the calls of this thread of the bridge from invalidating a graph that others capture."""
     if not _thread.relaxed:
         _relax()
 
 
 class _Thread(threading.local):
-    """State of a thread: whether its calls spoil no captures, and the context pushed for the bridge."""
+    """State of a thread: whether its capture mode is relaxed, and the context that the bridge pushed."""
 
     relaxed = False
     context: Any = None
@@ -87,11 +87,11 @@ def _relax() -> Any:
 
 
 class _Pushed:
-    """Makes a context current for a while, and the thread's calls harmless to captures.
+    """Makes a context current, and the thread's capture mode relaxed, until exit.
 
-    A model may capture a graph in another thread, or in this one when it asks for memory: of a capture
-    in the usual mode, the driver takes any query, allocation or wait for a mistake. The mode is the
-    model's own again afterwards. What is so already stays as it is.
+    A model may capture a graph in another thread, or in this one when it allocates memory. In the
+    default capture mode, the driver treats any query, allocation or wait as an error that invalidates
+    the capture. The model's mode and context are restored on exit.
     """
 
     __slots__ = ("_context", "_mode", "_outer", "_pushed")

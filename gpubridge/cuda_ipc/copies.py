@@ -1,7 +1,10 @@
-"""Copies on a stream of their own, and the order between it and the streams of others.
+"""Copies on a separate stream, and the order between it and other streams.
 
-Nothing here waits but what is called so, and what waits does so without the interpreter's lock and is
-counted. A stream that is captured does nothing: no event is recorded on it, nor made to wait there.
+Only functions named `wait` wait; they do so without the interpreter's lock, and waits are counted. On a
+stream that is being captured, no event is recorded or waited for.
+
+The driver's own waits keep a processor busy. The ones here sleep; a short copy is polled for a moment
+first, since to sleep and be woken takes longer.
 """
 
 from __future__ import annotations
@@ -10,26 +13,30 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.driver import CAPTURES, NOT_READY, CudaError, call, status_of
 from gpubridge.cuda_ipc.pinned import copied_pieces
-from gpubridge.cuda_ipc.waiting import sleep_until, soon
 from gpubridge.errors import BridgeError, ErrorCode, InternalError
+
+_Record = TypeVar("_Record")
 
 _NON_BLOCKING = 1
 _BLOCKING_SYNC = 1
 _DISABLE_TIMING = 2
 _CAPTURE_SECONDS = 10.0
-_LOOK = 0.001
+_CAPTURE_POLL_SECONDS = 0.001
+_POLL_SECONDS = 50e-6
+_PAUSE_SHARE = 8
+_LONGEST_PAUSE = 0.02
 
 
 class CopyCounts:
-    """Work of streams so far: change it while ``lock`` is held.
+    """Counters of the work of streams; changed while ``lock`` is held.
 
     - ``copied``, ``copies``: bytes and number of the copies by kind: ``h2d``, ``d2h``, ``d2d``, ``p2p``.
-    - ``waits``: how often somebody has waited for it.
+    - ``waits``: number of waits by a thread.
     """
 
     __slots__ = ("copied", "copies", "lock", "waits")
@@ -43,12 +50,12 @@ class CopyCounts:
 
 
 class CopyStream:
-    """One stream that does not wait for the legacy default stream, nor that for it.
+    """A non-blocking stream: it is not ordered with the legacy default stream.
 
     Any thread may use it, whichever device is current there; its context has to outlive it.
 
     - ``handle``: the driver's ``CUstream``.
-    - ``counts``: of its work; may be those of other streams, too.
+    - ``counts``: counters of its work, which other streams may share.
     """
 
     def __init__(self, context: DeviceContext, counts: CopyCounts | None = None) -> None:
@@ -63,8 +70,8 @@ class CopyStream:
     def h2d(self, pointer: int, memory: memoryview, nbytes: int) -> None:
         """Copy from the host to the device.
 
-        Pinned memory must stay as it is until the copy is done (`mark`, `wait`); of other memory the
-        driver takes a copy first.
+        Pinned memory must not change until the copy is done (`mark`, `wait`); the driver buffers other
+        memory before this returns.
         """
         _check(memory, nbytes)
         pieces = copied_pieces(memory, nbytes)
@@ -72,13 +79,13 @@ class CopyStream:
         self._copy("h2d", "cuMemcpyHtoDAsync", copies, nbytes)
 
     def d2h(self, memory: memoryview, pointer: int, nbytes: int) -> None:
-        """Copy from the device to the host; into memory that is not pinned it waits.
+        """Copy from the device to the host; waits if that memory is not pinned.
 
-        The memory has to be there until the copy is done (`mark`, `wait`).
+        The memory has to exist until the copy is done (`mark`, `wait`).
         """
         _check(memory, nbytes)
         if memory.readonly:
-            # The driver would write to it all the same.
+            # The driver would write to it nevertheless.
             raise InternalError("expected writable memory for a copy from the device")
         pieces = copied_pieces(memory, nbytes)
         copies = [(piece, pointer + at, size) for at, piece, size in pieces]
@@ -89,35 +96,37 @@ class CopyStream:
         self._copy("d2d", "cuMemcpyDtoDAsync", [(to, source, nbytes)], nbytes)
 
     def p2p(self, to: int, peer: DeviceContext, source: int, nbytes: int) -> None:
-        """Copy ``nbytes`` from ``source`` on this device to ``to`` on another one, whose context is given.
+        """Copy ``nbytes`` from ``source`` on this device to ``to`` on the device of ``peer``.
 
-        Without `enable_peer_access` the driver takes them through the host.
+        Without `enable_peer_access` the driver copies through the host.
         """
         arguments = to, peer.raw, source, self._context.raw, nbytes
         self._copy("p2p", "cuMemcpyPeerAsync", [arguments], nbytes)
 
     def order_after(self, stream: int) -> None:
-        """Let what follows here wait for all that another stream has to do now.
+        """Order later work of this stream after the current work of another one.
 
-        ``stream``: a handle; 0 or 1 the legacy default stream, 2 the per-thread one. See `outlast`.
+        ``stream``: a handle; 0 or 1 is the legacy default stream, 2 the per-thread one. Waits for the
+        end of a capture, see `wait_for_capture`.
         """
         with self._context.pushed():
-            self.outlast(stream)
-            self._hand_over(stream, self._open())
+            # A wait is for the record that precedes it: the event can be reused at once.
+            then, mark = self._open(), self.mark_uncaptured(stream)
+            call("cuStreamWaitEvent", then, mark._event, 0)
 
     def order_before(self, stream: int) -> None:
-        """Let what follows on another stream wait for all that this one has to do now.
+        """Order later work of another stream after the current work of this one.
 
-        A graph cannot wait for what is not of it: where the stream is captured, this waits.
+        If that stream is captured, this waits: a graph cannot wait for work outside it.
         """
         with self._context.pushed():
             if self.captured(stream):
                 self.wait()
                 return
-            self._hand_over(self._open(), stream)
+            call("cuStreamWaitEvent", stream, self.mark()._event, 0)
 
     def mark(self, other: int | None = None) -> CopyMark:
-        """Mark what this stream, or another one, has to do now, to ask or wait for later."""
+        """Mark the end of the current work of this stream, or of another one."""
         stream = self._open() if other is None else other
         with self._context.pushed():
             event = self._take_event()
@@ -128,47 +137,72 @@ class CopyStream:
                 raise
         return CopyMark(self, event)
 
+    def mark_uncaptured(self, stream: int) -> CopyMark:
+        """Mark the current work of another stream, which is not captured then, see `record_uncaptured`."""
+        return self.record_uncaptured(stream, lambda: self.mark(stream), CopyMark.done)
+
+    def record_uncaptured(
+        self, stream: int, record: Callable[[], _Record], query: Callable[[_Record], object]
+    ) -> _Record:
+        """Record an event on a stream that is not captured; waits as `wait_for_capture`.
+
+        A capture that begins in between takes the event, which nothing executes then, or makes the
+        record fail: the event is recorded again. ``query`` asks the driver about the event, which
+        fails if a capture has taken it; it is called only after that, since it would spoil the capture.
+        """
+        deadline = time.monotonic() + _CAPTURE_SECONDS
+        while True:
+            self.wait_for_capture(stream, deadline)
+            try:
+                recorded = record()
+                if not self.captured(stream):
+                    query(recorded)
+                    return recorded
+            except CudaError as error:
+                if error.status not in CAPTURES or time.monotonic() >= deadline:
+                    raise
+                time.sleep(_CAPTURE_POLL_SECONDS)
+
     def captured(self, stream: int) -> bool:
-        """Return whether a stream is captured, or unusable as long as another one is."""
+        """Return whether a stream is captured, or unusable while another one is captured."""
         with self._context.pushed():
             try:
                 return bool(int(call("cuStreamIsCapturing", stream)))
             except CudaError as error:
-                # What else it has to say, the next call on the stream does.
+                # Other errors are raised by the next call on the stream.
                 return error.status in CAPTURES
 
-    def outlast(self, stream: int) -> None:
-        """Return when a stream is not captured, mostly at once; BridgeError if that lasts too long."""
-        deadline = time.monotonic() + _CAPTURE_SECONDS
+    def wait_for_capture(self, stream: int, deadline: float) -> None:
+        """Wait until a stream is not captured; BridgeError if it still is at a (monotonic) time."""
         while self.captured(stream):
             if time.monotonic() >= deadline:
                 raise BridgeError(
-                    "a tensor on the GPU cannot be read or handed on while a graph is captured on a "
+                    "a tensor on the GPU cannot be read or shared while a graph is captured on a "
                     f"stream that uses it, or on one that the legacy stream waits for (stream {stream})",
                     ErrorCode.UNAVAILABLE,
                 )
-            time.sleep(_LOOK)
+            time.sleep(_CAPTURE_POLL_SECONDS)
 
     def count_copy(self, kind: str, nbytes: int) -> None:
-        """Count a copy, of at least one byte, which others may make."""
+        """Count a copy of at least one byte that is made elsewhere."""
         counts = self.counts
         with counts.lock:
             counts.copied[kind] += nbytes
             counts.copies[kind] += 1
 
     def count_wait(self) -> None:
-        """Count a wait for work of this device that is another stream's."""
+        """Count a wait for another stream of this device."""
         with self.counts.lock:
             self.counts.waits += 1
 
     def wait(self) -> None:
-        """Wait for all that this stream has to do; CudaError if the device has failed."""
+        """Wait until this stream has completed its work; CudaError if the device has failed."""
         try:
             mark = self.mark()
         except CudaError as error:
             if error.sticky:
                 raise
-            # No event can be had.
+            # No event can be recorded.
             self.count_wait()
             with self._context.pushed():
                 sleep_until(self.done)
@@ -186,7 +220,7 @@ class CopyStream:
             return not status_of("cuStreamQuery", self._open(), expected=(NOT_READY,))
 
     def close(self) -> None:
-        """Wait for what is under way, and give the stream and its events back; idempotent."""
+        """Wait for the stream's work, and destroy the stream and its events; idempotent."""
         if self._stream is None:
             return
         with self._context.pushed():
@@ -200,7 +234,7 @@ class CopyStream:
                 call("cuStreamDestroy", stream)
 
     def _copy(self, kind: str, name: str, copies: Sequence[tuple[Any, ...]], nbytes: int) -> None:
-        """Begin a copy, which counts as one whatever calls it takes."""
+        """Start a copy, which counts as one however many calls it takes."""
         if not nbytes:
             return
         with self._context.pushed():
@@ -214,15 +248,6 @@ class CopyStream:
             raise InternalError("this copy stream is closed")
         return self._stream
 
-    def _hand_over(self, first: Any, then: Any) -> None:
-        # A wait means what is recorded when it is asked for: the event is free again at once.
-        event = self._take_event()
-        try:
-            call("cuEventRecord", event, first)
-            call("cuStreamWaitEvent", then, event, 0)
-        finally:
-            self._free_events.append(event)
-
     def _take_event(self) -> Any:
         try:
             return self._free_events.pop()
@@ -233,7 +258,7 @@ class CopyStream:
 
 
 class CopyMark:
-    """A point on a stream, whose maker has its event back with it; worthless when that is closed."""
+    """A point on a stream; returns its event to the `CopyStream` that made it, valid until that closes."""
 
     __slots__ = ("_event", "_stream")
 
@@ -256,14 +281,14 @@ class CopyMark:
             return
         stream.count_wait()
         with stream._context.pushed():
-            if not soon(self.done):
-                # The event is one for which the driver sleeps.
+            if not _poll_briefly(self.done):
+                # The event was created for a sleeping wait.
                 call("cuEventSynchronize", self._event)
 
     def order_before(self, other: int) -> None:
-        """Let what follows on another stream of this process wait until this is passed.
+        """Order later work of another stream of this process after this mark.
 
-        Where that is captured, this waits, as `CopyStream.order_before`.
+        If that stream is captured, this waits, as `CopyStream.order_before` does.
         """
         stream = self._stream
         if stream._stream is None:
@@ -280,8 +305,27 @@ class CopyMark:
         self._stream._free_events.append(self._event)
 
 
+def sleep_until(done: Callable[[], bool]) -> None:
+    """Poll with pauses of at most an eighth of the time that has passed so far."""
+    if _poll_briefly(done):
+        return
+    began = time.perf_counter() - _POLL_SECONDS
+    while not done():
+        pause = (time.perf_counter() - began) / _PAUSE_SHARE
+        time.sleep(min(pause, _LONGEST_PAUSE))
+
+
+def _poll_briefly(done: Callable[[], bool]) -> bool:
+    """Poll for a moment, which each wait costs in processor time; return whether it is done."""
+    end = time.perf_counter() + _POLL_SECONDS
+    while not done():
+        if time.perf_counter() >= end:
+            return False
+    return True
+
+
 def _check(memory: memoryview, nbytes: int) -> None:
-    # The driver takes no bounds, only an address.
+    # The driver gets an address only, without bounds.
     if memory.nbytes < nbytes or not memory.c_contiguous:
         raise InternalError(
             f"expected at least {nbytes} contiguous bytes of host memory, got {memory.nbytes}"

@@ -1,8 +1,9 @@
-"""The processes of `check_device`: one exports memory and events, two others use them.
+"""A check of the abilities of a device that processes share, by three new processes.
 
-The exporter, which also tries to pin memory, starts the others, and they exchange lines of JSON. What they see is random each time,
-so that nothing left in the memory can be taken for an answer. At the end one of the two is killed before what it has recorded is
-complete, while the other one's stream waits for it: what the server relies on when a stub dies.
+One exports memory and events, which two others import; it also tries to pin memory. They exchange lines of
+JSON. Patterns are random, so that no earlier contents of the memory pass for an answer. In the end one
+importer is killed before its recorded work is complete, while the other one's stream waits for it: the
+server relies on this case when a stub dies.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import IO, Any
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import IO, Any, ClassVar
 
+import gpubridge
 from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.copies import CopyStream
-from gpubridge.cuda_ipc.devices import check_command, find_device, is_under_mps
+from gpubridge.cuda_ipc.devices import Ability, find_device, is_under_mps
 from gpubridge.cuda_ipc.driver import call
 from gpubridge.cuda_ipc.events import SharedEvents
 from gpubridge.cuda_ipc.pinned import PinnedMemory
@@ -31,7 +35,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 
 _SIZE = 2 << 20
 _PATTERN = 64
-# Where the pattern lies that is copied to the front, behind copies of a half of the segment.
+# Offset of the pattern that is copied to the front after copies of half the segment.
 _SOURCE = _SIZE // 2
 _COPIES_BEFORE = 32
 _NO_MEMORY = "not tried, since device memory is not shared"
@@ -39,17 +43,107 @@ _NO_EVENTS = "not tried, since events do not cross processes"
 _LONGEST_SECONDS = 60
 _KILLED = 2
 """The event whose recorder is killed."""
-_LOOK_SECONDS = 0.5
-"""As long a stream is watched that must not go on."""
+_LOST_SECONDS = 0.5
+"""Time in which a stream that waits for a killed process must not continue."""
 _RELEASE_SECONDS = 5.0
 _END_SECONDS = 2.0
 _PAUSE = 0.02
+# The directory that Python adds to its path is the user's, with modules of any name.
+_PROGRAM = (
+    "import sys; sys.path[0] or sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
+    "from gpubridge.cuda_ipc.device_check import main; main(sys.argv[1:])"
+)
+
+
+@dataclass(frozen=True)
+class DeviceCheck:
+    """Abilities of a device that several processes use.
+
+    - ``memory``, ``memory_fds``: a process uses memory of another by a legacy handle, or by a descriptor.
+    - ``events``: streams wait for events of another process.
+    - ``lost_events``: streams that wait for a killed process continue when another process records its
+      events again, and not before.
+    - ``pinning``: shared host memory can be pinned.
+    - ``tried``: false if the check failed for reasons that may pass.
+    """
+
+    memory: Ability
+    memory_fds: Ability
+    events: Ability
+    lost_events: Ability
+    pinning: Ability
+    tried: ClassVar[bool] = True
+
+
+class _NoCheck(DeviceCheck):
+    tried = False
+
+
+def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck:
+    """Check a device with new processes, which are killed after ``timeout_seconds``.
+
+    Takes a few seconds, and the memory of three contexts on the device meanwhile.
+    """
+    process = subprocess.Popen(
+        check_command("export", device_uuid),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired:
+        end_check(process.pid)
+        process.communicate()
+        return no_check(f"the check did not end within {timeout_seconds:g} s")
+    except BaseException:
+        end_check(process.pid)
+        process.communicate()
+        raise
+    return read_check(out, err, process.returncode)
+
+
+def read_check(out: str, err: str, exit_code: int | None) -> DeviceCheck:
+    """Return the result of a check from the output and exit code of its first process."""
+    try:
+        found = json.loads(out)
+        if "untried" in found:
+            return no_check(found["untried"])
+        return DeviceCheck(**{field.name: Ability(found[field.name]) for field in _FACTS})
+    except (ValueError, KeyError):
+        lines = err.strip().splitlines() or ["the check ended without output"]
+        return no_check(f"{lines[-1]} (exit code {exit_code})")
+
+
+def check_command(*arguments: str) -> list[str]:
+    """Return the command of a process of a check, independent of the current folder."""
+    home = str(Path(gpubridge.__file__).parent.parent)
+    return [sys.executable, "-c", _PROGRAM, home, *arguments]
+
+
+def end_check(pid: int) -> None:
+    """Kill the processes of a check by the pid of the first, which was not waited for yet.
+
+    All are in its process group, and each may hang in the driver.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def no_check(reason: str) -> DeviceCheck:
+    """Return the result of a check that could not be completed."""
+    return _NoCheck(*(Ability(reason) for _ in _FACTS))
+
+
+_FACTS = fields(DeviceCheck)
 
 
 def main(arguments: list[str]) -> None:
-    """Run one of them; the exporter prints what works, as `check_device` reads it."""
+    """Run one process of a check; the exporter prints the result for `read_check`."""
     role, device_uuid, *descriptor = arguments
-    # The system ends a process that hangs in the driver, also when its parent has died.
+    # The alarm ends a process that hangs in the driver, also after its parent has died.
     signal.alarm(_LONGEST_SECONDS)
     if role == "import":
         try:
@@ -61,14 +155,14 @@ def main(arguments: list[str]) -> None:
     try:
         found = _export(device_uuid)
     except BridgeError as error:
-        # There is no memory for it now.
+        # There is not enough device memory now.
         found = {"untried": error.message}
     json.dump(found, sys.stdout)
 
 
 def _export(device_uuid: str) -> dict[str, str]:
     with contextlib.ExitStack() as ending:
-        # Two start at once: most of the time goes there.
+        # Both start at once, since starting takes most of the time.
         first, second = (ending.enter_context(_Peer(device_uuid)) for _ in range(2))
         return _exported(device_uuid, first, second)
 
@@ -84,7 +178,7 @@ def _exported(device_uuid: str, first: _Peer, second: _Peer) -> dict[str, str]:
         lost = _NO_EVENTS if events else _reason(lambda: exporter.lose_events(first, second))
         pinning = _reason(exporter.pin)
     except BridgeError as error:
-        _pass_on_want(error)
+        _reraise_unavailable(error)
         memory = memory_fds = events = lost = pinning = error.message
     return {
         "memory": memory,
@@ -101,32 +195,32 @@ class _Lines:
     def __init__(self, inbound: IO[str], outbound: IO[str]) -> None:
         self._inbound = inbound
         self._outbound = outbound
-        self._last_words = BridgeError("the other process has ended")
+        self._end_reason = BridgeError("the other process has ended")
 
-    def tell(self, message: dict[str, Any]) -> None:
-        # Who has ended has said why, which is heard next.
+    def send(self, message: dict[str, Any]) -> None:
+        # A process that has ended has sent the reason, which is received next.
         with contextlib.suppress(BrokenPipeError):
             self._outbound.write(json.dumps(message) + "\n")
             self._outbound.flush()
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         line = self._inbound.readline()
         if not line:
-            raise self._last_words
+            raise self._end_reason
         message: dict[str, Any] = json.loads(line)
         if message.get("error"):
-            self._last_words = BridgeError(message["error"], ErrorCode(message["code"]))
-            raise self._last_words
+            self._end_reason = BridgeError(message["error"], ErrorCode(message["code"]))
+            raise self._end_reason
         return message
 
-    def ask(self, **message: Any) -> dict[str, Any]:
-        """Return what the other process answers; raises BridgeError."""
-        self.tell(message)
-        return self.hear()
+    def request(self, **message: Any) -> dict[str, Any]:
+        """Send a message and return the answer; raises BridgeError."""
+        self.send(message)
+        return self.receive()
 
 
 class _Peer(_Lines):
-    """A process that imports, and a socket for descriptors to it; it ends with this context."""
+    """An importing process and a socket to send it descriptors; ends with this context."""
 
     def __init__(self, device_uuid: str) -> None:
         self.fds, theirs = socket.socketpair()
@@ -158,12 +252,12 @@ class _Peer(_Lines):
 
 
 class _Device:
-    """Resources of all processes: device and stream."""
+    """The device and a stream, in each of the processes."""
 
     def __init__(self, device_uuid: str) -> None:
         self.context = DeviceContext(find_device(device_uuid))
         self.copies = CopyStream(self.context)
-        # Where memory lies here that both have.
+        # Address of the shared memory in this process.
         self.pointer = 0
 
     def write(self, pointer: int, data: bytes) -> None:
@@ -177,7 +271,7 @@ class _Device:
         return bytes(data)
 
     def begin_slowly(self, pointer: int, pattern: bytes, events: SharedEvents, number: int) -> None:
-        """Begin to copy a pattern to the front, behind much else; record an event of it."""
+        """Start a slow series of copies, the last of a pattern to the front; record an event behind it."""
         self.write(pointer + _SOURCE, pattern)
         for _ in range(_COPIES_BEFORE):
             self.copies.d2d(pointer + _PATTERN, pointer + _SOURCE, _SOURCE - _PATTERN)
@@ -193,49 +287,51 @@ class _Exporter(_Device):
         if by_fd:
             with contextlib.suppress(OSError):
                 socket.send_fds(peer.fds, [b"m"], segment.fds)
-        seen = peer.ask(memory=segment.handle.hex())["seen"]
+        seen = peer.request(memory=segment.handle.hex())["seen"]
         if seen != pattern.hex():
             raise BridgeError("the other process reads other bytes than were written")
         if self.read(segment.pointer) != pattern[::-1]:
-            raise BridgeError("what the other process has written is not seen")
+            raise BridgeError("this process reads other bytes than the other one has written")
         self.pointer = segment.pointer
 
     def share_events(self, peer: _Peer) -> None:
-        # Either process records one: a stub records events that the server has made.
+        # Each process records one: a stub records events that the server has created.
         events = self._events = SharedEvents.create(self.context, _KILLED + 1)
-        peer.ask(events=[handle.hex() for handle in events.handles])
+        peer.request(events=[handle.hex() for handle in events.handles])
         pattern = os.urandom(_PATTERN)
         self.begin_slowly(self.pointer, pattern, events, 0)
-        if peer.ask(recorded=0)["seen"] != pattern.hex():
+        if peer.request(recorded=0)["seen"] != pattern.hex():
             raise BridgeError("a stream of the other process did not wait for the event")
-        pattern = bytes.fromhex(peer.ask(record=1)["written"])
+        pattern = bytes.fromhex(peer.request(record=1)["written"])
         events.order(1, self.copies.handle)
         if self.read(self.pointer) != pattern:
-            raise BridgeError("a stream did not wait for what the other process has recorded")
+            raise BridgeError(
+                "a stream did not wait for an event that the other process has recorded"
+            )
 
     def lose_events(self, recorder: _Peer, waiter: _Peer) -> None:
-        """Kill a process before its work is complete; see when who waits for that goes on."""
+        """Kill a process before its work is complete; check when a stream that waits for it continues."""
         if is_under_mps(self.context.device):
             raise BridgeError("not tried: under MPS a process that is killed may take others along")
         events = self._events
-        waiter.ask(events=[handle.hex() for handle in events.handles])
-        recorder.ask(stall=_KILLED)
-        waiter.ask(order=_KILLED)
+        waiter.request(events=[handle.hex() for handle in events.handles])
+        recorder.request(stall=_KILLED)
+        waiter.request(order=_KILLED)
         recorder.process.kill()
         recorder.process.wait()
-        if _comes(lambda: bool(waiter.ask(passed=True)["passed"]), _LOOK_SECONDS):
+        if _becomes_true(lambda: bool(waiter.request(passed=True)["passed"]), _LOST_SECONDS):
             raise BridgeError(
-                "streams that wait for a killed process go on by themselves, with undefined data"
+                "streams that wait for a killed process continue at once, with undefined data"
             )
         events.record(_KILLED, self.copies.handle)
-        if not _comes(lambda: bool(waiter.ask(passed=True)["passed"]), _RELEASE_SECONDS):
+        if not _becomes_true(lambda: bool(waiter.request(passed=True)["passed"]), _RELEASE_SECONDS):
             raise BridgeError(
-                "streams that wait for a killed process do not go on when another one records its "
+                "streams that wait for a killed process do not continue when another one records its "
                 "event again"
             )
 
     def pin(self) -> None:
-        # As arenas are: whole, and of memory that processes share.
+        # Like an arena: the whole of a segment of shared memory.
         with mmap.mmap(-1, _SIZE) as mapped:
             view = memoryview(mapped)
             pinned = PinnedMemory(self.context)
@@ -257,17 +353,17 @@ class _Importer(_Device):
         self._events: SharedEvents | None = None
 
     def run(self) -> None:
-        """Answer until the exporter has gone."""
+        """Answer requests until the exporter has ended."""
         while True:
             try:
-                message = self._lines.hear()
+                message = self._lines.receive()
             except BridgeError:
                 return
             try:
                 answer = self._answer(message)
             except BridgeError as error:
                 answer = {"error": error.message, "code": error.code}
-            self._lines.tell(answer)
+            self._lines.send(answer)
 
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         if "memory" in message:
@@ -301,7 +397,7 @@ class _Importer(_Device):
         return {"seen": self.read(self.pointer).hex()}
 
     def _stall(self) -> None:
-        """Let the stream come to a function of the host that never returns."""
+        """Enqueue a host function that never returns."""
         forever = ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p).value
         with self.context.pushed():
             call("cuLaunchHostFunc", self.copies.handle, forever, 0)
@@ -316,10 +412,10 @@ class _Importer(_Device):
             os.close(fd)
 
 
-def _comes(look: Callable[[], bool], seconds: float) -> bool:
-    """Return whether something comes to be within a time; raises what ``look`` raises."""
+def _becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    """Poll a condition; return whether it becomes true within a time."""
     deadline = time.monotonic() + seconds
-    while not look():
+    while not condition():
         if time.monotonic() >= deadline:
             return False
         time.sleep(_PAUSE)
@@ -330,12 +426,12 @@ def _reason(attempt: Callable[[], None]) -> str:
     try:
         attempt()
     except BridgeError as error:
-        _pass_on_want(error)
+        _reraise_unavailable(error)
         return error.message
     return ""
 
 
-def _pass_on_want(error: BridgeError) -> None:
-    """Raise an error that says nothing of the driver: device memory is wanting."""
+def _reraise_unavailable(error: BridgeError) -> None:
+    """Re-raise an error for lack of device memory, which says nothing about the driver."""
     if error.code is ErrorCode.UNAVAILABLE:
         raise error

@@ -7,38 +7,30 @@ another device in another process. Looking at devices creates no context.
 from __future__ import annotations
 
 import contextlib
-import json
+import importlib.metadata
 import os
-import signal
-import subprocess
-import sys
+import re
 import uuid
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-import gpubridge
 from gpubridge.cuda_ipc.driver import CudaError, call, load
 from gpubridge.errors import BridgeError, not_found
 
 # The compute mode in which any number of processes may use a device.
 _SHARED = 0
 
-# The directory that Python adds by itself is the user's, with modules of any name.
-_PROGRAM = (
-    "import sys; sys.path[0] or sys.path.pop(0); sys.path.append(sys.argv.pop(1)); "
-    "from gpubridge.cuda_ipc.device_check import main; main(sys.argv[1:])"
-)
-
-_SHORTEST_REASON = "the check ended without a word"
+_EXTRAS = {12: "gpubridge[image-gpu-cu12]", 13: "gpubridge[image-gpu]"}
+_DRIVERS = {12: "R530", 13: "R580"}
+"""The first branch of the NVIDIA driver that supports those packages."""
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
     """A GPU, or a part of one that the driver shows as a device (MIG).
 
-    ``ordinal`` is its number in this process, ``uuid`` (``GPU-xxxxxxxx-…`` or ``MIG-…``) the same
-    in all; ``nbytes`` those of its memory.
+    ``ordinal`` is its number in this process, ``uuid`` (``GPU-xxxxxxxx-…`` or ``MIG-…``) is the same
+    in all; ``nbytes`` is the size of its memory.
     """
 
     ordinal: int
@@ -49,15 +41,27 @@ class DeviceInfo:
 
 @dataclass(frozen=True)
 class DeviceProbe:
-    """The GPUs that can be used, by their ordinals, or the reason why there are none."""
+    """The usable GPUs in the order of their ordinals, or the reason why there are none."""
 
     count: int
     reason: str
     devices: tuple[DeviceInfo, ...] = ()
 
 
+@dataclass(frozen=True)
+class Ability:
+    """An ability of a device; ``reason`` says why it does not work, if so."""
+
+    reason: str = ""
+
+    @property
+    def works(self) -> bool:
+        """Return whether it works."""
+        return not self.reason
+
+
 def probe_devices() -> DeviceProbe:
-    """Look for the GPUs of this process (``CUDA_VISIBLE_DEVICES`` holds)."""
+    """Look for the GPUs of this process, as ``CUDA_VISIBLE_DEVICES`` allows."""
     try:
         devices = list_devices()
     except BridgeError as error:
@@ -66,12 +70,12 @@ def probe_devices() -> DeviceProbe:
 
 
 def list_devices() -> tuple[DeviceInfo, ...]:
-    """Return the GPUs of this process; BridgeError without a driver, or one that does not work."""
-    return tuple(_look_at(ordinal) for ordinal in range(call("cuDeviceGetCount")))
+    """Return the GPUs of this process; BridgeError without a working driver."""
+    return tuple(_device_info(ordinal) for ordinal in range(call("cuDeviceGetCount")))
 
 
 def find_device(device_uuid: str) -> DeviceInfo:
-    """Return the device of a UUID, whatever its ordinal is here; BridgeError NOT_FOUND for none."""
+    """Return the device of a UUID; BridgeError NOT_FOUND for none."""
     devices = list_devices()
     for device in devices:
         if device.uuid == device_uuid:
@@ -84,12 +88,12 @@ def find_device(device_uuid: str) -> DeviceInfo:
 
 
 def visibility() -> list[str | None]:
-    """Return the settings by which this process sees GPUs in an order of its own."""
+    """Return the environment settings that determine the order of GPUs in this process."""
     return [os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")]
 
 
 def driver_release() -> str:
-    """Return the newest CUDA release that the driver knows, as ``12.9``; raises as `list_devices`."""
+    """Return the newest CUDA release that the driver supports, as ``12.9``; raises as `list_devices`."""
     version = int(call("cuDriverGetVersion"))
     return f"{version // 1000}.{version % 1000 // 10}"
 
@@ -108,105 +112,13 @@ def is_under_mps(device: DeviceInfo) -> bool:
     with contextlib.suppress(CudaError):
         if attribute is not None:
             return bool(call("cuDeviceGetAttribute", attribute, ordinal))
-    # Older drivers do not say; where the daemon is, new processes are its clients.
+    # Older drivers have no attribute; new processes are clients of a running daemon.
     pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # noqa: S108  (its default)
     return Path(pipe, "control").exists()
 
 
-def _look_at(ordinal: int) -> DeviceInfo:
-    device = call("cuDeviceGet", ordinal)
-    name = call("cuDeviceGetName", 256, device).split(b"\0", 1)[0].decode(errors="replace")
-    raw = bytes(call(_uuid_function(), device).bytes)
-    return DeviceInfo(ordinal, _uuid_text(name, raw), name, int(call("cuDeviceTotalMem", device)))
-
-
-def _uuid_function() -> str:
-    # The first form gives a part of a GPU the UUID of the whole; newer bindings have the second only.
-    newer = "cuDeviceGetUuid_v2"
-    return newer if hasattr(load(), newer) else "cuDeviceGetUuid"
-
-
-def _uuid_text(name: str, raw: bytes) -> str:
-    # The driver gives a MIG device's own UUID, and says only in the name that it is one.
-    prefix = "MIG" if " MIG " in f"{name} " else "GPU"
-    return f"{prefix}-{uuid.UUID(bytes=raw)}"
-
-
-@dataclass(frozen=True)
-class Ability:
-    """Something that works, unless there is a reason why not."""
-
-    reason: str = ""
-
-    @property
-    def works(self) -> bool:
-        """Return whether it works."""
-        return not self.reason
-
-
-@dataclass(frozen=True)
-class DeviceCheck:
-    """Abilities of a device that several processes use.
-
-    One uses the other's ``memory`` by a legacy handle, or by a descriptor that it maps; streams
-    wait for each other's ``events``; those that wait for a killed process do so until another one
-    records its events again (``lost_events``); shared host memory is pinned. Unless ``tried``, the
-    reasons say what was in the way, which may pass.
-    """
-
-    memory: Ability
-    memory_fds: Ability
-    events: Ability
-    lost_events: Ability
-    pinning: Ability
-    tried: ClassVar[bool] = True
-
-
-class _NoCheck(DeviceCheck):
-    tried = False
-
-
-def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck:
-    """Let new processes share memory and events of a device, and pin memory for it.
-
-    Takes a few seconds, and the memory of three contexts on the device meanwhile. After
-    ``timeout_seconds`` they are ended, and the answer is no.
-    """
-    process = subprocess.Popen(
-        check_command("export", device_uuid),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=timeout_seconds)
-    except subprocess.TimeoutExpired:
-        end_check(process.pid)
-        process.communicate()
-        return no_check(f"the check did not end within {timeout_seconds:g} s")
-    except BaseException:
-        end_check(process.pid)
-        process.communicate()
-        raise
-    return read_check(out, err, process.returncode)
-
-
-def read_check(out: str, err: str, exit_code: int | None) -> DeviceCheck:
-    """Return what the processes of a check have found, by what the first has printed."""
-    try:
-        found = json.loads(out)
-        if "untried" in found:
-            return no_check(found["untried"])
-        return DeviceCheck(**{field.name: Ability(found[field.name]) for field in _FACTS})
-    except (ValueError, KeyError):
-        lines = err.strip().splitlines() or [_SHORTEST_REASON]
-        return no_check(f"{lines[-1]} (exit code {exit_code})")
-
-
 def probe_peers(device: DeviceInfo, peer: DeviceInfo) -> Ability:
-    """Check whether a device reaches the memory of another; creates no context."""
+    """Check whether a device reaches the memory of another, without a context."""
     try:
         ordinals = call("cuDeviceGet", device.ordinal), call("cuDeviceGet", peer.ordinal)
         if call("cuDeviceCanAccessPeer", *ordinals):
@@ -219,24 +131,59 @@ def probe_peers(device: DeviceInfo, peer: DeviceInfo) -> Ability:
     )
 
 
-def check_command(*arguments: str) -> list[str]:
-    """Return the command of a process of a check, which reads nothing of the current folder."""
-    home = str(Path(gpubridge.__file__).parent.parent)
-    return [sys.executable, "-c", _PROGRAM, home, *arguments]
+def installed_releases(package: str) -> dict[str, int]:
+    """Return the CUDA releases of the installed distributions of an NVIDIA package.
 
-
-def end_check(pid: int) -> None:
-    """Kill the processes of a check, by its first, which has not been waited for yet.
-
-    All are in its group, and each may hang in the driver.
+    A release is the end of the distribution's name (``-cu12``), or the first number of its version.
     """
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        name = (distribution.name or "").lower().replace("_", "-")
+        match = re.fullmatch(re.escape(package) + r"(-cu(\d+))?", name)
+        if match:
+            release = match[2] or distribution.version.partition(".")[0]
+            found[f"{name} {distribution.version}"] = int(release)
+    return found
 
 
-def no_check(reason: str) -> DeviceCheck:
-    """Return the result of a check that came to nothing."""
-    return _NoCheck(*(Ability(reason) for _ in _FACTS))
+def image_extra() -> str:
+    """Return the extra of gpubridge for images on a GPU that suits the driver, or both without one."""
+    try:
+        known = int(driver_release().partition(".")[0])
+    except BridgeError:
+        return f"'{_EXTRAS[13]}' (driver {_DRIVERS[13]} or newer) or '{_EXTRAS[12]}'"
+    return f"'{_EXTRAS[13 if known >= 13 else 12]}'"
 
 
-_FACTS = fields(DeviceCheck)
+def too_new(release: int) -> str:
+    """Return advice about a package for a CUDA release; empty if the driver supports it."""
+    try:
+        known = driver_release()
+    except BridgeError:
+        return ""
+    if release <= int(known.partition(".")[0]):
+        return ""
+    newest = _DRIVERS.get(release, "the newest")
+    return (
+        f"it is for CUDA {release}, and the driver knows {known}: uninstall it and pip install "
+        f"{image_extra()}, or update the NVIDIA driver to {newest}"
+    )
+
+
+def _device_info(ordinal: int) -> DeviceInfo:
+    device = call("cuDeviceGet", ordinal)
+    name = call("cuDeviceGetName", 256, device).split(b"\0", 1)[0].decode(errors="replace")
+    raw = bytes(call(_uuid_function(), device).bytes)
+    return DeviceInfo(ordinal, _uuid_text(name, raw), name, int(call("cuDeviceTotalMem", device)))
+
+
+def _uuid_function() -> str:
+    # The first version returns the whole GPU's UUID for a MIG device; newer bindings have the second only.
+    newer = "cuDeviceGetUuid_v2"
+    return newer if hasattr(load(), newer) else "cuDeviceGetUuid"
+
+
+def _uuid_text(name: str, raw: bytes) -> str:
+    # The driver returns a MIG device's own UUID; only the name shows that it is one.
+    prefix = "MIG" if " MIG " in f"{name} " else "GPU"
+    return f"{prefix}-{uuid.UUID(bytes=raw)}"

@@ -1,6 +1,6 @@
-"""Calls of the CUDA driver: loaded when first asked for, and every failure a typed error.
+"""Calls of the CUDA driver, which is loaded by the first call; every failure is a typed error.
 
-Nothing of CUDA is in a process until something here is called: importing the package loads nothing.
+Importing the package loads nothing of CUDA.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import contextlib
 import ctypes
 import importlib.util
 import re
-from typing import Any
+import threading
+from queue import SimpleQueue
+from typing import Any, Callable
 
 from gpubridge.errors import BridgeError, ErrorCode, invalid
 
@@ -17,13 +19,13 @@ OUT_OF_MEMORY = 2
 NOT_READY = 600
 NOT_SUPPORTED = 801
 CAPTURES = range(900, 910)
-"""Answers that only the capture of a graph is a reason for."""
+"""Statuses caused by the capture of a graph."""
 HANDLE_BYTES = 64
-# No status of the driver's: it did not get as far.
+# Not a status of the driver: the call did not reach it.
 _NOT_FOUND = -1
 _OLDEST_BINDINGS = (12, 9, 1)
 
-# After these the process's context of that device answers nothing but errors.
+# After these, all calls on the process's context of that device fail.
 _STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
 
 _FOREIGN = (
@@ -52,7 +54,7 @@ _SAME_BLOCK = (
     "one region and use offsets, or allocate more than 1 MiB for each"
 )
 _RESTART = "the device's context in this process is lost: the process has to be started again"
-# What to do, by the driver's code; of one call where that is another thing.
+# Advice by the driver's status; below, advice for one call and status.
 _ADVICE = {
     _NOT_FOUND: "update the NVIDIA driver",
     1: "the driver takes no such argument; update gpubridge, cuda-python or the driver",
@@ -114,9 +116,8 @@ class DriverAbsent(BridgeError):
 class CudaError(BridgeError):
     """A call of the driver failed: UNAVAILABLE for want of device memory, INTERNAL otherwise.
 
-    - ``status``: the driver's answer, called ``name`` there; -1 if it has no such function.
-    - ``sticky``: whether every further call of this process fails too, so that it has to be started
-      again.
+    - ``status``: the driver's status, and ``name``, its name; -1 if there is no such function.
+    - ``sticky``: whether all further calls of this process fail, so that it has to be restarted.
     """
 
     def __init__(self, call: str, status: int, name: str) -> None:
@@ -153,8 +154,8 @@ def load() -> Any:
 
 
 def bindings_absence() -> str:
-    """Say why there is no cuda-python in this process; empty if there is. Loads nothing of CUDA."""
-    # What else is called cuda may be no package, or fail.
+    """Return why there is no cuda-python in this process, or an empty string; loads nothing of CUDA."""
+    # Another module called cuda may be no package, or fail.
     with contextlib.suppress(ImportError):
         if importlib.util.find_spec("cuda.bindings"):
             return ""
@@ -162,7 +163,7 @@ def bindings_absence() -> str:
 
 
 def call(name: str, *arguments: object) -> Any:
-    """Call a function of the driver; return None, its one value, or a tuple of them. CudaError."""
+    """Call a driver function; return None, its value, or a tuple of values; may raise CudaError."""
     answer = _answer(name, arguments)
     if answer[0]:
         raise _failure(name, answer[0])
@@ -172,20 +173,57 @@ def call(name: str, *arguments: object) -> Any:
 
 
 def status_of(name: str, *arguments: object, expected: tuple[int, ...]) -> int:
-    """Call a function and return its status; CudaError unless that is success or ``expected``."""
+    """Call a driver function and return its status; CudaError unless success or ``expected``."""
     status = _answer(name, arguments)[0]
     if status and int(status) not in expected:
         raise _failure(name, status)
     return int(status)
 
 
+class DriverThread:
+    """Executes calls in order on one thread, which sleeps while there are none."""
+
+    def __init__(self) -> None:
+        # For finalizers: its `put` takes no lock that an interrupted `put` could hold.
+        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Queue a call without a result; any thread and finalizers may use this."""
+        self._queue.put(work)
+
+    def finish(self) -> None:
+        """Wait until all calls queued so far are done."""
+        done = threading.Event()
+        self.submit(done.set)
+        done.wait()
+
+    def close(self) -> None:
+        """End the thread after the queued calls; later ones are not executed."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except Exception:
+                # Imported here: most stubs never log.
+                import logging  # noqa: PLC0415
+
+                logging.getLogger(__name__).exception("a call of the driver failed")
+            # It may have the last reference to some memory.
+            del work
+
+
 def handle_bytes(handle: Any) -> bytes:
-    """Return the 64 bytes of a handle that crosses processes."""
+    """Return the 64 bytes of a handle for another process."""
     return ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
 
 
 def handle_from(kind: str, raw: bytes) -> Any:
-    """Make a handle, of the driver's type ``kind``, of 64 bytes; INVALID_ARG for another number."""
+    """Return a handle of the driver's type ``kind`` from 64 bytes; INVALID_ARG for another number."""
     if len(raw) != HANDLE_BYTES:
         raise invalid(
             f"expected a CUDA IPC handle of {HANDLE_BYTES} bytes, got {len(raw)}; send the raw "
@@ -221,7 +259,7 @@ def _answer(name: str, arguments: tuple[object, ...]) -> Any:
     except RuntimeError as error:
         raise CudaError(name, _NOT_FOUND, "the driver has no such function") from error
     except (KeyError, ValueError) as error:
-        # A code that is newer than the bindings.
+        # A status that is newer than the bindings.
         found = re.match(r"\d+", str(error))
         raise CudaError(name, int(found[0]) if found else _NOT_FOUND, str(error)) from error
 

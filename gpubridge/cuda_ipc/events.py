@@ -1,19 +1,19 @@
 """Events that order the streams of several processes: a fixed set, exported once, opened once by each.
 
-The server makes them, as it makes device memory, so that one whose recorder has died is still there for
-those who wait for it. An event means what was recorded last, so it is *leased*: recorded again only
-after all consumers have passed it. Nothing is made, exported or opened for a request.
+The server creates them, as it allocates device memory, so that they outlive a recorder that others wait
+for. An event stands for its last record, so it is *leased*: recorded again only after all consumers have
+passed it. No event is created, exported or opened for a request.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 from gpubridge.cuda_ipc.context import DeviceContext
+from gpubridge.cuda_ipc.copies import sleep_until
 from gpubridge.cuda_ipc.driver import NOT_READY, call, handle_bytes, handle_from, status_of
-from gpubridge.cuda_ipc.waiting import sleep_until
 from gpubridge.errors import InternalError
 
 _DISABLE_TIMING = 2
@@ -21,7 +21,7 @@ _INTERPROCESS = 4
 
 
 class SharedEvents:
-    """Events of one device that processes share, made (`create`) or opened (`open`).
+    """Events of one device that processes share, created (`create`) or opened (`open`).
 
     Any thread may use them. ``handles``: 64 bytes of each, for `open` in another process.
     """
@@ -33,7 +33,7 @@ class SharedEvents:
 
     @classmethod
     def create(cls, context: DeviceContext, count: int) -> SharedEvents:
-        """Make events that others may open, in a context that outlives them; or raise CudaError."""
+        """Create events that others may open, in a context that outlives them; or raise CudaError."""
         made = cls(context)
         handles = []
         try:
@@ -64,40 +64,40 @@ class SharedEvents:
         return opened
 
     def record(self, number: int, stream: int) -> None:
-        """Let an event mean what a stream of this process has to do by now; or raise CudaError.
+        """Record an event behind the current work of a stream of this process; or raise CudaError.
 
-        ``stream``: a handle; 0 or 1 the legacy default stream, 2 the per-thread one.
+        ``stream``: a handle; 0 or 1 is the legacy default stream, 2 the per-thread one.
         """
         event = self._event(number)
         with self._context.pushed():
             call("cuEventRecord", event, stream)
 
     def order(self, number: int, stream: int) -> None:
-        """Let what follows on a stream of this process wait for the event.
+        """Order later work of a stream of this process after the event.
 
-        Waits on the device only. The event has to stay leased until the stream has passed it.
+        The event has to stay leased until the stream has passed it.
         """
         event = self._event(number)
         with self._context.pushed():
             call("cuStreamWaitEvent", stream, event, 0)
 
     def done(self, number: int) -> bool:
-        """Return whether the recorded work is complete; it never is if the recorder died before."""
+        """Return whether the recorded work is complete, which a recorder that died leaves undone."""
         event = self._event(number)
         with self._context.pushed():
             return not status_of("cuEventQuery", event, expected=(NOT_READY,))
 
     def wait(self, number: int) -> None:
-        """Wait, asleep, until what the event means is done.
+        """Wait, asleep, until the recorded work is complete.
 
-        Of one whose recorder has died this is when another process has recorded it again.
+        If the recorder has died, this ends after another process has recorded the event again.
         """
-        # Of an event that another process has made the driver does not sleep.
+        # The driver's own wait does not sleep for events of another process.
         with self._context.pushed():
             sleep_until(lambda: self.done(number))
 
     def close(self) -> None:
-        """Give the events back, which nobody may wait for any more; idempotent."""
+        """Destroy the events, for which no stream waits any more; idempotent."""
         events, self._events = self._events, []
         with self._context.pushed():
             for event in events:
@@ -110,20 +110,26 @@ class SharedEvents:
 
 
 class EventRing:
-    """Leases events, which nobody else records, to the records of one process; for any thread."""
+    """Leases events that only this process records; for any thread."""
 
     def __init__(self, events: SharedEvents) -> None:
         self._events = events
-        # The one that came back longest ago is recorded next.
+        # Reused in the order of their release.
         self._free = deque(range(len(events.handles)))
 
-    def record(self, stream: int) -> EventLease | None:
-        """Record an event on a stream; None when all are leased. A CudaError leases none."""
+    def record(
+        self, stream: int, reuse: Callable[[int], object] = lambda _: None
+    ) -> EventLease | None:
+        """Record an event on a stream; None when all are leased. A CudaError leases none.
+
+        ``reuse`` is called with its number before the record.
+        """
         try:
             number = self._free.popleft()
         except IndexError:
             return None
         lease = EventLease(number, self._free)
+        reuse(number)
         self._events.record(number, stream)
         return lease
 
@@ -133,7 +139,7 @@ class EventRing:
 
 
 class EventLease:
-    """A recorded event, by its ``number`` in the ring, where it comes back with this object."""
+    """A recorded event, by its ``number`` in the ring; released with this object."""
 
     __slots__ = ("__weakref__", "_free", "number")
 

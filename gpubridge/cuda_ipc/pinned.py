@@ -1,7 +1,7 @@
-"""Host memory that the driver has pinned: registered in pieces, and copied in the same pieces.
+"""Pinned host memory: registered with the driver in pieces, and copied in the same pieces.
 
-The driver registers memory under a lock that the calls of all processes wait for, at 1 to 2 GB/s where
-pages are still to be made. So the kernel makes them before, and no call is for more than 64 MiB.
+The driver registers memory under a lock that the calls of all processes wait for, at 1 to 2 GB/s if
+pages have to be allocated. So the kernel allocates them before, and no call registers more than 64 MiB.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PORTABLE = 1
 _POPULATE_WRITE = 23
 _PAGE = 4096
 
-# Addresses at which one registration ends and the next begins, in order. Replaced, never changed: any
-# thread copies meanwhile.
+# Sorted addresses at which one registration ends and the next begins. Replaced, never changed: other
+# threads read it without a lock.
 _borders: list[int] = []
 _planning = threading.Lock()
 
@@ -39,7 +39,7 @@ def pieces_of(memory: memoryview) -> list[memoryview]:
 
 
 def plan_pinning(memory: memoryview) -> None:
-    """Have memory copied in pieces from now on, as it will be pinned."""
+    """Copy memory in the pieces in which it will be pinned, from now on."""
     borders = _borders_in(memory)
     if borders:
         with _planning:
@@ -47,7 +47,7 @@ def plan_pinning(memory: memoryview) -> None:
 
 
 def forget_pinning(memory: memoryview) -> None:
-    """Undo `plan_pinning`, when nothing of the memory is pinned any more."""
+    """Undo `plan_pinning` when no piece of the memory is pinned any more."""
     gone = set(_borders_in(memory))
     if gone:
         with _planning:
@@ -55,9 +55,9 @@ def forget_pinning(memory: memoryview) -> None:
 
 
 def copied_pieces(memory: memoryview, nbytes: int) -> Iterable[tuple[int, memoryview, int]]:
-    """Cut a copy's host memory where registrations end; yield the offset, memory and size of each piece.
+    """Split a copy's host memory where registrations end; return offset, memory and size of each piece.
 
-    The driver takes no copy of memory that is partly registered, and that is so while it is pinned.
+    The driver refuses to copy memory that is partly registered, as it is while it is being pinned.
     """
     borders = _borders
     if not borders or not nbytes:
@@ -70,23 +70,23 @@ def copied_pieces(memory: memoryview, nbytes: int) -> Iterable[tuple[int, memory
 
 
 class PinnedMemory:
-    """Pins memory of this process for all devices, and knows which is pinned; used by one thread.
+    """Pins memory of this process for all devices, and tracks it; used by one thread.
 
-    Memory that cannot be pinned is copied all the same, slower and with the caller waiting;
-    ``reason`` says why the last one was not. ``nbytes`` are pinned now.
+    Copies of memory that cannot be pinned are slower, and their caller waits; ``reason`` is the last
+    failure. ``nbytes`` are pinned now.
     """
 
     def __init__(self, context: DeviceContext) -> None:
         self.nbytes = 0
         self.reason = ""
         self._context = context
-        # By address. What is pinned stays mapped.
+        # Pinned memory by address, which this keeps mapped.
         self._pinned: dict[int, memoryview] = {}
 
     def pin(self, memory: memoryview) -> bool:
         """Pin memory as one piece until `unpin`; return whether it is pinned now (else see ``reason``).
 
-        Raises CudaError: only a sticky one: the context is lost.
+        Raises CudaError only if the context is lost.
         """
         address = _address(memory)
         pinned = self._pinned.get(address)
@@ -110,7 +110,7 @@ class PinnedMemory:
         return True
 
     def unpin(self, memory: memoryview) -> None:
-        """Unpin memory, if it is pinned; waits for all copies of the process."""
+        """Unpin memory if it is pinned; waits for all copies of the process."""
         self._unpin(_address(memory))
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class PinnedMemory:
 
 
 def _borders_in(memory: memoryview) -> range:
-    """Return where the pieces of memory meet."""
+    """Return the addresses between the pieces of memory."""
     first = _address(memory) + PIECE_BYTES
     return range(first, first - PIECE_BYTES + memory.nbytes, PIECE_BYTES)
 
@@ -138,9 +138,9 @@ def _replace_borders(borders: list[int]) -> None:
 
 
 def _make_pages(address: int, memory: memoryview) -> None:
-    """Have the kernel make all pages of memory, which others may write to meanwhile."""
+    """Allocate all pages of memory, which others may write to meanwhile."""
     if _madvise(address, memory.nbytes, _POPULATE_WRITE):
-        # Linux before 5.14. Reading makes pages of shared memory, too, and cannot undo a write.
+        # Linux before 5.14: reading allocates pages of shared memory too, and cannot undo a write.
         np.frombuffer(memory, np.uint8)[::_PAGE].max()
 
 

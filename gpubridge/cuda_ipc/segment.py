@@ -1,8 +1,8 @@
 """A segment: device memory that processes share, and this process's pointer to it.
 
 The server owns segments and exports each one once; stubs open each one once and find tensors in it by
-their offset. So nothing is exported or opened for a request, and a stub that dies takes no memory with
-it that others use. It crosses by a legacy handle or by a file descriptor; nothing else depends on which.
+their offset. So nothing is exported or opened for a request, and memory that others use outlives a stub.
+A segment is shared by a legacy handle or by a file descriptor; no other code depends on which.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from gpubridge.cuda_ipc.driver import (
 )
 from gpubridge.errors import BridgeError, invalid
 
-# The driver cuts smaller allocations from shared blocks of this size, which a handle would lay open.
+# The driver places smaller allocations in shared blocks of this size, which a handle would expose.
 _GRANULARITY = 2 << 20
 _LAZY_ENABLE_PEER_ACCESS = 1
 
-# Whatever the arenas of models cross by: a client's raw handle is such a one.
+# A client's raw handle is a legacy one, however the arenas of models are shared.
 _NEEDS_LEGACY = (
     "; clients' CUDA shared memory needs legacy handles: use system shared memory here, or send "
     "tensors with the request"
@@ -34,21 +34,21 @@ _NEEDS_LEGACY = (
 
 
 class DeviceSegment:
-    """Device memory, made (`allocate`, `private`) or opened (`open`, `open_fd`); `close` lets it go.
+    """Device memory, allocated (`allocate`, `private`) or opened (`open`, `open_fd`) until `close`.
 
-    None of it is for a request: these calls take milliseconds.
+    These calls take milliseconds, so none is made for a request.
 
-    - ``region``: the region id by which every process knows this memory.
-    - ``size``: bytes; what was asked for, rounded up to whole blocks of the driver (2 MiB).
-    - ``pointer``: where it lies in this process's device addresses.
-    - ``uuid``: the device of the context that it was made or opened with.
-    - ``handle``: 64 bytes, for `open` in another process; empty where it crosses otherwise.
-    - ``fds``: the descriptor for `open_fd` in other processes, if there is one; the segment's.
+    - ``region``: the region id, the same in every process.
+    - ``size``: bytes, rounded up to whole blocks of the driver (2 MiB).
+    - ``pointer``: its device address in this process.
+    - ``uuid``: the device of the context that it was allocated or opened with.
+    - ``handle``: 64 bytes, for `open` in another process; empty if it is not shared by a handle.
+    - ``fds``: the descriptor for `open_fd` in other processes, if there is one; owned by the segment.
     """
 
     __slots__ = ("_context", "_free", "fds", "handle", "pointer", "region", "size", "uuid")
 
-    def __init__(  # noqa: PLR0913  (what there is to know of memory)
+    def __init__(  # noqa: PLR0913  (the fields of a segment)
         self,
         context: DeviceContext,
         region: int,
@@ -74,7 +74,7 @@ class DeviceSegment:
     ) -> DeviceSegment:
         """Allocate at least ``size`` bytes (undefined) that others open by a handle, or ``by_fd``.
 
-        Raises CudaError: UNAVAILABLE without device memory; INTERNAL when it cannot be shared.
+        Raises CudaError: UNAVAILABLE without device memory; INTERNAL if it cannot be shared.
         """
         if by_fd:
             fd, pointer, size = _allocate_physical(context, size)
@@ -99,17 +99,17 @@ class DeviceSegment:
     def open(cls, context: DeviceContext, region: int, handle: bytes, size: int) -> DeviceSegment:
         """Open memory that another process owns, and use ``size`` bytes from its start.
 
-        Raises BridgeError: INVALID_ARG for no handle, or one of fewer bytes; CudaError: it is this
-        process's own, another device's, gone.
+        Raises BridgeError: INVALID_ARG for a malformed handle, or one of fewer bytes; CudaError if the
+        memory is this process's own, another device's, or freed.
         """
         pointer = _open_handle(context, handle, size)
         return cls(context, region, pointer, size, _close_handle, handle=handle)
 
     @classmethod
     def open_fd(cls, context: DeviceContext, region: int, fd: int, size: int) -> DeviceSegment:
-        """Map all ``size`` bytes that another process has made; ``fd`` stays the caller's.
+        """Map all ``size`` bytes that another process has allocated; the caller keeps ``fd``.
 
-        Raises CudaError for no such descriptor, or another device's memory; nothing is left behind.
+        Raises CudaError for a wrong descriptor, or another device's memory, without leaking any.
         """
         with context.pushed():
             memory = call("cuMemImportFromShareableHandle", fd, _kind())
@@ -119,21 +119,21 @@ class DeviceSegment:
                 call("cuMemRelease", memory)
         return cls(context, region, pointer, size, _unmap)
 
-    def let_reach(self, peer: DeviceContext) -> None:
+    def allow_peer(self, peer: DeviceContext) -> None:
         """Let another device, with peer access, copy to and from here; or raise CudaError."""
-        # `enable_peer_access` opens all other allocations of a device.
+        # All other allocations of a device are covered by `enable_peer_access`.
         if self._free is _unmap:
             _allow(self.pointer, self.size, peer.device.ordinal)
 
     def close(self) -> None:
-        """Free or close the memory, which nobody may look at any more; idempotent.
+        """Free or close the memory, which must not be in use any more; idempotent.
 
-        Waits for all work of the device in this process. After a CudaError it goes with the
+        Waits for all work of the device in this process. After a CudaError, it is freed with the
         process.
         """
         fds, self.fds = self.fds, ()
         for fd in fds:
-            # Those on their way to other processes are descriptors of their own.
+            # Descriptors sent to other processes are duplicates.
             os.close(fd)
         context, self._context = self._context, None
         if context is not None:
@@ -142,10 +142,10 @@ class DeviceSegment:
 
 
 def open_client_region(context: DeviceContext, handle: bytes, size: int) -> DeviceSegment:
-    """Open an allocation that a client has registered, on the device that it says it lies on.
+    """Open an allocation that a client has registered, on the device that the client names.
 
-    Raises BridgeError: INVALID_ARG for any fault of the client's, after which nothing stays open;
-    CudaError when this process's context is lost, or it has no memory left.
+    Raises BridgeError: INVALID_ARG for any fault of the client, after which nothing stays open;
+    CudaError if this process's context is lost, or out of memory.
     """
     try:
         opened = DeviceSegment.open(context, 0, handle, size)
@@ -163,7 +163,7 @@ def open_client_region(context: DeviceContext, handle: bytes, size: int) -> Devi
 
 
 def _check_device(context: DeviceContext, pointer: int) -> None:
-    # Where devices reach each other, the driver opens memory of any.
+    # With peer access, the driver opens memory of any device.
     with context.pushed():
         attribute = load().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         ordinal = call("cuPointerGetAttribute", attribute, pointer)
@@ -184,7 +184,7 @@ def _close_handle(pointer: int, _: int) -> None:
 
 
 def _unmap(pointer: int, size: int) -> None:
-    # Freeing waits by itself; unmapping takes the memory from what runs.
+    # Freeing waits by itself; unmapping would take the memory from running work.
     call("cuCtxSynchronize")
     call("cuMemUnmap", pointer, size)
     call("cuMemAddressFree", pointer, size)
@@ -212,7 +212,7 @@ def _open_handle(context: DeviceContext, handle: bytes, size: int) -> int:
 
 
 def _allocate_physical(context: DeviceContext, size: int) -> tuple[int, int, int]:
-    """Make physical memory and map it; return its descriptor, its pointer and its size."""
+    """Allocate physical memory and map it; return its descriptor, its pointer and its size."""
     properties = _properties(context.device.ordinal)
     smallest = load().CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     with context.pushed():
@@ -222,14 +222,14 @@ def _allocate_physical(context: DeviceContext, size: int) -> tuple[int, int, int
         try:
             fd = int(call("cuMemExportToShareableHandle", memory, _kind(), 0))
             try:
-                # What a stub's model starts shall not keep the memory.
+                # Processes that a stub's model starts must not keep the memory.
                 os.set_inheritable(fd, False)
                 return fd, _map(memory, size, context.device.ordinal), size
             except BaseException:
                 os.close(fd)
                 raise
         finally:
-            # Mappings and descriptors keep it.
+            # Mappings and descriptors keep the memory.
             call("cuMemRelease", memory)
 
 
@@ -248,7 +248,7 @@ def _properties(ordinal: int) -> Any:
 
 
 def _map(memory: Any, size: int, ordinal: int) -> int:
-    """Map physical memory at addresses of its own, for one device."""
+    """Map physical memory at new addresses, for one device."""
     pointer = int(call("cuMemAddressReserve", size, 0, 0, 0))
     try:
         call("cuMemMap", pointer, size, 0, memory, 0)

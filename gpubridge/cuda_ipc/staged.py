@@ -1,7 +1,7 @@
-"""Copies between a device and host memory that is not pinned, by way of pinned pieces.
+"""Copies between a device and host memory that is not pinned, through pinned pieces.
 
-The driver would do that, too: a piece after the other, while the caller spins on a processor. Here several
-threads copy pieces, so that one is on its way to or from the device while others are copied on the host.
+The driver would do that one piece at a time, while the caller spins on a processor. Here several threads
+copy, so that one piece crosses to or from the device while others are copied on the host.
 """
 
 from __future__ import annotations
@@ -26,38 +26,39 @@ PIECE_BYTES = 2 << 20
 _PIECES = 8
 """Pieces that may be pinned at once, for all copies together."""
 _HELPERS = 3
-"""Threads beside the one that asks for a copy: one alone copies host memory at a fraction of PCIe's rate."""
+"""Threads beside the caller's: one thread copies host memory at a fraction of PCIe's rate."""
 _PORTABLE = 1
 
 Part = tuple[int, memoryview]
-"""A place on the device, and as much memory of the host."""
+"""An address on the device, and host memory of the same size as the bytes there."""
 
 
 class StagedCopies:
-    """Copies between one device and pageable memory; any thread may ask, and waits until it is done.
+    """Copies between one device and pageable memory, for any thread, which waits until they are done.
 
-    Nothing is made before the first copy. Where memory cannot be pinned, pieces are pageable, too.
+    Stream, threads and pieces are created by the first copies. Pieces are pageable if memory cannot be
+    pinned.
     """
 
     def __init__(self, context: DeviceContext) -> None:
         self._context = context
         self._stream: CopyStream | None = None
         self._helpers: ThreadPoolExecutor | None = None
-        self._making = threading.Lock()
+        self._creating = threading.Lock()
         self._free: deque[memoryview] = deque()
-        self._room = threading.Semaphore(_PIECES)
+        self._available = threading.Semaphore(_PIECES)
         self._pinned: list[int] = []
 
     def to_host(self, parts: Sequence[Part]) -> None:
-        """Copy what is complete on the device to the host; or raise CudaError."""
-        self._copy_all(self._down, parts)
+        """Copy complete bytes of the device to the host; or raise CudaError."""
+        self._copy_all(self._download, parts)
 
     def to_device(self, parts: Sequence[Part]) -> None:
         """Copy to the device, where it is complete on return; or raise CudaError."""
-        self._copy_all(self._up, parts)
+        self._copy_all(self._upload, parts)
 
     def close(self) -> None:
-        """Give everything back, when no copy is under way; idempotent."""
+        """Free stream, threads and pieces when no copy is under way; idempotent."""
         helpers, self._helpers = self._helpers, None
         if helpers is not None:
             helpers.shutdown()
@@ -73,9 +74,9 @@ class StagedCopies:
                     call("cuMemFreeHost", pointer)
 
     def _copy_all(self, copy: Callable[[int, memoryview], None], parts: Sequence[Part]) -> None:
-        """Copy all pieces, by this thread and others; all have ended on return."""
+        """Copy all pieces with this thread and others; all have ended on return."""
         left = deque(_pieces(parts))
-        helpers = self._made(several=len(left) > 1)
+        helpers = self._prepare(several=len(left) > 1)
 
         def copy_left() -> None:
             while left:
@@ -96,7 +97,7 @@ class StagedCopies:
             copy_left()
         finally:
             errors = [other.exception() for other in others if not other.cancel()]
-            # An error whose frames hold it would keep the memory that was to be copied.
+            # An error referred to by its own frames would keep the memory of the copy.
             others.clear()
             first = next((error for error in errors if error is not None), None)
             errors.clear()
@@ -106,32 +107,32 @@ class StagedCopies:
             finally:
                 first = None
 
-    def _made(self, *, several: bool) -> ThreadPoolExecutor | None:
-        """Make what is not there yet; return the threads that help where there are several pieces."""
-        with self._making:
+    def _prepare(self, *, several: bool) -> ThreadPoolExecutor | None:
+        """Create the stream, and for several pieces the threads, which are returned."""
+        with self._creating:
             if self._stream is None:
                 self._stream = CopyStream(self._context)
             if several and self._helpers is None:
-                # A stub that copies nothing large does without it, and what comes with it.
+                # A stub that copies nothing large does not import it.
                 from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
                 self._helpers = ThreadPoolExecutor(_HELPERS, thread_name_prefix="copying")
         return self._helpers if several else None
 
-    def _down(self, pointer: int, memory: memoryview) -> None:
+    def _download(self, pointer: int, memory: memoryview) -> None:
         stream, nbytes = self._stream, memory.nbytes
         assert stream is not None
-        with self._lent() as piece:
+        with self._piece() as piece:
             try:
                 stream.d2h(piece, pointer, nbytes)
             finally:
                 stream.wait()
             _copy(memory, piece[:nbytes])
 
-    def _up(self, pointer: int, memory: memoryview) -> None:
+    def _upload(self, pointer: int, memory: memoryview) -> None:
         stream, nbytes = self._stream, memory.nbytes
         assert stream is not None
-        with self._lent() as piece:
+        with self._piece() as piece:
             _copy(piece[:nbytes], memory)
             try:
                 stream.h2d(pointer, piece, nbytes)
@@ -139,9 +140,9 @@ class StagedCopies:
                 stream.wait()
 
     @contextmanager
-    def _lent(self) -> Iterator[memoryview]:
-        """Lend a piece while nothing is copied to or from it by others."""
-        with self._room:
+    def _piece(self) -> Iterator[memoryview]:
+        """Provide a piece for exclusive use."""
+        with self._available:
             try:
                 piece = self._free.popleft()
             except IndexError:

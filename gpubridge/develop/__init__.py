@@ -1,1 +1,1 @@
-"""Running one model without a server: in the process that the developer started, under any debugger."""
+"""Runs one model without a server, in the developer's own process, for any debugger."""

@@ -1,41 +1,72 @@
-"""One instance of one version of one model runs where the developer is; all others as in a server."""
+"""Runs one instance of one version of a model in this process, and all others as a server does."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpubridge.config import ModelConfig
+from gpubridge.config import ModelConfig, ServerSettings
 from gpubridge.engine.environments.provider import StubEnvironment
-from gpubridge.engine.model_loader import ModelLoader, ModelSource, NotPrepared, PreparedModel
-from gpubridge.engine.stub_process import RunningStub, StubProcess
-from gpubridge.errors import ErrorCode, unavailable
+from gpubridge.engine.repository.loader import ModelLoader, ModelSource, NotPrepared, PreparedModel
+from gpubridge.engine.repository.one_file import OneFileModels
+from gpubridge.engine.repository.repository import ModelRepository
+from gpubridge.engine.supervisor.stub_process import RunningStub, StubProcess
+from gpubridge.engine.workers import Workers
+from gpubridge.errors import ErrorCode, invalid, unavailable
 from gpubridge.pb_utils import host
+from gpubridge.server import build_repository
+from gpubridge.stub.array_batches import Execute
+from gpubridge.stub.executor import Executor
+from gpubridge.stub.memory.states import SequenceStates
 from gpubridge.stub.process import Stub
+from gpubridge.telemetry.server_telemetry import ServerTelemetry
 from gpubridge.transport.channel import Channel, ChannelClosed
-from gpubridge.transport.messages import Kind, control_message, decode_control
+from gpubridge.transport.messages import Kind, control_message
+from gpubridge.transport.stub_settings import decode_initialize
 
 _logger = logging.getLogger(__name__)
 
 
-def run_here(sock: socket.socket, note: Callable[[BaseException], None]) -> int:
-    """Serve a stub's end of a channel in this thread until it closes; returns the exit code.
+class _OutlivedStub(Stub):
+    """A stub whose process goes on after it."""
 
-    ``note`` is told of what the model raises, in its thread, while the traceback is there.
+    def _make_executor(self, execute: Execute, states: SequenceStates | None) -> Executor:
+        executor = super()._make_executor(execute, states)
+        # Without the thread that sends results during a slow batch: it ends with the process.
+        executor.start_thread = _start_nothing  # type: ignore[method-assign]
+        return executor
+
+
+def _start_nothing(run: Callable[[], None]) -> None:
+    """Stand for `Executor.start_thread`."""
+    del run
+
+
+def run_in_process(sock: socket.socket, note: Callable[[BaseException], None] | None) -> int:
+    """Serve a stub's end of a channel in this thread until it closes; return the exit code.
+
+    ``note`` is called with exceptions of the model, in its thread, before their traceback is lost;
+    without it they are logged.
     """
     channel = Channel(sock)
     try:
         message, fds = channel.receive()
         channel.send(control_message(Kind.CONNECTED))
-        stub = Stub(channel, decode_control(message), fds, note)
-        return stub.serve() if stub.initialize() else 1
+        stub = _OutlivedStub(channel, *decode_initialize(message), fds, note)
+        try:
+            return stub.serve() if stub.initialize() else 1
+        finally:
+            stub.drop()
     except ChannelClosed:
         return 0
     finally:
@@ -43,54 +74,57 @@ def run_here(sock: socket.socket, note: Callable[[BaseException], None]) -> int:
         channel.close()
 
 
-class StubHere:
-    """A stub that runs in the thread that takes it from the queue; ``exited`` when that left it."""
+class InProcessStub:
+    """A stub that runs in the thread that takes it from the queue; ``exited`` when it has ended."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        # Of another descriptor, since the stub's is closed under it.
-        self._line = sock.dup()
+        self.pid = os.getpid()
+        self.started = time.monotonic()
+        self.last_lines: tuple[str, ...] = ()
+        # A duplicate, since the stub closes its own descriptor.
+        self._duplicate = sock.dup()
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[str] = self._loop.create_future()
 
-    def run(self, note: Callable[[BaseException], None]) -> None:
+    def run(self, note: Callable[[BaseException], None] | None) -> None:
         """Serve the engine in this thread."""
         how = "was interrupted"
         try:
-            how = f"exited with code {run_here(self._sock, note)}"
+            how = f"exited with code {run_in_process(self._sock, note)}"
         finally:
             self._loop.call_soon_threadsafe(self._end, how)
 
     def kill(self, why: str | None = None) -> None:
-        """Cut it off; the model's code, if it runs, is not disturbed."""
+        """Close its channel; running code of the model is not interrupted."""
         del why
         try:
-            self._line.shutdown(socket.SHUT_RDWR)
+            self._duplicate.shutdown(socket.SHUT_RDWR)
         except OSError:
             # It is closed already.
             pass
 
     def _end(self, how: str) -> None:
-        self._line.close()
+        self._duplicate.close()
         if not self.exited.done():
             self.exited.set_result(how)
 
 
-class Here:
-    """Stub that runs in this process; the engine queues stubs, and None behind the last.
+class StubStarter:
+    """Starts the stubs of a run; the engine queues those for this process, and None as the last.
 
-    ``instance``: the name of the instance that runs here; empty until its model is known.
+    ``instance``: the instance that runs in this process; empty until its model is known.
     """
 
     def __init__(self) -> None:
-        self.stubs: queue.SimpleQueue[StubHere | None] = queue.SimpleQueue()
+        self.stubs: queue.SimpleQueue[InProcessStub | None] = queue.SimpleQueue()
         self.instance = ""
         self._started = False
 
     def start(
         self, environment: StubEnvironment, model: str, instance: str, sock: socket.socket
     ) -> RunningStub:
-        """Start the stub of an instance, here if it is the one; UNAVAILABLE where it ran before."""
+        """Start the stub of an instance, maybe in this process; UNAVAILABLE if that one has ended."""
         if instance != self.instance:
             return StubProcess(environment, model, instance, sock)
         if self._started:
@@ -103,24 +137,29 @@ class Here:
                 sys.executable,
                 environment.python,
             )
-        stub = StubHere(sock)
+        stub = InProcessStub(sock)
         self.stubs.put(stub)
         return stub
 
 
 class OneInstanceLoader(ModelLoader):
-    """Loads one version (None for the highest) and one instance of the model that runs here."""
+    """Loads one version (None for the highest) and one instance of the model in a directory."""
 
     def __init__(
-        self, here: Here, directory: Path, version: int | None, *loader: Any, **settings: Any
+        self,
+        starter: StubStarter,
+        directory: Path,
+        version: int | None,
+        *loader: Any,
+        **settings: Any,
     ) -> None:
         super().__init__(*loader, **settings)
-        self._here = here
+        self._starter = starter
         self._directory = directory
         self._version = version
 
     async def prepare(self, name: str, source: ModelSource) -> PreparedModel:
-        """Read a model's configuration and choose its versions; raises as in a server."""
+        """Read a model's configuration and choose its versions; raises as `ModelLoader.prepare`."""
         prepared = await super().prepare(name, source)
         if source.directory != self._directory:
             return prepared
@@ -139,10 +178,50 @@ class OneInstanceLoader(ModelLoader):
         return config if prepared.source.directory != self._directory else self._alone(config)
 
     def _alone(self, config: ModelConfig) -> ModelConfig:
-        """Leave one instance of all that are configured; an ensemble has none."""
+        """Reduce a configuration to its first instance; an ensemble has none."""
         if not config.instance_groups:
             return config
         group = config.instance_groups[0]
         group = replace(group, count=1, gpus=group.gpus[:1])
-        self._here.instance = f"{group.name}_0"
+        self._starter.instance = f"{group.name}_0"
         return replace(config, instance_groups=(group,))
+
+
+@contextmanager
+def one_model(text: str) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield the directory of a model, and repositories with the other models of its Python file.
+
+    ``text``: the directory, or ``APP.py:NAME``; without a name the file's first model.
+    """
+    files = OneFileModels()
+    try:
+        path, _, name = text.partition(".py:")
+        found = files.directories(f"{path}.py" if name else text)
+        chosen = [each for each in found if each.name == (name or found[0].name)]
+        if found and not chosen:
+            known = ", ".join(f"'{each.name}'" for each in found)
+            raise invalid(
+                f"expected a model that {path}.py declares, which are {known}, got '{name}'"
+            )
+        yield (chosen or [Path(text).resolve()])[0], [each.parent for each in found]
+    finally:
+        files.close()
+
+
+@asynccontextmanager
+async def engine(
+    settings: ServerSettings,
+    telemetry: ServerTelemetry,
+    starter: StubStarter,
+    loader: Callable[..., ModelLoader],
+    close_seconds: Callable[[], float],
+) -> AsyncIterator[ModelRepository]:
+    """Run an engine, whose models are loaded or have failed, for as long as the block runs."""
+    workers = Workers()
+    repository = build_repository(settings, telemetry, workers, starter.start, loader)
+    try:
+        await repository.load_initial()
+        yield repository
+    finally:
+        await repository.close(close_seconds())
+        workers.close()

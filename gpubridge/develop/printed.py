@@ -1,4 +1,4 @@
-"""Responses as text: every output with its datatype, shape and values, long ones shortened."""
+"""Formats responses as text: each output with its datatype, shape and values, abbreviated."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from gpubridge.config import ModelConfig
+from gpubridge.develop.arrays import decode_array
 from gpubridge.errors import invalid, unavailable
 from gpubridge.model_io import as_configured
 from gpubridge.request import InferResponse
-from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import element_count, numpy_dtype
 
 _SHOWN = 100
-"""Elements of which all are printed; of more, the first and last few."""
+"""Largest number of elements that are all printed."""
 _LETTERS = 80
 _ONE_LINE = 60
 
@@ -26,18 +25,12 @@ def output_arrays(response: InferResponse, config: ModelConfig) -> dict[str, np.
     arrays = {}
     tensors = zip(response.signature.tensors, response.shapes, response.buffers, strict=True)
     for (name, datatype, *_), returned, buffer in tensors:
-        shape = as_configured(name, returned, config)
-        if datatype == "BYTES":
-            array: np.ndarray[Any, Any] = bytes_codec.decode(buffer, element_count(shape))
-        else:
-            dtype = numpy_dtype(datatype) or np.dtype(np.uint16)
-            array = np.frombuffer(bytes(buffer), dtype)
-        arrays[name] = array.reshape(shape)
+        arrays[name] = decode_array(datatype, as_configured(name, returned, config), buffer)
     return arrays
 
 
 def print_response(response: InferResponse, config: ModelConfig) -> str:
-    """Return the text of a response, with notes of what is not as the configuration has it."""
+    """Return the text of a response, with notes on differences from the configuration."""
     arrays = output_arrays(response, config)
     lines = []
     datatypes = {spec.name: spec.datatype for spec in response.signature.tensors}
@@ -55,7 +48,7 @@ def print_response(response: InferResponse, config: ModelConfig) -> str:
 def save_outputs(
     arrays: Mapping[str, np.ndarray[Any, Any]], places: Mapping[str, Path], config: ModelConfig
 ) -> None:
-    """Write outputs to files of NumPy, strings as ``S`` of the longest; or raise BridgeError."""
+    """Write outputs to NumPy files, strings as ``S`` of the longest; may raise BridgeError."""
     for name, path in places.items():
         if name not in arrays:
             raise invalid(
@@ -73,7 +66,7 @@ def save_outputs(
 def _notes(
     arrays: Mapping[str, np.ndarray[Any, Any]], datatypes: Mapping[str, str], config: ModelConfig
 ) -> list[str]:
-    """Say what clients may trip over, and no server refuses."""
+    """Return notes on outputs that surprise clients, though no server refuses them."""
     notes = []
     batch = (-1,) if config.max_batch_size else ()
     for spec in config.outputs:

@@ -1,16 +1,19 @@
-"""A developer's inputs as a request: read, checked and laid out by what does it for clients."""
+"""Makes requests of a developer's inputs, with the parsing and checks that clients' requests pass."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpubridge.config import ModelConfig, TensorSpec
+from gpubridge.develop.arrays import encode_array
+from gpubridge.engine.models.model import Model
 from gpubridge.errors import invalid
 from gpubridge.host_shm import HostArena
 from gpubridge.protocol.body import check_strings, input_copy
@@ -20,16 +23,16 @@ from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import (
-    datatype_from_numpy,
     element_count,
     item_size,
     numbers_to_bytes,
     numpy_dtype,
 )
+from gpubridge.transport.control import TICKETS
 
 
-class GivenTensor(NamedTuple):
-    """A tensor to send, of a datatype of KServe; its data is as it crosses the wire."""
+class InputTensor(NamedTuple):
+    """A tensor to send, with a KServe datatype; its data is in wire format."""
 
     name: str
     datatype: str
@@ -37,21 +40,21 @@ class GivenTensor(NamedTuple):
     data: bytes
 
 
-def read_input(text: str, config: ModelConfig) -> GivenTensor:
-    """Make a tensor of ``NAME=VALUE``; INVALID_ARG for nothing of the kind.
+def read_input(text: str, config: ModelConfig) -> InputTensor:
+    """Make a tensor of ``NAME=VALUE``; INVALID_ARG for a wrong form or value.
 
     The value is JSON (``[[1, 2], [3, 4]]``, ``"text"``, ``5``), or text for an input of strings;
-    ``@FILE.npy`` is an array; any other ``@FILE`` is its bytes: one string, or the elements as they
-    lie in memory. A value without the batch dimension is a batch of one, and a single element fits
-    any shape.
+    ``@FILE.npy`` is an array; any other ``@FILE`` stands for its bytes: one string, or the elements as
+    in memory. A value without the batch dimension is a batch of one, and a single element fits any
+    shape.
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise invalid(f"--input expects NAME=VALUE or NAME=@FILE, got {text!r}")
     spec = next((spec for spec in config.inputs if spec.name == name), None)
     if spec is None:
-        # Whatever it is: the check of the whole request says which inputs there are.
-        return GivenTensor(name, "BYTES", (1,), bytes_codec.encode(np.array([b""], object)))
+        # The check of the whole request reports the name, with those of the model's inputs.
+        return InputTensor(name, "BYTES", (1,), bytes_codec.encode(np.array([b""], object)))
     if value.startswith("@"):
         tensor = _from_file(spec, Path(value[1:]))
     else:
@@ -68,7 +71,7 @@ def _with_batch(shape: tuple[int, ...], spec: TensorSpec, config: ModelConfig) -
     return shape
 
 
-def _from_text(spec: TensorSpec, text: str) -> GivenTensor:
+def _from_text(spec: TensorSpec, text: str) -> InputTensor:
     value: Any
     try:
         value = json.loads(text)
@@ -83,9 +86,9 @@ def _from_text(spec: TensorSpec, text: str) -> GivenTensor:
         value = text
     shape = _shape(value)
     if spec.datatype in ("FP16", "BF16"):
-        return GivenTensor(spec.name, spec.datatype, shape, _halves(spec, value, shape))
+        return InputTensor(spec.name, spec.datatype, shape, _halves(spec, value, shape))
     data = data_from_json(spec.name, spec.datatype, element_count(shape), [value])
-    return GivenTensor(spec.name, spec.datatype, shape, data)
+    return InputTensor(spec.name, spec.datatype, shape, data)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -99,7 +102,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _halves(spec: TensorSpec, value: Any, shape: Sequence[int]) -> bytes:
-    """Return the bytes of floats that JSON requests cannot carry."""
+    """Return the bytes of FP16 or BF16, which JSON requests cannot carry."""
     if numpy_dtype(spec.datatype) is None:
         raise invalid(
             f"input '{spec.name}' is BF16: install ml-dtypes, or give the elements as @FILE"
@@ -113,10 +116,11 @@ def _halves(spec: TensorSpec, value: Any, shape: Sequence[int]) -> bytes:
     return numbers_to_bytes(spec.name, spec.datatype, numbers)
 
 
-def _from_file(spec: TensorSpec, path: Path) -> GivenTensor:
+def _from_file(spec: TensorSpec, path: Path) -> InputTensor:
     try:
         if path.suffix == ".npy":
-            return _from_array(spec, np.load(path, allow_pickle=False), path)
+            array = np.load(path, allow_pickle=False)
+            return InputTensor(spec.name, *encode_array(spec.name, array, spec.datatype))
         content = path.read_bytes()
     except OSError as error:
         raise invalid(f"input '{spec.name}': cannot read {path}: {error.strerror}") from None
@@ -125,14 +129,14 @@ def _from_file(spec: TensorSpec, path: Path) -> GivenTensor:
     size = item_size(spec.datatype)
     if size is None:
         data = bytes_codec.encode(np.array([content], object))
-        return GivenTensor(spec.name, spec.datatype, (), data)
-    return GivenTensor(
+        return InputTensor(spec.name, spec.datatype, (), data)
+    return InputTensor(
         spec.name, spec.datatype, _shape_of_bytes(spec, len(content), size, path), content
     )
 
 
 def _shape_of_bytes(spec: TensorSpec, nbytes: int, size: int, path: Path) -> tuple[int, ...]:
-    """Return the shape that the configuration leaves to a file of so many bytes."""
+    """Return the shape of a file of ``nbytes``, as far as the configuration determines it."""
     known = element_count([dim for dim in spec.dims if dim >= 0])
     unknown = sum(dim < 0 for dim in spec.dims)
     if unknown > 1 or (unknown and not known):
@@ -145,29 +149,14 @@ def _shape_of_bytes(spec: TensorSpec, nbytes: int, size: int, path: Path) -> tup
     return tuple(nbytes // (known * size) if dim < 0 else dim for dim in spec.dims)
 
 
-def _from_array(spec: TensorSpec, array: np.ndarray[Any, Any], path: Path) -> GivenTensor:
-    if array.dtype.kind == "U":
-        array = np.char.encode(array, "utf-8")
-    datatype = datatype_from_numpy(array.dtype.newbyteorder("="))
-    if datatype is None:
-        raise invalid(
-            f"input '{spec.name}': expected {spec.datatype}, got an array of {array.dtype} in {path}"
-        )
-    if datatype == "BYTES":
-        data = bytes_codec.encode(array)
-    else:
-        data = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).tobytes()
-    return GivenTensor(spec.name, datatype, array.shape, data)
-
-
 class RequestMaker:
-    """Makes requests of the same inputs, as often as wanted.
+    """Makes requests of the same inputs.
 
-    ``parameters``: as in a v2 request's JSON. Raises BridgeError in Triton's words.
+    ``parameters``: as in a v2 request's JSON. Raises BridgeError with Triton's texts.
     """
 
     def __init__(
-        self, inputs: Sequence[GivenTensor], parameters: Mapping[str, Any], config: ModelConfig
+        self, inputs: Sequence[InputTensor], parameters: Mapping[str, Any], config: ModelConfig
     ) -> None:
         header = {
             "inputs": [
@@ -186,7 +175,7 @@ class RequestMaker:
         self.form: RequestForm = parse_request(json.dumps(header).encode(), config, len(self._data))
 
     def make(self, arena: HostArena) -> InferRequest:
-        """Make a request; who submits it gives its slot away. Nobody hears of its outcome yet."""
+        """Make a request without callbacks; submitting it transfers its slot."""
         form = self.form
         packed = input_copy(form, self._data, arena).run()
         slot, places, copied = packed.slot, packed.places, packed.copied
@@ -200,7 +189,7 @@ class RequestMaker:
             slot,
             0,
             places,
-            _unheard,
+            lambda _: None,
             form.identifier,
             form.context,
             copied,
@@ -212,5 +201,45 @@ class RequestMaker:
         return request
 
 
-def _unheard(_: Outcome | None) -> None:
-    """Take an outcome that nobody wants."""
+def follow(request: InferRequest, tell: Callable[[Outcome | None], None]) -> asyncio.Future[None]:
+    """Pass each response of a request, and None at its end, to a function; done after the last one."""
+    done = asyncio.get_running_loop().create_future()
+
+    def respond(outcome: Outcome) -> None:
+        tell(outcome)
+        request.passed_on(1)
+
+    def finish(outcome: Outcome | None) -> None:
+        try:
+            if outcome is not None:
+                tell(outcome)
+            tell(None)
+        finally:
+            if not done.done():
+                done.set_result(None)
+
+    request.on_partial = respond
+    request.on_done = finish
+    return done
+
+
+def submit(model: Model, requests: Sequence[InferRequest]) -> None:
+    """Submit requests, several ones as one batch; INVALID_ARG where no server would execute that."""
+    if len(requests) == 1:
+        model.submit(requests[0])
+        return
+    config = model.config
+    if not model.instances:
+        raise invalid(f"--batch: '{config.name}' is an ensemble, which executes nothing itself")
+    if config.message.WhichOneof("scheduling_choice") == "sequence_batching":
+        raise invalid(
+            f"--batch: '{config.name}' has sequence batching, whose batches are of different "
+            "sequences; send one request at a time"
+        )
+    rows = sum(request.batch_size for request in requests)
+    if rows > min(config.max_batch_size, TICKETS):
+        raise invalid(
+            f"--batch {len(requests)}: expected at most max_batch_size {config.max_batch_size} of "
+            f"'{config.name}', got {len(requests)} requests of {rows // len(requests)}"
+        )
+    model.instances[0].feed.submit(list(requests))

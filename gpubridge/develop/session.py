@@ -1,4 +1,4 @@
-"""One run of a model: the engine in a thread, the model in the main thread, requests, their answers."""
+"""One run of a model: the engine in a thread, the model in the main thread, requests and answers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from gpubridge.config import ServerSettings
-from gpubridge.develop.one_instance import Here, OneInstanceLoader
+from gpubridge.develop.one_instance import OneInstanceLoader, StubStarter, engine
 from gpubridge.develop.printed import output_arrays, print_response, save_outputs
-from gpubridge.develop.requests import RequestMaker, read_input
-from gpubridge.engine.model import Model
-from gpubridge.engine.repository import ModelRepository
-from gpubridge.engine.workers import Workers
-from gpubridge.errors import BridgeError, invalid
-from gpubridge.request import InferRequest, InferResponse, Outcome
-from gpubridge.server import build_repository
+from gpubridge.develop.requests import RequestMaker, follow, read_input, submit
+from gpubridge.engine.models.model import Model
+from gpubridge.engine.repository.repository import ModelRepository
+from gpubridge.errors import BridgeError
+from gpubridge.request import InferResponse, Outcome
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 from gpubridge.transport.channel import ChannelClosed
-from gpubridge.transport.control import TICKETS
 
 _PATIENCE_SECONDS = 365 * 86400.0
 """No limit: a model may be stopped in a debugger."""
@@ -37,8 +34,8 @@ class RunSettings:
     """A run of a version (None for the highest) of the model in a directory.
 
     - ``inputs``: ``NAME=VALUE``; see :func:`~gpubridge.develop.requests.read_input`.
-    - ``outputs``: files that outputs are written to, by name.
-    - ``repeat``, ``batch``: how often it is executed, and how many requests it gets each time.
+    - ``outputs``: files to write outputs to, by output name.
+    - ``repeat``, ``batch``: number of executions, and of requests in each.
     """
 
     directory: Path
@@ -51,7 +48,7 @@ class RunSettings:
 
 
 class Session:
-    """Runs a model once in the main thread; ``server`` is what a server would be started with."""
+    """Runs a model once in the main thread; ``server`` has the settings of a server."""
 
     def __init__(
         self,
@@ -64,21 +61,21 @@ class Session:
         self._server = server
         self._telemetry = telemetry
         self._note = note
-        self._here = Here()
+        self._starter = StubStarter()
         self._failed = False
         self._interrupted = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Task[None] | None = None
 
     def run(self) -> int:
-        """Load the model, have it answer, finalize it; returns the exit code."""
+        """Load the model, execute it, finalize it; return the exit code."""
         engine = threading.Thread(target=self._run_engine, name="gpubridge-engine")
         engine.start()
         try:
             self._serve_stubs()
         except KeyboardInterrupt:
             self._interrupted = True
-            # What still runs of the model finds nobody to send to any more: no news.
+            # Threads of the model that still run cannot send any more: their errors say nothing new.
             logging.getLogger("concurrent.futures").setLevel(logging.CRITICAL)
             if self._loop is not None and self._work is not None:
                 self._loop.call_soon_threadsafe(self._work.cancel)
@@ -86,12 +83,12 @@ class Session:
         return _INTERRUPTED if self._interrupted else int(self._failed)
 
     def _serve_stubs(self) -> None:
-        while (stub := self._here.stubs.get()) is not None:
+        while (stub := self._starter.stubs.get()) is not None:
             stub.run(self._note_raised)
 
     def _note_raised(self, error: BaseException) -> None:
         if isinstance(error, KeyboardInterrupt):
-            # It struck the model, to which it is an error like others.
+            # It was raised in the model's code, where it counts as an error.
             self._interrupted = True
         if not isinstance(error, ChannelClosed):
             self._note(error)
@@ -106,32 +103,25 @@ class Session:
             if not isinstance(error, asyncio.CancelledError):
                 raise
         finally:
-            self._here.stubs.put(None)
+            self._starter.stubs.put(None)
 
     async def _engine(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.current_task()
         settings = self._settings
-        # The model's own errors are told in full, with what the client would get.
-        for room in ("model_loader", "repository"):
-            logging.getLogger(f"gpubridge.engine.{room}").setLevel(logging.CRITICAL)
-        workers = Workers()
-        repository = build_repository(
-            self._server,
-            self._telemetry,
-            workers,
-            self._here.start,
-            partial(OneInstanceLoader, self._here, settings.directory, settings.version),
-        )
-        try:
-            await repository.load_initial()
+        # Load errors are reported in full by `_fail`.
+        logging.getLogger("gpubridge.engine.repository").setLevel(logging.CRITICAL)
+        loader = partial(OneInstanceLoader, self._starter, settings.directory, settings.version)
+        async with engine(
+            self._server, self._telemetry, self._starter, loader, self._close_seconds
+        ) as repository:
             for row in repository.failures:
                 self._fail(f"model '{row.name}' was not loaded: {row.reason}")
             if not self._failed:
                 await self._execute(repository)
-        finally:
-            await repository.close(0.0 if self._interrupted else _PATIENCE_SECONDS)
-            workers.close()
+
+    def _close_seconds(self) -> float:
+        return 0.0 if self._interrupted else _PATIENCE_SECONDS
 
     async def _execute(self, repository: ModelRepository) -> None:
         settings = self._settings
@@ -141,60 +131,36 @@ class Session:
             settings.parameters,
             model.config,
         )
-        self._check_batch(model, maker.form.batch_size)
+        arena = repository.regions.arena(model.name)
         several = settings.repeat > 1 or settings.batch > 1
         number = 0
         for _ in range(settings.repeat):
             if self._interrupted:
                 return
-            answers = []
-            requests = []
+            requests, done = [], []
             for _ in range(settings.batch):
                 number += 1
-                answers.append(_Answers(self, model, number if several else 0))
-                requests.append(maker.make(repository.regions.arena(model.name)))
-                answers[-1].follow(requests[-1])
-            if settings.batch > 1:
-                # By hand: what the batcher of a server does with requests that come together.
-                model.instances[0].feed.submit(requests)
-            else:
-                model.submit(requests[0])
-            await asyncio.gather(*(each.done for each in answers))
-
-    def _check_batch(self, model: Model, rows: int) -> None:
-        """Refuse what no server would put into one ``execute``."""
-        count = self._settings.batch
-        if count == 1:
-            return
-        config = model.config
-        if not model.instances:
-            raise invalid(f"--batch: '{config.name}' is an ensemble, which executes nothing itself")
-        if config.message.WhichOneof("scheduling_choice") == "sequence_batching":
-            raise invalid(
-                f"--batch: '{config.name}' has sequence batching, whose batches are of different "
-                "sequences; send one request at a time"
-            )
-        if count * rows > min(config.max_batch_size, TICKETS):
-            raise invalid(
-                f"--batch {count}: expected at most max_batch_size {config.max_batch_size} of "
-                f"'{config.name}', got {count} requests of {rows}"
-            )
+                answers = _Answers(self, model, number if several else 0)
+                requests.append(maker.make(arena))
+                done.append(follow(requests[-1], answers.tell))
+            submit(model, requests)
+            await asyncio.gather(*done)
 
     def answered(self, model: Model, head: str, outcome: Outcome) -> None:
-        """Print a response or an error; in the engine's thread."""
+        """Print a response or an error; runs in the engine's thread."""
         try:
             if isinstance(outcome, BridgeError):
                 raise outcome
             text = print_response(outcome, model.config)
             save_outputs(output_arrays(outcome, model.config), self._settings.outputs, model.config)
         except BridgeError as error:
-            self._fail(f"{told_of(head)}{error.code.name}: {error.message}{_advice(error.message)}")
+            self._fail(f"{_prefix(head)}{error.code.name}: {error.message}{_advice(error.message)}")
             return
         sys.stdout.write(f"{head}:\n{text}\n" if head else f"{text}\n")
         sys.stdout.flush()
         if not (outcome.signature.tensors or model.config.decoupled):
             names = ", ".join(f"'{spec.name}'" for spec in model.config.outputs)
-            self._fail(f"{told_of(head)}the response has none of the outputs {names}")
+            self._fail(f"{_prefix(head)}the response has none of the outputs {names}")
 
     def _fail(self, text: str) -> None:
         self._failed = True
@@ -202,42 +168,25 @@ class Session:
         sys.stderr.write(f"error: {text.rstrip()}\n")
 
 
-def told_of(head: str) -> str:
-    """Return the beginning of an error that is told of a response."""
+def _prefix(head: str) -> str:
     return f"{head}: " if head else ""
 
 
 class _Answers:
-    """Takes what a model answers to one request, response by response."""
+    """Prints the responses to one request."""
 
     def __init__(self, session: Session, model: Model, number: int) -> None:
         self._session = session
         self._model = model
         self._number = number
         self._responses = 0
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def follow(self, request: InferRequest) -> None:
-        """Hear of what becomes of a request."""
-
-        def respond(outcome: Outcome) -> None:
-            self._tell(outcome)
-            request.passed_on(1)
-
-        request.on_partial = respond
-        request.on_done = self._finish
-
-    def _finish(self, outcome: Outcome | None) -> None:
-        try:
-            if outcome is not None:
-                self._tell(outcome)
-            elif not self._responses:
+    def tell(self, outcome: Outcome | None) -> None:
+        """Print a response; None for the end of a request."""
+        if outcome is None:
+            if not self._responses:
                 sys.stdout.write("the model ended the request without a response\n")
-        finally:
-            if not self.done.done():
-                self.done.set_result(None)
-
-    def _tell(self, outcome: Outcome) -> None:
+            return
         self._responses += 1
         head = f"request {self._number}" if self._number else ""
         if self._model.config.decoupled and isinstance(outcome, InferResponse):
@@ -246,6 +195,6 @@ class _Answers:
 
 
 def _advice(message: str) -> str:
-    """Say what to do about a model that a call did not find."""
+    """Return advice about a model that a call did not find."""
     missing = re.search(r"Model '([^']+)' is not ready", message)
     return f"\n(--load-model {missing[1]} loads it, for the model to call)" if missing else ""

@@ -1,4 +1,4 @@
-"""Report on this machine: what works, what does not and why, and what to do about it."""
+"""Reports on this machine: abilities, the reasons of missing ones, and advice."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Finding", "examine", "exit_code", "report"]
 
 
 def examine() -> list[Finding]:
-    """Look at everything; GPUs are tried by short-lived processes, no framework is imported."""
+    """Run all checks; short-lived processes check GPUs, and no framework is imported."""
     return [*host_findings(), *device_findings(), *package_findings()]
 
 
 def report(findings: Iterable[Finding]) -> str:
-    """Word the findings, the needed ones first."""
+    """Return the report's text, the needed findings first."""
     findings = list(findings)
     python = f"Python {platform.python_version()} ({sys.executable})"
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
@@ -34,7 +34,7 @@ def report(findings: Iterable[Finding]) -> str:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """1 when something is missing that serving needs, else 0."""
+    """Return 1 if something is missing that serving needs, else 0."""
     return int(any(finding.needed and not finding.works for finding in findings))
 
 

@@ -13,16 +13,15 @@ from pathlib import Path
 
 from gpubridge.cuda_ipc import (
     Ability,
-    DeviceCheck,
     DeviceInfo,
     DeviceProbe,
-    check_device,
     driver_release,
     is_exclusive,
     probe_devices,
     probe_peers,
 )
-from gpubridge.cuda_ipc.releases import image_extra, installed_releases, too_new
+from gpubridge.cuda_ipc.device_check import DeviceCheck, check_device
+from gpubridge.cuda_ipc.devices import image_extra, installed_releases, too_new
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
 from gpubridge.tensor.native import BUILD_ADVICE, import_failure
@@ -36,7 +35,6 @@ _SERVER_PACKAGES = (
     ("orjson", "orjson"),
     ("numpy", "numpy"),
     ("google.protobuf", "protobuf"),
-    ("tritonclient", "tritonclient"),
 )
 
 _MODEL_PACKAGES = (
@@ -54,7 +52,7 @@ _IMAGE_LIBRARIES = (
 )
 _MODULE = Path("/proc/driver/nvidia/version")
 
-# Releases before 12.8 have it all in one.
+# Releases before 12.8 are one distribution.
 _BINDINGS = ("cuda-bindings", "cuda-python")
 _NO_IPC = "tensors cross between processes in host memory; nothing else changes"
 _NO_REGIONS = "clients' CUDA shared memory, which needs those handles, is refused"
@@ -68,9 +66,9 @@ _NO_PEERS = "models that pass tensors to each other on the GPU belong on the sam
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: what was looked at, and what was seen, or why it does not work.
+    """One line of the report: the subject, and the observation or the reason why it does not work.
 
-    ``advice``: what to do about it; ``needed``: nothing can be served without it.
+    ``advice``: a remedy; ``needed``: whether serving needs it.
     """
 
     subject: str
@@ -81,12 +79,12 @@ class Finding:
 
 
 def host_findings() -> list[Finding]:
-    """Look at the system."""
+    """Check the system."""
     return [_memfd(), _descriptor_passing(), _pidfd(), _native(), _descriptor_limit(), _dev_shm()]
 
 
 def _needed(subject: str, attempt: Callable[[], str], advice: str) -> Finding:
-    """Try something that serving needs; ``attempt`` returns what it saw."""
+    """Check something that serving needs; ``attempt`` returns the observation."""
     try:
         return Finding(subject, works=True, detail=attempt(), needed=True)
     except BridgeError as error:
@@ -174,7 +172,7 @@ def _amount(limit: int) -> str:
 
 
 def package_findings() -> list[Finding]:
-    """Look for what the server and models import."""
+    """Check the packages that the server and models import."""
     return [
         *(_server_package(module, package) for module, package in _SERVER_PACKAGES),
         *(_model_package(*row) for row in _MODEL_PACKAGES),
@@ -198,7 +196,7 @@ def _model_package(module: str, package: str, advice: str) -> Finding:
 
 
 def _installed(module: str, package: str) -> str | None:
-    """The version of an importable module, found without importing it; None when there is none."""
+    """Return the version of an importable module without importing it; None if there is none."""
     try:
         if importlib.util.find_spec(module) is None:
             return None
@@ -208,8 +206,8 @@ def _installed(module: str, package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         pass
-    # Distributions are named after the CUDA release they were built for: cupy-cuda13x. Finding them
-    # so means reading what every one of them has.
+    # Distributions may be named after a CUDA release: cupy-cuda13x. Finding those reads the records of
+    # all distributions.
     for name in importlib.metadata.packages_distributions().get(module.partition(".")[0], []):
         if name.lower().replace("_", "-").startswith(package):
             return importlib.metadata.version(name)
@@ -221,14 +219,14 @@ def _image_library(package: str, purpose: str) -> Finding:
     if not found:
         advice = f"pip install {image_extra()}, {purpose}"
         return Finding(package, works=False, detail="not installed", advice=advice)
-    # The newest is what is loaded.
+    # The newest is loaded.
     advice = too_new(max(found.values()))
     detail = ", ".join(sorted(found))
     return Finding(package, works=not advice, detail=detail, advice=advice)
 
 
 def device_findings() -> list[Finding]:
-    """Look at the driver and at every GPU."""
+    """Check the driver and every GPU."""
     probe = probe_devices()
     findings = [_kernel_module(probe), _bindings(probe), _devices(probe)]
     for device in probe.devices:
@@ -243,7 +241,7 @@ def _kernel_module(probe: DeviceProbe) -> Finding:
         line = _MODULE.read_text().splitlines()[0]
     except (OSError, IndexError):
         detail = "the NVIDIA kernel module is not loaded, or not seen in here"
-        if probe.count:  # as on WSL, where it has another place
+        if probe.count:  # as on WSL, which has another path
             return Finding("driver", works=True, detail=detail)
         advice = "for a GPU: install the driver; in a container, start it with access to the GPUs"
         return Finding("driver", works=False, detail=detail, advice=advice)
@@ -259,7 +257,7 @@ def _bindings(probe: DeviceProbe) -> Finding:
     if not probe.count:
         return Finding("cuda-python", works=True, detail=version)
     known = driver_release()
-    # Newer bindings mostly work: they ask the driver for each function.
+    # Newer bindings mostly work: they look up each function in the driver.
     newer = int(version.partition(".")[0]) > int(known.partition(".")[0])
     advice = (
         "if calls fail: pip install 'cuda-python<13', which is for this driver" if newer else ""
@@ -321,7 +319,7 @@ def _abilities(device: DeviceInfo) -> list[Finding]:
 
 
 def _memory(subject: str, check: DeviceCheck) -> Finding:
-    """Say by what memory crosses: arenas take the first that works, clients' regions need the first."""
+    """Report the handles of device memory: arenas use the first that works, clients need legacy ones."""
     handles, fds = check.memory, check.memory_fds
     if handles.works:
         detail = "by legacy IPC handles: tried by two processes"

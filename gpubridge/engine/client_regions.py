@@ -1,4 +1,4 @@
-"""The shared memory that clients have registered: names, rules, and who is using it now."""
+"""Shared memory registered by clients: names, validation, and requests that use it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gpubridge.cuda_ipc import CudaError, DeviceInfo, open_client_region
-from gpubridge.engine.devices.memory import DeviceMemory
-from gpubridge.engine.devices.region import ClientDeviceSegment
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.devices.manager import DeviceManager
+from gpubridge.engine.memory.device_region import ClientDeviceSegment
+from gpubridge.engine.memory.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode, invalid, not_found, unavailable, unsupported
 from gpubridge.host_shm import ClientSegment
 
-_LOOKS = 15
-_PAUSE = 0.005
+_UNREGISTER_ATTEMPTS = 15
+_UNREGISTER_PAUSE = 0.005
 _SWITCHED_OFF = (
     "shared memory is off on this server: start it with --allow-client-shm=true if its clients "
     "may have their memory mapped, or send the tensors"
@@ -34,8 +34,8 @@ class ClientRegion:
     """One registration.
 
     - ``key``: the name of the object in /dev/shm, empty for device memory.
-    - ``offset``, ``nbytes``: where in the object it begins; its bytes.
-    - ``uses``: requests in flight that it is used by.
+    - ``offset``, ``nbytes``: the range in the object.
+    - ``uses``: number of requests in flight that use it.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ClientRegion:
         return self.device_id is not None
 
     def described(self) -> dict[str, Any]:
-        """Return what clients are told of it."""
+        """Return its status for clients."""
         said: dict[str, Any] = {"name": self.name}
         if self.on_device:
             said["device_id"] = self.device_id
@@ -62,7 +62,7 @@ class ClientRegion:
 
 
 class ClientPlace(NamedTuple):
-    """Some bytes of a registered region; ``offset`` is that in the object."""
+    """A range of a registered region; ``offset`` counts from the begin of the object."""
 
     region: ClientRegion
     offset: int
@@ -70,9 +70,9 @@ class ClientPlace(NamedTuple):
 
 
 class RegionUse:
-    """The use of regions by one request: they cannot be unregistered while this object lives.
+    """The use of regions by one request; while this object exists, they cannot be unregistered.
 
-    ``outputs``: the outputs that the stub writes to such places.
+    ``outputs``: the outputs that the stub writes to the regions.
     """
 
     __slots__ = ("_regions", "outputs")
@@ -85,7 +85,7 @@ class RegionUse:
 
     @property
     def segments(self) -> list[ClientSegment | ClientDeviceSegment]:
-        """Return the segments that the stub has to have mapped."""
+        """Return the segments that the stub must map."""
         return [region.segment for region in self._regions]
 
     def __del__(self) -> None:
@@ -94,31 +94,31 @@ class RegionUse:
 
 
 class ClientRegions:
-    """Registers clients' POSIX and CUDA shared memory; owns what it has opened.
+    """Registers clients' POSIX and CUDA shared memory; owns the opened memory.
 
-    The rules and texts are Triton's, except that one object may be registered under several names,
-    and that an offset need not be that of a page.
+    Rules and error texts are Triton's, except that one object may be registered under several names,
+    and that an offset need not be a multiple of the page size.
 
-    ``most``: how many regions there may be at once; each costs a descriptor here.
+    ``most``: limit of registered regions; each needs a descriptor.
     """
 
     def __init__(
-        self, regions: Regions, devices: DeviceMemory, *, allowed: bool, most: int
+        self, regions: Regions, devices: DeviceManager, *, allowed: bool, most: int
     ) -> None:
-        self._all = regions
+        self._regions = regions
         self._allowed = allowed
         self._most = most
         self._owner = regions.new_owner()
         self._numbers = itertools.count(1)
         self._registered: dict[str, ClientRegion] = {}
-        # Objects of the latest that were revoked.
+        # Objects of recently revoked regions, by name.
         self._revoked: dict[str, str] = {}
         regions.revoke_shrunk = self.revoke_shrunk
         regions.close_registered = self.close
-        # Names of device memory that is being opened.
-        self._coming: set[str] = set()
+        # Names of device memory being opened.
+        self._opening: set[str] = set()
         self._devices = devices
-        # Each handle is opened once, however many names it is registered under.
+        # Each handle is opened once for all its names.
         self._open: weakref.WeakValueDictionary[tuple[str, bytes, int], ClientDeviceSegment] = (
             weakref.WeakValueDictionary()
         )
@@ -129,9 +129,8 @@ class ClientRegions:
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Open an object under a name.
 
-        Raises BridgeError: UNSUPPORTED when that is switched off, ALREADY_EXISTS for a name in use,
-        UNAVAILABLE when there are too many, INTERNAL when the object cannot be opened or is too
-        small.
+        Raises BridgeError: UNSUPPORTED when client memory is disabled, ALREADY_EXISTS for a name in
+        use, UNAVAILABLE beyond the limit, INTERNAL when the object cannot be opened or is too small.
         """
         self._check_new(name)
         segment = ClientSegment.open(self._new_region(), key, offset, nbytes)
@@ -141,34 +140,34 @@ class ClientRegions:
     async def register_device(self, name: str, handle: bytes, device_id: int, nbytes: int) -> None:
         """Open CUDA memory under a name.
 
-        ``handle``: 64 bytes, as the client's driver gave them.
+        ``handle``: the 64 bytes of the CUDA IPC handle.
 
-        Raises BridgeError as :meth:`register` does; INVALID_ARG when it is no such memory of that
+        Raises BridgeError as :meth:`register` does; INVALID_ARG when the handle is invalid on that
         GPU.
         """
         self._check_new(name)
-        self._coming.add(name)
+        self._opening.add(name)
         try:
             segment = await self._open_device(name, handle, device_id, nbytes)
         finally:
-            self._coming.discard(name)
+            self._opening.discard(name)
         others = [region.segment for region in self._registered.values()]
         self._registered[name] = ClientRegion(name, "", 0, nbytes, segment, device_id)
-        # A stub that has such memory of clients will be handed this, too: it opens it before that.
+        # Stubs that use other memory of clients will probably need this: they open it in advance.
         near = [
             other.region
             for other in others
             if isinstance(other, ClientDeviceSegment) and other.uuid == segment.uuid
         ]
-        self._all.tell_ahead(segment, near)
+        self._regions.announce_ahead(segment, near)
 
     async def _open_device(
         self, name: str, handle: bytes, device_id: int, nbytes: int
     ) -> ClientDeviceSegment:
-        """Open what a client registers; checked to be on that device, and to have so many bytes."""
+        """Open a handle, and check its device and size."""
         try:
-            # It may be the first time that somebody asks for a GPU.
-            device = await self._devices.run(partial(self._devices.device, device_id))
+            # On the driver thread, as this may probe the GPUs.
+            device = await self._devices.run(partial(self._devices.gpus.device, device_id))
             return await self._devices.run(partial(self._opened, device, handle, nbytes))
         except CudaError as error:
             raise _refused(name, error.message, error.code) from error
@@ -176,7 +175,7 @@ class ClientRegions:
             raise _refused(name, error.message, ErrorCode.INVALID_ARG) from error
 
     def _opened(self, device: DeviceInfo, handle: bytes, nbytes: int) -> ClientDeviceSegment:
-        """Open it, on the driver's thread."""
+        """Open a handle on the driver thread, once for all its names."""
         key = device.uuid, handle, nbytes
         segment = self._open.get(key)
         if segment is None:
@@ -188,20 +187,20 @@ class ClientRegions:
     def _check_new(self, name: str) -> None:
         if not self._allowed:
             raise unsupported(f"cannot register '{name}': {_SWITCHED_OFF}")
-        if name in self._registered or name in self._coming:
+        if name in self._registered or name in self._opening:
             raise BridgeError(
                 f"shared memory region '{name}' already in manager", ErrorCode.ALREADY_EXISTS
             )
-        if len(self._registered) + len(self._coming) >= self._most:
+        if len(self._registered) + len(self._opening) >= self._most:
             raise unavailable(
                 f"cannot register '{name}': expected at most {self._most} regions at once "
                 "(--client-shm-max-regions), got one more; unregister those that are not needed"
             )
 
     def revoke_shrunk(self, known: Collection[int]) -> bool:
-        """Forget the regions whose objects have been shrunk, even those in use.
+        """Unregister the regions whose objects were shrunk, even regions in use.
 
-        Returns whether one of them was among those ``known`` to a stub, by its number.
+        Returns whether a region of them is in ``known``, the region ids that a stub knows.
         """
         shrunk = [
             region
@@ -209,7 +208,7 @@ class ClientRegions:
             if isinstance(region.segment, ClientSegment)
             and not region.segment.has(region.segment.size)
         ]
-        # Before stubs are told to unmap them, and know them no more.
+        # Before `drop` removes them from ``known``.
         was_known = any(region.segment.region in known for region in shrunk)
         for region in shrunk:
             _logger.warning(
@@ -218,18 +217,18 @@ class ClientRegions:
                 region.key,
             )
             del self._registered[region.name]
-            self._all.drop(region.segment.region)
+            self._regions.drop(region.segment.region)
             self._revoked[region.name] = region.key
             if len(self._revoked) > self._most:
                 del self._revoked[next(iter(self._revoked))]
         return was_known
 
     def unregister(self, name: str, *, on_device: bool = False) -> None:
-        """Forget a region, or with an empty name every one that no request uses; stubs unmap it.
+        """Unregister a region, or with an empty name every unused region; stubs unmap it.
 
-        Nothing happens where there is none of the kind.
+        Unknown names are ignored.
 
-        Raises BridgeError: INTERNAL while a request uses it, with the names of all that are used.
+        Raises BridgeError: INTERNAL, with the names of the regions that requests use.
         """
         if name:
             if not self._unregister(name, on_device):
@@ -248,42 +247,42 @@ class ClientRegions:
             )
 
     def _unregister(self, name: str, on_device: bool) -> bool:
-        """Forget a region; returns False where that cannot be."""
+        """Unregister a region; return False if a request uses it."""
         region = self._registered.get(name)
         if region is None or region.on_device != on_device:
             if not on_device:
                 self._revoked.pop(name, None)
             return True
         if region.uses:
-            # A stream of a model may have been done with it only after the last answer.
-            self._all.settle(region.segment.region)
+            # A model's stream may have released it after the last response.
+            self._regions.release_kept(region.segment.region)
         if region.uses:
             return False
         del self._registered[name]
-        # The descriptor goes with the last who holds the segment: memory that a model keeps.
+        # The descriptor is closed with the last reference: a model may keep the memory.
         if not any(other.segment is region.segment for other in self._registered.values()):
-            self._all.drop(region.segment.region)
+            self._regions.drop(region.segment.region)
         return True
 
     async def unregister_device(self, name: str) -> None:
-        """Forget CUDA memory, or with an empty name all of it, as the others do.
+        """Unregister CUDA memory, or with an empty name every unused CUDA region.
 
-        A stream of a model in the midst of an ensemble may be done with it a moment after the answer
-        has left: a client need not know that.
+        Retries for a moment, as a stream of an ensemble's member may release the memory shortly after
+        the response.
 
         Raises BridgeError: INTERNAL while a request uses it.
         """
-        for look in range(_LOOKS):
+        for attempt in range(_UNREGISTER_ATTEMPTS):
             try:
                 self.unregister(name, on_device=True)
                 return
             except BridgeError:
-                if look == _LOOKS - 1:
+                if attempt == _UNREGISTER_ATTEMPTS - 1:
                     raise
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_UNREGISTER_PAUSE)
 
     def status(self, name: str = "", *, on_device: bool = False) -> list[ClientRegion]:
-        """Return the region of a name, or with an empty one all of the kind, by name.
+        """Return the region of a name, or all regions of the kind, by name.
 
         Raises BridgeError: NOT_FOUND for an unknown name.
         """
@@ -296,10 +295,10 @@ class ClientRegions:
         return [region]
 
     def place(self, name: str, offset: int, nbytes: int) -> ClientPlace:
-        """Return bytes of a region that a request names.
+        """Return a range of a region for a request.
 
-        Raises BridgeError: NOT_FOUND for an unknown name, INVALID_ARG for bytes beyond the region,
-        or where the object has been shrunk.
+        Raises BridgeError: NOT_FOUND for an unknown name, INVALID_ARG for a range beyond the region,
+        or if the object was shrunk.
         """
         region = self._registered.get(name)
         if region is None and name in self._revoked:
@@ -314,7 +313,7 @@ class ClientRegions:
         if not 0 < nbytes <= region.nbytes - offset:
             raise invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
         begin = region.offset + offset
-        # The client can shrink it later all the same.
+        # The client can still shrink it later.
         if not region.segment.has(begin + nbytes):
             raise invalid(
                 f"shared memory region '{name}': the object '{region.key}' was shrunk after it had "
@@ -323,9 +322,9 @@ class ClientRegions:
         return ClientPlace(region, begin, nbytes)
 
     def close(self) -> None:
-        """Close every object, whoever uses it."""
+        """Close every object, even those in use."""
         for region in self._registered.values():
-            self._all.drop(region.segment.region)
+            self._regions.drop(region.segment.region)
             if isinstance(region.segment, ClientSegment):
                 region.segment.close()
         self._registered.clear()

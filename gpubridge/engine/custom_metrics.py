@@ -1,4 +1,4 @@
-"""The metrics that models make: which families and series there are, and whose they are."""
+"""Custom metrics of models: families, series, and the stubs that use them."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from gpubridge.transport.metric_board import (
 )
 
 if TYPE_CHECKING:
-    from gpubridge.engine.instance import Instance
+    from gpubridge.engine.supervisor.instance import Instance
 
 _BOARD_BYTES = 16 << 20
-_REST_NS = 2_000_000_000
-"""So long a unit rests before somebody else has it: a thread may be about to write to it."""
+_REUSE_DELAY_NS = 2_000_000_000
+"""Delay before a freed unit is reused: a thread of a stub may be about to write to it."""
 
 _NAME = re.compile(r"(?!__)[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _RESERVED = ("nv_", "gpubridge_")
-_UNITS_OF_ONE = 1 << 15
-"""Units of the board that one stub may have, so that one without bounds leaves room for others."""
+_UNITS_PER_STUB = 1 << 15
+"""Limit of units for one stub, so that a stub that leaks metrics does not exhaust the board."""
 
 
 class MetricMemory:
-    """Hands out units of a board; owns its segment, of which pages are taken when they are used."""
+    """Allocator of units of a metric board; owns its shared memory."""
 
     def __init__(self) -> None:
         self.segment = Segment.create(0, _BOARD_BYTES)
         self.board = MetricBoard(self.segment.view)
-        # The first one is nobody's: links that lead nowhere say 0.
+        # Unit 0 is never allocated: 0 ends a linked list.
         self._next = 1
-        self._resting: dict[int, deque[tuple[int, int]]] = {}
+        self._freed: dict[int, deque[tuple[int, int]]] = {}
 
-    def take(self, count: int) -> int:
-        """Give so many units in a row, all zero; returns the first; raises BridgeError."""
-        resting = self._resting.get(count)
+    def allocate(self, count: int) -> int:
+        """Allocate ``count`` consecutive zeroed units; return the first; raises BridgeError."""
+        resting = self._freed.get(count)
         full = self._next + count > self.board.units
-        if resting and (full or time.monotonic_ns() - resting[0][0] > _REST_NS):
+        if resting and (full or time.monotonic_ns() - resting[0][0] > _REUSE_DELAY_NS):
             unit = resting.popleft()[1]
         elif full:
             raise unavailable(
@@ -66,21 +66,21 @@ class MetricMemory:
         self.board.clear(unit, count)
         return unit
 
-    def give_back(self, unit: int, count: int) -> None:
-        """Take units back."""
-        self._resting.setdefault(count, deque()).append((time.monotonic_ns(), unit))
+    def free(self, unit: int, count: int) -> None:
+        """Free units."""
+        self._freed.setdefault(count, deque()).append((time.monotonic_ns(), unit))
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self.board.close()
         self.segment.close()
 
 
 class Series(ABC):
-    """A series of any kind; owns the units of its cells.
+    """A series of any kind; owns the units of its cells, one cell for each stub.
 
-    - ``units``: how many units a cell takes.
-    - ``head``: the unit of the first cell, the server's own; 0 where there is none.
+    - ``units``: number of units of a cell.
+    - ``head``: the unit of the first cell, the server's own; 0 if there is none.
     - ``bounds``: upper bounds of a histogram's buckets, without infinity.
     """
 
@@ -91,38 +91,38 @@ class Series(ABC):
         self.bounds: Sequence[float] = ()
         self._memory = memory
         self._cells: list[int] = []
-        self._heirs: weakref.WeakSet[Instance] = weakref.WeakSet()
+        self._successors: weakref.WeakSet[Instance] = weakref.WeakSet()
 
     @property
     def shown(self) -> bool:
-        """Return whether some stub has it."""
+        """Return whether a stub has a cell of it."""
         return bool(self._cells)
 
     def wanted(self) -> bool:
-        """Return whether some stub has it, or may have it again."""
-        return bool(self._cells) or any(not heir.over for heir in self._heirs)
+        """Return whether a stub has a cell of it, or may create one again after a restart."""
+        return bool(self._cells) or any(not instance.ended for instance in self._successors)
 
     def open(self) -> int:
-        """Add a cell; returns its first unit."""
-        unit = self._memory.take(self.units)
+        """Add a cell; return its first unit."""
+        unit = self._memory.allocate(self.units)
         self._cells.append(unit)
         return unit
 
-    def close(self, unit: int, heir: Instance | None) -> None:
-        """Remove a cell; what was counted in it stays, as long as somebody has the series.
+    def close(self, unit: int, instance: Instance | None) -> None:
+        """Remove a cell; its counts are kept while the series exists.
 
-        With ``heir`` its process has died, and the next one goes on.
+        ``instance``: the instance whose stub died and will be restarted, else None.
         """
         self._cells.remove(unit)
-        if heir is not None and self._inherited():
-            self._heirs.add(heir)
+        if instance is not None and self._survives_restart():
+            self._successors.add(instance)
         self._keep(unit)
-        self._memory.give_back(unit, self.units)
+        self._memory.free(unit, self.units)
 
     def drop(self) -> None:
-        """Give back what is left of it."""
+        """Free the remaining units."""
 
-    def _inherited(self) -> bool:
+    def _survives_restart(self) -> bool:
         return True
 
     @abstractmethod
@@ -139,11 +139,11 @@ class ScalarSeries(Series):
     def __init__(self, labels: Mapping[str, str], memory: MetricMemory, *, gauge: bool) -> None:
         super().__init__(labels, memory, 1)
         self._kind = GaugeCell if gauge else CounterCell
-        self.head = memory.take(1)
+        self.head = memory.allocate(1)
         self._total = self._kind(memory.board, self.head, self.head)
 
     def open(self) -> int:
-        """Add a cell; returns its unit."""
+        """Add a cell; return its unit."""
         unit = super().open()
         board = self._memory.board
         board.change(self.head)
@@ -152,11 +152,11 @@ class ScalarSeries(Series):
         return unit
 
     def drop(self) -> None:
-        """Give back the server's own cell."""
-        self._memory.give_back(self.head, 1)
+        """Free the server's own cell."""
+        self._memory.free(self.head, 1)
 
-    def _inherited(self) -> bool:
-        # What a gauge says of a process is true no more when that is gone.
+    def _survives_restart(self) -> bool:
+        # A gauge of a dead process has no meaning.
         return self._kind is CounterCell
 
     def _keep(self, unit: int) -> None:
@@ -168,7 +168,7 @@ class ScalarSeries(Series):
 
     def _link(self) -> None:
         units = [self.head, *self._cells, 0]
-        # From the last one on: whoever walks along meanwhile finds each of them.
+        # From the last cell to the first, so that concurrent readers find each cell.
         for index in range(len(units) - 2, -1, -1):
             self._memory.board.link(units[index], units[index + 1])
 
@@ -212,7 +212,7 @@ class HistogramSeries(Series):
 
 
 class OpenedCell(NamedTuple):
-    """Place in which a stub counts: the series' head, its own cell, and the bounds of a histogram."""
+    """The cell of a stub: the series' head, the cell's unit, and the bounds of a histogram."""
 
     head: int
     unit: int
@@ -230,7 +230,7 @@ class _Family:
     series: dict[tuple[tuple[str, str], ...], Series] = field(default_factory=dict)
 
     def forget_unwanted(self) -> bool:
-        """Drop the series that nobody has or will have; returns whether the family is wanted."""
+        """Drop unused series; return whether the family is still used."""
         for labels, series in list(self.series.items()):
             if not series.wanted():
                 series.drop()
@@ -240,7 +240,7 @@ class _Family:
 
 @dataclass(slots=True, eq=False)
 class _Membership:
-    """A stub's family object: what it has in the family of that name."""
+    """A stub's family object and its cells in the family."""
 
     family: _Family
     cells: list[tuple[Series, int]] = field(default_factory=list)
@@ -250,20 +250,21 @@ class _Membership:
 class MetricOwner:
     """Metrics of one stub.
 
-    ``catch_up``: takes what the stub has said and is not heard yet.
+    - ``instance``: the instance of the stub.
+    - ``catch_up``: handles the messages that the stub has sent.
     """
 
-    heir: Instance
+    instance: Instance
     catch_up: Callable[[], None]
     memberships: dict[int, _Membership] = field(default_factory=dict)
     units: int = 0
 
 
 class CustomMetrics:
-    """Knows the families of all models; owns the memory in which they count.
+    """The metric families of all models; owns their shared memory.
 
-    A family or series is there as long as some stub has it. What a stub that died has counted in
-    counters and histograms comes back when its instance's next process makes the same ones.
+    A family or series exists while a stub uses it. Counters and histograms of a dead stub continue
+    when its instance's next stub creates them again.
     """
 
     def __init__(self) -> None:
@@ -274,7 +275,7 @@ class CustomMetrics:
     def open_family(
         self, owner: MetricOwner, number: int, name: str, description: str, kind: str
     ) -> None:
-        """Let a stub make a family, or join the one of that name; raises BridgeError."""
+        """Create a family for a stub, or add the stub to the family of that name; raises BridgeError."""
         if not _NAME.fullmatch(name):
             raise invalid("Invalid metric name")
         if name.startswith(_RESERVED):
@@ -301,7 +302,7 @@ class CustomMetrics:
         labels: Mapping[str, str],
         buckets: Sequence[float] | None,
     ) -> OpenedCell:
-        """Let a stub make a metric of its family, or join the one with these labels.
+        """Create a metric in a stub's family, or add a cell to the one with these labels.
 
         Raises BridgeError: INVALID_ARG in Triton's words; UNAVAILABLE when there are too many.
         """
@@ -317,9 +318,9 @@ class CustomMetrics:
         if series is None:
             series = self._new_series(family.kind, labels, buckets or ())
         try:
-            if owner.units + series.units > _UNITS_OF_ONE:
+            if owner.units + series.units > _UNITS_PER_STUB:
                 raise unavailable(
-                    f"expected at most {_UNITS_OF_ONE} metrics of one model instance, got one more; "
+                    f"expected at most {_UNITS_PER_STUB} metrics of one model instance, got one more; "
                     "make fewer, with fewer different labels"
                 )
             unit = series.open()
@@ -341,35 +342,35 @@ class CustomMetrics:
 
     @property
     def segment(self) -> Segment:
-        """The memory in which they count; once there is a metric."""
+        """Return the shared memory; call after the first `open_metric`."""
         assert self._memory is not None
         return self._memory.segment
 
     def close_family(self, owner: MetricOwner, number: int) -> None:
-        """A stub has deleted a family object."""
+        """Handle the deletion of a family object in a stub."""
         self._close(owner, number, None)
 
     def leave(self, owner: MetricOwner) -> None:
-        """A stub is gone."""
-        heir = None if owner.heir.over else owner.heir
+        """Remove the metrics of a dead stub."""
+        instance = None if owner.instance.ended else owner.instance
         for number in list(owner.memberships):
-            self._close(owner, number, heir)
+            self._close(owner, number, instance)
         self._owners.discard(owner)
 
-    def _close(self, owner: MetricOwner, number: int, heir: Instance | None) -> None:
+    def _close(self, owner: MetricOwner, number: int, instance: Instance | None) -> None:
         membership = owner.memberships.pop(number, None)
         if membership is None:
             return
         family = membership.family
         for series, unit in membership.cells:
-            series.close(unit, heir)
+            series.close(unit, instance)
             owner.units -= series.units
         family.members -= 1
         if not family.forget_unwanted():
             del self._families[family.name]
 
     def families(self) -> Iterator[Family]:
-        """Give what is on the metrics page."""
+        """Yield the families for the metrics page."""
         for owner in list(self._owners):
             owner.catch_up()
         for family in list(self._families.values()):
@@ -383,7 +384,7 @@ class CustomMetrics:
             yield shown
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._families.clear()
         if self._memory is not None:
             self._memory.close()

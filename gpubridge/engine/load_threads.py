@@ -1,4 +1,4 @@
-"""Threads in which loads wait for file systems, any of which may never answer."""
+"""Threads for file system calls of model loads, which may never return (a dead mount)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _THREADS = 16
 _PATIENCE_SECONDS = 0.25
 _TELL_AFTER_SECONDS = 5.0
 ANSWER_SECONDS = 2.0
-"""File systems that have not answered by then are gone on without, where that is possible."""
+"""Wait this long for a file system; then go on without it where possible."""
 
 _Result = TypeVar("_Result")
 _Key = TypeVar("_Key", bound=Hashable)
@@ -24,51 +24,56 @@ _logger = logging.getLogger(__name__)
 
 
 class LoadThreads:
-    """Runs work that may hang beside the event loop, each piece in a thread of its own.
+    """Runs each call that may hang in a daemon thread of its own.
 
-    Few run at a time; one that takes long keeps no other from running. The threads are daemons: the
-    process ends although one never returns.
+    The number of concurrent calls is limited; a slow call gives its slot up after a moment. Daemon
+    threads let the process exit although a call never returns.
     """
 
     def __init__(self) -> None:
         self._slots = asyncio.Semaphore(_THREADS)
 
-    async def run(self, what: str, work: Callable[[], _Result]) -> _Result:
-        """Return what ``work`` returns, or raise what it raises; ``what`` it is, for the log.
+    async def run(
+        self, what: str, work: Callable[[], _Result], *, log_slow: bool = True
+    ) -> _Result:
+        """Run ``work`` in a thread; return its result or raise its exception.
 
-        A caller that is cancelled leaves the thread alone.
+        ``what``: describes the work in the log, unless ``log_slow`` is false, for work that is
+        expected to take long. Cancelling the caller does not stop the thread.
 
-        Raises BridgeError: UNAVAILABLE when the system has no thread for it.
+        Raises BridgeError: UNAVAILABLE when the system cannot create a thread.
         """
         await self._slots.acquire()
         loop = asyncio.get_running_loop()
-        piece = _Piece(work, loop)
-        # Called by the timer or here: a timer that is due may be cancelled before it runs.
+        thread = _LoadThread(work, loop)
+        # Called once, by the timer or in `finally`: a due timer may be cancelled before it runs.
         release = _once(self._slots.release)
         slot = loop.call_later(_PATIENCE_SECONDS, release)
-        told = loop.call_later(_TELL_AFTER_SECONDS, piece.tell, what)
+        log_timer = loop.call_later(_TELL_AFTER_SECONDS, thread.log_slow, what)
+        if not log_slow:
+            log_timer.cancel()
         try:
-            piece.start()
-            result: _Result = await piece.result
+            thread.start()
+            result: _Result = await thread.result
         except RuntimeError as error:
-            if piece.ident is None:
+            if thread.ident is None:
                 raise unavailable(f"{what}: {error}") from error
             raise
         finally:
             release()
             slot.cancel()
-            told.cancel()
+            log_timer.cancel()
         return result
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:
-    """Return what makes a call the first time that it is called itself."""
+    """Return a function that calls ``call`` on its first call only."""
     calls = [call]
     return lambda: calls.pop()() if calls else None
 
 
-class _Piece(threading.Thread):
-    """One piece of work; ``result`` is of the event loop."""
+class _LoadThread(threading.Thread):
+    """A thread for one call; ``result`` is a future of the event loop."""
 
     def __init__(self, work: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name="load", daemon=True)
@@ -77,10 +82,10 @@ class _Piece(threading.Thread):
         self.result: asyncio.Future[Any] = loop.create_future()
 
     def run(self) -> None:
-        """Do the work; nobody may wait for it any more."""
+        """Do the work; the caller may have been cancelled."""
         try:
             result, error = self._work(), None
-        except BaseException as raised:  # noqa: BLE001  (whoever waits gets it)
+        except BaseException as raised:  # noqa: BLE001  (raised to the caller)
             result, error = None, raised
         try:
             self._loop.call_soon_threadsafe(self._finish, result, error)
@@ -96,13 +101,13 @@ class _Piece(threading.Thread):
         else:
             self.result.set_exception(error)
 
-    def tell(self, what: str) -> None:
-        """Log that the work takes long, and what it waits in."""
+    def log_slow(self, what: str) -> None:
+        """Log that the work is slow, and the line it is at."""
         frame = sys._current_frames().get(self.ident or 0)
         if frame is not None:
             where = f"{frame.f_code.co_name}, line {frame.f_lineno} of {frame.f_code.co_filename}"
             _logger.warning(
-                "%s takes longer than %g s: it is in %s",
+                "%s takes longer than %g s, in %s",
                 what,
                 _TELL_AFTER_SECONDS,
                 where,
@@ -110,9 +115,9 @@ class _Piece(threading.Thread):
 
 
 class LatestAnswers(Generic[_Key, _Result]):
-    """The latest answers to questions that may never be answered; each is asked once at a time.
+    """Latest results of calls that may hang; each key has at most one call in progress.
 
-    ``patience``: seconds that an answer is waited for.
+    ``patience``: seconds to wait for a result.
     """
 
     def __init__(
@@ -126,7 +131,7 @@ class LatestAnswers(Generic[_Key, _Result]):
         self._answers: dict[_Key, asyncio.Future[_Result]] = {}
 
     async def get(self, keys: Collection[_Key]) -> dict[_Key, asyncio.Future[_Result]]:
-        """Ask for every key; returns, for those ever answered, what was answered or raised last."""
+        """Call for every key; return the latest result or exception of each key that has one."""
         for key in keys:
             if key not in self._asked:
                 self._asked[key] = asyncio.ensure_future(self._ask(key))

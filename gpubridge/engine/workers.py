@@ -1,4 +1,4 @@
-"""Work beside the event loop in threads, and tasks on it that somebody has to hold."""
+"""Worker threads beside the event loop, and sets of running tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.telemetry.logs import request_error
 
 HEAVY_BYTES = 1 << 20
-"""Reading, parsing, formatting or decompressing more than this is a worker's."""
+"""Larger inputs are read, parsed, formatted or decompressed by a worker."""
 
 _THREADS = 2
 _NICE = 10
@@ -24,10 +24,10 @@ _Result = TypeVar("_Result")
 class Workers:
     """Runs work beside the event loop; owns its threads.
 
-    The work should leave the interpreter's lock for all but short moments, as compiled code does. The
+    The work should hold the interpreter's lock for short moments only, as compiled code does. The
     threads have a lower priority than the event loop.
 
-    ``tasks``: those on the event loop that wait for such work.
+    Attribute ``tasks``: tasks on the event loop that wait for such work.
     """
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ class Workers:
     ) -> Future[_Result]:
         """Run ``work`` in a thread, then ``done`` on the event loop with its result or error.
 
-        Only to be called on the event loop. An exception other than BridgeError is logged and handed
-        on as one. Once the future that is returned was cancelled, neither runs.
+        Call this on the event loop only. An exception other than BridgeError is logged and converted
+        to one. Cancelling the returned future prevents both calls.
         """
         loop = asyncio.get_running_loop()
 
@@ -65,30 +65,30 @@ class Workers:
         return await result
 
     def close(self) -> None:
-        """Wait for the work in progress; drop what has not begun."""
+        """Wait for the work in progress; drop work that has not begun."""
         self._pool.shutdown(cancel_futures=True)
 
 
 class TaskSet:
-    """Tasks under way: the event loop alone would not keep them alive."""
+    """Running tasks; the event loop holds only weak references to them."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
-        """Begin some work."""
+        """Start a task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def finished(self) -> None:
-        """Wait for all, those included that begin meanwhile."""
+        """Wait for all tasks, including those started meanwhile."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def cancel(self) -> None:
-        """End all that have begun."""
+        """Cancel all tasks and wait for them."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -98,12 +98,12 @@ def _outcome(future: Future[_Result]) -> _Result | BridgeError:
     error = future.exception()
     if error is None:
         return future.result()
-    told = request_error(cast(Exception, error))
+    reported = request_error(cast(Exception, error))
     # The frames of a traceback would hold the request's memory.
     error.__traceback__ = None
-    return told.copy() if told is error else told
+    return reported.copy() if reported is error else reported
 
 
 def _lower_priority() -> None:
-    # Of this thread alone: so Linux takes the number of a thread.
+    # Linux applies the priority to one thread when given a thread id.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

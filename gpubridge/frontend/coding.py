@@ -1,4 +1,4 @@
-"""Content codings, gzip and deflate: done, and undone in pieces."""
+"""Content codings gzip and deflate: compression, and decompression in pieces."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _INPUT = 256 * 1024
 
 
 class Inflater:
-    """Undoes the coding of one body; zlib works without the interpreter's lock.
+    """Decompresses one body in pieces; zlib works without the interpreter's lock.
 
-    ``limit``: bytes that the body may have without its coding.
+    ``limit``: bytes of the decompressed body.
 
-    Raises BridgeError: UNSUPPORTED for a coding that is not known.
+    Raises BridgeError: UNSUPPORTED for an unknown coding.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Inflater:
 
     @property
     def finished(self) -> bool:
-        """Return whether all was read."""
+        """Return whether the whole body has been read."""
         if self._unpacker is None:
             return self._at >= len(self._body)
         return self._unpacker.eof
@@ -46,8 +46,7 @@ class Inflater:
     def read(self, nbytes: int) -> bytes:
         """Return the next ``nbytes``, or what is left.
 
-        Raises BridgeError: INVALID_ARG for data that is not in its coding, or is longer than the
-        limit.
+        Raises BridgeError: INVALID_ARG for data that is malformed or longer than the limit.
         """
         pieces: list[bytes] = []
         missing = nbytes
@@ -70,7 +69,7 @@ class Inflater:
         if unpacker is None:
             return bytes(self._input(nbytes))
         data = unpacker.unconsumed_tail or self._input(_INPUT)
-        # Without input, what the unpacker still holds comes.
+        # Without input, zlib returns what it has buffered.
         piece = unpacker.decompress(data, nbytes)
         if not data and not piece and not unpacker.eof:
             raise invalid(f"the request body ends in the middle of its {self._coding} data")
@@ -83,6 +82,6 @@ class Inflater:
 
 
 def compress(coding: str, parts: Sequence[bytes | memoryview], level: int = -1) -> bytes:
-    """Compress the parts as one body, as well as ``level`` (zlib's) says."""
+    """Compress the parts as one body at zlib's ``level``."""
     packer = zlib.compressobj(level, wbits=31 if coding == "gzip" else 15)
     return b"".join([*(packer.compress(part) for part in parts), packer.flush()])

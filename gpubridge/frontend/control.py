@@ -1,4 +1,4 @@
-"""Requests that are no inference: bodies in memory of this process, work that others wait for."""
+"""Control requests: bodies in private memory, and tasks whose results callers wait for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
 from gpubridge.dataplane import HttpExchange
-from gpubridge.engine.model import Model
-from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.models.model import Model
+from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.workers import TaskSet
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.host_shm import Body, PrivateMemory
@@ -18,7 +18,7 @@ from gpubridge.telemetry.logs import request_error
 from gpubridge.telemetry.settings import TraceSettings
 
 CONTROL_BYTES = 4 << 20
-"""Limit of a message to a method that is no inference, over HTTP and gRPC."""
+"""Maximum size of a control request, over HTTP and gRPC."""
 
 JSON = b"Content-Type: application/json\r\n"
 PLAIN = b"Content-Type: text/plain\r\n"
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class ControlTasks:
-    """Work that clients and models wait for; holds its tasks until they end."""
+    """Tasks of control requests; keeps each until it ends."""
 
     def __init__(self) -> None:
         self._tasks = TaskSet()
@@ -36,19 +36,19 @@ class ControlTasks:
     def start(
         self, work: Coroutine[Any, Any, _T], then: Callable[[_T | BridgeError], None]
     ) -> None:
-        """Do the work, then call ``then`` with its result or its error."""
+        """Run a coroutine, then call ``then`` with its result or its error."""
         self._tasks.start(work).add_done_callback(partial(self._done, then))
 
     def _done(self, then: Callable[[_T | BridgeError], None], task: asyncio.Task[_T]) -> None:
         if task.cancelled():
-            # The loop ends, and nobody is left to be told.
+            # The event loop is ending.
             return
         error = task.exception()
         then(request_error(cast(Exception, error)) if error else task.result())
 
 
 async def is_ready(model: Model) -> bool:
-    """Return whether a model is ready: as its processes are, and as it says itself; logs why not."""
+    """Return whether a model's processes and its own ``is_ready`` say so; log the reason if not."""
     reasons: list[str] = []
     if model.ready:
         asked = await asyncio.gather(
@@ -64,7 +64,7 @@ async def is_ready(model: Model) -> bool:
 
 
 def check_traced(repository: ModelRepository, model: str) -> None:
-    """Refuse a model that is not loaded, in Triton's words; empty for the server."""
+    """Raise Triton's error if a model is not loaded; an empty name stands for the server."""
     if model and not repository.versions(model):
         raise invalid(f"Request for unknown model : {model}")
 
@@ -72,9 +72,9 @@ def check_traced(repository: ModelRepository, model: str) -> None:
 def trace_settings(
     repository: ModelRepository, model: str, changes: Mapping[str, Any]
 ) -> TraceSettings:
-    """Apply changes of the traces of a model or the server; returns what holds then.
+    """Change trace settings of a model or the server; return the resulting settings.
 
-    Raises BridgeError: INVALID_ARG for what makes no sense, and for a model that is not loaded.
+    Raises BridgeError: INVALID_ARG for wrong values, and for a model that is not loaded.
     """
     check_traced(repository, model)
     traces = repository.telemetry.traces
@@ -84,14 +84,14 @@ def trace_settings(
 
 
 class PrivateBody:
-    """Takes an HTTP request, with its body."""
+    """Receives the body of an HTTP request into private memory."""
 
     def __init__(self) -> None:
         self.body = memoryview(b"")
         self._private: PrivateMemory | None = None
 
     def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
-        """Give the body a place."""
+        """Return memory for the body."""
         if body is None:
             self.body = memoryview(bytearray(nbytes))
         else:
@@ -100,30 +100,30 @@ class PrivateBody:
         return self.body
 
     def grow(self, arrived: int) -> int:
-        """Return how much of a large body there is memory for."""
+        """Return how many bytes of a large body there is memory for."""
         assert self._private is not None
         return self._private.grow(arrived, len(self.body))
 
     def whole_body(self) -> memoryview:
-        """Return all of the body, which has come: it is not refused any more."""
+        """Return the complete body, which can no longer be refused for lack of memory."""
         if self._private is not None:
             self._private.complete()
         return self.body
 
     def release(self) -> None:
-        """Let go of the body, which counts no more; views of it keep it."""
+        """Drop the body and its charge; views keep the memory."""
         self.body = memoryview(b"")
         private, self._private = self._private, None
         if private is not None:
             private.close()
 
     def abort(self) -> None:
-        """The request will not be completed, or nobody waits for its answer any more."""
+        """Drop the request: it will not be completed, or its client is gone."""
         self.release()
 
 
 class Answer(NamedTuple):
-    """An answer over HTTP; like Triton's, only answers to inference and metrics are compressed."""
+    """Response over HTTP. ``plain`` ones are never compressed: as in Triton, all control responses."""
 
     body: bytes = b""
     fields: bytes = JSON
@@ -132,11 +132,10 @@ class Answer(NamedTuple):
 
 
 class ControlCall(PrivateBody):
-    """Takes a request that is no inference.
+    """Handler of one control request.
 
-    - ``answer``: makes the answer to this call of its ``body``, or a coroutine that does; raises
-      BridgeError.
-    - ``tasks``: runs coroutines, which go on when nobody waits any more.
+    - ``answer``: returns the response to this call, or a coroutine that does; raises BridgeError.
+    - ``tasks``: runs coroutines, which continue when the client disconnects.
     """
 
     def __init__(
@@ -152,13 +151,13 @@ class ControlCall(PrivateBody):
         self._exchange: HttpExchange | None = None
 
     def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
-        """Give the body a place; raises BridgeError: INVALID_ARG when it is too long."""
+        """Return memory for the body; raises BridgeError: INVALID_ARG when it is too long."""
         if nbytes > self._limit:
             raise invalid(f"this path takes no body of {nbytes} bytes (at most {self._limit})")
         return super().body_memory(nbytes, body)
 
     def complete(self, exchange: HttpExchange, copied: int) -> None:
-        """Answer, or begin to; raises BridgeError for what cannot be."""
+        """Respond, now or when the coroutine ends; raises BridgeError."""
         self._exchange = exchange
         self.whole_body()
         try:
@@ -172,7 +171,7 @@ class ControlCall(PrivateBody):
             self._tasks.start(answer, self._respond)
 
     def abort(self) -> None:
-        """Drop the answer; what was begun goes on."""
+        """Drop the response; a running coroutine continues."""
         self._exchange = None
         super().abort()
 

@@ -1,4 +1,4 @@
-"""The paths of HTTP that are no inference: health, metadata, statistics, settings, loads, memory."""
+"""HTTP control routes: health, metadata, statistics, settings, model loading, shared memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import orjson
 
 from gpubridge.dataplane import HttpExchange
 from gpubridge.engine.client_regions import ClientRegions
-from gpubridge.engine.model import Model
-from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.models.model import Model
+from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.frontend.control import (
     PLAIN,
@@ -41,11 +41,10 @@ _Answer = Answer | Coroutine[Any, Any, Answer]
 
 
 class Route(NamedTuple):
-    """Requests with a method for some paths.
+    """A route: a pattern of paths, a method, and the handlers of its requests.
 
-    - ``group``: the restricted API that they belong to.
-    - ``paths``: a pattern of whole ones.
-    - ``open``: makes the handler of a request.
+    - ``group``: the restricted API that it belongs to.
+    - ``open``: returns the handler of a request.
     """
 
     group: str
@@ -55,9 +54,11 @@ class Route(NamedTuple):
 
 
 class ControlRoutes:
-    """Answers what is asked of the server and its models: each method a path and the body.
+    """The control routes of the server and its models.
 
-    - ``ready``: whether the server takes requests.
+    Each answering method gets the match of the path, and the body.
+
+    - ``ready``: returns whether the server is ready.
     """
 
     def __init__(
@@ -143,13 +144,13 @@ class ControlRoutes:
         return document(metadata.repository_index(rows))
 
     def _open_load(self, path: re.Match[bytes], exchange: HttpExchange) -> ControlCall:
-        # Before a long body comes.
+        # Before a long body is received.
         self._repository.check_control()
         name = text_of(path["model"])
         return ControlCall(lambda call: self._load(name, call, call.body), self._tasks, math.inf)
 
     async def _load(self, name: str, call: ControlCall, body: memoryview) -> Answer:
-        # Many bytes in base64, perhaps: not on the event loop.
+        # Decoding base64 may take long, so it runs in a thread.
         config, files = await asyncio.to_thread(lambda: read_load(bytes(body)))
         call.release()
         await self._repository.load(name, config, files)
@@ -189,14 +190,14 @@ class ControlRoutes:
         name, kind = _region(path), path["kind"].decode()
         if not name:
             raise invalid(f"'region name' is necessary to register {kind} shared memory region")
-        said = parse_json(body)
+        given = parse_json(body)
         if kind == "cuda":
-            return _done(self._regions.register_device(name, *_device_memory(said)))
-        key = _field(said, "key")
+            return _done(self._regions.register_device(name, *_device_memory(given)))
+        key = _field(given, "key")
         if type(key) is not str:
             raise internal("attempt to access JSON non-string as string")
-        nbytes = _number(_field(said, "byte_size"))
-        self._regions.register(name, key, _number(said.get("offset", 0)), nbytes)
+        nbytes = _number(_field(given, "byte_size"))
+        self._regions.register(name, key, _number(given.get("offset", 0)), nbytes)
         return Answer()
 
     def _unregister(self, path: re.Match[bytes], body: bytes) -> _Answer:
@@ -207,17 +208,17 @@ class ControlRoutes:
 
 
 def document(content: Any) -> Answer:
-    """Answer with JSON."""
+    """Return a JSON response."""
     return Answer(orjson.dumps(content))
 
 
 def text_of(name: bytes) -> str:
-    """Return a model's name in a path, where clients may quote it."""
+    """Return the percent-decoded name of a model in a path."""
     return unquote_to_bytes(name).decode(errors="replace")
 
 
 def named(path: re.Match[bytes]) -> tuple[str, int | None]:
-    """Return the model and the version that a path of `MODEL` names; raises BridgeError."""
+    """Return the model and the version in a path that matches `MODEL`; raises BridgeError."""
     digits: bytes | None = path["version"]
     if digits is None:
         return text_of(path["model"]), None
@@ -231,7 +232,7 @@ def named(path: re.Match[bytes]) -> tuple[str, int | None]:
 
 
 async def _done(work: Coroutine[Any, Any, None]) -> Answer:
-    """Answer when some work is done: the driver is asked, or streams are given a moment."""
+    """Return an empty response once a coroutine has ended."""
     await work
     return Answer()
 
@@ -240,16 +241,16 @@ def _region(path: re.Match[bytes]) -> str:
     return unquote_to_bytes(path["region"] or b"").decode(errors="replace")
 
 
-def _device_memory(said: Any) -> tuple[bytes, int, int]:
-    """Return what a client registers of a GPU's: handle, device and bytes."""
-    encoded = _field(_field(said, "raw_handle"), "b64")
+def _device_memory(given: Any) -> tuple[bytes, int, int]:
+    """Return the handle, device and size of device memory that a client registers."""
+    encoded = _field(_field(given, "raw_handle"), "b64")
     try:
         handle = base64.b64decode(encoded if type(encoded) is str else "", validate=True)
     except ValueError:
         handle = b""
     if len(handle) != _HANDLE_BYTES:
         raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
-    return handle, _number(_field(said, "device_id")), _number(_field(said, "byte_size"))
+    return handle, _number(_field(given, "device_id")), _number(_field(given, "byte_size"))
 
 
 def _field(document: object, name: str) -> object:

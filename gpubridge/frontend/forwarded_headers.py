@@ -1,4 +1,4 @@
-"""Forwarding of request headers to the model, as parameters chosen by Triton's patterns."""
+"""Forwarding of request headers to models as parameters, by Triton's patterns."""
 
 from __future__ import annotations
 
@@ -7,28 +7,32 @@ import re
 from collections.abc import Iterable, Mapping
 
 from gpubridge.config import Restrictions
+from gpubridge.dataplane import TraceSampling
 from gpubridge.protocol.fields import json_parameters
 from gpubridge.request import InferRequest
 
 _TRANSPORT = re.compile(rb":.*|grpc-.*|te|content-type")
-"""Fields of gRPC that its own libraries do not tell a server's code."""
+"""Header fields that gRPC libraries do not pass to a server's code."""
 
 
 class ForwardedHeaders:
-    """Headers whose names a pattern matches as a whole, in any case; those of an empty one are none.
+    """Selects headers whose whole name matches a pattern, in any case; an empty pattern selects none.
 
-    ``restrictions``: their headers are secrets, which no model gets.
+    ``restrictions``: their headers are secrets and never forwarded.
 
-    Attribute ``active``: whether there may be such headers, so that the plane hands over every request.
+    Attributes: ``active``, whether any header may be forwarded; ``sampling``, by which Python sees every
+    request then, instead of those that are traced.
     """
 
     def __init__(self, pattern: str = "", restrictions: Restrictions | None = None) -> None:
         self.active = bool(pattern)
+        self.sampling = TraceSampling()
+        self.sampling.active = self.sampling.every = self.active
         self._secret = {restriction.name for restriction in (restrictions or {}).values()}
         self._pattern = re.compile(pattern.encode(), re.IGNORECASE)
 
     def of(self, fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-        """Return those of a request, named as they came; of equal names the last one counts."""
+        """Return the selected headers of a request by name; the last of equal names counts."""
         return {
             _text(name): _text(value)
             for name, value in fields
@@ -42,7 +46,7 @@ NO_HEADERS = ForwardedHeaders()
 
 
 def add_parameters(request: InferRequest, given: Mapping[str, str]) -> None:
-    """Add headers to a request's parameters; they win over those of the same name."""
+    """Add headers to a request's parameters, replacing parameters of the same name."""
     if given:
         text = request.context.parameters
         own = json.loads(bytes(text) if isinstance(text, memoryview) else text or "{}")
@@ -53,5 +57,5 @@ def _text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        # Every byte is a letter there.
+        # Decodes any bytes.
         return value.decode("latin-1")

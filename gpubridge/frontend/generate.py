@@ -1,15 +1,18 @@
-"""The generate routes: a flat JSON object in, one out, or a stream of server-sent events."""
+"""Generate routes: a flat JSON object as request; one as response, or server-sent events."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from gpubridge.config import ModelConfig
 from gpubridge.dataplane import HttpExchange
-from gpubridge.engine.model import Model
+from gpubridge.engine.models.model import Model
+from gpubridge.engine.models.tracing import Received
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, ErrorCode, InternalError, Pieces, invalid
 from gpubridge.frontend.control import JSON, PrivateBody
@@ -22,16 +25,19 @@ from gpubridge.protocol.status import error_body, http_status
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
 
+_Result = TypeVar("_Result")
+
 _EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\n"
 _COMMENT = b":\n\n"
-"""A line that readers of server-sent events ignore."""
+"""A comment line, ignored by readers of server-sent events."""
 
 
 class _Generation(PrivateBody, ABC):
-    """A generate request; owns its body, and its slot until the model takes that over.
+    """A generate request; owns its body, and its slot until it is submitted to the model.
 
-    - ``find``: returns the model that is served when the body is there: it may be another by then.
-    - ``parameters``: its headers that reach the model.
+    - ``find``: returns the served model once the body is complete.
+    - ``parameters``: forwarded headers.
+    - ``context``: the headers of a trace context, if they matter.
     """
 
     def __init__(
@@ -40,8 +46,11 @@ class _Generation(PrivateBody, ABC):
         arena_of: Callable[[str], RequestArena],
         workers: Workers,
         parameters: Mapping[str, str],
+        context: tuple[bytes, bytes] | None,
     ) -> None:
         super().__init__()
+        self._began = time.monotonic_ns()
+        self._context = context
         self._workers = workers
         self._parameters = parameters
         self._aborted = False
@@ -53,24 +62,31 @@ class _Generation(PrivateBody, ABC):
         self._form: RequestForm
 
     def complete(self, exchange: HttpExchange, copied: int) -> None:
-        """Read the body and give the request to the model; raises BridgeError."""
+        """Parse the body and submit the request; raises BridgeError."""
         self._exchange = exchange
-        self._model = self._find()
-        body, config = self.whole_body(), self._model.config
+        body = self.whole_body()
         if len(body) > HEAVY_BYTES:
-            self._workers.tasks.start(self._parse_beside(body))
+            self._workers.tasks.start(self._parse_in_worker(body))
         else:
-            form = parse_generate(bytes(body), config)
+            self._read(bytes(body))
+            self._model = self._find()
+            form = self._parse(bytes(body), self._model.config)
             self._submit(form, self._input_copy(form).run())
 
-    async def _parse_beside(self, body: memoryview) -> None:
-        """Have a worker parse a body that takes long, then give the request to the model."""
-        config = self._model.config
-        form = await self._workers.outcome(lambda: parse_generate(bytes(body), config))
-        if isinstance(form, BridgeError):
-            self._refuse(form)
-            return
+    def _read(self, body: bytes) -> None:
+        """Read what `_find` needs from the body; thread-safe; raises BridgeError."""
+
+    def _parse(self, body: bytes, config: ModelConfig) -> RequestForm:
+        """Return the form of the request; thread-safe; raises BridgeError."""
+        return parse_generate(body, config)
+
+    async def _parse_in_worker(self, body: memoryview) -> None:
+        """Parse a long body in a worker, then submit the request."""
         try:
+            _checked(await self._workers.outcome(lambda: self._read(bytes(body))))
+            self._model = self._find()
+            config = self._model.config
+            form = _checked(await self._workers.outcome(lambda: self._parse(bytes(body), config)))
             inputs = await self._input_copy(form).run_in_turns()
             if self._aborted:
                 inputs.free()
@@ -80,7 +96,7 @@ class _Generation(PrivateBody, ABC):
             self._refuse(error)
 
     def _refuse(self, error: Exception) -> None:
-        """Answer that the body is no request."""
+        """Respond that the request is invalid."""
         if not self._aborted:
             self.release()
             self._exchange.fail(error)
@@ -89,7 +105,7 @@ class _Generation(PrivateBody, ABC):
         return input_copy(form, memoryview(b""), self._arena_of(self._model.name))
 
     def _submit(self, form: RequestForm, inputs: InputCopy) -> None:
-        """Give the request to the model."""
+        """Submit the request to the model."""
         self._form = form
         self.release()
         request = self._request = form.request(
@@ -97,17 +113,18 @@ class _Generation(PrivateBody, ABC):
         )
         add_parameters(request, self._parameters)
         request.on_partial = self._respond
-        self._model.submit(request)
+        received = Received("HTTP", self._began, time.monotonic_ns(), self._context)
+        self._model.submit(request, received)
 
     def abort(self) -> None:
-        """Tell the model that nobody waits."""
+        """Cancel the request: its client is gone."""
         self._aborted = True
         super().abort()
         if self._request is not None:
             self._request.cancel()
 
     def _encoded(self, outcome: Outcome) -> Pieces:
-        """Encode a response, in pieces; raises BridgeError."""
+        """Encode a response in pieces; raises BridgeError."""
         if not isinstance(outcome, InferResponse):
             raise outcome.copy()
         return encode_generated(self._form, outcome, self._model.config, self._model.version)
@@ -120,7 +137,7 @@ class _Generation(PrivateBody, ABC):
 
 
 class GenerateHandler(_Generation):
-    """Answers with the one response that there is."""
+    """Responds with the single response of the model."""
 
     _only: InferResponse | None = None
 
@@ -133,7 +150,7 @@ class GenerateHandler(_Generation):
                 raise outcome.copy()
             self._only = outcome
         except Exception as error:
-            # What else the model sends changes nothing.
+            # Further responses of the model are ignored.
             self._request.cancel()
             self._fail(error)
             return
@@ -164,16 +181,16 @@ class GenerateHandler(_Generation):
 
 
 class GenerateStreamHandler(_Generation):
-    """Answers with an event for each response; an error is one of them."""
+    """Responds with one event for each response or error of the model."""
 
     _begun = False
     _unsent = 0
-    # A worker encodes a response.
+    # Whether a worker is encoding a response.
     _encoding = False
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        # Responses behind that one, in their order; None for the end.
+        # Responses after that one, in order; None for the end.
         self._waiting: deque[Outcome | None] = deque()
 
     def _respond(self, outcome: Outcome) -> None:
@@ -187,32 +204,37 @@ class GenerateStreamHandler(_Generation):
         self._advance()
 
     def _advance(self) -> None:
-        """Send what waits."""
+        """Send queued responses, up to one that a worker has to encode."""
         while self._waiting and not self._encoding:
             outcome = self._waiting.popleft()
             if outcome is None:
-                self._begin(200)
-                self._exchange.end()
+                self._end()
             elif isinstance(outcome, InferResponse) and _is_long(outcome):
                 self._encoding = True
-                self._workers.run(partial(self._encoded, outcome), self._encoded_beside)
+                self._workers.run(partial(self._encoded, outcome), self._encoded_in_worker)
             else:
                 try:
                     self._event(self._encoded(outcome))
                 except Exception as error:
                     self._event(request_error(error))
 
-    def _encoded_beside(self, body: Pieces | BridgeError) -> None:
-        """Send what a worker has encoded."""
+    def _encoded_in_worker(self, body: Pieces | BridgeError) -> None:
+        """Send a response that a worker has encoded."""
         self._encoding = False
         if not self._aborted:
             self._event(body)
             self._advance()
 
+    def _end(self) -> None:
+        """End the answer: the model has sent its last response."""
+        self._begin(200)
+        self._exchange.end()
+
     def _event(self, body: Pieces | BridgeError) -> None:
+        """Send a response or an error."""
         status = 200
         if isinstance(body, BridgeError):
-            # The status is that of the first response; those of others stand in their events.
+            # The HTTP status is that of the first response.
             status, body = _status(body), error_body(body)
         self._unsent += 1
         self._begin(status)
@@ -224,19 +246,26 @@ class GenerateStreamHandler(_Generation):
             self._exchange.begin(status, _EVENTS, self._sent, _COMMENT)
 
     def _sent(self) -> None:
-        """The client reads: the model may send others."""
+        """Let the model send more responses: the client has read the previous ones."""
         unsent, self._unsent = self._unsent, 0
         if unsent and self._request is not None:
             self._request.passed_on(unsent)
 
 
+def _checked(outcome: _Result | BridgeError) -> _Result:
+    """Return the result of a worker; raises its error."""
+    if isinstance(outcome, BridgeError):
+        raise outcome
+    return outcome
+
+
 def _is_long(response: InferResponse) -> bool:
-    """Return whether a worker has to encode a response."""
+    """Return whether encoding a response takes long enough for a worker."""
     return sum(map(len, response.buffers)) > HEAVY_BYTES
 
 
 def _status(error: BridgeError) -> int:
-    """Return the status of a response that is an error: Triton's, but 503 and for bugs of our own 500."""
+    """Return the HTTP status of an error: Triton's 400, but 503 if unavailable and 500 for our bugs."""
     own = error.code == ErrorCode.UNAVAILABLE or isinstance(error, InternalError)
     return http_status(error.code) if own else 400
 

@@ -1,4 +1,4 @@
-"""The inference route: a body into shared memory, a request to the model, its answer back."""
+"""The HTTP inference route: receives bodies into shared memory, submits requests, sends responses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from copy import copy
 from functools import partial
 
 from gpubridge.dataplane import HttpExchange, HttpInferEndpoint, JsonResponseTemplate
-from gpubridge.engine.model import Model
-from gpubridge.engine.tracing import Received
+from gpubridge.engine.models.model import Model
+from gpubridge.engine.models.tracing import Received, trace_context
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.frontend.control import JSON
@@ -22,7 +22,7 @@ from gpubridge.protocol.body import (
     LONG_STRINGS,
     InputCopy,
     align_inputs,
-    body_room,
+    body_slot_size,
     check_strings,
     input_copy,
     write_length,
@@ -44,10 +44,10 @@ _LEADING_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 
 
 class ServedModel:
-    """One version of a model, as its endpoint serves it.
+    """One version of a model that an endpoint serves.
 
-    ``templates``, ``traces``, ``submit`` and ``inputs`` are what the compiled endpoint needs of it: it
-    takes no requests while ``traces`` are active.
+    The compiled endpoint reads ``templates``, ``sampling``, ``submit`` and ``inputs``; it leaves the
+    requests that ``sampling`` chooses to Python.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class ServedModel:
         self.model = model
         self.forms = FormCache(model.config, memory.check)
         self.templates = self.forms.templates
-        self.traces = headers if headers.active else model.traces
+        self.sampling = headers.sampling if headers.active else model.traces.sampling
         self.submit = model.submit
         self.inputs = len(model.config.inputs)
         self._memory = memory
         self._workers = workers
 
     def parse_once(self, body: memoryview, header_size: int) -> RequestForm:
-        """Parse a request that takes long, and check its strings; any thread may; raises BridgeError."""
+        """Parse a long request and check its strings; thread-safe; raises BridgeError."""
         form = parse_request(
             bytes(body[:header_size]),
             self.model.config,
@@ -76,26 +76,26 @@ class ServedModel:
         return form
 
     def share(self, request: InferRequest, regions: RequestRegions) -> None:
-        """Give a request its places in the client's memory; see `RequestMemory.share`."""
+        """Resolve a request's regions of client memory; see `RequestMemory.share`."""
         self._memory.share(request, regions, self.model.name)
 
     def plain_template(
         self, form: RequestForm, signature: Signature
     ) -> JsonResponseTemplate | None:
-        """Return the template of answers of which nothing has to be formatted."""
+        """Return the template of responses without formatted outputs, if they are such."""
         return plain_template(form, signature, self.model.config, self.model.version)
 
     def respond(
         self, exchange: HttpExchange, form: RequestForm, identifier: str, outcome: Outcome
     ) -> None:
-        """Answer by an outcome that `plain_template` is not for; what this raises is the answer."""
+        """Send an outcome that `plain_template` does not cover; a raised error is sent instead."""
         if not isinstance(outcome, InferResponse):
-            # Not raised: its traceback would hold frames that hold it, and all that they see.
+            # Not raised: its traceback would keep the frames and their variables alive.
             exchange.fail(outcome)
             return
         model = self.model
         if formats_more_than(HEAVY_BYTES, form, outcome):
-            # A copy: what a form remembers of answers is the event loop's.
+            # A copy: only the event loop may change the cached template of a form.
             own = copy(form)
             self._workers.run(
                 lambda: encode_response(own, identifier, outcome, model.config, model.version),
@@ -106,7 +106,7 @@ class ServedModel:
 
 
 def _send(exchange: HttpExchange, encoded: EncodedResponse | BridgeError) -> None:
-    """Send an encoded answer."""
+    """Send an encoded response."""
     if isinstance(encoded, BridgeError):
         exchange.fail(encoded)
         return
@@ -120,10 +120,10 @@ def _send(exchange: HttpExchange, encoded: EncodedResponse | BridgeError) -> Non
 
 
 class InferEndpoint(HttpInferEndpoint):
-    """Makes inference requests for one model, or one version of it.
+    """Inference endpoint of one model, or one version of it.
 
-    The compiled half takes requests that have a template, without a call of Python; it hands over
-    what it does not take (`take_over`). All others come by `request`.
+    The compiled base class handles requests that match a template without calling Python. It hands
+    a request that it began but cannot handle to `take_over`; all others arrive by `request`.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class InferEndpoint(HttpInferEndpoint):
         self.serve(model)
 
     def serve(self, model: Model) -> None:
-        """Let a model take the place of another: also for requests whose body is being received."""
+        """Serve another model from now on, also requests whose body is still being received."""
         self.served = ServedModel(model, self._memory, self.workers, self.headers)
-        self.lead_to(self.served)
+        self.set_model(self.served)
 
     def request(self, head: HttpExchange) -> _InferHandler:
         """Return the handler of one request."""
@@ -152,7 +152,7 @@ class InferEndpoint(HttpInferEndpoint):
     def take_over(
         self, exchange: HttpExchange, slot: Slot, start: int, length: int, copied: int
     ) -> None:
-        """Take a request whose body is in a slot: it has no template, or something is wrong with it."""
+        """Handle a complete request in a slot that matches no template, or is invalid."""
         handler = _InferHandler(self, exchange)
         exchange.handler = handler
         handler.begin(slot, start, length)
@@ -163,55 +163,56 @@ class InferEndpoint(HttpInferEndpoint):
 
 
 class _InferHandler:
-    """One inference request; owns the slot of its body until the model takes it over."""
+    """Handler of one inference request; owns the slot of its body until the request is submitted."""
 
     def __init__(self, endpoint: InferEndpoint, head: HttpExchange) -> None:
         self._endpoint = endpoint
         self._header_length = head.field(_HEADER_LENGTH)
         self._parameters = endpoint.headers.of(head.fields()) if endpoint.headers.active else {}
         self._began = time.monotonic_ns()
+        self._context = trace_context(endpoint.served.model.traces, head.field)
         self._slot: Slot | None = None
         self._start = 0
         self._length = 0
         self._request: InferRequest | None = None
         self._exchange: HttpExchange | None = None
         self._form: RequestForm | None = None
-        # While a worker looks at the slot, that cannot go back.
+        # While a worker reads the slot, it must not be freed.
         self._working = self._aborted = False
-        # Its own: by the time of the answer, the endpoint may serve another.
+        # The model of this request: the endpoint may serve another before the response.
         self._served: ServedModel | None = None
 
     def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
-        """Return memory of the arena, placed so that the first tensor's data will be aligned."""
+        """Return memory of the arena in which the first tensor's data will be aligned."""
         header = _header_size(self._header_length, nbytes)
         endpoint = self._endpoint
-        arena, room = endpoint.arena, body_room(nbytes, endpoint.served.inputs)
-        slot = arena.allocate(room) if body is None else arena.reserve(room, body)
-        # Never at the very beginning: a body that is a string gets its length before it.
+        arena, size = endpoint.arena, body_slot_size(nbytes, endpoint.served.inputs)
+        slot = arena.allocate(size) if body is None else arena.reserve(size, body)
+        # Never 0: the length of a body that is one string is written before it.
         start = ALIGNMENT - header % ALIGNMENT
         self.begin(slot, start, nbytes)
         return slot.memory[start : start + nbytes]
 
     def begin(self, slot: Slot, start: int, length: int) -> None:
-        """Take over a slot with the body."""
+        """Take ownership of the slot that holds the body."""
         self._slot, self._start, self._length = slot, start, length
 
     def grow(self, arrived: int) -> int:
-        """Return how much of a large body there is memory for."""
+        """Return how many bytes of a large body there is memory for."""
         slot, endpoint = self._slot, self._endpoint
         assert slot is not None
-        room = body_room(self._length, endpoint.served.inputs)
-        return endpoint.arena.grow(slot, self._start + arrived, room) - self._start
+        size = body_slot_size(self._length, endpoint.served.inputs)
+        return endpoint.arena.grow(slot, self._start + arrived, size) - self._start
 
     def complete(self, exchange: HttpExchange, copied: int) -> None:
-        """Give the request to the model, or read what it says first; as `parse`."""
+        """Submit the request by its template, or else `parse` it."""
         slot = self._slot
         header_size = _header_size(self._header_length, self._length)
         if slot is not None:
             self._endpoint.arena.complete(slot)
         if slot is not None and not self._parameters:
             place = self._start, self._length, header_size
-            # If it is taken, the slot is taken with it.
+            # A submitted request owns the slot.
             self._slot = None
             if exchange.infer(self._endpoint, slot, place, copied, self._received()):
                 return
@@ -219,19 +220,19 @@ class _InferHandler:
         self.parse(exchange, copied)
 
     def parse(self, exchange: HttpExchange, copied: int) -> None:
-        """Read the header and give the request to the model; raises BridgeError."""
+        """Parse the header and submit the request; raises BridgeError."""
         self._exchange = exchange
         header_size = _header_size(self._header_length, self._length)
         copied = max(0, copied - header_size)
         if header_size > HEAVY_BYTES or (header_size and self._length > LONG_STRINGS):
             self._working = True
-            work = self._parse_beside(exchange, header_size, copied)
+            work = self._parse_in_worker(exchange, header_size, copied)
             self._endpoint.workers.tasks.start(work)
         else:
             self._parse_here(header_size, copied)
 
-    async def _parse_beside(self, exchange: HttpExchange, header_size: int, copied: int) -> None:
-        """Have a worker parse a request that takes long, then give it to the model."""
+    async def _parse_in_worker(self, exchange: HttpExchange, header_size: int, copied: int) -> None:
+        """Parse a long request in a worker, then submit it."""
         error: BridgeError | None = None
         try:
             form, packed = await self._parsed(header_size)
@@ -250,7 +251,7 @@ class _InferHandler:
             exchange.fail(error)
 
     async def _parsed(self, header_size: int) -> tuple[RequestForm, InputCopy | None]:
-        """Return what a request says, its strings being checked, and its inputs if some came as JSON.
+        """Return the form of a request with checked strings, and its packed inputs if any is JSON.
 
         Raises BridgeError.
         """
@@ -263,7 +264,7 @@ class _InferHandler:
             if isinstance(form, BridgeError):
                 raise form
             if served is not endpoint.served:
-                # The model was loaded anew meanwhile.
+                # The model was reloaded meanwhile.
                 continue
             if not form.packed or self._aborted:
                 return form, None
@@ -274,7 +275,7 @@ class _InferHandler:
             packed.free()
 
     def _parse_here(self, header_size: int, copied: int) -> None:
-        """Give the model the request, whose header is short or absent."""
+        """Submit a request whose header is short or absent."""
         served = self._endpoint.served
         slot = self._slot
         begin = self._start
@@ -290,9 +291,9 @@ class _InferHandler:
     def _submit(
         self, form: RequestForm, header_size: int, copied: int, packed: InputCopy | None = None
     ) -> None:
-        """Give the model the request whose header says so.
+        """Submit the request of a parsed header.
 
-        ``packed``: its inputs, if they have been put together.
+        ``packed``: its inputs, if they have been packed already.
         """
         data = self._start + header_size
         self._form = form
@@ -308,23 +309,23 @@ class _InferHandler:
         served.submit(request, self._received())
 
     def _received(self) -> Received:
-        """Return the time in which the request was received, for its trace."""
-        return Received("HTTP", self._began, time.monotonic_ns())
+        """Return when the request was received, for its trace."""
+        return Received("HTTP", self._began, time.monotonic_ns(), self._context)
 
     def abort(self) -> None:
-        """Give the memory back, or tell the model that nobody waits."""
+        """Free the memory, or cancel the submitted request."""
         self._aborted = True
         if self._request is not None:
             self._request.cancel()
         elif self._working:
-            # The slot goes back when the worker has done with it.
+            # The slot is freed when the worker has finished.
             return
         elif self._slot is not None:
             self._endpoint.arena.free(self._slot)
             self._slot = None
 
     def _in_place(self, form: RequestForm, data: int, copied: int) -> InferRequest:
-        """Make the request of inputs that stay where they arrived."""
+        """Return the request with inputs where they were received."""
         slot = self._slot
         places: Sequence[tuple[int, int]] = form.places
         if slot is not None:
@@ -339,7 +340,7 @@ class _InferHandler:
     def _packed(
         self, form: RequestForm, data: int, copied: int, packed: InputCopy | None
     ) -> InferRequest:
-        """Make the request of inputs of which some came as JSON."""
+        """Return the request with inputs packed into a new slot, as some came as JSON."""
         endpoint = self._endpoint
         body = self._slot
         if packed is None:
@@ -364,7 +365,7 @@ class _InferHandler:
         return form.request(slot, 0, places, self._done, copied + packed.copied)
 
     def _done(self, outcome: Outcome) -> None:
-        """Send what the model answered."""
+        """Send the outcome of the request."""
         exchange, form, served, request = self._exchange, self._form, self._served, self._request
         assert exchange is not None
         assert form is not None
@@ -377,13 +378,13 @@ class _InferHandler:
 
 
 def _header_size(value: bytes | None, body: int) -> int:
-    """Return how many bytes of the body are its JSON header; raises BridgeError."""
+    """Return the size of the JSON header at the start of a body; raises BridgeError."""
     if value is None:
         return body
     try:
         size = int(value)
     except ValueError:
-        # Triton reads as far as there are digits.
+        # Triton reads leading digits.
         number = _LEADING_NUMBER.match(value)
         size = int(number[0]) if number else 0
     if not 0 <= size <= body:

@@ -1,17 +1,17 @@
-"""Routes over HTTP: those of inference, and that of the metrics."""
+"""HTTP routers of the inference endpoint and of the metrics endpoint."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from functools import partial
 from types import MappingProxyType
 
 from gpubridge.config import Restrictions
 from gpubridge.dataplane import HttpExchange, InferTargets
 from gpubridge.engine.client_regions import ClientRegions
-from gpubridge.engine.model import Model
-from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.models.model import Model
+from gpubridge.engine.models.tracing import trace_context
+from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode, Pieces, not_found, unsupported
 from gpubridge.frontend.control import Answer, ControlCall, ControlTasks
@@ -20,17 +20,20 @@ from gpubridge.frontend.forwarded_headers import NO_HEADERS, ForwardedHeaders
 from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
 from gpubridge.frontend.http.message import RequestHandler
 from gpubridge.frontend.infer import InferEndpoint
+from gpubridge.frontend.openai import OpenAiRoutes, is_openai
 from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.frontend.status.document import STATUS_PATH, StatusDocument
+from gpubridge.frontend.status.page import StatusPage
+from gpubridge.protocol.openai import openai_failure
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.telemetry.exposition import CONTENT_TYPE
 from gpubridge.telemetry.metrics import ModelState, metrics_page
-from gpubridge.telemetry.statistics import DeviceWork
 
 _ROUTES_KEPT = 1024
 
 
 class _Refused(BridgeError):
-    """A request that its method or its headers keep out, with a status of HTTP's own."""
+    """A request refused for its method or its headers, with an HTTP status of its own."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message, ErrorCode.INVALID_ARG)
@@ -38,30 +41,34 @@ class _Refused(BridgeError):
 
 
 class _Router:
-    """The shared part of routers: who may use which endpoints, and how errors look."""
+    """Restricted groups of endpoints, and the form of errors."""
 
     def __init__(self, restrictions: Restrictions) -> None:
         self._restrictions = restrictions
 
     def check(self, group: str, head: HttpExchange) -> None:
-        """Refuse a request that has not the header which its group of endpoints asks for."""
+        """Refuse a request that lacks the header its group of endpoints requires."""
         restriction = self._restrictions.get(group)
         if restriction is not None and not restriction.admits(head.field(restriction.name)):
             raise _Refused(restriction.refusal, 403)
 
-    def failure(self, error: BridgeError, status: int | None) -> tuple[int, Pieces]:
-        """Return status and JSON body of an error."""
+    def failure(
+        self, error: BridgeError, status: int | None, head: HttpExchange
+    ) -> tuple[int, Pieces]:
+        """Return the status and the JSON body of an error, in the terms of the API asked for."""
         if isinstance(error, _Refused):
             status = error.status
+        if is_openai(head.target):
+            return openai_failure(error, status)
         return status or http_status(error.code), error_body(error)
 
 
 class V2Router(_Router):
-    """Routes of the inference endpoint.
+    """Router of the inference endpoint.
 
-    - ``strict_readiness``: whether the server is ready only when every model is.
-    - ``headers``: those of requests that reach models.
-    - ``restrictions``: of groups of endpoints.
+    - ``strict_readiness``: the server is ready only when every model is.
+    - ``headers``: forwarded to models.
+    - ``restrictions``: headers that groups of endpoints require.
     """
 
     def __init__(
@@ -95,10 +102,20 @@ class V2Router(_Router):
                 self._open_generate,
             ),
             *ControlRoutes(repository, regions, self.ready).routes,
+            *OpenAiRoutes(repository, self._memory.arenas.arena, workers, headers).routes,
         ]
 
+    def serve_status(self, document: StatusDocument) -> None:
+        """Serve the status document, which tells what the statistics and the metrics tell."""
+
+        def open_status(_: re.Match[bytes], head: HttpExchange) -> RequestHandler:
+            self.check("statistics", head)
+            return document.open(head)
+
+        self._routes.append(Route("metrics", re.compile(STATUS_PATH), b"GET", open_status))
+
     def ready(self) -> bool:
-        """Return whether the server takes requests and, if that is asked for, every model is up."""
+        """Return whether the server is serving and, with strict readiness, every model is ready."""
         if not self.serving:
             return False
         if not self._strict:
@@ -108,7 +125,7 @@ class V2Router(_Router):
         )
 
     def model_changed(self, name: str) -> None:
-        """Point the endpoints of a model, whose served versions have changed, to these."""
+        """Update the endpoints of a model whose served versions have changed."""
         for key in [key for key in self._endpoints if key[0] == name]:
             endpoint = self._endpoints[key]
             try:
@@ -121,7 +138,7 @@ class V2Router(_Router):
                 endpoint.serve(model)
 
     def route(self, head: HttpExchange) -> RequestHandler:
-        """Return who takes a request; raises BridgeError."""
+        """Return the handler of a request; raises BridgeError."""
         target = head.target
         endpoint: InferEndpoint | None = self.targets.find(target)
         if endpoint is not None and head.method == b"POST":
@@ -145,13 +162,14 @@ class V2Router(_Router):
         find()
         kind = GenerateStreamHandler if path[3] else GenerateHandler
         parameters = self._headers.of(head.fields()) if self._headers.active else {}
-        return kind(find, self._memory.arenas.arena, self._workers, parameters)
+        context = trace_context(self._repository.telemetry.traces, head.field)
+        return kind(find, self._memory.arenas.arena, self._workers, parameters, context)
 
     def _open_infer(self, path: re.Match[bytes], head: HttpExchange) -> RequestHandler:
         key = named(path)
         model = self._repository.find(*key)
         _check_coupled(model)
-        # One endpoint for all the ways to write a path: what it remembers is bounded for each.
+        # Different spellings of a path share one endpoint, and its bounded templates.
         endpoint = self._endpoints.get(key)
         if endpoint is None:
             endpoint = InferEndpoint(model, self._memory, self._workers, self._headers)
@@ -163,19 +181,28 @@ class V2Router(_Router):
 
 
 class MetricsRouter(_Router):
-    """The one route of the metrics endpoint."""
+    """Router of the metrics endpoint; ``status_page`` is None if it is switched off."""
 
-    def __init__(self, repository: ModelRepository, restrictions: Restrictions) -> None:
+    def __init__(
+        self,
+        repository: ModelRepository,
+        restrictions: Restrictions,
+        status_page: StatusPage | None = None,
+    ) -> None:
         super().__init__(restrictions)
         self._repository = repository
+        self._status_page = status_page
         self._tasks = ControlTasks()
 
     def route(self, head: HttpExchange) -> RequestHandler:
-        """Return who takes a request; raises BridgeError."""
-        if head.target.partition(b"?")[0] != b"/metrics" or head.method != b"GET":
-            raise not_found("Not Found: the metrics are at /metrics")
+        """Return the handler of a request; raises BridgeError."""
         self.check("metrics", head)
-        return ControlCall(self._page, self._tasks)
+        if head.method == b"GET" and head.target.partition(b"?")[0] == b"/metrics":
+            return ControlCall(self._page, self._tasks)
+        handler = None if self._status_page is None else self._status_page.route(head)
+        if handler is None:
+            raise not_found("Not Found: the metrics are at /metrics")
+        return handler
 
     def _page(self, call: ControlCall) -> Answer:
         repository = self._repository
@@ -193,23 +220,12 @@ class MetricsRouter(_Router):
                 model.statistics,
                 model.pending,
                 model.queued,
-                sum(instance.restarts for instance in model.instances),
-                sum(
-                    (instance.fallbacks for instance in model.instances),
-                    Counter(model.config.fallbacks) + model.statistics.fallbacks,
-                ),
-                _device_work(model),
+                model.restarts,
+                model.fallbacks,
+                model.device_work,
             )
             for model in self._repository.loaded()
         ]
-
-
-def _device_work(model: Model) -> DeviceWork:
-    work = DeviceWork()
-    work.include(model.statistics.device_work)
-    for instance in model.instances:
-        work.include(instance.device_work)
-    return work
 
 
 def _check_coupled(model: Model) -> None:

@@ -1,11 +1,11 @@
-"""Requests whose inputs or outputs are in their clients' memory: what the engine has to know of them."""
+"""Memory of requests: arenas of models, and regions that clients have registered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from gpubridge.engine.client_regions import ClientPlace, ClientRegions, RegionUse
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.memory.regions import Regions
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Account, Body
 from gpubridge.protocol.grpc.receiver import RequestReceiver
@@ -14,7 +14,7 @@ from gpubridge.request import NO_BYTES, InferRequest, MemoryRange
 
 
 class RequestMemory:
-    """Memory of requests: the arenas of their models, and their clients' memory."""
+    """Arenas of models, and registered client memory."""
 
     def __init__(self, arenas: Regions, regions: ClientRegions) -> None:
         self.arenas = arenas
@@ -23,21 +23,20 @@ class RequestMemory:
     def receiver(
         self, nbytes: int, account: Account, refuse: Callable[[BridgeError], None]
     ) -> RequestReceiver:
-        """Return what receives a large gRPC message; as `Body` says of the others."""
+        """Return the receiver of a large gRPC message; see `Body` for the other parameters."""
         body = Body(self.arenas.budget, account, refuse)
         return RequestReceiver(nbytes, self.arenas.known_arena, body)
 
     def check(self, region: SharedRegion) -> None:
-        """Raise BridgeError where a piece of shared memory does not exist."""
+        """Raise BridgeError if a range of client memory is not registered."""
         _place(region, self.regions)
 
     def share(self, request: InferRequest, given: RequestRegions, model: str) -> None:
-        """Give a request the places of its inputs and outputs that are in the client's memory.
+        """Resolve the inputs and outputs of a request that are in the client's memory.
 
-        ``request``: has the places of all other inputs; nobody has got it yet.
+        ``request``: has the places of all other inputs, and is not submitted yet.
 
-        Raises BridgeError when such memory is not there any more; the request's slot has been
-        freed then.
+        Raises BridgeError, after freeing the request's slot, if a region is no longer registered.
         """
         try:
             _share(request, given, self.regions)

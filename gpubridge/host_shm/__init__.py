@@ -1,4 +1,4 @@
-"""Host memory that several processes map: sealed memfd segments, arenas cut from them, clients' own."""
+"""Host memory shared by processes: sealed memfd segments, arenas in them, and clients' regions."""
 
 from gpubridge.host_shm.arena import HostArena, Slot
 from gpubridge.host_shm.budget import (

@@ -1,8 +1,8 @@
-"""Slots of shared memory, cut from segments of one slot size each.
+"""Allocator of slots in shared memory, from segments of one slot size each.
 
-A slot is taken and given back in constant time: free slots of a size wait on a stack, so that the
-one used last (warm in the cache, its pages present) is used next. The arena grows by segments up to
-a limit and gives unused segments back.
+Slots are allocated and freed in constant time: free slots of a size lie on a stack, so that the one
+freed last (warm in the cache, its pages present) is allocated next. The arena grows by segments up
+to a limit and releases unused segments.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _POWERS_UP_TO = 1 << 16
 
 
 class Slot:
-    """A piece of a segment, lent to one user at a time; its ``memory`` is writable.
+    """A range of a segment, allocated to one user at a time; its ``memory`` is writable.
 
-    ``body`` is what it is charged to, if that is a large one; ``touched`` bytes may be in memory.
+    ``body``: the large body that it is charged to, or None; ``touched`` bytes may be in memory.
     """
 
     __slots__ = ("body", "bucket", "memory", "offset", "segment", "size", "touched")
@@ -37,14 +37,14 @@ class Slot:
         self.touched = 0
 
     def charge(self, body: Body | None) -> None:
-        """Charge it to the connection of a body that was packed into it, if that was a large one."""
+        """Charge the slot to the connection of a large body that it holds."""
         if body is not None:
             body.charge(self.size)
             self.body = body
 
 
 class Bucket:
-    """Slots of one size that lie one after another in a segment, and what is known of them."""
+    """Adjacent slots of one size in a segment, and their use."""
 
     __slots__ = ("free", "idle_since", "segment", "slot_size", "slots", "stack")
 
@@ -54,16 +54,15 @@ class Bucket:
         self.slots = slots
         self.free = slots
         self.idle_since = 0.0
-        # Where its free slots wait, with those of other buckets.
+        # Stack of free slots of this size, shared with other buckets.
         self.stack = stack
 
 
 class HostArena:
-    """An allocator of shared slots; owns its segments. Used by one thread at a time.
+    """Allocator of shared slots; owns its segments. Used by one thread at a time.
 
-    ``owner`` is the upper half of its region ids; ``kept`` bytes of the limit are for slots of at
-    most 64 KiB. ``on_create`` and ``on_drop`` are told of segments that come, and that are about to
-    go.
+    ``owner`` is the upper half of its region ids; ``kept`` bytes of the limit are reserved for slots of
+    at most 64 KiB. ``on_create`` and ``on_drop`` get new segments, and segments about to be closed.
     """
 
     def __init__(
@@ -81,12 +80,12 @@ class HostArena:
         self._made = 0
         self._on_create = on_create
         self._on_drop = on_drop
-        # By slot size; of slots that are only for one model by size and that.
+        # By slot size, or by (slot size, home) for slots of one home.
         self._stacks: dict[object, list[Slot]] = {}
         self._buckets: dict[int, Bucket] = {}
 
     def allocate(self, nbytes: int, home: str = "") -> Slot:
-        """Lend a slot of at least ``nbytes`` bytes (contents undefined); give back with :meth:`free`.
+        """Allocate a slot of at least ``nbytes`` bytes, with undefined contents; see :meth:`free`.
 
         ``home``: the `Segment.home` of the memory. Slots of different homes never share a segment.
 
@@ -101,7 +100,7 @@ class HostArena:
         return slot
 
     def free(self, slot: Slot) -> None:
-        """Take a slot back; its memory may be lent again at once."""
+        """Free a slot, which may be allocated again."""
         bucket = slot.bucket
         bucket.free += 1
         if bucket.free == bucket.slots:
@@ -113,21 +112,21 @@ class HostArena:
         return [bucket.segment for bucket in self._buckets.values()]
 
     def lent(self) -> tuple[int, int]:
-        """Number of slots lent now, and their bytes."""
+        """Return the number of allocated slots, and their bytes."""
         used = [(b.slots - b.free, b.slot_size) for b in self._buckets.values()]
         return sum(n for n, _ in used), sum(n * size for n, size in used)
 
     def trim(self, idle_seconds: float) -> int:
-        """Drop the segments of which no slot was used for ``idle_seconds``; returns bytes given back.
+        """Close the segments without used slots for ``idle_seconds``; returns the bytes released.
 
-        Those that are pinned stay: unpinning and pinning hold up all work of the GPU.
+        Pinned segments stay: pinning and unpinning delay all work of the GPU.
         """
         before = self.capacity
         self._drop_idle(idle_seconds, pinned=False)
         return before - self.capacity
 
     def close(self) -> None:
-        """Give every segment back, whoever still looks at it."""
+        """Close all segments, even if slots are allocated."""
         for bucket in list(self._buckets.values()):
             self._drop(bucket)
 
@@ -175,7 +174,7 @@ class HostArena:
 
 
 def slot_size(nbytes: int) -> int:
-    """Bytes of the slot that ``nbytes`` are put in: powers of two, above 64 KiB quarter steps."""
+    """Return the slot size for ``nbytes``: powers of two, above 64 KiB in quarter steps."""
     if nbytes <= _SMALLEST:
         return _SMALLEST
     bits = (nbytes - 1).bit_length()
@@ -186,7 +185,7 @@ def slot_size(nbytes: int) -> int:
 
 
 def slots_together(size: int) -> int:
-    """Return how many slots of a size are made at once."""
+    """Return the number of slots of a size that are made at once."""
     if size <= _POWERS_UP_TO:
         return _SMALL_SEGMENT // size
     return max(1, min(4, _SMALL_SEGMENT // size))

@@ -1,8 +1,8 @@
-"""Accounting of request memory: rules without a clock, a socket or a byte of memory.
+"""Accounting of request memory: pure rules without clock, sockets or memory.
 
-What arrives in pieces is charged a piece at a time. Each connection has a share, and may take more while nobody else needs
-it: when the limit is reached, the newest body of a connection that holds more than its share is refused.
-No body ever waits for another. A part of the memory is kept for small requests.
+Bodies that arrive in pieces are charged a piece at a time. Each connection has a share, and may
+exceed it while memory is free: at the limit, the newest body of a connection above its share is
+refused. No body waits for another. A part of the memory is reserved for small requests.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Callable, Protocol
 from gpubridge.errors import BridgeError, unavailable
 
 LARGE_BYTES = 1 << 16
-"""Requests of so many bytes are large: what they may take together leaves some to smaller ones."""
+"""Requests of at least this size are large; together they may not use all memory."""
 
 _FIRST_PIECE = 1 << 19
 _GROWTH = 3
-"""A body has memory for at most so many times what has arrived, beside that, once it is past the first."""
+"""After the first piece, a body gets at most this many times the bytes that have arrived."""
 _SHARES = 8
 _KEPT = 10
 
@@ -26,16 +26,15 @@ class Reclaimable(Protocol):
     """Memory that counts towards the budget."""
 
     def reclaim(self) -> None:
-        """Give back what nobody uses, by `Budget.give_back`."""
+        """Release unused memory, by `Budget.give_back`."""
 
 
 class Account:
-    """Memory that one connection holds.
+    """Memory that one connection uses.
 
-    ``unread``: returns the bytes of answers that its client has not read yet: they count, too.
+    ``unread``: returns the bytes of responses that its client has not read yet, which count as well.
 
-    Attribute ``held``: bytes of its large requests, from their arrival until their memory goes
-    back.
+    Attribute ``held``: bytes of its large requests, from their arrival until their memory is freed.
     """
 
     __slots__ = ("_unread", "held")
@@ -46,25 +45,24 @@ class Account:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Bytes of requests and unread responses."""
         return self.held + self._unread()
 
     def close(self) -> None:
-        """The connection is gone, and what it had not read with it."""
+        """Drop the unread responses: the connection is closed."""
         self._unread = int
 
 
 class Body:
-    """A large body that arrives, and later the request that it has become.
+    """A large body while it arrives, and then its request.
 
     - ``account``: the connection's.
-    - ``refuse``: gets the error that answers the request when its memory is needed elsewhere; gives
-      that memory back before it returns.
+    - ``refuse``: answers the request with an error, having released its memory, which others need.
 
-    Its attributes:
+    Public attributes:
 
     - ``budget``: as given.
-    - ``held``: bytes that are charged to the connection.
+    - ``held``: bytes charged to the connection.
     """
 
     __slots__ = ("_account", "_refuse", "budget", "held")
@@ -80,48 +78,48 @@ class Body:
 
     @property
     def above_share(self) -> bool:
-        """Return whether the connection holds more than its share."""
+        """Return whether the connection uses more than its share."""
         return self._account.total > self.budget.share
 
     def charge(self, nbytes: int) -> None:
-        """Charge the connection for all bytes that there is memory for by now."""
+        """Set the bytes charged to the connection."""
         self._account.held += nbytes - self.held
         self.held = nbytes
 
     def complete(self) -> None:
-        """Note that all of it has arrived: it is refused no more."""
+        """Note that the body has arrived, so that it can no longer be refused."""
         self.budget.arriving.pop(self, None)
 
     def release(self) -> None:
-        """Charge nothing any more; idempotent."""
+        """End all charges; idempotent."""
         self.complete()
         self.charge(0)
 
-    def lead_to(self, refuse: Callable[[BridgeError], None]) -> None:
-        """Have another get the error from here on."""
+    def set_refuse(self, refuse: Callable[[BridgeError], None]) -> None:
+        """Replace the function that answers the request with an error."""
         self._refuse = refuse
 
     def refuse(self, error: BridgeError) -> None:
-        """Have the request answered by an error."""
+        """Answer the request with an error."""
         self.complete()
         self._refuse(error)
 
 
 def piece_bytes(arrived: int, left: int) -> int:
-    """Return how much memory a body gets next, so that who promises much and sends little holds little."""
+    """Return the size of a body's next piece of memory, limited by the bytes that have arrived."""
     return min(left, max(_FIRST_PIECE, _GROWTH * arrived))
 
 
 class Budget:
-    """The memory for the requests of all models.
+    """Budget of memory for the requests of all models.
 
     ``limit``: bytes.
 
-    Its attributes:
+    Public attributes:
 
     - ``used``: bytes that may be in memory, of requests or of free slots.
-    - ``share``: bytes that one connection may hold while others need memory.
-    - ``arriving``: the large bodies that are on their way, the newest last.
+    - ``share``: bytes that one connection may use while others need memory.
+    - ``arriving``: the large bodies that are arriving, the newest last.
     """
 
     def __init__(self, limit: int) -> None:
@@ -133,11 +131,11 @@ class Budget:
         self._memories: list[Reclaimable] = []
 
     def add(self, memory: Reclaimable) -> None:
-        """Have memory that can be given back for others."""
+        """Add memory that can be reclaimed."""
         self._memories.append(memory)
 
     def check(self, nbytes: int) -> None:
-        """Refuse a message that can never be there as a whole.
+        """Refuse a message that exceeds the limit by itself.
 
         Raises BridgeError: UNAVAILABLE, with both numbers.
         """
@@ -151,22 +149,22 @@ class Budget:
     def take(self, nbytes: int, *, large: bool, body: Body | None = None) -> None:
         """Count memory that is about to be used, for ``body`` if that is still arriving.
 
-        Raises BridgeError: UNAVAILABLE when there is no room, and no body that has to make room.
+        Raises BridgeError: UNAVAILABLE if memory is short and no other body can be refused.
         """
         most = self._large_limit if large else self.limit
         if self.used + nbytes > most:
-            self._make_room(nbytes, most, body)
+            self._free_memory(nbytes, most, body)
         self.used += nbytes
 
-    def has_room(self, nbytes: int) -> bool:
-        """Return whether large memory could be taken without any being given back for it."""
+    def fits(self, nbytes: int) -> bool:
+        """Return whether large memory could be taken without reclaiming any."""
         return self.used + nbytes <= self._large_limit
 
     def give_back(self, nbytes: int) -> None:
-        """Count memory no more, whose pages are gone."""
+        """Uncount memory whose pages were released."""
         self.used -= nbytes
 
-    def _make_room(self, nbytes: int, most: int, body: Body | None) -> None:
+    def _free_memory(self, nbytes: int, most: int, body: Body | None) -> None:
         while not self._reclaimed(nbytes, most):
             victim = next((each for each in reversed(self.arriving) if each.above_share), None)
             if victim is None or victim is body:
@@ -174,7 +172,7 @@ class Budget:
             victim.refuse(self._full(victim.held))
 
     def _reclaimed(self, nbytes: int, most: int) -> bool:
-        """Give back what nobody uses until there is room; return whether there is."""
+        """Reclaim unused memory until ``nbytes`` fit; return whether they do."""
         for memory in self._memories:
             if self.used + nbytes <= most:
                 return True
@@ -190,7 +188,7 @@ class Budget:
 
 
 class PrivateBytes:
-    """Bytes that somebody keeps for a body, which they are charged to."""
+    """Private memory of the caller that is charged to a body."""
 
     __slots__ = ("_body", "_counted")
 
@@ -199,9 +197,9 @@ class PrivateBytes:
         self._counted = 0
 
     def count(self, nbytes: int) -> None:
-        """Count so many bytes in all, which are about to be used.
+        """Set the number of bytes, which are about to be used.
 
-        Raises BridgeError: UNAVAILABLE when there is no room for them.
+        Raises BridgeError: UNAVAILABLE if memory is short.
         """
         self._body.charge(nbytes)
         if nbytes > self._counted:
@@ -211,30 +209,30 @@ class PrivateBytes:
         self._counted = nbytes
 
     def complete(self) -> None:
-        """Note that the body has arrived: what it holds is not refused any more."""
+        """Note that the body has arrived, so that it can no longer be refused."""
         self._body.complete()
 
     def close(self) -> None:
-        """Count nothing any more; idempotent."""
+        """Uncount all bytes; idempotent."""
         counted, self._counted = self._counted, 0
         self._body.budget.give_back(counted)
         self._body.release()
 
 
 class PrivateMemory(PrivateBytes):
-    """Memory of ``nbytes`` for a body, counted as it is handed out; UNAVAILABLE if too large."""
+    """Memory of ``nbytes`` for a body, counted as the body arrives; UNAVAILABLE if too large."""
 
     __slots__ = ("memory",)
 
     def __init__(self, nbytes: int, body: Body) -> None:
         super().__init__(body)
         body.budget.check(nbytes)
-        # Not a bytearray: that would write zeros to all of it.
+        # Not a bytearray, which would write zeros to all pages.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self.memory = memoryview(mmap.mmap(-1, nbytes, flags=flags))
 
     def grow(self, at: int, end: int) -> int:
-        """Return up to where there is memory for what arrives next; as `RequestArena.grow`."""
+        """Return the end of the memory for the next bytes; as `RequestArena.grow`."""
         upto = at + piece_bytes(at, end - at)
         self.count(upto)
         return upto

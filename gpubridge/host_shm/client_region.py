@@ -1,8 +1,9 @@
-"""Clients' POSIX shared memory: opened by the server, which never touches it, mapped by stubs.
+"""Clients' POSIX shared memory: opened by the server, which never accesses it, and mapped by stubs.
 
-Who touches memory of an object that its owner has shrunk gets SIGBUS. So the server only holds the
-descriptor; each stub maps it itself, and goes on with zeros there, which never become an answer. So it
-does where /dev/shm is full, and a page is not there yet. Without the compiled module it dies.
+Access to memory of an object that its owner has shrunk raises SIGBUS. So the server only keeps the
+descriptor; each stub maps the object and continues with zeros in place of lost pages, which are never
+sent as a response. It does the same if /dev/shm is full and a page is missing. Without the compiled
+module the stub dies.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LONGEST_NAME = 255
 
 
 class ClientSegment:
-    """A client's object, opened and checked, but not mapped; owns its descriptor."""
+    """A client's shared memory object, opened and checked but not mapped; owns its descriptor."""
 
     __slots__ = ("fd", "region", "size")
 
@@ -32,12 +33,11 @@ class ClientSegment:
 
     @classmethod
     def open(cls, region: int, key: str, offset: int, nbytes: int) -> ClientSegment:
-        """Open the object that a client calls ``key``, to use ``nbytes`` of it from ``offset`` on.
+        """Open the object named ``key``, to use ``nbytes`` of it from ``offset`` on.
 
-        Only a regular file directly in /dev/shm is opened, through no link, and only one that
-        belongs to the server's user or that its owner lets everybody write: a client must not reach
-        others' memory by the server's rights. Raises BridgeError: INTERNAL, in Triton's words, for
-        any other.
+        Opens only regular files directly in /dev/shm, follows no links, and requires that the file
+        belongs to the server's user or is writable by everybody: a client must not reach other users'
+        memory by the server's rights. Raises BridgeError: INTERNAL, in Triton's words, otherwise.
         """
         fd = _open_object(key)
         end = offset + nbytes
@@ -47,11 +47,11 @@ class ClientSegment:
         return cls(region, fd, end)
 
     def has(self, end: int) -> bool:
-        """Return whether the object still has so many bytes."""
+        """Return whether the object still has at least ``end`` bytes."""
         return os.fstat(self.fd).st_size >= end
 
     def close(self) -> None:
-        """Give the descriptor back; idempotent. What stubs have mapped stays."""
+        """Close the descriptor; idempotent. Mappings of stubs stay."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -61,7 +61,7 @@ class ClientSegment:
 
 
 class ClientMapping:
-    """A mapped object of a client; views of its ``memory`` keep that."""
+    """Mapping of a client's object; views of its ``memory`` keep it mapped."""
 
     def __init__(self, mapped: mmap.mmap, fd: int) -> None:
         self._mapped = mapped
@@ -72,27 +72,27 @@ class ClientMapping:
 
     @property
     def lost(self) -> bool:
-        """True if pages were touched that the client had taken away: they hold zeros now."""
+        """Return whether pages were accessed that the client had removed; they hold zeros now."""
         return self._watched is not None and self._watched.lost
 
     @property
     def starved(self) -> int:
-        """A number that grows whenever a page of it was touched that /dev/shm had no memory for."""
+        """Count of accesses to pages for which /dev/shm had no memory."""
         return 0 if self._watched is None else self._watched.starved
 
     def renew(self) -> None:
-        """Have its client's bytes again where such pages hold zeros."""
+        """Map the object anew where such pages hold zeros."""
         if self._watched is not None and self.starved > self._renewed:
             self._renewed = self.starved
             self._watched.renew()
 
     def size(self) -> int:
-        """Return how many of its bytes are there now: its client may have shrunk it."""
+        """Return the current size, which the client may have shrunk."""
         return 0 if self.lost else min(len(self.memory), self._mapped.size())
 
 
 def map_client_region(fd: int, size: int) -> ClientMapping | None:
-    """Map a client's object, writable; takes over ``fd``. None when it has been shrunk, or cannot be."""
+    """Map a client's object, writable; takes over ``fd``. None if it was shrunk or mapping fails."""
     try:
         return ClientMapping(mmap.mmap(fd, size), fd)
     except (OSError, ValueError):
@@ -102,14 +102,14 @@ def map_client_region(fd: int, size: int) -> ClientMapping | None:
 
 
 def _open_object(key: str) -> int:
-    """Return a descriptor of the object, which is a regular file of the right owner."""
+    """Open an object after checking that it is a regular file of a permitted owner."""
     name = key.removeprefix("/")
     refusal = BridgeError(f"Unable to open shared memory region: '{key}'", ErrorCode.INTERNAL)
     raw = name.encode(errors="surrogatepass")
     if name in ("", ".", "..") or "/" in name or "\0" in name or len(raw) > _LONGEST_NAME:
         raise refusal
     try:
-        # Looked at before it is opened: opening a fifo or a device may do something.
+        # Checked before it is opened: opening a fifo or a device may have effects.
         found = os.open(_DIRECTORY + raw, _LOOK)
     except OSError as error:
         raise refusal from error

@@ -1,8 +1,8 @@
-"""The memory that the requests of one model arrive in: slots cut from one sparse memfd.
+"""Arena for the requests of one model: slots in one sparse memfd.
 
-The memfd is as large as its model could ever need, and costs what is used of it: a page is there from
-the first byte that is written to it until it is given back by a hole. So sizes do not starve each
-other: the pages of a free slot of one size make room for a slot of any other.
+The memfd is as large as its model could ever need, but only used pages take memory: from the first
+write until they are released by punching a hole. So the pages of a free slot can be released for a
+slot of any other size.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gpubridge.host_shm.budget import LARGE_BYTES, Body, Budget, piece_bytes
 from gpubridge.host_shm.segment import Segment
 
 _RESERVED = 4
-"""A segment has addresses for so many times the limit: free ranges between slots are never scarce."""
+"""A segment has addresses for this many times the limit, so that fragmentation does not matter."""
 _PAGE = 4096
 _GUARD = 1 << 20
-"""Nothing lies in the first bytes: who writes before its slot meets no other mapping of its process."""
+"""Unused bytes at the start: writes before the first slot hit no other mapping of the process."""
 
 
 class AddressSpace:
-    """Cuts ranges from ``size`` bytes; the lowest range that is large enough is cut first."""
+    """First-fit allocator of ranges from ``size`` bytes."""
 
     __slots__ = ("_ends", "_starts")
 
@@ -35,7 +35,7 @@ class AddressSpace:
         self._ends = [size]
 
     def take(self, nbytes: int) -> int | None:
-        """Cut a range; return where it begins, None where no free range is large enough."""
+        """Allocate a range; return its start, or None if no free range is large enough."""
         starts, ends = self._starts, self._ends
         for i, start in enumerate(starts):
             if ends[i] - start >= nbytes:
@@ -47,7 +47,7 @@ class AddressSpace:
         return None
 
     def give_back(self, start: int, nbytes: int) -> None:
-        """Take a range back that was cut, and join it with its free neighbours."""
+        """Free a range, and join it with its free neighbours."""
         starts, ends = self._starts, self._ends
         end = start + nbytes
         i = bisect_left(starts, start)
@@ -66,19 +66,19 @@ class AddressSpace:
 
 
 class ArenaEvents(Protocol):
-    """Hears of the memory of an arena."""
+    """Callbacks of an arena about its segments."""
 
     def created(self, arena: RequestArena) -> Segment:
-        """Make the arena's next segment, of `reserved_bytes`."""
+        """Create the arena's next segment, of `reserved_bytes`."""
 
     def dropped(self, segment: Segment) -> None:
-        """A segment is about to go."""
+        """A segment is about to be closed."""
 
     def retired(self, segment: Segment) -> None:
-        """A pinned segment is to be unpinned; nothing of it comes into use again."""
+        """A pinned segment must be unpinned; its free slots are not used again."""
 
     def extended(self, segment: Segment, offset: int, nbytes: int) -> None:
-        """Another range is in use, of a segment that processes have pinned: they may pin that, too."""
+        """Another range of a segment is in use that processes have pinned: they may pin it, too."""
 
 
 def reserved_bytes(limit: int) -> int:
@@ -87,7 +87,7 @@ def reserved_bytes(limit: int) -> int:
 
 
 class _Space:
-    """A segment, and what of it is cut into slots."""
+    """A segment and its buckets of slots."""
 
     __slots__ = ("addresses", "buckets", "pinned", "segment")
 
@@ -96,21 +96,21 @@ class _Space:
         self.addresses = AddressSpace(segment.size)
         self.addresses.take(_GUARD)
         self.buckets: dict[int, _SparseBucket] = {}
-        # Whether other processes pin what is in use of it: nothing of it is punched.
+        # Whether other processes pin its used ranges, so that no holes may be punched.
         self.pinned = False
 
     @property
     def idle(self) -> bool:
-        """Return whether no slot is lent."""
+        """Return whether no slot is allocated."""
         return all(bucket.free == bucket.slots for bucket in self.buckets.values())
 
 
 class _SparseBucket(Bucket):
-    """Slots of one size in a range of a space; each is made when it is first needed.
+    """Slots of one size in a range of a space; each `Slot` is made when first needed.
 
-    - ``unmade``: offsets of slots that are not made, the next one last.
+    - ``unmade``: offsets of slots without a `Slot`, the next one last.
     - ``touched``: bytes of its slots that may be in memory.
-    - ``pinned``: whether processes may have pinned it, all of which counts as in memory then.
+    - ``pinned``: whether processes may have pinned it, so that all of it counts as in memory.
     """
 
     __slots__ = ("offset", "pinned", "space", "touched", "unmade")
@@ -127,13 +127,13 @@ class _SparseBucket(Bucket):
 
 
 class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots have one home
-    """An arena whose slots lie in one sparse segment; used by one thread at a time.
+    """Arena whose slots lie in one sparse segment; used by one thread at a time.
 
-    Free small slots are lent and taken back by compiled code (`SlotLists`), without a call of Python.
+    Compiled code (`SlotLists`) allocates and frees small slots without calling Python.
 
-    - ``budget``: of all such arenas; stays the caller's.
-    - ``home``: the `Segment.home` of its memory: the model whose requests these are.
-    - ``events``: makes its segments, and hears when they go.
+    - ``budget``: the budget of all such arenas.
+    - ``home``: the `Segment.home` of its memory: the model of the requests.
+    - ``events``: creates its segments, and gets notified about them.
     """
 
     def __init__(self, budget: Budget, home: str, events: ArenaEvents) -> None:
@@ -142,17 +142,17 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         self.budget = budget
         self._events = events
         self._space: _Space | None = None
-        # Those with slots still lent, which were pinned.
+        # Replaced pinned spaces that still have allocated slots.
         self._retired: list[_Space] = []
         SlotLists.__init__(self, self._stacks, self._retired)
-        # Slots of bodies that are still arriving.
+        # Slots of bodies that are arriving.
         self._arriving: dict[Slot, None] = {}
-        # Buckets that have slots to be made, by size.
+        # Buckets with unmade slots, by size.
         self._unmade: dict[int, list[_SparseBucket]] = {}
         budget.add(self)
 
     def allocate_new(self, nbytes: int) -> Slot:
-        """Lend a slot of which not all need be in memory yet, but will be; as `HostArena.allocate`."""
+        """Allocate a slot that is used completely, and count its memory; as `HostArena.allocate`."""
         if nbytes > LARGE_BYTES:
             self.budget.check(nbytes)
         for last in (False, True):
@@ -163,7 +163,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
                 self._touch(slot, slot.size)
                 break
             except BridgeError:
-                # With it goes its segment, if that is pinned and was to be replaced: then there is room.
+                # Freeing it may close its segment, a replaced pinned one: then try again.
                 used = self.budget.used
                 self.free(slot)
                 if last or self.budget.used == used:
@@ -172,9 +172,9 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         return slot
 
     def reserve(self, nbytes: int, body: Body) -> Slot:
-        """Lend a slot for a body that arrives: its memory counts as it is handed out, by `grow`.
+        """Allocate a slot for an arriving body, whose memory is counted piecewise by `grow`.
 
-        Raises BridgeError: UNAVAILABLE when it would never fit; the body is released then.
+        Raises BridgeError: UNAVAILABLE, having released the body, if it can never fit.
         """
         try:
             self.budget.check(nbytes)
@@ -187,11 +187,11 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         return slot
 
     def grow(self, slot: Slot, at: int, end: int) -> int:
-        """Return up to where a slot has memory for what arrives next of its body; it is counted by now.
+        """Count memory for the next bytes of a slot's body; return its end in the slot.
 
-        ``at``, ``end``: where in the slot the next byte belongs, and where the body ends.
+        ``at``, ``end``: offset of the next byte in the slot, and the end of the body.
 
-        Raises BridgeError: UNAVAILABLE when there is no room for it; the slot stays lent.
+        Raises BridgeError: UNAVAILABLE if memory is short; the slot stays allocated.
         """
         assert slot.body is not None
         upto = at + piece_bytes(at, end - at)
@@ -201,14 +201,14 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         return upto
 
     def complete(self, slot: Slot) -> None:
-        """Note that the body has arrived: what it holds is not refused any more."""
+        """Note that the body has arrived, so that it can no longer be refused."""
         if slot.body is not None:
             slot.body.complete()
             self._arriving.pop(slot, None)
             self._pin_used(slot)
 
     def _touch(self, slot: Slot, nbytes: int) -> None:
-        """Count the memory of a slot up to ``nbytes``."""
+        """Count the first ``nbytes`` of a slot as used."""
         bucket = slot.bucket
         assert isinstance(bucket, _SparseBucket)
         if not bucket.pinned:
@@ -219,11 +219,11 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         slot.touched = nbytes
 
     def segments(self) -> list[Segment]:
-        """Return all segments that exist now: one, but where pinned memory is being replaced."""
+        """Return all segments: more than one while pinned memory is being replaced."""
         return [space.segment for space in self._spaces()]
 
     def pin(self, region: int) -> list[tuple[int, int]]:
-        """Note that processes pin a segment; return the ranges of it that are in use, to be pinned."""
+        """Note that processes pin a segment; return its used ranges, to be pinned."""
         space = self._space_of(region)
         if space is None or space is not self._space:
             return []
@@ -240,7 +240,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         ]
 
     def unpin(self, region: int) -> None:
-        """Note that the last process is gone that has pinned a segment."""
+        """Note that no process pins a segment any more."""
         space = self._space_of(region)
         if space is None:
             return
@@ -257,7 +257,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         return next((each for each in self._spaces() if each.segment.region == region), None)
 
     def _pin_used(self, slot: Slot) -> None:
-        """Have processes pin where a slot lies whose body is there: not before, as it costs memory."""
+        """Have processes pin the bucket of a slot once its body has arrived, since pinning takes memory."""
         bucket = slot.bucket
         assert isinstance(bucket, _SparseBucket)
         if bucket.space.pinned and not bucket.pinned:
@@ -267,27 +267,24 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
                 self._events.extended(bucket.segment, bucket.offset, nbytes)
 
     def _pin(self, bucket: _SparseBucket) -> None:
-        """Count all of a bucket, to be pinned; not where something would have to go for that."""
+        """Count all of a bucket as used, to be pinned, if that takes no memory from others."""
         rest = bucket.slots * bucket.slot_size - bucket.touched
-        if self.budget.has_room(rest):
+        if self.budget.fits(rest):
             self.budget.take(rest, large=True)
             bucket.touched += rest
             self.capacity += rest
             bucket.pinned = True
 
     def lent(self) -> tuple[int, int]:
-        """Return the number of slots lent now, and their bytes."""
-        used = [
-            (bucket.slots - bucket.free, bucket.slot_size)
-            for space in self._spaces()
-            for bucket in space.buckets.values()
-        ]
+        """Return the number of allocated slots, and their bytes."""
+        buckets = [bucket for space in self._spaces() for bucket in space.buckets.values()]
+        used = [(bucket.slots - bucket.free, bucket.slot_size) for bucket in buckets]
         return sum(n for n, _ in used), sum(n * size for n, size in used)
 
     def trim(self, idle_seconds: float) -> int:
-        """Give back the memory of which nothing was used for ``idle_seconds``; return its bytes.
+        """Release the memory that was unused for ``idle_seconds``; return its bytes.
 
-        What is pinned stays: unpinning and pinning hold up all work of a GPU.
+        Pinned memory stays: pinning and unpinning delay all work of a GPU.
         """
         before = self.capacity
         oldest = time.monotonic() - idle_seconds
@@ -304,7 +301,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         return before - self.capacity
 
     def reclaim(self) -> None:
-        """Give back the memory of all that is not lent, or has not arrived, as far as that can be."""
+        """Release all memory that is not allocated or not filled yet, as far as possible."""
         for space in self._spaces():
             if space.pinned and space.idle:
                 self._close(space)
@@ -315,7 +312,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
                 self._punch(space)
 
     def take_back(self, slot: Slot) -> None:
-        """Take a slot back that is charged to a body, or while memory is being replaced."""
+        """Free a slot that is charged to a body, or while pinned memory is being replaced."""
         body, slot.body = slot.body, None
         if body is not None:
             body.release()
@@ -333,18 +330,18 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
                     self._give_back(bucket)
 
     def close(self) -> None:
-        """Give every segment back, whoever still looks at it."""
+        """Close all segments, even if slots are allocated."""
         for space in self._spaces():
             self._close(space)
 
     def _spaces(self) -> list[_Space]:
-        # A list of its own: those who go through it may close some.
+        # A copy, since callers close spaces while they iterate.
         return [*self._retired] if self._space is None else [*self._retired, self._space]
 
     # -- growing -------------------------------------------------------------------------------
 
     def _grow(self, size: int, _: str) -> list[Slot]:
-        """Make one slot more; returns the stack that it lies on."""
+        """Make another slot; returns its stack."""
         bucket = self._bucket(size)
         slot = Slot(bucket, bucket.unmade.pop(), size)
         if not bucket.unmade:
@@ -353,7 +350,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         return bucket.stack
 
     def _bucket(self, size: int) -> _SparseBucket:
-        """Return a bucket that has a slot to be made."""
+        """Return a bucket with an unmade slot."""
         known = self._unmade.setdefault(size, [])
         if known:
             return known[-1]
@@ -372,10 +369,10 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         known.append(bucket)
         return bucket
 
-    # -- giving back ---------------------------------------------------------------------------
+    # -- releasing -----------------------------------------------------------------------------
 
     def _retire(self, space: _Space) -> None:
-        """Have a pinned segment unpinned: no slot of it is lent again, whose pages might be others."""
+        """Replace a pinned segment: its free slots are not used again, and it is unpinned."""
         self.unpin(space.segment.region)
         self._punch(space)
         for bucket in space.buckets.values():
@@ -385,17 +382,17 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         self._events.retired(space.segment)
 
     def _punch(self, space: _Space) -> None:
-        """Give back the pages of all slots of a space that are not lent."""
+        """Release the pages of all free slots of a space."""
         for bucket in list(space.buckets.values()):
             if bucket.free == bucket.slots:
                 self._give_back(bucket)
         for stack in self._stacks.values():
             stack[:] = [slot for slot in stack if not self._unmake(slot, space)]
         for slot in self._arriving:
-            self._punch_rest(slot, space)
+            self._punch_unfilled(slot, space)
 
-    def _punch_rest(self, slot: Slot, space: _Space) -> None:
-        """Give back what a slot has from a request before, and the body in it does not fill yet."""
+    def _punch_unfilled(self, slot: Slot, space: _Space) -> None:
+        """Release the pages of an arriving body's slot that it has not filled yet."""
         bucket, body = slot.bucket, slot.body
         assert isinstance(bucket, _SparseBucket)
         assert body is not None
@@ -407,7 +404,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
             self._uncount(rest)
 
     def _unmake(self, slot: Slot, space: _Space) -> bool:
-        """Give back the pages of a slot that is not lent, if it is in a space."""
+        """Release the pages of a free slot in a space; return whether it was in it."""
         bucket = slot.bucket
         assert isinstance(bucket, _SparseBucket)
         if bucket.space is not space or not space.segment.punch(slot.offset, slot.size):
@@ -420,7 +417,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         return True
 
     def _give_back(self, bucket: _SparseBucket) -> None:
-        """Give back the memory of a bucket of which no slot is lent."""
+        """Release the memory of a bucket without allocated slots."""
         nbytes = bucket.slots * bucket.slot_size
         if not bucket.segment.punch(bucket.offset, nbytes):
             return
@@ -430,7 +427,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         bucket.space.addresses.give_back(bucket.offset, nbytes)
 
     def _close(self, space: _Space) -> None:
-        """Give back a whole segment."""
+        """Close a whole segment."""
         if space is self._space:
             self._space = None
         else:
@@ -442,7 +439,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         space.segment.close()
 
     def _forget(self, bucket: _SparseBucket) -> None:
-        """Lend no slot of a bucket again."""
+        """Remove all slots of a bucket from the free and unmade ones."""
         stack = bucket.stack
         stack[:] = [slot for slot in stack if slot.bucket is not bucket]
         unmade = self._unmade[bucket.slot_size]

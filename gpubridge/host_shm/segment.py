@@ -1,8 +1,8 @@
-"""A segment: one sealed memfd and this process's mapping of it.
+"""Segment: a sealed memfd and this process's mapping of it.
 
-A memfd has no name, so nothing can be left in /dev/shm, and it is gone with the last process that
-holds it. Its size is sealed before anyone else sees it: a peer that could shrink it would kill every
-other process that reads it (SIGBUS).
+A memfd has no name, so it leaves nothing in /dev/shm and ends with the last process that uses it. Its
+size is sealed before other processes get it: a process that shrank it would kill all readers
+(SIGBUS).
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 class Segment:
     """A mapped memfd, made (`create`) or opened (`open`), which owns ``fd`` and the mapping.
 
-    :meth:`close` gives back both, except that memory which views still refer to stays mapped until
-    the last view dies. An object that nobody refers to closes itself: what a dead process made is
-    handed on to others for as long as somebody holds its segment.
+    :meth:`close` releases both, but memory with views stays mapped until the last view is deleted. A
+    deleted object closes itself: the memory of a dead process can be passed on as long as its segment
+    is referred to.
 
-    ``home``: the model that the memory is meant for, or the ensemble whose members it is meant for:
-    they may map it writable. Empty for memory that is meant for the server: others may only read
-    it.
-
-    ``pinned``: whether this process pins the memory: it is given back only where there is no room.
+    - ``home``: the model, or ensemble of models, that may map the memory writable; empty for memory of
+      the server, which others may only read.
+    - ``pinned``: whether this process pins the memory; it is then released only if memory is short.
     """
 
     __slots__ = ("_map", "_read_only_fd", "fd", "home", "pinned", "region", "size", "view")
@@ -35,7 +33,7 @@ class Segment:
     def __init__(
         self, region: int, fd: int, size: int, home: str = "", *, writable: bool = True
     ) -> None:
-        # The descriptors are this object's only when nothing can fail any more.
+        # The object owns the descriptors only once nothing can fail any more.
         self.fd = self._read_only_fd = -1
         access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         self._map: mmap.mmap | None = mmap.mmap(fd, size, prot=access)
@@ -48,7 +46,7 @@ class Segment:
 
     @classmethod
     def create(cls, region: int, size: int, home: str = "") -> Segment:
-        """Make a new sealed segment of zeros; its pages are taken when touched."""
+        """Make a new sealed segment of zeros, whose pages are allocated on first access."""
         try:
             fd = os.memfd_create("gpubridge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
@@ -67,8 +65,8 @@ class Segment:
     ) -> Segment:
         """Map a segment that another process made; takes over ``fd`` (closed on failure).
 
-        Where it is not ``writable``, a write to the mapping ends this process. Raises BridgeError:
-        INVALID_ARG for no memfd that is sealed against resizing, or one of another size.
+        Unless ``writable``, a write to the mapping ends this process. Raises BridgeError: INVALID_ARG
+        unless it is a memfd of this size, sealed against shrinking.
         """
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -88,7 +86,7 @@ class Segment:
 
     @property
     def read_only_fd(self) -> int:
-        """A descriptor by which another process can map this memory, but not writable."""
+        """Descriptor by which another process can map this memory read-only."""
         if self._read_only_fd < 0:
             try:
                 self._read_only_fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -99,7 +97,7 @@ class Segment:
         return self._read_only_fd
 
     def punch(self, offset: int, nbytes: int) -> bool:
-        """Give the pages of a range, which nobody has pinned, back; return whether that worked."""
+        """Release the pages of an unpinned range; return whether that succeeded."""
         assert self._map is not None
         try:
             self._map.madvise(mmap.MADV_REMOVE, offset, nbytes)
@@ -108,7 +106,7 @@ class Segment:
         return True
 
     def close(self) -> None:
-        """Give the segment back; idempotent."""
+        """Close descriptors and mapping; idempotent."""
         if self.fd < 0:
             return
         os.close(self.fd)
@@ -117,7 +115,7 @@ class Segment:
             os.close(self._read_only_fd)
             self._read_only_fd = -1
         self.view.release()
-        # Whoever still looks at this memory holds the mapping: it goes with their last view.
+        # Existing views keep the mapping.
         self._map = None
 
     def __del__(self) -> None:

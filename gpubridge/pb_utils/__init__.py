@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpubridge.pb_utils.batch import Batch
 from gpubridge.pb_utils.c_module import TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU
-from gpubridge.pb_utils.constants import (
+from gpubridge.pb_utils.datatypes import (
     TRITON_STRING_TO_NUMPY,
-    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
-    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
-    TRITONSERVER_REQUEST_RELEASE_ALL,
-    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
-    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
@@ -25,20 +21,31 @@ from gpubridge.pb_utils.constants import (
 from gpubridge.pb_utils.exceptions import TritonError, TritonModelException
 from gpubridge.pb_utils.framework_arena import device_arena
 from gpubridge.pb_utils.logger import Logger
-from gpubridge.pb_utils.lookup import (
+from gpubridge.pb_utils.metrics import MetricFamily
+from gpubridge.pb_utils.models import (
+    ModelConfig,
     get_input_config_by_name,
-    get_input_tensor_by_name,
     get_model_dir,
     get_output_config_by_name,
-    get_output_tensor_by_name,
+    is_model_ready,
+    load_model,
+    unload_model,
     using_decoupled_model_transaction_policy,
 )
-from gpubridge.pb_utils.metrics import MetricFamily
-from gpubridge.pb_utils.model_config import ModelConfig
-from gpubridge.pb_utils.model_control import is_model_ready, load_model, unload_model
-from gpubridge.pb_utils.output_form import PreferredMemory
-from gpubridge.pb_utils.request import InferenceRequest
-from gpubridge.pb_utils.response import InferenceResponse
+from gpubridge.pb_utils.request import (
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
+    PreferredMemory,
+    get_input_tensor_by_name,
+)
+from gpubridge.pb_utils.response import (
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceResponse,
+    get_output_tensor_by_name,
+)
 from gpubridge.pb_utils.tensor import Tensor
 
 __all__ = [
@@ -50,6 +57,7 @@ __all__ = [
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
     "TRITON_STRING_TO_NUMPY",
+    "Batch",
     "InferenceRequest",
     "InferenceResponse",
     "Logger",
@@ -80,7 +88,7 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Raise AttributeError with the real spelling of a name that tutorials have invented."""
+        """Raise AttributeError that suggests the real spelling of a misspelt name."""
         import difflib  # noqa: PLC0415  (only for an error)
 
         word = name.strip("_").lower()

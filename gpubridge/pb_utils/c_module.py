@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from gpubridge.pb_utils.calls import ResponseIterator
-from gpubridge.pb_utils.exceptions import SharedMemory, TritonError, TritonModelException
+from typing import NoReturn
+
+from gpubridge.pb_utils.exceptions import TritonError, TritonModelException
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.pb_utils.metrics import Metric, MetricFamily, MetricKind
-from gpubridge.pb_utils.model_control import is_model_ready, load_model, unload_model
-from gpubridge.pb_utils.output_form import MemoryType, PreferredMemory
-from gpubridge.pb_utils.request import InferenceRequest
-from gpubridge.pb_utils.request_fields import InferenceTrace
-from gpubridge.pb_utils.response import InferenceResponse
-from gpubridge.pb_utils.response_sender import InferenceResponseSender
+from gpubridge.pb_utils.models import is_model_ready, load_model, unload_model
+from gpubridge.pb_utils.request import (
+    InferenceRequest,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+)
+from gpubridge.pb_utils.response import (
+    InferenceResponse,
+    InferenceResponseSender,
+    ResponseIterator,
+)
 from gpubridge.pb_utils.tensor import Tensor
 
 __all__ = [
@@ -40,6 +47,20 @@ __all__ = [
     "shared_memory",
     "unload_model",
 ]
+
+
+class SharedMemory:
+    """Triton's shared memory pool, which gpubridge does not have."""
+
+    __module__ = "c_python_backend_utils"
+
+    def free_memory(self) -> NoReturn:
+        """Raise TritonModelException: there is no such pool."""
+        raise TritonModelException(
+            "shared_memory.free_memory() is not supported by this version of gpubridge yet; see "
+            "the compatibility table in its documentation"
+        )
+
 
 TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU
 TRITONSERVER_MEMORY_CPU = MemoryType.TRITONSERVER_MEMORY_CPU

@@ -1,9 +1,18 @@
-"""Exceptions and errors of models."""
+"""Exceptions of models, and the checks of public functions' arguments that raise them.
+
+Models may rely on a TypeError where Triton raises one, so None, floats for integers or a str for a
+list of names are refused here, before any other code uses them.
+"""
 
 from __future__ import annotations
 
 import enum
-from typing import ClassVar, NoReturn
+import json
+import operator
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
 
 from gpubridge.errors import ErrorCode
 
@@ -35,7 +44,7 @@ _ErrorCode.__qualname__ = "TritonError.__ErrorCode"
 
 
 class TritonModelException(Exception):
-    """A failure of the bridge that a model sees; models may raise it themselves."""
+    """A failure that pb_utils reports to a model; models may raise it themselves."""
 
     __module__ = "c_python_backend_utils"
 
@@ -91,19 +100,89 @@ class TritonError:
 setattr(TritonError, "__ErrorCode", _ErrorCode)
 
 
-def refuse(what: str) -> NoReturn:
-    """Raise TritonModelException for something this version cannot do."""
-    raise TritonModelException(
-        f"{what} is not supported by this version of gpubridge yet; see the compatibility table "
-        "in its documentation"
+def wrong_type(what: str, expected: str, got: object) -> TypeError:
+    """Make the TypeError for an argument of a wrong type."""
+    return TypeError(f"expected {expected} for {what}, got {got!r} of type {type(got).__name__}")
+
+
+def text(value: Any, what: str) -> str:
+    """Return a str, or decode bytes as UTF-8; raise TypeError for anything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode()
+    raise wrong_type(what, "str", value)
+
+
+def sendable(value: Any, what: str) -> str:
+    """Return text as :func:`text` does; raise TypeError for lone surrogates, which cannot be encoded."""
+    taken = text(value, what)
+    if not taken.isascii():
+        try:
+            taken.encode()
+        except UnicodeEncodeError:
+            raise wrong_type(what, "str without lone surrogates", taken) from None
+    return taken
+
+
+def integer(value: Any, what: str, least: int | None = None, most: int | None = None) -> int:
+    """Return an int (bool and NumPy's integers included); raise TypeError for anything else."""
+    number = _whole(value)
+    fits = number is not None and not (
+        (least is not None and number < least) or (most is not None and number > most)
     )
+    if number is None or not fits:
+        expected = "int" if least is None else f"int of {least} or more"
+        raise wrong_type(what, expected if most is None else f"int of {least} to {most}", value)
+    return number
 
 
-class SharedMemory:
-    """Triton's shared memory pool, which gpubridge does not have: there is nothing to measure."""
+def _whole(value: Any) -> int | None:
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
-    __module__ = "c_python_backend_utils"
 
-    def free_memory(self) -> int:
-        """Raise: there is no such pool."""
-        refuse("shared_memory.free_memory()")
+def truth(value: Any, what: str) -> bool:
+    """Return the truth value of a bool, a number or another object; TypeError for None and text."""
+    if value is None or isinstance(value, (str, bytes)):
+        raise wrong_type(what, "bool", value)
+    return bool(value)
+
+
+def sequence(value: Any, what: str) -> list[Any]:
+    """Copy a list, tuple or another sequence (a deque, an array) to a new list.
+
+    Raises TypeError for anything else: a str, a set or a generator is no sequence of elements.
+    """
+    if not isinstance(value, (list, tuple)) and (
+        isinstance(value, (str, bytes, bytearray))
+        or not isinstance(value, (Sequence, np.ndarray))
+        or (isinstance(value, np.ndarray) and value.ndim != 1)
+    ):
+        raise wrong_type(what, "list", value)
+    return list(value)
+
+
+def json_parameters(parameters: Any) -> str:
+    """Write request or response parameters as the JSON text that ``parameters()`` returns.
+
+    Raises TritonModelException if `parameters` is neither None nor a dict of str to bool, int or
+    str.
+    """
+    if parameters is None:
+        return "{}"
+    if not isinstance(parameters, dict):
+        # The mangled C++ name is what Triton's text has here, and what models may match on.
+        raise TritonModelException(f"Expect N8pybind114dictE, got {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(
+                f"Expect parameters keys to have type str, found type {type(key)}"
+            )
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/str, found type {type(value)}"
+            )
+    return json.dumps(parameters)

@@ -1,6 +1,6 @@
-"""Lets PyTorch and CuPy make tensors in the instance's arena, from where no copy need be sent.
+"""`device_arena`: PyTorch and CuPy allocate tensors in the instance's arena, which are sent uncopied.
 
-Neither is imported here: only a library that the model has imported is asked for anything.
+This module imports neither library; it uses only those that the model has imported.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import host
-from gpubridge.pb_utils.arguments import integer
-from gpubridge.pb_utils.exceptions import TritonModelException
+from gpubridge.pb_utils.exceptions import TritonModelException, integer
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.tensor.native import absence, native, native_path
 from gpubridge.tensor.streams import LEGACY_STREAM
 
 if TYPE_CHECKING:
-    from gpubridge.pb_utils.device_memory import DeviceMemory
+    from gpubridge.pb_utils.host import DeviceMemory
     from gpubridge.tensor.device_bytes import DeviceBytes
 
 _RESERVE = 64 << 20
@@ -28,31 +27,30 @@ _RESERVE = 64 << 20
 
 @contextlib.contextmanager
 def device_arena(reserve: int = _RESERVE) -> Iterator[None]:
-    """Have tensors that this thread makes in the block lie in the GPU memory of the instance.
+    """Allocate the tensors that this thread makes in the block in the instance's GPU memory.
 
-    ``Tensor.from_dlpack()`` of such a tensor is handed to other models on the GPU as it is; any other
-    is copied there first. Works for PyTorch (with ``torch.cuda.use_mem_pool``) and CuPy where the
-    model has imported them. Does nothing where the model's instance has no GPU. Everything that is allocated in the
-    block takes room in the arena, so put the last step of a model in it, not all. This is
-    gpubridge's own.
+    ``Tensor.from_dlpack()`` of such a tensor reaches other models on the GPU without a copy; other
+    tensors are copied to that memory first. Works for PyTorch (with ``torch.cuda.use_mem_pool``) and
+    CuPy where the model has imported them. Does nothing where the model's instance has no GPU. All
+    allocations in the block take memory of the arena: enclose only the last step of a model. This
+    is an extension of gpubridge.
 
     Parameters
     ----------
     reserve : int, optional
-        Bytes of the arena that PyTorch gets, from its first use in the process on; it makes blocks
-        of 2 or 20 MiB of them, or larger ones for larger tensors, and keeps them. CuPy takes what
-        it needs.
+        Bytes of the arena that PyTorch gets at its first use in the process and keeps; it divides
+        them into blocks of 2 or 20 MiB, or larger ones for larger tensors. CuPy allocates as needed.
 
     Raises
     ------
     TypeError
-        If `reserve` is no positive int.
+        If `reserve` is not a positive int.
     TritonModelException
-        If the arena has no room: for the reserve, or for a tensor in the block.
+        If the arena is full: for the reserve, or for a tensor in the block.
     """
     reserve = integer(reserve, "reserve", least=1)
-    around = host.current()
-    memory = None if around is None else around.device
+    server = host.current()
+    memory = None if server is None else server.device
     if memory is None:
         yield
         return
@@ -68,7 +66,7 @@ def device_arena(reserve: int = _RESERVE) -> Iterator[None]:
 
 
 class _CupyAllocator:
-    """Gives CuPy a slot of the arena for each array."""
+    """CuPy allocator that takes a slot of the arena for each array."""
 
     def __init__(self, cupy: Any, memory: DeviceMemory) -> None:
         self._cupy = cupy
@@ -91,32 +89,33 @@ class _CupyAllocator:
 
 
 class _TorchPool:
-    """PyTorch's pool of memory that the compiled module cuts from a part of the arena.
+    """PyTorch memory pool whose blocks the compiled module allocates in a part of the arena.
 
-    PyTorch holds locks that threads with the GIL wait for while it asks: no Python may run then.
+    PyTorch calls the allocator under locks that threads with the GIL wait for: no Python may run
+    there.
     """
 
     def __init__(self, torch: Any, memory: DeviceMemory, reserve: int) -> None:
         compiled = native()
-        assert compiled is not None  # the caller has looked
+        assert compiled is not None  # _obstacle() has checked
         self._torch = torch
         self._compiled = compiled
         self.memory = memory
         self._reserve = reserve
-        # Held for as long as the process lives: PyTorch keeps what it has got.
+        # Kept for as long as the process lives, since PyTorch keeps its blocks.
         self._data = _reserved(memory, reserve)
         compiled.arena_set(self._data.pointer, self._data.nbytes)
         allocator = torch.cuda.memory.CUDAPluggableAllocator(
             native_path(), "gpubridge_arena_malloc", "gpubridge_arena_free"
         )
         self._pool = torch.cuda.MemPool(allocator.allocator())
-        # The pool only points to it, and gives its memory back when it goes: it goes first.
+        # The pool only points to the allocator and frees memory when it is deleted: it goes first.
         self._allocator = allocator
 
     def obstacle(self) -> str | None:
-        """Say why PyTorch makes no tensors in it; None if it does, as far as there is room.
+        """Return why PyTorch does not allocate in the pool; None if it does.
 
-        With ``expandable_segments`` a release refuses pools that are not its own, or goes round them.
+        With ``expandable_segments``, some releases refuse foreign pools, and some ignore them.
         """
         device = self.memory.ordinal
         try:
@@ -130,7 +129,7 @@ class _TorchPool:
             offset = tried.data_ptr() - self._data.pointer
             if 0 <= offset < self._data.nbytes:
                 return None
-            said = "it makes them elsewhere"
+            said = "it allocates elsewhere"
         self._compiled.arena_set(0, 0)
         return (
             f"PyTorch {self._torch.__version__} does not use its pool: {said}; take "
@@ -139,8 +138,8 @@ class _TorchPool:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Have this thread's tensors made in the pool."""
-        # What was refused before was made room for.
+        """Allocate this thread's tensors in the pool within the block."""
+        # Forgets sizes that were refused earlier.
         self._compiled.arena_state()
         try:
             with self._torch.cuda.use_mem_pool(self._pool, device=self.memory.ordinal):
@@ -162,7 +161,7 @@ _refused = False
 
 
 def _torch_pool(torch: Any, memory: DeviceMemory, reserve: int) -> _TorchPool | None:
-    """Return this process's pool, tried at the first call; None where PyTorch cannot have one."""
+    """Return this process's pool, made at the first call; None where PyTorch cannot use one."""
     global _pool, _refused  # noqa: PLW0603  (one process, one pool)
     with _pool_lock:
         if _refused or (_pool is not None and _pool.memory is memory):
@@ -194,6 +193,6 @@ def _reserved(memory: DeviceMemory, nbytes: int) -> DeviceBytes:
         data.complete()
     except BridgeError as error:
         raise TritonModelException(error.message) from None
-    # PyTorch orders its streams among themselves, and they are not known here.
+    # PyTorch orders its own streams, which are not known here.
     data.shared = True
     return data

@@ -1,4 +1,4 @@
-"""The logger of models: into the server's log, or to stderr where there is no server."""
+"""Logger of models: writes to the server's log, or to stderr outside of a server."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import time
 from typing import Any, ClassVar
 
 from gpubridge.pb_utils import host
-from gpubridge.pb_utils.arguments import text, wrong_type
-from gpubridge.pb_utils.exceptions import NamedEnum
+from gpubridge.pb_utils.exceptions import NamedEnum, text, wrong_type
 
 
 class _LogLevel(NamedEnum):
@@ -60,12 +59,12 @@ class Logger:
 
     @staticmethod
     def log_info(message: str) -> None:
-        """Log what an operator may want to know."""
+        """Log information for an operator."""
         _emit(_LogLevel.INFO, message)
 
     @staticmethod
     def log_warn(message: str) -> None:
-        """Log what may become a failure."""
+        """Log a warning."""
         _emit(_LogLevel.WARNING, message)
 
     @staticmethod
@@ -75,5 +74,5 @@ class Logger:
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        """Log what only a search for a fault needs; shown with ``--log-verbose``."""
+        """Log details for debugging; shown with ``--log-verbose``."""
         _emit(_LogLevel.VERBOSE, message)

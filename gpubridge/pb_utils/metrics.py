@@ -1,15 +1,14 @@
-"""Metrics that models make: counted in memory, shown on the server's metrics page."""
+"""Metrics that models define: counted in shared memory, shown on the server's metrics page."""
 
 from __future__ import annotations
 
 import math
 import threading
-from typing import Any, ClassVar, NoReturn, Protocol, Union
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import host
-from gpubridge.pb_utils.arguments import text, wrong_type
-from gpubridge.pb_utils.exceptions import NamedEnum, TritonModelException
+from gpubridge.pb_utils.exceptions import NamedEnum, TritonModelException, text, wrong_type
 from gpubridge.transport.metric_board import (
     UNIT_BYTES,
     CounterCell,
@@ -19,7 +18,8 @@ from gpubridge.transport.metric_board import (
     histogram_units,
 )
 
-Cell = Union[CounterCell, HistogramCell]
+if TYPE_CHECKING:
+    from gpubridge.pb_utils.host import Cell, MetricStore
 
 
 class MetricKind(NamedEnum):
@@ -33,27 +33,10 @@ class MetricKind(NamedEnum):
 MetricKind.__module__ = "c_python_backend_utils"
 
 
-class MetricStore(Protocol):
-    """Store of the metrics of an ``instance``; injected by the process that runs the model."""
-
-    instance: str
-
-    def open_family(self, name: str, description: str, kind: str, /) -> int:
-        """Make a family, or join the one of that name; returns its number. Raises BridgeError."""
-
-    def open_metric(
-        self, family: int, kind: str, labels: dict[str, str], buckets: list[float] | None, /
-    ) -> Cell:
-        """Make a metric, or join the one with these labels. Raises BridgeError."""
-
-    def close_family(self, family: int, /) -> None:
-        """Let go of a family and of all its metrics; any thread, at any time; never raises."""
-
-
 class Metric:
     """One time series of a `MetricFamily`, which makes it and owns it.
 
-    Any thread may use it. Nothing that it does waits for the server.
+    Any thread may use it. No method waits for the server.
     """
 
     __module__ = "c_python_backend_utils"
@@ -142,7 +125,7 @@ class Metric:
             cell.observe(amount)
 
     def value(self) -> float:
-        """Return the value of a counter or gauge: that of all who have this metric.
+        """Return the value of a counter or gauge, summed over all processes that share this metric.
 
         Raises
         ------
@@ -163,15 +146,17 @@ class Metric:
         )
 
     def _failure(self, verb: str, why: str) -> TritonModelException:
-        return TritonModelException(f"Failed to {verb} metric value: {_told(self._instance, why)}")
+        return TritonModelException(
+            f"Failed to {verb} metric value: {_failure_text(self._instance, why)}"
+        )
 
 
 class MetricFamily:
     """Metrics of one name, which differ in their labels.
 
-    Families of one name are one on the metrics page, whichever models and instances have made them:
-    the first description stays, and metrics with the same labels are one metric. A family's metrics
-    live as long as this object; what others have counted in the same metrics stays.
+    Families of the same name appear as one on the metrics page, whichever models and instances
+    define them: the first description stays, and metrics with the same labels are one metric. A
+    family's metrics live as long as this object; counts of other processes in the same metrics stay.
 
     Parameters
     ----------
@@ -184,7 +169,7 @@ class MetricFamily:
     Raises
     ------
     TritonModelException
-        For a name that is none, or that a family of another kind has.
+        For an invalid name, or one that a family of another kind has.
     """
 
     __module__ = "c_python_backend_utils"
@@ -208,13 +193,13 @@ class MetricFamily:
             self._number = store.open_family(name, description, kind.name.lower())
         except BridgeError as error:
             raise TritonModelException(
-                f"Error when creating MetricFamily: {_told(store.instance, error.message)}"
+                f"Error when creating MetricFamily: {_failure_text(store.instance, error.message)}"
             ) from error
 
     def Metric(
         self, labels: dict[str, str] | None = None, buckets: list[float] | None = None
     ) -> Metric:
-        """Make a metric, or give the one with these labels.
+        """Make a metric, or return the one with these labels.
 
         Parameters
         ----------
@@ -226,7 +211,7 @@ class MetricFamily:
         Raises
         ------
         TritonModelException
-            For labels that are none, and for buckets that are missing, unsorted or not expected.
+            For invalid labels, and for buckets that are missing, unsorted or not expected.
         """
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
@@ -255,7 +240,7 @@ class MetricFamily:
         if buckets is None:
             raise TritonModelException("Failed to create metric. Missing required buckets.")
         bounds = [_number(bound) for bound in buckets]
-        # Not so either where one of them is no number.
+        # NaN fails this comparison, too.
         if not all(low < high for low, high in zip(bounds, [*bounds[1:], math.inf])):
             if bounds[-1:] == [math.inf] and bounds == sorted(set(bounds)):
                 return bounds[:-1]
@@ -274,14 +259,12 @@ _HISTOGRAM = MetricKind.HISTOGRAM
 
 
 def _store() -> MetricStore:
-    around = host.current()
-    if around is None or around.metrics is None:
-        return LocalMetrics()
-    return around.metrics
+    server = host.current()
+    return LocalMetrics() if server is None or server.metrics is None else server.metrics
 
 
 def _number(value: Any) -> float:
-    """Take what Python takes for a number.
+    """Convert to float whatever Python does.
 
     Raises
     ------
@@ -307,12 +290,12 @@ def _labels(labels: dict[Any, Any], instance: str) -> dict[str, str]:
     return dict(labels)
 
 
-def _told(instance: str, why: str) -> str:
+def _failure_text(instance: str, why: str) -> str:
     return f"Failed to process the request for model '{instance}', message: {why}"
 
 
 def _not_created(instance: str, why: str) -> TritonModelException:
-    return TritonModelException(f"Error when creating Metric: {_told(instance, why)}")
+    return TritonModelException(f"Error when creating Metric: {_failure_text(instance, why)}")
 
 
 def _deleted(verb: str) -> TritonModelException:
@@ -324,7 +307,7 @@ def _deleted(verb: str) -> TritonModelException:
 
 
 class LocalMetrics:
-    """Gives each family memory of its own; names are not checked."""
+    """Metric store outside of a server: each metric has its own memory; names are not checked."""
 
     instance = ""
 
@@ -343,4 +326,4 @@ class LocalMetrics:
         return (GaugeCell if kind == "gauge" else CounterCell)(board, 1, 1)
 
     def close_family(self, _family: int) -> None:
-        """There is nobody to tell."""
+        """Do nothing: no server holds the family."""

@@ -1,20 +1,34 @@
-"""Responses as models make them."""
+"""Responses: made by models, sent by a sender, and iterated over by those who call a model."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gpubridge.pb_utils.arguments import json_parameters, sequence, wrong_type
-from gpubridge.pb_utils.exceptions import TritonError, TritonModelException
+from gpubridge.pb_utils.exceptions import (
+    TritonError,
+    TritonModelException,
+    integer,
+    json_parameters,
+    sequence,
+    wrong_type,
+)
 from gpubridge.pb_utils.tensor import Tensor
-from gpubridge.tensor.native import fields_type
+from gpubridge.tensor.native import fields_type, native
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from gpubridge.pb_utils.host import ResponseSource
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 _NO_TENSORS: Any = ()
 
 
 class ResponseFields:
-    """The fields of a response; :class:`~gpubridge.pb_utils.InferenceResponse` says what they are."""
+    """Fields of an `InferenceResponse` in Python; the compiled module has the same as a C type."""
 
     __slots__ = ("_by_name", "_error", "_parameters", "_tensors")
 
@@ -40,19 +54,19 @@ class ResponseFields:
         self._parameters = "{}" if parameters is None else json_parameters(parameters)
 
     def output_tensors(self) -> list[Tensor]:
-        """Give the output tensors as a new list."""
+        """Return the output tensors as a new list."""
         return list(self._tensors)
 
     def has_error(self) -> bool:
-        """Tell whether the response is an error."""
+        """Return whether the response is an error."""
         return self._error is not None
 
     def error(self) -> TritonError | Any:
-        """Give the error, or None; typed as "or Any", since models ask ``has_error()`` before."""
+        """Return the error or None; typed as "or Any", since models call ``has_error()`` before."""
         return self._error
 
     def parameters(self) -> str:
-        """Give the parameters as JSON text."""
+        """Return the parameters as JSON text."""
         return self._parameters
 
 
@@ -91,9 +105,258 @@ class InferenceResponse(_Fields):
 
     @classmethod
     def _received(cls, tensors: list[Tensor], parameters: str) -> InferenceResponse:
-        """Wrap an answer that arrived; its list of tensors becomes the response's own."""
+        """Wrap a received response, which takes over the list of tensors."""
         response = object.__new__(cls)
         response._tensors = tensors
         response._error = None
         response._parameters = parameters
         return response
+
+
+_FEW = 8
+"""The first lookup among more tensors builds an index."""
+
+
+# The result is typed as "or Any" instead of "or None": models use it unchecked, as Triton's examples
+# do, and a type checker still knows what it is otherwise.
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | Any:
+    """Return the response's output of that name, or None."""
+    return find_tensor(inference_response, inference_response._tensors, name)
+
+
+def find_tensor(owner: Any, tensors: list[Tensor], name: str) -> Tensor | None:
+    """Return the tensor of that name, or None; ``owner``, a request or response, keeps the index."""
+    if len(tensors) > _FEW and isinstance(name, str):
+        index: dict[str, Tensor]
+        indexed, index = getattr(owner, "_by_name", (None, {}))
+        if indexed is not tensors:
+            # Reversed: of two tensors of one name, the first is returned.
+            index = {tensor._name: tensor for tensor in reversed(tensors)}
+            owner._by_name = tensors, index
+        return index.get(name)
+    for tensor in tensors:
+        if tensor._name == name:
+            return tensor
+    return None
+
+
+if not TYPE_CHECKING:
+    _compiled = native()
+    if _compiled is not None:
+        get_output_tensor_by_name = _compiled.output_by_name
+
+
+class ResponseStream(Protocol):
+    """Response stream of one request, as the process of a model implements it."""
+
+    decoupled: bool
+
+    def wait_for_credit(self, response: InferenceResponse, /) -> None:
+        """Block while the client reads too slowly, until it is gone or the stream is closed."""
+
+    def close(self) -> None:
+        """Close the stream: nothing will be sent any more."""
+
+    def send(self, response: InferenceResponse | None, final: bool, /) -> None:
+        """Send a response, the end of the stream (None and ``final``), or both."""
+
+    def cancelled(self) -> bool:
+        """Return whether the client no longer waits."""
+
+    def sender_dropped(self, sent: int, /) -> None:
+        """End the request: the model dropped the sender after ``sent`` responses, none of them final."""
+
+
+class InferenceResponseSender:
+    """Sends the responses of one request; made by ``InferenceRequest.get_response_sender()``.
+
+    May be kept after ``execute`` has returned, and used in any thread. Dropping a sender without
+    sending :data:`TRITONSERVER_RESPONSE_COMPLETE_FINAL` ends its request.
+    """
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("_closed", "_lock", "_sent", "_stream", "_turn")
+
+    _closed: bool
+    _lock: threading.Lock
+    _sent: int
+    _stream: ResponseStream
+    _turn: threading.Lock
+
+    def __init__(self) -> None:
+        raise TypeError("c_python_backend_utils.InferenceResponseSender: No constructor defined!")
+
+    @classmethod
+    def _on(cls, stream: ResponseStream) -> InferenceResponseSender:
+        sender = object.__new__(cls)
+        sender._stream = stream
+        sender._closed = False
+        sender._sent = 0
+        sender._lock = threading.Lock()
+        sender._turn = threading.Lock()
+        return sender
+
+    def __del__(self) -> None:
+        if hasattr(self, "_stream") and not self._closed:
+            self._stream.sender_dropped(self._sent)
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response, the final flag, or both at once.
+
+        Blocks while too many responses (64, or 16 MiB) wait for a slow client.
+
+        Parameters
+        ----------
+        response : InferenceResponse, optional
+            Required unless `flags` is the final flag. An error response does not end the request
+            by itself.
+        flags : int, optional
+            0, or ``TRITONSERVER_RESPONSE_COMPLETE_FINAL`` with or after the last response.
+
+        Raises
+        ------
+        TypeError
+            If an argument is of another type.
+        TritonModelException
+            If `flags` is another number, there is nothing to send, the sender is closed, or a model
+            that is not decoupled sends none or several responses.
+        """
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise wrong_type("response", "InferenceResponse", response)
+        if not isinstance(flags, int):
+            flags = integer(flags, "flags")
+        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        final = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if response is None and not final:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        # One at a time: after the final flag the server may reuse the request's number for another
+        # request, whose client must not get responses that another thread still sends here.
+        with self._turn:
+            self._check(response, final)
+            if response is not None and not final:
+                # Without the lock, so that closing the sender does not wait for a slow client.
+                self._stream.wait_for_credit(response)
+            with self._lock:
+                self._check(response, final)
+                self._sent += response is not None
+                self._closed = final
+                self._stream.send(response, final)
+
+    def _check(self, response: Any, final: bool) -> None:
+        if not self._stream.decoupled:
+            if response is not None and self._sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send more than one response."
+                )
+            if response is None and final and not self._sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send complete final before "
+                    "sending a response."
+                )
+        if self._closed:
+            raise TritonModelException("Unable to send response. Response sender has been closed.")
+
+    def _close(self, *, unless_sent: bool = False) -> bool:
+        """Close the sender; returns whether it was open (``unless_sent``: and had sent nothing)."""
+        with self._lock:
+            if self._closed or (unless_sent and self._sent):
+                return False
+            self._closed = True
+        self._stream.close()
+        return True
+
+    def is_cancelled(self) -> bool:
+        """Return whether the client no longer waits for responses."""
+        return self._stream.cancelled()
+
+
+class ResponseIterator:
+    """The responses to a call with ``decoupled=True``.
+
+    Iterates, also with ``async for``, over the responses in order; the last one is empty where the
+    model sent its final flag alone. Iterating again begins with the first response.
+    """
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("_at", "_ended", "_source", "_taken")
+
+    _at: int
+    _ended: bool
+    _source: ResponseSource
+    _taken: list[InferenceResponse]
+
+    def __init__(self) -> None:
+        raise TypeError("c_python_backend_utils.ResponseIterator: No constructor defined!")
+
+    @classmethod
+    def _of(cls, source: ResponseSource) -> ResponseIterator:
+        iterator = object.__new__(cls)
+        iterator._source = source
+        iterator._taken = []
+        iterator._at = 0
+        iterator._ended = False
+        return iterator
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        if self._ended and self._at == len(self._taken):
+            self._at = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        response = self._take()
+        if response is None:
+            raise StopIteration("Iteration is done for the responses.")
+        return response
+
+    def _take(self) -> InferenceResponse | None:
+        if self._at == len(self._taken) and not self._ended:
+            response = self._source.next()
+            if response is None:
+                self._ended = True
+            else:
+                self._taken.append(response)
+        if self._at == len(self._taken):
+            return None
+        self._at += 1
+        return self._taken[self._at - 1]
+
+    def __aiter__(self) -> AsyncIterator[InferenceResponse]:
+        iter(self)
+        return self
+
+    async def __anext__(self) -> InferenceResponse:
+        if self._at == len(self._taken) and not self._ended:
+            await _when_ready(self._source)
+        response = self._take()
+        if response is None:
+            raise StopAsyncIteration
+        return response
+
+    def cancel(self) -> None:
+        """Ask the called model to stop sending responses; it may still send some.
+
+        Does nothing once the last response has been received.
+        """
+        self._source.cancel()
+
+
+async def started_iterator(source: ResponseSource) -> ResponseIterator:
+    """Wait for the first response of a call, or its end; returns the iterator."""
+    await _when_ready(source)
+    return ResponseIterator._of(source)
+
+
+async def first_response(source: ResponseSource) -> Any:
+    """Wait for the response of a call that is not decoupled."""
+    await _when_ready(source)
+    return source.next()
+
+
+async def _when_ready(source: ResponseSource) -> None:
+    # A coroutine runs, so that asyncio is loaded.
+    from asyncio import get_running_loop  # noqa: PLC0415
+
+    await source.when_ready(get_running_loop())

@@ -1,4 +1,4 @@
-"""Tensors as models see them."""
+"""Tensors as models see them, in host memory and in CUDA memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ import numpy as np
 
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import host
-from gpubridge.pb_utils.arguments import text
-from gpubridge.pb_utils.exceptions import TritonModelException
-from gpubridge.pb_utils.output_form import output_form, wants_device
-from gpubridge.pb_utils.tensor_fields import EMPTY_NAME, TensorFields
+from gpubridge.pb_utils.datatypes import OutputForm, output_form, wants_device
+from gpubridge.pb_utils.exceptions import TritonModelException, text, wrong_type
+from gpubridge.pb_utils.host import device_memory
 from gpubridge.tensor import bytes_codec, cuda_array, dlpack
-from gpubridge.tensor.dtypes import DATATYPES, element_count, numpy_dtype
+from gpubridge.tensor.device_bytes import DeviceBytes
+from gpubridge.tensor.dtypes import (
+    DATATYPE_OF_DTYPE,
+    DATATYPES,
+    datatype_from_numpy,
+    element_count,
+    numpy_dtype,
+)
 from gpubridge.tensor.native import fields_type
 
 if TYPE_CHECKING:
@@ -21,9 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gpubridge.tensor.device_bytes import DeviceBytes
-
-
+EMPTY_NAME = "Tensor name cannot be an empty string."
 _BF16_TO_NUMPY = (
     "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() "
     "instead."
@@ -34,6 +38,82 @@ _NOT_DLPACK = (
     "`__dlpack__` and `__dlpack_device__` attributes"
 )
 
+
+class TensorFields:
+    """Fields of a `Tensor` in Python; the compiled module has the same as a C type."""
+
+    # _source is sent, or _array where _source is None; _array is also the cache of as_numpy().
+    __slots__ = ("_array", "_datatype", "_name", "_place", "_shape", "_source")
+
+    _array: NDArray[Any] | None
+    _datatype: str
+    _name: str
+    _place: tuple[int, int, int, int] | None
+    _shape: tuple[int, ...]
+    _source: memoryview | None
+
+    def __init__(self, name: str, array: NDArray[Any], /) -> None:
+        if not isinstance(name, str):
+            name = text(name, "the tensor's name")
+        if not isinstance(array, np.ndarray):
+            raise wrong_type("the tensor's data", "numpy.ndarray", array)
+        if not name:
+            raise TritonModelException(EMPTY_NAME)
+        datatype = DATATYPE_OF_DTYPE.get(array.dtype) or datatype_from_numpy(array.dtype)
+        if datatype is None:
+            raise TritonModelException("NumPy dtype is not supported.")
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+        self._name = name
+        self._datatype = datatype
+        self._shape = array.shape
+        self._array = array
+        # Encoded now, not when it is sent: the model may reuse the array for its next tensor.
+        self._source = _encoded(array) if datatype == "BYTES" else None
+        self._place = None
+
+    def name(self) -> str:
+        """Return the name."""
+        return self._name
+
+    def shape(self) -> list[int]:
+        """Return the dimensions as a new list."""
+        return list(self._shape)
+
+    def as_numpy(self) -> NDArray[Any]:
+        """Return the data as an array, the same one at each call.
+
+        Returns
+        -------
+        numpy.ndarray
+            For a received numeric tensor, a view of the memory it was received in, which the array
+            keeps alive; read-only where that memory is. For strings, an object array of ``bytes``.
+            For data in CUDA memory, a copy: editing it does not change the tensor, and each call
+            copies anew where others may have written to that memory in between.
+
+        Raises
+        ------
+        TritonModelException
+            For BF16 where ml_dtypes is not installed, or strings that are malformed.
+        """
+        array = self._array
+        if array is None:
+            array = self._array = self._view(self._source)
+        return array
+
+    if TYPE_CHECKING:
+
+        def _view(self, source: memoryview | None) -> NDArray[Any]:
+            """Make an array of the data; implemented by `Tensor`."""
+
+
+def _encoded(array: NDArray[Any]) -> memoryview:
+    try:
+        return memoryview(bytes_codec.encode(array))
+    except BridgeError as error:
+        raise TritonModelException(error.message) from None
+
+
 if TYPE_CHECKING:
     _Fields = TensorFields
 else:
@@ -41,7 +121,7 @@ else:
 
 
 class Tensor(_Fields):
-    """A named tensor; its data is a NumPy array's, another library's, or the bridge's.
+    """A named tensor over a NumPy array, another library's memory, or memory of the bridge.
 
     Parameters
     ----------
@@ -49,8 +129,8 @@ class Tensor(_Fields):
         Not empty. Positional only, like the array.
     array : numpy.ndarray
         Any shape; bool, integer, float or bfloat16 (ml_dtypes), or object or ``S`` for strings.
-        Numbers are referred to, not copied, unless they are not C-contiguous: do not change them
-        once the tensor was sent. Strings are taken as they are now.
+        Numbers are copied only if they are not C-contiguous: do not change the array once the
+        tensor was sent. Strings are encoded at once.
 
     Raises
     ------
@@ -59,22 +139,22 @@ class Tensor(_Fields):
     TritonModelException
         If the name is empty or the dtype has no counterpart.
     Exception
-        What ``str()`` of an object raises, or a string that has no UTF-8 form.
+        If ``str()`` of an object raises, or a string has no UTF-8 form.
     """
 
     __module__ = "c_python_backend_utils"
     __slots__ = ()
 
-    #: The data where it is in CUDA memory: a `DeviceTensor` then.
+    #: The data in CUDA memory, for a `DeviceTensor`.
     _device_bytes: DeviceBytes | None = None
 
     @staticmethod
     def empty(name: str, shape: Sequence[int], dtype: Any, device: Any = None) -> Tensor:
-        """Make a tensor to be filled; its contents are undefined. This is gpubridge's own.
+        """Make a tensor to be filled; its contents are undefined. An extension of gpubridge.
 
-        On the GPU it lies in memory that can be handed to other models there as it is: fill what
-        ``torch.from_dlpack(tensor)`` gives, say. `InferenceRequest.output` knows better places for
-        what is an output of one request.
+        On the GPU its memory reaches other models there without a copy: fill the result of
+        ``torch.from_dlpack(tensor)``, for example. For an output of one request prefer
+        `InferenceRequest.output`.
 
         Parameters
         ----------
@@ -84,8 +164,8 @@ class Tensor(_Fields):
         dtype : data-type
             NumPy's, a framework's, or a KServe name such as ``"BF16"``; of elements of a fixed size.
         device : str, int or object, optional
-            None or ``"cpu"`` is the host; ``"cuda"``, ``"cuda:0"``, 0 or a framework's device the
-            GPU that the model's instance is on.
+            None or ``"cpu"`` for host memory; ``"cuda"``, ``"cuda:0"``, 0 or a framework's device
+            for the GPU of the model's instance.
 
         Raises
         ------
@@ -93,15 +173,12 @@ class Tensor(_Fields):
             If an argument is of another type.
         TritonModelException
             If the name is empty, a dimension negative, the dtype has no counterpart or no fixed
-            size, the device is none of the instance's, or its memory is full.
+            size, the device is not the instance's, or its memory is full.
         """
         form = output_form(name, shape, dtype)
-        if not wants_device(device):
-            return Tensor(form.name, form.empty_array())
-        # Models without a device need not load it.
-        from gpubridge.pb_utils.device_tensor import DeviceTensor  # noqa: PLC0415
-
-        return DeviceTensor._empty(form)
+        if wants_device(device):
+            return DeviceTensor._empty(form)
+        return Tensor(form.name, form.empty_array())
 
     @classmethod
     def _received(
@@ -112,9 +189,9 @@ class Tensor(_Fields):
         buffer: memoryview,
         place: tuple[int, int, int, int] | None = None,
     ) -> Tensor:
-        """Wrap a tensor that arrived: nothing is checked, copied or decoded here.
+        """Wrap a received tensor without checking, copying or decoding it.
 
-        The buffer is C-contiguous bytes of exactly the tensor; its lease ends with the last view of
+        The buffer holds exactly the tensor's C-contiguous bytes; its lease ends with the last view of
         it.
         """
         tensor = object.__new__(cls)
@@ -127,11 +204,11 @@ class Tensor(_Fields):
         return tensor
 
     def triton_dtype(self) -> int:
-        """Give the datatype as a number of ``TRITONSERVER_DataType``."""
+        """Return the datatype as a number of ``TRITONSERVER_DataType``."""
         return DATATYPES[self._datatype].number
 
     def is_cpu(self) -> bool:
-        """Tell whether the data is in host memory."""
+        """Return whether the data is in host memory."""
         return True
 
     @property
@@ -155,30 +232,30 @@ class Tensor(_Fields):
         return np.frombuffer(source, dtype).reshape(self._shape)
 
     def _payload(self) -> memoryview | NDArray[Any]:
-        """Give the data as a C-contiguous buffer for sending; no copy.
+        """Return the data as a C-contiguous buffer for sending, without a copy.
 
-        Strings are serialised as they were when the tensor came to be, whatever was done since to an
-        array of them that was handed out.
+        Strings are those of the tensor's construction, whatever was written since to the array that
+        `as_numpy` returned.
         """
         if self._source is not None:
             return self._source
         array = self._array
-        assert array is not None  # one of the two is always there
-        # ml_dtypes' bfloat16 has no buffer format; its bytes have.
+        assert array is not None  # either _source or _array is set
+        # ml_dtypes' bfloat16 has no buffer format.
         return array.reshape(-1).view(np.uint8) if self._datatype == "BF16" else array
 
     def _shown(self) -> Any:
-        """Give the data as a C-contiguous buffer that others may write to as the model may."""
+        """Return the data as a C-contiguous buffer that the model may write to."""
         return self._payload()
 
     def to_dlpack(self) -> Any:
-        """Give an unversioned DLPack capsule of the data; no copy.
+        """Return an unversioned DLPack capsule of the data, without a copy.
 
-        The capsule holds the tensor until its consumer lets go or, never consumed, until it is
-        deleted. It cannot say that memory is read-only; ``from_dlpack(tensor)`` can. It carries no
-        stream either: data in CUDA memory is there for what PyTorch and CuPy do on the streams that
-        are current now. Where the model has imported neither, or another library that uses CUDA, it
-        is waited for first, which ``from_dlpack(tensor)`` need not.
+        The capsule keeps the tensor alive until its consumer releases it or, if never consumed, until
+        the capsule is deleted. It cannot mark memory as read-only; ``from_dlpack(tensor)`` can. It
+        names no stream either: data in CUDA memory is ready for work of PyTorch and CuPy on their
+        current streams. Where the model has imported neither, or another library that uses CUDA,
+        this call waits for the data, which ``from_dlpack(tensor)`` need not.
 
         Raises
         ------
@@ -194,25 +271,26 @@ class Tensor(_Fields):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Give a DLPack capsule.
+        """Return a DLPack capsule.
 
         Parameters
         ----------
         stream : int or None, optional
-            For data in CUDA memory, the stream that is to wait for it, as DLPack numbers them. A
-            current stream of PyTorch or CuPy is kept as long as it is needed. Keep any other until
-            the tensor is gone and the response is sent in which it travels, if it does.
+            For data in CUDA memory, the consumer's stream, as DLPack numbers them; it waits for the
+            data. A current stream of PyTorch or CuPy is kept alive as long as it is needed. Keep any
+            other stream alive until the tensor is deleted and the response that it is part of, if
+            any, is sent.
         max_version : (int, int), optional
-            The newest DLPack version that the consumer reads.
+            The newest DLPack version that the consumer supports.
         dl_device : (int, int), optional
-            Where the data is wanted: where it is, or on the host, ``(1, 0)``, by a copy.
+            The requested device: the data's own, or the host, ``(1, 0)``, which takes a copy.
         copy : bool, optional
-            Whether it has to be, or must not be, a copy.
+            True requires a copy, False forbids one.
 
         Raises
         ------
         BufferError
-            If the data is asked for on another device, or there without a copy.
+            If another device is requested, or the host without a copy of data in CUDA memory.
         TritonModelException
             For strings, or if the device fails.
         """
@@ -223,12 +301,12 @@ class Tensor(_Fields):
         return self._export(max_version, bool(copy))
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Give DLPack's device type and id of the data."""
+        """Return DLPack's device type and id of the data."""
         return (dlpack.CPU, 0)
 
     def _export(self, max_version: tuple[int, int] | None, copied: bool = False) -> Any:
         owner: object = self
-        # Strings are refused below; there is no point in serialising them first.
+        # export_host() refuses strings: they need not be serialised first.
         memory: Any = b"" if self._datatype == "BYTES" else self._shown()
         if copied:
             owner = memory = bytearray(memory)
@@ -241,7 +319,7 @@ class Tensor(_Fields):
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any, /) -> Tensor:
-        """Make a tensor of another library's, without a copy.
+        """Wrap another library's tensor without a copy.
 
         Parameters
         ----------
@@ -250,9 +328,9 @@ class Tensor(_Fields):
         tensor : object
             A DLPack capsule, or an object with ``__dlpack__`` and ``__dlpack_device__``, or with
             ``__cuda_array_interface__``. C-contiguous; in host memory, or in CUDA memory where the
-            model's instance has a GPU. Its memory lives as long as this tensor or a view of it.
-            Work that is on the producer's current stream by now is waited for, by the device; of a
-            capsule, which names no stream, work on the default stream and on the current streams of
+            model's instance has a GPU. Its memory lives as long as this tensor or a view of it. The
+            device waits for the work submitted so far to the producer's current stream; for a
+            capsule, which names no stream, to the default stream and the current streams of
             PyTorch and CuPy.
 
         Raises
@@ -260,13 +338,13 @@ class Tensor(_Fields):
         TypeError
             If `name` is not a str.
         TritonModelException
-            If the tensor cannot be taken.
+            If the tensor is of a form that is not supported.
         """
         name = text(name, "the tensor's name")
         if not name:
             raise TritonModelException(EMPTY_NAME)
-        around = host.current()
-        device = None if around is None else around.device
+        server = host.current()
+        device = None if server is None else server.device
         stream, ordinal = None, 0
         try:
             if device is not None and dlpack.is_on_device(tensor):
@@ -285,17 +363,14 @@ class Tensor(_Fields):
         memory = imported.memory
         if isinstance(memory, memoryview):
             return Tensor._received(name, imported.datatype, imported.shape, memory)
-        # Models without a device need not load it.
-        from gpubridge.pb_utils.device_tensor import DeviceTensor  # noqa: PLC0415
-
         return DeviceTensor._on_device(name, imported.datatype, imported.shape, memory)
 
 
 class SharedTensor(Tensor):
-    """An input that a caller, or another member of an ensemble, holds as well.
+    """An input that a caller, or another member of an ensemble, uses as well.
 
-    What a model is shown of it is a copy: it may write there, as models do (``x *= 2``), and nobody
-    else sees it. Handed on as a tensor it is what arrived, and nothing is copied.
+    `as_numpy` and DLPack return a copy of it, so that a model that writes to it (``x *= 2``) changes
+    only its own data. As a tensor of a response or of a call it is sent uncopied, as received.
     """
 
     __module__ = "c_python_backend_utils"
@@ -305,14 +380,14 @@ class SharedTensor(Tensor):
     _own: memoryview | None
 
     def _belongs_to(self, copy: Callable[[memoryview], memoryview]) -> None:
-        """Say who copies the data when the model looks at it."""
+        """Set the function that copies the data when the model reads it."""
         self._own = None
         self._copy = copy
 
     def as_numpy(self) -> NDArray[Any]:  # noqa: D102
         array = self._array
         if array is None:
-            # Strings are decoded: that is a copy already.
+            # Decoding strings copies them already.
             source = self._source if self._datatype == "BYTES" else self._shown()
             array = self._array = self._view(source)
         return array
@@ -336,7 +411,7 @@ class OutputTensor(Tensor):
 
     @classmethod
     def _placed(cls, name: str, datatype: str, array: NDArray[Any], place: object) -> OutputTensor:
-        """Wrap an array that lies in its place."""
+        """Wrap an array in memory that is sent without a copy; `place` identifies it."""
         tensor = object.__new__(cls)
         tensor._name = name
         tensor._datatype = datatype
@@ -346,3 +421,165 @@ class OutputTensor(Tensor):
         tensor._place = None
         tensor._final = place
         return tensor
+
+
+class DeviceTensor(OutputTensor):
+    """A tensor in CUDA memory: received there, imported from a framework, or made to be filled.
+
+    To models it is a `Tensor`. It is sent without a copy if it has a ``_final``, as other
+    `OutputTensor` have, or if its address lies in the arena.
+    """
+
+    __module__ = "c_python_backend_utils"
+    __slots__ = ("_device_bytes",)
+
+    _device_bytes: DeviceBytes
+
+    @classmethod
+    def _on_device(
+        cls,
+        name: str,
+        datatype: str,
+        shape: tuple[int, ...],
+        data: DeviceBytes,
+        place: tuple[int, int, int, int] | None = None,
+        final: object = None,
+    ) -> DeviceTensor:
+        """Wrap exactly the tensor's bytes on the device without checking, copying or waiting.
+
+        `place`, for memory that can be passed by reference, is region, offset, size and lease;
+        `final` is the client's target of an output that lies in the client's own memory.
+        """
+        tensor = object.__new__(cls)
+        tensor._name = name
+        tensor._datatype = datatype
+        tensor._shape = shape
+        tensor._source = None
+        tensor._array = None
+        tensor._place = place
+        tensor._final = final
+        tensor._device_bytes = data
+        return tensor
+
+    @classmethod
+    def _empty(cls, form: OutputForm) -> DeviceTensor:
+        """Make a tensor in the instance's arena."""
+        data = DeviceBytes(0, 0, device_memory().ordinal)
+        if form.nbytes:
+            try:
+                data = device_memory().allocate_device(form.nbytes)
+            except BridgeError as error:
+                raise TritonModelException(error.message) from None
+        return cls._on_device(form.name, form.datatype, form.shape, data)
+
+    def is_cpu(self) -> bool:
+        """Return whether the data is in host memory."""
+        return False
+
+    @property
+    def device(self) -> str:
+        """Device of the data, with the number that frameworks use."""
+        return f"cuda:{self._device_bytes.ordinal}"
+
+    def as_numpy(self) -> NDArray[Any]:  # noqa: D102
+        array = self._array
+        # Others may have written to shared memory since the last call.
+        if array is None or self._device_bytes.shared:
+            array = self._array = self._view(self._payload())
+        return array
+
+    def _payload(self) -> memoryview:
+        """Return a copy in host memory."""
+        return _host_copy(self._device_bytes).data
+
+    def to_dlpack(self) -> Any:  # noqa: D102
+        try:
+            self._device_bytes.hand_out_unnamed()
+        except BridgeError as error:
+            raise TritonModelException(error.message) from None
+        return self._capsule(self, self._device_bytes, None, copied=False)
+
+    def __dlpack__(
+        self,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        if stream is not None and not isinstance(stream, int):
+            raise TypeError(f"expected stream to be an int or None, got {type(stream).__name__}")
+        here = self.__dlpack_device__()
+        wanted = here if dl_device is None else tuple(dl_device)
+        if wanted == (dlpack.CPU, 0):
+            return self._host_capsule(max_version, copy)
+        if wanted != here:
+            raise BufferError(
+                f"expected dl_device to be {here}, where the data is, or the host, "
+                f"{(dlpack.CPU, 0)}, got {wanted}"
+            )
+        owner: object = self
+        data = self._device_bytes
+        if copy and data.nbytes:
+            try:
+                owner = data = device_memory().copy_on_device(data)
+            except BridgeError as error:
+                raise TritonModelException(error.message) from None
+        try:
+            data.hand_out(stream)
+        except BridgeError as error:
+            raise TritonModelException(error.message) from None
+        return self._capsule(owner, data, max_version, copied=bool(copy))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's device type and id of the data."""
+        return (dlpack.CUDA, self._device_bytes.ordinal)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The data for libraries without DLPack; not copied."""
+        try:
+            return cuda_array.cuda_array_interface(self._device_bytes, self._datatype, self._shape)
+        except BridgeError as error:
+            # An AttributeError, so that hasattr() is False.
+            raise AttributeError(error.message) from None
+
+    def _capsule(
+        self,
+        owner: object,
+        data: DeviceBytes,
+        max_version: tuple[int, int] | None,
+        *,
+        copied: bool,
+    ) -> Any:
+        return dlpack.make_capsule(
+            owner,
+            data.pointer,
+            self._datatype,
+            self._shape,
+            (dlpack.CUDA, data.ordinal),
+            max_version,
+            read_only=data.read_only,
+            copied=copied,
+        )
+
+    def _host_capsule(self, max_version: tuple[int, int] | None, copy: bool | None) -> Any:
+        if copy is not None and not copy:
+            raise BufferError(
+                f"expected copy to be None or True for data on {self.device} that is wanted on the "
+                "host, got False"
+            )
+        memory = _host_copy(self._device_bytes)
+        return dlpack.export_host(
+            memory, memory, self._datatype, self._shape, max_version, copied=True
+        )
+
+
+def _host_copy(data: DeviceBytes) -> NDArray[np.uint8]:
+    """Return bytes of the device in new host memory, or raise TritonModelException."""
+    array = np.empty(data.nbytes, np.uint8)
+    if data.nbytes:
+        try:
+            device_memory().copy_to_host(data, array.data)
+        except BridgeError as error:
+            raise TritonModelException(error.message) from None
+    return array

@@ -1,1 +1,1 @@
-"""KServe v2 bytes to request objects and back: pure functions, no sockets."""
+"""Parsing and encoding of KServe v2: pure functions, without sockets."""

@@ -1,4 +1,4 @@
-"""Lays a request's inputs out in shared memory: where they arrived whenever that is possible."""
+"""Layout of a request's inputs in shared memory, in place whenever possible."""
 
 from __future__ import annotations
 
@@ -13,37 +13,34 @@ from gpubridge.tensor.bytes_codec import string_fault
 from gpubridge.tensor.dtypes import item_size
 
 ALIGNMENT = 64
-"""The first tensor after a header starts at a multiple of this."""
+"""Alignment of the first tensor after a header."""
 
 LONG_STRINGS = 32 << 20
-"""Checking more bytes of strings than this takes long: it is a worker's. The compiled module knows, too."""
+"""Bytes of strings above which a worker checks them; the compiled module has the same limit."""
 
 _WIDEST = 8
 _PIECE = 1 << 20
 
 
-def body_room(nbytes: int, inputs: int) -> int:
-    """Return the bytes of the slot that a body needs: with room to align every later tensor."""
+def body_slot_size(nbytes: int, inputs: int) -> int:
+    """Return the size of the slot for a body, with padding to align every tensor."""
     return ALIGNMENT + nbytes + _WIDEST * inputs
 
 
 def write_length(memory: memoryview, start: int, nbytes: int) -> None:
-    """Make a body of ``nbytes`` at ``start`` one BYTES element, by its length before it."""
+    """Write the length before a body of ``nbytes`` at ``start``, which makes it one BYTES element."""
     memory[start - LENGTH_BYTES : start] = nbytes.to_bytes(LENGTH_BYTES, "little")
 
 
 def align_inputs(
     form: RequestForm, memory: memoryview, start: int
 ) -> tuple[Sequence[tuple[int, int]], int]:
-    """Make every input that follows the header start at a multiple of its item size.
+    """Move inputs after the header so that each starts at a multiple of its item size.
 
-    - ``memory``: the slot; changed in place where an input must move.
+    - ``memory``: the slot, changed in place.
     - ``start``: offset of the first byte after the header.
 
-    It returns:
-
-    - ``places``: offset from ``start`` and size of each input.
-    - ``copied``: bytes that had to be moved.
+    Returns the places of the inputs, offset from ``start`` and size of each, and the bytes moved.
     """
     if form.aligned:
         return form.places, 0
@@ -56,14 +53,14 @@ def align_inputs(
         there = -(-max(here, end) // size) * size
         if there + nbytes > len(memory):
             raise unavailable(
-                "the model changed while the request was received, which has more inputs than the "
-                "one before; send the request again"
+                "the model was replaced by one with more inputs while the request was received; "
+                "send the request again"
             )
         if there != here and nbytes:
             moves.append((here, there, nbytes))
         places.append((there - start, nbytes))
         end = there + nbytes
-    # From the last on: each moves up, into room that the one after it has left.
+    # In reverse order, because every input moves to a higher offset.
     for here, there, nbytes in reversed(moves):
         memory[there : there + nbytes] = memory[here : here + nbytes]
     return places, sum(nbytes for _, _, nbytes in moves)
@@ -74,7 +71,7 @@ Places = Sequence[tuple[int, int]]
 
 
 def packed_places(sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return the places of inputs of these sizes in a slot of their own: each is aligned."""
+    """Return aligned places for inputs of these sizes in a slot of their own."""
     places = []
     end = 0
     for nbytes in sizes:
@@ -85,11 +82,11 @@ def packed_places(sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 class InputCopy:
-    """Puts the inputs of a request together in a slot of their own; owns that until it is given away.
+    """Copies the inputs of a request into a new slot; owns the slot until the copy has finished.
 
-    - ``places``: where in the slot each belongs.
-    - ``sources``: the data of each.
-    - ``slot``: the caller's, from the end of `run` on.
+    - ``places``: offset and size of each input in the slot.
+    - ``sources``: the data of each input.
+    - ``slot``: belongs to the caller after `run`.
 
     Raises BridgeError: UNAVAILABLE when the arena is at its limit.
     """
@@ -110,7 +107,7 @@ class InputCopy:
         return self
 
     async def run_in_turns(self) -> InputCopy:
-        """Copy a piece in each turn of the event loop; cancelled, it frees the slot."""
+        """Copy one piece in each turn of the event loop; frees the slot if cancelled."""
         try:
             for _ in self._pieces():
                 await asyncio.sleep(0)
@@ -120,7 +117,7 @@ class InputCopy:
         return self
 
     def free(self) -> None:
-        """Give the slot back."""
+        """Free the slot."""
         self._arena.free(self.slot)
 
     def _pieces(self) -> Iterator[None]:
@@ -134,7 +131,7 @@ class InputCopy:
 
 
 def input_copy(form: RequestForm, binary: memoryview, arena: HostArena) -> InputCopy:
-    """Return what puts inputs of both kinds, JSON values and binary data, together in a new slot."""
+    """Return the copy of all inputs, parsed JSON values and binary data, into a new slot."""
     sources: list[bytes | memoryview] = []
     at = 0
     for entry in form.sent:
@@ -147,11 +144,11 @@ def input_copy(form: RequestForm, binary: memoryview, arena: HostArena) -> Input
 
 
 def check_strings(form: RequestForm, model: str, data: Sequence[memoryview]) -> None:
-    """Check that the BYTES inputs are the strings that their shapes announce.
+    """Check that the BYTES inputs have as many well-formed strings as their shapes say.
 
     ``data``: the bytes of every input.
 
-    Raises BridgeError: INVALID_ARG in Triton's words.
+    Raises BridgeError: INVALID_ARG with Triton's text.
     """
     for index, count in form.strings:
         buffer = data[index]

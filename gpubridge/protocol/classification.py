@@ -1,6 +1,6 @@
-"""The classification extension: the highest values of an output, as strings, instead of all of it.
+"""The classification extension: the highest values of an output as strings instead of its data.
 
-Each is ``value:index`` or, where the index has a label, ``value:index:label``.
+A string is ``value:index`` or, if the index has a label, ``value:index:label``.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.transport.signatures import Signature, TensorSpec
 
 _UNSUPPORTED = ("BOOL", "BYTES", "FP16", "BF16")
-"""Datatypes whose values Triton ranks neither (asked for a BYTES output, it dies)."""
+"""Datatypes that Triton does not rank either (it crashes for a BYTES output)."""
 
 _PIECE = 4096
 
 
 def classified_bytes(response: InferResponse, classes: Mapping[str, int]) -> int:
-    """Return the bytes of the outputs of a response whose classes are wanted."""
+    """Return the bytes of the outputs that are to be classified."""
     named = zip(response.signature.tensors, response.buffers, strict=True)
     return sum(len(buffer) for spec, buffer in named if spec.name in classes)
 
@@ -34,11 +34,11 @@ def classified_bytes(response: InferResponse, classes: Mapping[str, int]) -> int
 def classified(
     response: InferResponse, classes: Mapping[str, int], config: ModelConfig
 ) -> InferResponse:
-    """Return a response with the classes of some outputs in the place of their values.
+    """Return a response with classes instead of values for some outputs.
 
-    ``classes``: how many are wanted of each of these outputs, in each element of a batch.
+    ``classes``: the number of classes by output, for each element of a batch.
 
-    Raises BridgeError: INVALID_ARG, in Triton's words, for an output whose values have no order.
+    Raises BridgeError: INVALID_ARG, with Triton's text, for an output that cannot be ranked.
     """
     specs: list[TensorSpec] = []
     shapes: list[tuple[int, ...]] = []
@@ -67,7 +67,7 @@ def _labels(name: str, config: ModelConfig) -> tuple[bytes, ...]:
 
 
 def _rows(shape: tuple[int, ...], *, batched: bool) -> tuple[tuple[int, ...], int]:
-    """Return the dims of an output's rows, each of which has classes, and the length of a row."""
+    """Return the dims of the rows of an output, each of which is ranked, and the length of a row."""
     rows = shape[:1] if batched else ()
     return rows, prod(shape[len(rows) :])
 
@@ -89,7 +89,7 @@ def _classes(rows: npt.NDArray[np.generic], count: int, labels: Sequence[bytes])
         for at in range(0, count, _PIECE)
         for i in highest[at : at + _PIECE].tolist()
     )
-    # In pieces, between which others get to run.
+    # In pieces, so that other threads run between them.
     pieces = []
     while piece := list(islice(texts, _PIECE)):
         pieces.append(bytes_codec.encode(np.array(piece, dtype=object)))
@@ -102,11 +102,11 @@ def _classes(rows: npt.NDArray[np.generic], count: int, labels: Sequence[bytes])
 
 
 def _highest(row: npt.NDArray[np.generic], count: int) -> npt.NDArray[np.intp]:
-    """Return the indices of the highest values, descending, of equal ones the lower index first."""
+    """Return the indices of the highest values, descending; of equal values the lower index first."""
     values = np.where(np.isnan(row), -np.inf, row) if row.dtype.kind == "f" else row
     among = np.arange(len(values))
     if 0 < count * 8 < len(values):
-        # Few of many: only what is not below the last of them is worth sorting.
+        # For few of many, sort only values not below the lowest of them.
         least = np.partition(values, len(values) - count)[len(values) - count]
         among = np.flatnonzero(values >= least)
     backwards = values[among][::-1]

@@ -1,10 +1,11 @@
-"""Bodies of the requests that load and unload models, and of those that change settings."""
+"""JSON bodies of control requests: loading and unloading of models, changes of settings."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from gpubridge.errors import BridgeError, invalid, unavailable, unsupported
@@ -18,14 +19,13 @@ from gpubridge.telemetry.settings import (
     parse_unsigned,
 )
 
-_TRACE_MODE = "triton"
 SEVERITIES = ("info", "warning", "error")
 _UINT32 = (1 << 32) - 1
 _PIECE = 1 << 20
 
 
 class LoadParameters(NamedTuple):
-    """Configuration and files that replace those of the repository when a model is loaded.
+    """Configuration and files of a load request, which override those of the repository.
 
     ``files``: contents by ``file:<version>/<path>``.
     """
@@ -35,10 +35,10 @@ class LoadParameters(NamedTuple):
 
 
 def read_load(body: bytes) -> LoadParameters:
-    """Read the body of a request to load a model; an empty one asks for nothing special.
+    """Parse the body of a load request, which may be empty.
 
-    Raises BridgeError: INTERNAL, in Triton's words, for what cannot be read; INVALID_ARG for a file
-    that is not in base64.
+    Raises BridgeError: INTERNAL, with Triton's text, for a malformed body; INVALID_ARG for a file that
+    is not in base64.
     """
     long = LongStrings(body)
     try:
@@ -49,7 +49,7 @@ def read_load(body: bytes) -> LoadParameters:
     else:
         if long.used:
             return load
-    # The whole document decides what is wrong first.
+    # Parsed as a whole, so that the first error in the document is reported.
     return _read_load(LongStrings(body, split=False))
 
 
@@ -75,23 +75,21 @@ def _read_load(long: LongStrings) -> LoadParameters:
 def _decoded(name: str, text: str | memoryview) -> bytes:
     pieces = []
     try:
-        # In pieces, between which others get to run.
+        # In pieces, so that other threads run between them.
         for at in range(0, len(text), _PIECE):
             piece = base64.b64decode(text[at : at + _PIECE], validate=True)
             if len(piece) < _PIECE // 4 * 3 and at + _PIECE < len(text):
                 raise ValueError("Excess data after padding")
             pieces.append(piece)
     except (binascii.Error, ValueError) as error:
-        raise invalid(
-            f"expected the content of '{name}' in base64, got what is none: {error}"
-        ) from error
+        raise invalid(f"expected the content of '{name}' in base64: {error}") from error
     return b"".join(pieces)
 
 
 def read_unload(body: bytes) -> bool:
-    """Read the body of a request to unload a model: whether its dependents go, too.
+    """Parse the body of an unload request; return whether its dependents are unloaded, too.
 
-    Raises BridgeError: INTERNAL, in Triton's words, for what cannot be read.
+    Raises BridgeError: INTERNAL, with Triton's text, for a malformed body.
     """
     value = _load_parameters(body).get("unload_dependents", False)
     if type(value) is not bool:
@@ -122,9 +120,9 @@ def log_document(settings: LogSettings) -> JsonObject:
 
 
 def log_changes(body: bytes) -> dict[str, Any]:
-    """Read a change of log settings: fields of `LogSettings`; raises BridgeError.
+    """Parse a change of log settings into fields of `LogSettings`; raises BridgeError.
 
-    Members that Triton does not know mean nothing, and so do null ones.
+    As in Triton, unknown and null members are ignored.
     """
     given = _members(body)
     if "log_file" in given:
@@ -153,21 +151,25 @@ def log_changes(body: bytes) -> dict[str, Any]:
 
 
 def trace_document(settings: TraceSettings) -> JsonObject:
-    """Return trace settings, in Triton's order; all numbers are strings there."""
-    return {
+    """Return the trace settings in Triton's order, with numbers as strings."""
+    common: JsonObject = {
         "trace_level": settings.level or ("OFF",),
         "trace_rate": str(settings.rate),
         "trace_count": str(settings.count),
-        "log_frequency": str(settings.log_frequency),
-        "trace_file": settings.file,
-        "trace_mode": _TRACE_MODE,
     }
+    if settings.mode == "triton":
+        of_mode = {"log_frequency": str(settings.log_frequency), "trace_file": settings.file}
+        return {**common, **of_mode, "trace_mode": settings.mode}
+    export = asdict(settings.opentelemetry)
+    del export["resource"]
+    given = {name: str(value) for name, value in export.items() if value}
+    return {**common, "trace_mode": settings.mode, **given}
 
 
 def trace_changes(body: bytes) -> dict[str, Any]:
-    """Read a change of trace settings: fields of `TraceSettings`; None for one to be cleared.
+    """Parse a change of trace settings into fields of `TraceSettings`; None clears one.
 
-    Raises BridgeError: in Triton's words.
+    Raises BridgeError: with Triton's text.
     """
     return read_trace_changes(_members(body), _text, _names)
 
@@ -177,19 +179,14 @@ def read_trace_changes(
     text: Callable[[str, Any], str],
     names: Callable[[Any], Sequence[str]],
 ) -> dict[str, Any]:
-    """Return the changes that settings by their names mean; those of None are to be cleared.
+    """Return changes of `TraceSettings` for given settings; None clears one.
 
-    ``text`` returns the text of the setting of a name and value, ``names`` the names of a value.
+    ``text`` returns the string in a setting's value, ``names`` the list of strings.
 
-    Raises BridgeError: in Triton's words.
+    Raises BridgeError: with Triton's text.
     """
     if "trace_file" in given:
         raise fixed_location("trace")
-    mode = given.get("trace_mode")
-    if mode not in (None, _TRACE_MODE):
-        raise unsupported(
-            f"trace_mode: expected '{_TRACE_MODE}', the only mode that is served, got '{mode}'"
-        )
     readers: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "trace_level": ("level", lambda value: parse_levels(names(value))),
         "trace_rate": ("rate", lambda v: parse_unsigned("trace_rate", text("trace_rate", v))),
@@ -199,20 +196,22 @@ def read_trace_changes(
         ),
         "trace_count": ("count", lambda value: parse_count(text("trace_count", value))),
     }
-    return {
+    changes = {
         field: None if given[name] is None else read(given[name])
         for name, (field, read) in readers.items()
         if name in given
     }
+    mode = given.get("trace_mode")
+    return changes if mode is None else {**changes, "mode": text("trace_mode", mode)}
 
 
 def fixed_location(kind: str) -> BridgeError:
-    """Make the error of a change of the file that logs or traces go to."""
+    """Return the error for a change of the log or trace file."""
     return unsupported(f"{kind} file location can not be updated through network protocol")
 
 
 def _members(body: bytes) -> JsonObject:
-    """Return the members of a JSON object; as Triton, none of any other JSON."""
+    """Return the members of a JSON object; as in Triton, none for other JSON."""
     document = parse_json(body)
     return document if type(document) is dict else {}
 

@@ -1,4 +1,4 @@
-"""Reading fields of a request's JSON, with Triton's words for what is wrong with them."""
+"""Fields of requests, checked with Triton's error texts."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from gpubridge.errors import BridgeError, ErrorCode, invalid, unsupported
 from gpubridge.transport.context import LONG_TEXT
 
 LONGEST_ID = 1 << 20
-"""Bytes of a request's id: each record and answer has it. The compiled module knows, too."""
+"""Maximum bytes of a request's id; the compiled module has the same limit."""
 _LONGEST_CHARACTER = 4
 _SEQUENCE_TEXT_BYTES = 128
-"""A string correlation id may be as long as this; longer ones have no room at Triton."""
+"""Maximum bytes of a string correlation id, as in Triton."""
 
 JsonObject = dict[str, Any]
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""Halves of surrogate pairs, by themselves or not."""
+"""Surrogates, single or in pairs."""
+MALFORMED = "Unable to parse request"
+"""Triton's error for a malformed gRPC message."""
 NO_TEXTS: Mapping[str, bytes] = {}
 
 
 def internal(message: str) -> BridgeError:
-    """Make an error of the kind that Triton's JSON reader reports (HTTP 500)."""
+    """Return an INTERNAL error (HTTP 500), as Triton's JSON parser reports."""
     return BridgeError(message, ErrorCode.INTERNAL)
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a request's JSON as Triton takes it.
+    """Parse a request's JSON as Triton does.
 
-    ``NaN`` and ``Infinity`` are numbers, and a NUL byte ends the document, whatever comes after it.
+    ``NaN`` and ``Infinity`` are numbers, and a NUL byte ends the document.
     """
     body = body.removeprefix(b"\xef\xbb\xbf")
     try:
@@ -44,10 +46,10 @@ def parse_json(body: bytes) -> Any:
             return parse_json(document)
         if b"NaN" in body or b"Infinity" in body:
             try:
-                # Functions in Python, between whose calls other threads run.
+                # Python callbacks, so that other threads run between their calls.
                 document = json.loads(body, parse_int=_integer, parse_float=_float)
                 if _SURROGATE.search(body):
-                    # Lone ones are no text: orjson refuses them, json does not.
+                    # Lone surrogates are invalid: orjson refuses them, json does not.
                     json.dumps(document, ensure_ascii=False).encode()
             except (ValueError, RecursionError):
                 pass
@@ -63,7 +65,7 @@ def _float(digits: str) -> float:
 
 
 def _integer(digits: str) -> int | float:
-    """Read an integer as orjson does: beyond 64 bits it is a float."""
+    """Parse an integer as orjson does: beyond 64 bits as a float."""
     if len(digits) <= len("-9223372036854775808"):
         number = int(digits)
         if -1 << 63 <= number < 1 << 64:
@@ -116,9 +118,9 @@ def boolean(value: Any, name: str) -> bool:
 def json_parameters(
     parameters: JsonObject, texts: Mapping[str, bytes] = NO_TEXTS
 ) -> str | memoryview:
-    """Return the parameters of a request as the JSON that models are given; long ones as UTF-8.
+    """Return the parameters of a request as JSON for the model; long JSON as UTF-8.
 
-    ``texts``: those that are JSON already.
+    ``texts``: parameters that are JSON already.
     """
     if texts:
         pieces = [b"{"]
@@ -135,17 +137,32 @@ def json_parameters(
     if all(math.isfinite(value) for value in parameters.values() if isinstance(value, float)):
         raw = orjson.dumps(parameters)
         return raw.decode() if len(raw) <= LONG_TEXT else memoryview(raw)
-    # orjson makes null of infinities, which JSON does not know but models are given.
+    # orjson writes infinities as null, but models get them as Python's json writes them.
     return json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
 
 
 def long_id(nbytes: int) -> BridgeError:
-    """Make the error of an id that is too long."""
+    """Return the error for a too long id."""
     return invalid(f"expected a request id of at most {LONGEST_ID} bytes, got one of {nbytes}")
 
 
+def malformed(reason: str) -> BridgeError:
+    """Return Triton's error for a malformed gRPC message, with the reason as its cause."""
+    error = BridgeError(MALFORMED, ErrorCode.INTERNAL)
+    error.__cause__ = ValueError(reason)
+    return error
+
+
+def too_many_fields(most: int) -> BridgeError:
+    """Return the error for a message with too many fields."""
+    return invalid(
+        f"expected a request of at most {most} fields, got more; send large data as "
+        "raw_input_contents"
+    )
+
+
 def checked_id(identifier: str) -> str:
-    """Return a request's id, if it is not too long; raises BridgeError."""
+    """Return a request's id; raises BridgeError if it is too long."""
     if len(identifier) > LONGEST_ID // _LONGEST_CHARACTER:
         nbytes = len(identifier.encode(errors="replace"))
         if nbytes > LONGEST_ID:
@@ -154,7 +171,7 @@ def checked_id(identifier: str) -> str:
 
 
 def text_of_sequence(value: str) -> str:
-    """Return a correlation id that is a string, if it is not too long; raises BridgeError."""
+    """Return a string correlation id; raises BridgeError if it is too long."""
     if len(value.encode(errors="replace")) > _SEQUENCE_TEXT_BYTES:
         raise unsupported(
             f"string correlation ID cannot be longer than {_SEQUENCE_TEXT_BYTES} characters"

@@ -1,4 +1,4 @@
-"""The generate extension: one flat JSON object as a request, and one for each response."""
+"""The generate extension: a flat JSON object for the request and for each response."""
 
 from __future__ import annotations
 
@@ -22,24 +22,29 @@ from gpubridge.transport.context import RequestContext
 
 _NESTED = "parameters"
 _LONG_TEXT = 1 << 16
-"""A longer answer is not copied into one piece."""
+"""Bytes of a response above which its pieces are not joined."""
 _FEW_NAMES = 32
-"""Each of more names is not looked for in the whole body: that would cost their square."""
+"""Names up to which each is searched for in the whole body; the cost is quadratic."""
 
 
 def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
-    """Parse a generate request: members named like inputs are those, ``id`` is the id, others are parameters.
+    """Parse a generate request: its members are inputs by name, the ``id``, and parameters.
 
     Members of ``parameters`` count like members of the object itself. An input is a value or a flat
-    list; its shape is the configured one, whose last variable dim takes what there is.
+    list with the configured shape, whose last variable dim follows from the number of elements.
 
-    Raises BridgeError: in Triton's words.
+    Raises BridgeError: with Triton's text.
     """
     document = parse_json(body)
     if type(document) is not dict:
         raise internal("attempt to get members for non-object")
+    _check_unique(body, document, config.inputs_by_name)
+    return generate_form(document, config)
+
+
+def generate_form(document: JsonObject, config: ModelConfig) -> RequestForm:
+    """Return the form of a generate request's members; raises BridgeError as `parse_generate` does."""
     specs = config.inputs_by_name
-    _check_unique(body, document, specs)
     identifier = ""
     inputs: list[InputForm] = []
     parameters: JsonObject = {}
@@ -67,23 +72,23 @@ def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
         given = {entry.name for entry in inputs}
         if not parameters or given.issuperset(config.required_inputs):
             raise
-        # Perhaps one of them was meant for an input.
+        # A parameter may be a misspelt input.
         names = ", ".join(f"'{name}'" for name in [*parameters][:_FEW_NAMES])
         raise invalid(f"{error.message} Taken as parameters: {names}.") from error
 
 
 def _check_unique(body: bytes, document: JsonObject, inputs: Collection[str]) -> None:
-    """Refuse a body that has a member twice: which of them is meant, nobody can tell."""
+    """Refuse a body with a repeated member, which is ambiguous."""
     nested = document.get(_NESTED)
     names = [*document, *(nested if type(nested) is dict else ())]
     few = len(names) <= _FEW_NAMES and b"\\u" not in body
     if few and all(body.count(orjson.dumps(name)) == 1 for name in names):
         return
     try:
-        # Functions in Python, between whose calls other threads run.
+        # Python callbacks, so that other threads run between their calls.
         pairs = json.loads(body, object_pairs_hook=_Pairs, parse_int=_nothing, parse_float=_nothing)
     except (ValueError, RecursionError):
-        # No plain JSON, though what Triton takes for it: the last one of a name counts.
+        # Not strict JSON, although Triton accepts it: the last member of a name counts.
         return
     for name, value in pairs:
         repeated = _repeated(value) if name == _NESTED and type(value) is _Pairs else ""
@@ -92,11 +97,11 @@ def _check_unique(body: bytes, document: JsonObject, inputs: Collection[str]) ->
 
 
 def _nothing(_: str) -> None:
-    """Return nothing for a number, which is not used."""
+    """Return nothing for a number: only names are needed."""
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """The members of an object, as they stand there."""
+    """The members of an object with repeated names."""
 
 
 def _repeated(pairs: _Pairs) -> str:
@@ -116,7 +121,7 @@ def _refuse_repeated(name: str, inputs: Collection[str]) -> None:
 
 
 def _members(document: JsonObject) -> Iterator[tuple[str, Any, bool]]:
-    """Yield names and values, and whether each lies in the nested object."""
+    """Yield names, values, and whether they are in the nested object."""
     for name, value in document.items():
         if name != _NESTED:
             yield name, value, False
@@ -139,7 +144,7 @@ def _input(spec: TensorSpec, value: Any, config: ModelConfig) -> InputForm:
 
 
 def _shape(spec: TensorSpec, count: int, config: ModelConfig) -> tuple[int, ...] | None:
-    """Spread ``count`` elements over the dims: the fixed ones first, the last variable one the rest."""
+    """Return the shape of ``count`` elements: the last variable dim gets the remaining factor."""
     dims = [-1, *spec.dims] if config.max_batch_size else list(spec.dims)
     for dim in dims:
         if dim > 0:
@@ -158,7 +163,7 @@ def encode_generated(
 ) -> list[bytes | memoryview]:
     """Encode a response as one JSON object: outputs of one element as a value, others as flat lists.
 
-    Returns its text in pieces. Raises BridgeError when an output cannot be told as JSON.
+    Returns the text in pieces. Raises BridgeError for an output that JSON cannot represent.
     """
     members: dict[str, bytes | memoryview] = {
         "model_name": orjson.dumps(config.name),
@@ -177,7 +182,7 @@ def encode_generated(
         members[spec.name] = memoryview(data)[1:-1] if count == 1 else data
     pieces: list[bytes | memoryview] = []
     if isinstance(parameters, LongParameters):
-        # What is so long is not taken apart. Of equal names the last one counts.
+        # Long parameters stay encoded. Of equal names the last one counts.
         pieces = [b"{", *json_members(parameters)]
     # Triton's order.
     for name in sorted(members):
@@ -190,5 +195,5 @@ def _value(value: object) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
-        # A model may set integers beyond 64 bits, and strings with lone surrogates.
+        # Models may set integers beyond 64 bits, and strings with lone surrogates.
         return json.dumps(value, ensure_ascii=False).encode(errors="replace")

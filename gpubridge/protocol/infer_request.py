@@ -1,8 +1,8 @@
-"""A v2 inference request: from its JSON header to what the engine needs.
+"""Parsing of v2 inference requests over HTTP.
 
 The headers of a client's requests mostly differ in an id, dims, sizes and the values of parameters. The
-first one of a kind is parsed here, as a :class:`RequestForm`, and remembered as a template; later ones
-are matched with it by compiled code (`gpubridge.protocol.request_templates`).
+first of them is parsed here into a :class:`RequestForm` and kept as a template; compiled code matches
+later ones with it (`gpubridge.protocol.request_templates`).
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _DIM_LIMIT = 1 << 63
 
 
 class FormCache:
-    """Remembers templates of requests; one per model version, bounded.
+    """Bounded cache of request templates of one model version.
 
-    ``templates``: makes requests of all headers that `parse` does not have to look at.
+    ``templates``: makes requests from headers that match a template, without `parse`.
     """
 
     def __init__(self, config: ModelConfig, check_region: CheckRegion = nothing_registered) -> None:
@@ -67,9 +67,9 @@ class FormCache:
         self.templates = RequestTemplates(TEMPLATE_BYTES, 1)
 
     def parse(self, header: bytes, following: int) -> RequestForm:
-        """Return what a header means that ``following`` bytes come after; it becomes a template.
+        """Parse a header that ``following`` bytes of data follow, and keep it as a template.
 
-        Raises BridgeError when it is no valid request for the model.
+        Raises BridgeError if it is no valid request for the model.
         """
         form = parse_request(header, self._config, following, self._check_region)
         rules = input_rules(form, self._config)
@@ -85,9 +85,9 @@ def parse_request(
     following: int,
     check_region: CheckRegion = nothing_registered,
 ) -> RequestForm:
-    """Parse and check the JSON header of an inference request, and what it says of the bytes after it.
+    """Parse the JSON header of a request, and check it against the model and the bytes after it.
 
-    Raises BridgeError: in Triton's words.
+    Raises BridgeError: with Triton's text.
     """
     try:
         document, long = parse_without_values(header)
@@ -96,7 +96,7 @@ def parse_request(
             return form
     except (NotPacked, BridgeError):
         pass
-    # The whole document decides what is wrong first.
+    # Parsed as a whole, so that the first error in the document is reported.
     return _read_request(parse_json(header), config, following, check_region, NO_LONG_STRINGS)
 
 
@@ -115,7 +115,7 @@ def _read_request(
     return make_form(identifier, inputs, outputs, binary_default, context, options, config)
 
 
-def make_form(  # noqa: PLR0913  (what a request says, as one thing)
+def make_form(  # noqa: PLR0913  (the parts of a request)
     identifier: str,
     inputs: list[InputForm],
     outputs: dict[str, OutputForm] | None,
@@ -124,7 +124,7 @@ def make_form(  # noqa: PLR0913  (what a request says, as one thing)
     options: RequestOptions,
     config: ModelConfig,
 ) -> RequestForm:
-    """Check what a request says against its model, and put it together; raises BridgeError."""
+    """Return the form of a request after checking it against the model; raises BridgeError."""
     check_inputs(identifier, inputs, config)
     at = 0
     places = []
@@ -145,7 +145,7 @@ def make_form(  # noqa: PLR0913  (what a request says, as one thing)
 
 
 def _check_following(inputs: list[InputForm], following: int, model: str) -> None:
-    """Refuse bytes after the header that are not those which it announces."""
+    """Refuse a size of the binary data that differs from the header's."""
     at = 0
     for entry in inputs:
         if entry.data is None:
@@ -160,13 +160,11 @@ def _check_following(inputs: list[InputForm], following: int, model: str) -> Non
 
 
 def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
-    """Return the form of a request without a header: the body is the model's one input.
+    """Return the form of a request without a header: the body is the model's only input.
 
-    A BYTES input is the one string that the body is: it begins with its length, for which there is
-    room before the body.
+    The body of a BYTES input is one string, whose length is written before it.
 
-    Raises BridgeError when the model has more than one input, or one whose shape the size cannot
-    tell.
+    Raises BridgeError for a model with several inputs, or with an input of variable shape.
     """
     if len(config.inputs) != 1:
         raise invalid(
@@ -186,7 +184,7 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
     before = LENGTH_BYTES if text else 0
     entry = InputForm(spec.name, spec.datatype, tuple(shape), before + nbytes)
     if text and not nbytes:
-        # Nothing came, so nothing has a place yet.
+        # Without a body there is no slot.
         entry.data = bytes(LENGTH_BYTES)
     check_inputs("", [entry], config, raw=True)
     places = ((-before, entry.nbytes),)
@@ -205,7 +203,7 @@ def _input(entry: Any, check_region: CheckRegion) -> InputForm:
     name = string(entry, "name")
     shape = tuple([unsigned(dim, "shape") for dim in array(entry, "shape")])
     if max(shape, default=0) >= _DIM_LIMIT:
-        # No array has such a dim, not even one without elements.
+        # Not representable, even without elements.
         raise invalid(f"the shape {list(shape)} of input '{name}' has a dim beyond 63 bits")
     datatype = string(entry, "datatype")
     if datatype not in DATATYPES:
@@ -244,7 +242,7 @@ _NONE: JsonObject = {}
 
 
 def _members(parameters: Any) -> JsonObject:
-    """Return the parameters of an input or output; Triton looks for members in an array, too."""
+    """Return the parameters of an input or output; as in Triton, an empty array is allowed."""
     return _NONE if parameters == [] else _object(parameters)
 
 
@@ -295,7 +293,7 @@ def _outputs(
 
 
 def _classes(parameters: JsonObject) -> int:
-    """Return how many classes are wanted of an output; 0 for none."""
+    """Return the number of classes requested of an output; 0 for its values."""
     if "classification" not in parameters:
         return 0
     classes = parameters["classification"]
@@ -312,7 +310,7 @@ def _classes(parameters: JsonObject) -> int:
 def _parameters(
     document: JsonObject, long: LongStrings
 ) -> tuple[RequestContext, bool, RequestOptions]:
-    """Return the context that goes to the stub, whether outputs are binary by default, and the options."""
+    """Return the context for the stub, whether outputs are binary by default, and the options."""
     if not _has(document, "parameters"):
         return NO_CONTEXT, False, NO_OPTIONS
     given = _object(document["parameters"])
@@ -363,7 +361,7 @@ def _long_text(value: Any, long: LongStrings) -> bytes | None:
 
 
 _SEQUENCE_FLAGS = {"sequence_start": 1, "sequence_end": 2}
-"""As ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_...`` has them."""
+"""The values of ``TRITONSERVER_REQUEST_FLAG_SEQUENCE_...``."""
 
 
 def _sequence_id(value: Any) -> str | int:

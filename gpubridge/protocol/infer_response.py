@@ -1,4 +1,4 @@
-"""A model's answer as a v2 response: a JSON header, and the binary outputs as they lie in memory."""
+"""Encoding of v2 inference responses over HTTP: a JSON header, and the binary outputs, not copied."""
 
 from __future__ import annotations
 
@@ -11,31 +11,35 @@ import orjson
 
 from gpubridge.config import ModelConfig
 from gpubridge.dataplane import JsonResponseTemplate
-from gpubridge.model_io import as_configured
-from gpubridge.protocol.classification import classified
 from gpubridge.protocol.json_tensor import data_to_json
 from gpubridge.protocol.request_form import RequestForm, classes_of
+from gpubridge.protocol.response_encoding import (
+    BINARY,
+    JSON,
+    ResponseEncoding,
+    output_encoding,
+    output_encodings,
+    prepare_response,
+    reshapes,
+)
 from gpubridge.request import InferResponse, LongParameters
 from gpubridge.tensor.dtypes import element_count
-from gpubridge.transport.signatures import Shapes, Signature, TensorSpec
-
-# How an output is told; the numbers are those of csrc/request/response_templates.h.
-_ELSEWHERE, _BINARY, _JSON = 0, 1, 2
+from gpubridge.transport.signatures import Signature
 
 _LONG_TEXT = 1 << 16
-"""Longer JSON values are not copied."""
+"""Bytes of JSON values above which they are not copied."""
 _PLACE = b"\0"
-"""Stands for such values: JSON has no such byte."""
+"""Placeholder of such values, a byte that JSON does not contain."""
 
 
 @dataclass(slots=True)
 class EncodedResponse:
     """A response ready to be sent.
 
-    - ``header``: the JSON, or the beginning of it.
-    - ``buffers``: the rest of the JSON, if it is long, and the binary outputs; not copied.
-    - ``header_bytes``: bytes of all of the JSON.
-    - ``nbytes``: bytes of all outputs; -1 where nothing follows the JSON.
+    - ``header``: the JSON, or its beginning.
+    - ``buffers``: the rest of a long JSON, and the binary outputs; not copied.
+    - ``header_bytes``: size of the whole JSON.
+    - ``nbytes``: size of all binary outputs; -1 if there are none.
     """
 
     header: bytes
@@ -45,55 +49,36 @@ class EncodedResponse:
 
     @property
     def binary(self) -> bool:
-        """Return whether any output's bytes follow the JSON, which decides the content type."""
+        """Return whether binary data follow the JSON, which decides the content type."""
         return self.nbytes >= 0
-
-
-@dataclass(slots=True, eq=False)
-class _Answer:
-    """State shared by all responses of a signature to requests of a form.
-
-    - ``forms``: the encoding of each output.
-    - ``simple``: whether all outputs are binary, with the shapes that the model gives them.
-    """
-
-    template: JsonResponseTemplate
-    forms: bytes
-    simple: bool
 
 
 def encode_response(
     form: RequestForm, identifier: str, response: InferResponse, config: ModelConfig, version: int
 ) -> EncodedResponse:
-    """Encode an answer in the form that its request asked for; raises BridgeError.
+    """Encode a response as its request asked; raises BridgeError.
 
-    ``form``: that of the request; it remembers what the answer has in common with the next.
+    ``form``: of the request; caches the template of its responses.
     """
-    classes: dict[str, int] = {}
-    if form.answer_for is response.signature:
-        answer: _Answer = form.answer
-    elif classes := classes_of(form.outputs):
-        response = classified(response, classes, config)
-        answer = _answer(form, response.signature, config, version)
-    else:
-        answer = _answer(form, response.signature, config, version)
-        form.answer_for, form.answer = response.signature, answer
-    shapes = response.shapes
+    encoding, response, shapes = prepare_response(
+        form, response, config, lambda signature: _encoding(form, signature, config, version)
+    )
     buffers = response.buffers
     values: Sequence[memoryview | bytes] = buffers
-    if not answer.simple:
-        shapes = _configured_shapes(response, config, classes)
+    texts: list[bytes | memoryview] = []
+    if not encoding.plain:
+        outputs = zip(encoding.outputs, response.signature.tensors, shapes, buffers, strict=True)
         values = [
-            _json_values(*output) if told == _JSON else output[2]
-            for told, output in zip(
-                answer.forms,
-                zip(response.signature.tensors, shapes, buffers, strict=True),
-                strict=True,
-            )
+            data_to_json(spec.name, spec.datatype, element_count(shape), buffer)
+            if kind == JSON
+            else buffer
+            for kind, spec, shape, buffer in outputs
         ]
-        buffers = [
-            buffer for told, buffer in zip(answer.forms, buffers, strict=True) if told == _BINARY
-        ]
+        kinds = zip(encoding.outputs, values, strict=True)
+        long = [kind == JSON and len(value) > _LONG_TEXT for kind, value in kinds]
+        texts = list(compress(values, long))
+        values = [_PLACE if is_long else value for is_long, value in zip(long, values, strict=True)]
+        buffers = list(compress(buffers, [kind == BINARY for kind in encoding.outputs]))
     parameters = response.parameters
     rest: list[bytes | memoryview] = []
     short = b""
@@ -101,50 +86,46 @@ def encode_response(
         rest = [*json_members(parameters), b"}}"]
     elif parameters:
         short = _json(parameters)
-    texts: list[bytes | memoryview] = []
-    if not answer.simple:
-        told = zip(answer.forms, values, strict=True)
-        long = [form == _JSON and len(value) > _LONG_TEXT for form, value in told]
-        texts = list(compress(values, long))
-        values = [_PLACE if is_long else value for is_long, value in zip(long, values, strict=True)]
-    text, nbytes = answer.template.encode(identifier, short, shapes, values)
-    # Between what is made here, and behind it: what is that long is not copied.
+    text, nbytes = encoding.template.encode(identifier, short, shapes, values)
+    # Long values and parameters are inserted as pieces, not copied.
     jsons = text.split(_PLACE)
     if rest:
         jsons[-1] = jsons[-1][:-1] + b',"parameters":{'
     header, *following = jsons
     pieces = [*chain.from_iterable(zip(texts, following, strict=True)), *rest]
-    # Without a byte after it, the JSON is the whole answer: so it is at Triton.
+    # As in Triton, a response without binary data is JSON only.
     header_bytes = len(header) + sum(map(len, pieces))
     return EncodedResponse(header, [*pieces, *buffers], header_bytes, nbytes or -1)
 
 
-def _answer(form: RequestForm, signature: Signature, config: ModelConfig, version: int) -> _Answer:
+def _encoding(
+    form: RequestForm, signature: Signature, config: ModelConfig, version: int
+) -> ResponseEncoding:
     names = b'"model_name":%b,"model_version":"%d"' % (orjson.dumps(config.name), version)
     openings = [
         b'{"name":%b,"datatype":"%b","shape":' % (orjson.dumps(spec.name), spec.datatype.encode())
         for spec in signature.tensors
     ]
-    forms = bytes([_told(form, spec.name) for spec in signature.tensors])
-    simple = forms.count(_BINARY) == len(forms) and not any(
-        output.reshape is not None for output in config.outputs
-    )
-    return _Answer(JsonResponseTemplate(names, openings, forms), forms, simple)
+    outputs = output_encodings(form, signature)
+    plain = outputs.count(BINARY) == len(outputs) and not reshapes(config)
+    template = JsonResponseTemplate(names, openings, outputs)
+    return ResponseEncoding(signature, template, outputs, plain)
 
 
 def plain_template(
     form: RequestForm, signature: Signature, config: ModelConfig, version: int
 ) -> JsonResponseTemplate | None:
-    """Return what makes the header of answers of which nothing has to be formatted; else None."""
+    """Return the template of responses without formatted outputs; None if some are formatted."""
     if classes_of(form.outputs):
         return None
-    answer = _answer(form, signature, config, version)
-    return answer.template if answer.simple else None
+    encoding = _encoding(form, signature, config, version)
+    return encoding.template if encoding.plain else None
 
 
 def formats_more_than(nbytes: int, form: RequestForm, response: InferResponse) -> bool:
-    """Tell whether more than so many bytes of outputs have to be looked at to encode an answer."""
-    if form.answer_for is response.signature and form.answer.simple:
+    """Return whether encoding a response formats more than so many bytes of outputs."""
+    encoding = form.encoding
+    if encoding is not None and encoding.signature is response.signature and encoding.plain:
         return False
     buffers = response.buffers
     if sum(map(len, buffers)) <= nbytes:
@@ -153,36 +134,12 @@ def formats_more_than(nbytes: int, form: RequestForm, response: InferResponse) -
     return nbytes < sum(
         len(buffer)
         for tensor, buffer in zip(response.signature.tensors, buffers, strict=True)
-        if tensor.name in classes or _told(form, tensor.name) == _JSON
+        if tensor.name in classes or output_encoding(form, tensor.name) == JSON
     )
-
-
-def _told(form: RequestForm, name: str) -> int:
-    if form.output_region(name) is not None:
-        return _ELSEWHERE
-    if form.outputs is not None:
-        output = form.outputs.get(name)
-        if output is not None:
-            return _BINARY if output.binary else _JSON
-    return _BINARY if form.binary_default else _JSON
-
-
-def _configured_shapes(
-    response: InferResponse, config: ModelConfig, classified: dict[str, int]
-) -> Shapes:
-    """Return the shapes that clients see; ``classified`` outputs keep theirs."""
-    return tuple(
-        shape if spec.name in classified else as_configured(spec.name, shape, config)
-        for spec, shape in zip(response.signature.tensors, response.shapes, strict=True)
-    )
-
-
-def _json_values(spec: TensorSpec, shape: tuple[int, ...], buffer: memoryview) -> bytes:
-    return data_to_json(spec.name, spec.datatype, element_count(shape), buffer)
 
 
 def json_members(parameters: LongParameters) -> list[bytes | memoryview]:
-    """Return the members of the JSON object of long parameters, in pieces."""
+    """Return the JSON members of long parameters, in pieces."""
     pieces: list[bytes | memoryview] = []
     for part in parameters.parts:
         if pieces:
@@ -195,6 +152,6 @@ def _json(parameters: dict[str, object]) -> bytes:
     try:
         return orjson.dumps(parameters)
     except orjson.JSONEncodeError:
-        # A model may set integers beyond 64 bits, and strings with lone surrogates: no Unicode text.
+        # Models may set integers beyond 64 bits, and strings with lone surrogates.
         text = json.dumps(parameters, ensure_ascii=False, separators=(",", ":"))
         return text.encode(errors="replace")

@@ -1,7 +1,7 @@
 """Tensor data as JSON values: to bytes for a request, from bytes for a response.
 
-Values of large requests are most of their JSON. The compiled module packs them from the text, without
-the interpreter's lock; Python parses the rest.
+The compiled module packs the values of large requests from the text, without the interpreter's lock;
+Python parses the rest of the JSON.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gpubridge.tensor.dtypes import DATATYPES, numbers_to_bytes
 
 _BINARY_ONLY = ("FP16", "BF16")
 JSON_DATATYPES = frozenset(DATATYPES) - {*_BINARY_ONLY}
-"""The datatypes whose values JSON can carry."""
+"""Datatypes whose values JSON can represent."""
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
 
 
 def data_from_json(name: str, datatype: str, count: int, data: list[Any]) -> bytes:
-    """Return the bytes of a tensor whose values came as (possibly nested) JSON arrays.
+    """Return the bytes of a tensor given as (possibly nested) JSON arrays.
 
-    ``count``: elements that the shape asks for.
+    ``count``: the number of elements of the shape.
 
-    Raises BridgeError: in Triton's words, for values of a wrong type or number; INVALID_ARG for one
+    Raises BridgeError: with Triton's text, for values of a wrong type or number; INVALID_ARG for one
     beyond the datatype's range.
     """
     if datatype in _BINARY_ONLY:
@@ -39,7 +39,7 @@ def data_from_json(name: str, datatype: str, count: int, data: list[Any]) -> byt
             f"format for input {name}"
         )
     values = list(_flat(data))
-    # A value after the last is not looked at: that it is there is what Triton tells.
+    # As in Triton, surplus values are an error whatever their type.
     _check_values(datatype, values[:count])
     if len(values) != count:
         raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
@@ -103,14 +103,14 @@ def data_to_json(name: str, datatype: str, count: int, buffer: memoryview) -> by
 
 
 class NotPacked(Exception):
-    """The values cannot be packed from their text: the whole document has to be parsed."""
+    """Values cannot be packed from their text: Python has to parse the whole document."""
 
 
 class JsonValues:
     """The text of an array in a document.
 
-    - ``document``: has to stay as it is.
-    - ``start``, ``nbytes``: where in it the array is, brackets included.
+    - ``document``: must not change.
+    - ``start``, ``nbytes``: the place of the array in it, with its brackets.
     """
 
     __slots__ = ("_document", "_nbytes", "_start")
@@ -123,9 +123,9 @@ class JsonValues:
     def pack(self, datatype: str, count: int) -> bytes:
         """Return the values as the bytes of a tensor.
 
-        ``datatype``: any that JSON can carry: not FP16 and BF16.
+        ``datatype``: one of `JSON_DATATYPES`.
 
-        Raises NotPacked for values of another type, number or range, and for what is no JSON.
+        Raises NotPacked for malformed JSON, and values of another type, number or range.
         """
         packed = dataplane.pack_json_values(
             self._document, self._start, self._nbytes, datatype, count
@@ -138,10 +138,10 @@ class JsonValues:
 def parse_without_values(document: bytes) -> tuple[Any, LongStrings]:
     """Parse a request's JSON; each array ``inputs[i].data`` becomes a `JsonValues`.
 
-    Returns: the document, and the long strings that it is without.
+    Returns: the document, and the long strings that were removed from it.
 
-    Raises NotPacked when there is nothing that can be taken out.
-    Raises BridgeError as `parse_json` does, of what is left.
+    Raises NotPacked if there is nothing to remove.
+    Raises BridgeError as `parse_json` does.
     """
     split = dataplane.split_json_data(document)
     if split is None:

@@ -1,4 +1,4 @@
-"""JSON documents with long strings: Python parses them without those, which it would take long to decode."""
+"""JSON documents without their long strings, which would take long to decode."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gpubridge.transport.context import LONG_TEXT
 
 
 class LongStrings:
-    """The long strings of a document, which others stand for in what is parsed.
+    """The long strings of a document, replaced by placeholders.
 
-    ``document``: it, without them.
+    ``document``: the document with the placeholders.
     """
 
     def __init__(self, document: bytes, *, split: bool = True) -> None:
@@ -27,18 +27,18 @@ class LongStrings:
 
     @property
     def used(self) -> bool:
-        """Return whether each has been requested."""
+        """Return whether each string has been requested."""
         return len(self._used) == len(self._places)
 
     def text(self, value: Any) -> memoryview | None:
-        """Return what stands between the quotation marks of the string that a value stands for, if it does."""
+        """Return the raw text of the string that a value is the placeholder of, or None."""
         place = self._take(value)
         return None if place is None else self._source[place[0] : sum(place)]
 
     def json(self, value: Any) -> bytes | None:
-        """Return the string that a value stands for as JSON without needless escapes, if it does.
+        """Return the string that a value is the placeholder of, as JSON without needless escapes, or None.
 
-        Raises ValueError where it is no string.
+        Raises ValueError if it is malformed.
         """
         place = self._take(value)
         if place is None:

@@ -1,4 +1,4 @@
-"""The v2 documents that describe the server and its models."""
+"""Documents of v2 that describe the server and its models."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _EXTENSIONS = (
     "statistics",
     "trace",
     "logging",
-    # Who serves it, since the name may be any.
+    # Identifies this server, whose name can be configured.
     f"gpubridge({gpubridge.__version__})",
 )
 
 
 def server_metadata(name: str) -> JsonObject:
-    """Return the server's name, version and the extensions that it serves."""
+    """Return the server's name, version and extensions."""
     return {"name": name, "version": gpubridge.__version__, "extensions": _EXTENSIONS}
 
 
@@ -57,12 +57,13 @@ def repository_index(rows: Iterable[Any]) -> list[dict[str, str]]:
 
 
 def model_statistics(models: Iterable[ModelStatistics]) -> JsonObject:
-    """Return the statistics of models, as the statistics extension spells them."""
+    """Return the statistics of models in the form of the statistics extension."""
     return {"model_stats": [_statistics(model) for model in models]}
 
 
 def _statistics(model: ModelStatistics) -> JsonObject:
     done = model.success_count
+    executed = done - model.cache_hits
     return {
         "name": model.model,
         "version": str(model.version),
@@ -73,11 +74,11 @@ def _statistics(model: ModelStatistics) -> JsonObject:
             "success": _duration(done, model.success_ns),
             "fail": _duration(model.fail_count, model.fail_ns),
             "queue": _duration(done, model.queue_ns),
-            "compute_input": _duration(done, model.input_ns),
-            "compute_infer": _duration(done, model.infer_ns),
-            "compute_output": _duration(done, model.output_ns),
-            "cache_hit": _duration(0, 0),
-            "cache_miss": _duration(0, 0),
+            "compute_input": _duration(executed, model.input_ns),
+            "compute_infer": _duration(executed, model.infer_ns),
+            "compute_output": _duration(executed, model.output_ns),
+            "cache_hit": _duration(model.cache_hits, model.cache_hit_ns),
+            "cache_miss": _duration(model.cache_misses, model.cache_miss_ns),
         },
         "response_stats": {},
         "batch_stats": [
@@ -98,9 +99,9 @@ def _duration(count: int, nanoseconds: int) -> dict[str, int]:
 
 
 def ready_models_only(body: bytes) -> bool:
-    """Read the body of a request for the index: whether it asks for the models that are ready only.
+    """Parse the body of an index request; return whether only ready models are requested.
 
-    Raises BridgeError: INTERNAL, in Triton's words, for what cannot be read.
+    Raises BridgeError: INTERNAL, with Triton's text, for a malformed body.
     """
     document = parse_json(body) if body else {}
     if type(document) is not dict or "ready" not in document:

@@ -1,4 +1,4 @@
-"""Parsed header of a request, without any data: names, shapes, and the location of bytes."""
+"""The parsed form of a request, without data: names, shapes, and places of the data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.signatures import encode_tensors
 
-_REGION = "shared_memory_region"
-_SIZE = "shared_memory_byte_size"
-_OFFSET = "shared_memory_offset"
+REGION = "shared_memory_region"
+REGION_SIZE = "shared_memory_byte_size"
+REGION_OFFSET = "shared_memory_offset"
 LENGTH_BYTES = 4
-"""Each element of a BYTES tensor comes after its length, a number of so many bytes."""
+"""Size of the length before each element of a BYTES tensor."""
 
 
 class SharedRegion(NamedTuple):
-    """A piece of memory that the client registered: bytes of it from an offset on."""
+    """A range of a region that a client has registered."""
 
     name: str
     nbytes: int
@@ -32,26 +32,26 @@ class SharedRegion(NamedTuple):
 
 
 CheckRegion = Callable[[SharedRegion], None]
-"""Raises where a request names memory that there is not; asked once for each form of request."""
+"""Raises BridgeError for a region that is not registered; called once for each form."""
 
 
 def nothing_registered(region: SharedRegion) -> None:
-    """Refuse every region, as if nobody had registered any."""
+    """Refuse every region, as if none were registered."""
     raise not_found(f"Unable to find shared memory region: '{region.name}'")
 
 
 def region_of(parameters: Mapping[str, Any]) -> SharedRegion | None:
-    """Return the region that the parameters of an input or output name in JSON, if any.
+    """Return the region named by JSON parameters of an input or output, if any.
 
-    Raises BridgeError: INTERNAL, in Triton's words, for members of another type.
+    Raises BridgeError: INTERNAL, with Triton's text, for members of a wrong type.
     """
-    if parameters.get(_REGION) is None:
+    if parameters.get(REGION) is None:
         return None
     members = dict(parameters)
     return SharedRegion(
-        string(members, _REGION),
-        unsigned(members.get(_SIZE, 0), _SIZE),
-        unsigned(members.get(_OFFSET, 0), _OFFSET),
+        string(members, REGION),
+        unsigned(members.get(REGION_SIZE, 0), REGION_SIZE),
+        unsigned(members.get(REGION_OFFSET, 0), REGION_OFFSET),
     )
 
 
@@ -59,8 +59,8 @@ def region_of(parameters: Mapping[str, Any]) -> SharedRegion | None:
 class OutputForm:
     """Requested form of an output: binary data after the header, or JSON values in it.
 
-    - ``classes``: how many of its classes are wanted instead of its values; 0 for the values.
-    - ``region``: the client's memory, if it is wanted there and in the response not at all.
+    - ``classes``: number of classes instead of its values; 0 for its values.
+    - ``region``: client memory that it is written to instead of the response.
     """
 
     binary: bool
@@ -69,15 +69,15 @@ class OutputForm:
 
 
 def classes_of(outputs: dict[str, OutputForm] | None) -> dict[str, int]:
-    """Return how many classes are wanted of those outputs of which classes are wanted."""
+    """Return the number of classes of each output to be classified."""
     return {name: form.classes for name, form in (outputs or {}).items() if form.classes}
 
 
 class RequestRegions(NamedTuple):
-    """Location of a request's inputs and outputs in the client's memory.
+    """Regions of a request's inputs and outputs in client memory.
 
-    - ``inputs``: one for each input; None for those that come with the request.
-    - ``outputs``: by name, of those that are wanted there.
+    - ``inputs``: one for each input; None for inputs sent with the request.
+    - ``outputs``: by name.
     """
 
     inputs: Sequence[SharedRegion | None]
@@ -86,22 +86,19 @@ class RequestRegions(NamedTuple):
 
 @dataclass(slots=True)
 class RequestForm:
-    """Everything that a request's header says.
+    """The parsed header of a request.
 
-    - ``sent``: the inputs that come with the request: all those that are not in the client's
-      memory.
-    - ``binary_bytes``: bytes that must follow the header.
-    - ``signature``, ``dims``: as they go to the stub; the dims are those that the model sees.
-    - ``outputs``: the outputs asked for, by name; None for all of them.
-    - ``binary_default``: whether outputs that were not named go out as binary data.
-    - ``places``: offset from the first byte after the header, and size, of each input that is sent.
-      A negative one is that of a string whose length is written before it, see `write_length`.
-    - ``strings``: index in ``sent`` and element count of the BYTES inputs that follow the header,
-      whose layout only the data can prove.
-    - ``aligned``: whether all of those are aligned when the first is.
-    - ``packed``: whether some input came as JSON values, so that the inputs must be put together.
-    - ``batch_size``: the first dim where the model batches, else 1.
-    - ``answer_for``, ``answer``: the signature of the last response, and its template.
+    - ``sent``: the inputs sent with the request, not in client memory.
+    - ``binary_bytes``: bytes of data after the header.
+    - ``signature``, ``dims``: as sent to the stub; the dims are those that the model sees.
+    - ``outputs``: the requested outputs by name; None for all.
+    - ``binary_default``: whether outputs that were not named are sent as binary data.
+    - ``places``: offset from the end of the header, and size, of each sent input. The offset is
+      negative for a string whose length is written before it, see `write_length`.
+    - ``strings``: index in ``sent`` and element count of BYTES inputs, whose data must be checked.
+    - ``aligned``: whether all sent inputs are aligned if the first is.
+    - ``batch_size``: the first dim if the model batches, else 1.
+    - ``encoding``: cached for the next response.
     """
 
     identifier: str
@@ -115,19 +112,25 @@ class RequestForm:
     places: tuple[tuple[int, int], ...]
     strings: tuple[tuple[int, int], ...]
     aligned: bool
-    packed: bool
-    shared: bool = False
     batch_size: int = 1
     options: RequestOptions = NO_OPTIONS
     dims: bytes = b""
-    answer_for: Any = field(default=None, compare=False)
-    answer: Any = field(default=None, compare=False)
+    encoding: Any = field(default=None, compare=False)
+
+    @property
+    def packed(self) -> bool:
+        """Return whether some input was parsed from JSON, so that all are copied to a new slot."""
+        return any(entry.data is not None for entry in self.inputs)
+
+    @property
+    def shared(self) -> bool:
+        """Return whether some input or output is in client memory."""
+        outputs = (self.outputs or {}).values()
+        return len(self.sent) != len(self.inputs) or any(o.region is not None for o in outputs)
 
     def output_region(self, name: str) -> SharedRegion | None:
-        """Return where in the client's memory an output is wanted, if it is."""
-        if not self.shared or self.outputs is None:
-            return None
-        output = self.outputs.get(name)
+        """Return the region of client memory for an output, if any."""
+        output = None if self.outputs is None else self.outputs.get(name)
         return None if output is None else output.region
 
     def request(
@@ -139,11 +142,11 @@ class RequestForm:
         copied: int,
         identifier: str | None = None,
     ) -> InferRequest:
-        """Make a request of inputs that lie in a slot.
+        """Return a request with inputs in a slot.
 
-        - ``start``, ``places``: where they are counted from; offset and size of each.
-        - ``copied``: bytes of them that were copied on the way there.
-        - ``identifier``: the request's id, where it is not the form's.
+        - ``start``, ``places``: the base of the offsets; offset and size of each input.
+        - ``copied``: bytes of the inputs that were copied.
+        - ``identifier``: the request's id, if it differs from the form's.
         """
         return InferRequest(
             self.signature,
@@ -160,7 +163,7 @@ class RequestForm:
         )
 
     def regions(self) -> RequestRegions:
-        """Return where inputs and outputs lie in the client's memory."""
+        """Return the regions of inputs and outputs in client memory."""
         outputs = self.outputs or {}
         return RequestRegions(
             [entry.region for entry in self.inputs],
@@ -169,7 +172,7 @@ class RequestForm:
 
 
 def sent_inputs(inputs: list[InputForm]) -> list[InputForm]:
-    """Return the inputs that come with the request."""
+    """Return the inputs sent with the request."""
     return [entry for entry in inputs if entry.region is None]
 
 
@@ -181,9 +184,9 @@ def placed_form(
     options: RequestOptions,
     config: ModelConfig,
 ) -> RequestForm:
-    """Put together what a request says that was checked: without an identifier, aligned, binary.
+    """Return the form of checked parts, without an identifier, aligned, with binary outputs.
 
-    ``places``: of the inputs that are sent.
+    ``places``: of the sent inputs.
     """
     sent = sent_inputs(inputs)
     shapes = [model_shape(entry, config) for entry in inputs]
@@ -208,9 +211,6 @@ def placed_form(
             if entry.datatype == "BYTES"
         ),
         aligned=True,
-        packed=any(entry.data is not None for entry in inputs),
-        shared=len(sent) != len(inputs)
-        or any(output.region is not None for output in (outputs or {}).values()),
         options=replace(
             options, shapes=tuple(zip([entry.name for entry in inputs], shapes, strict=True))
         ),

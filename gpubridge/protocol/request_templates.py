@@ -1,9 +1,8 @@
-"""Templates of requests: what requests that differ in ids, shapes, sizes and values have in common.
+"""Templates of requests that differ only in ids, shapes, sizes and parameter values.
 
-The first request with some skeleton is parsed as any other (`gpubridge.protocol.infer_request`, its gRPC
-twin). What it says, but for the values that may vary, is its template. The compiled module finds the
-template of a later request, checks its values, and makes the engine's request; it asks here for what
-depends on other values than ids, dims and sizes.
+The first request of a template is parsed in Python (`gpubridge.protocol.infer_request` and the module of
+that name for gRPC). The compiled module finds the template of a later request, checks its values, and
+makes the engine's request; it calls Python for contexts, options and regions that vary.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.context import RequestContext, correlated
 
 TEMPLATE_BYTES = 2 << 20
-"""Limit of the templates of one model version, or of all models over gRPC."""
+"""Maximum bytes of the templates of one model version, or of all models over gRPC."""
 
 _SIZE_LIMIT = 1 << 62
 
@@ -46,11 +45,11 @@ InputRule = tuple[Sequence[int], Sequence[int] | None, int, int]
 
 
 class _VaryingValue(NamedTuple):
-    """A value of a template that differs between its requests, other than ids, dims and sizes.
+    """A value other than ids, dims and sizes that differs between requests of a template.
 
-    - ``role``: as the compiled module numbers it.
+    - ``role``: numbered as in the compiled module.
     - ``owner``: index of its input or output.
-    - ``name``: that of a custom parameter.
+    - ``name``: of a custom parameter.
     """
 
     role: int
@@ -59,13 +58,13 @@ class _VaryingValue(NamedTuple):
 
 
 VaryingValues = Sequence[tuple[int, int, str]]
-"""The fields of each `_VaryingValue` of a template, as the compiled module tells them."""
+"""The fields of each `_VaryingValue` of a template, from the compiled module."""
 
 
 class RequestTemplate:
-    """State shared by requests with one skeleton.
+    """State shared by requests of one template.
 
-    ``form``: the first request; others differ in ids, dims, sizes, and the values that `vary` names.
+    ``form``: of the first request; others differ in ids, dims, sizes, and the values set by `vary`.
     """
 
     __slots__ = ("_parameters", "_varying", "form")
@@ -76,10 +75,10 @@ class RequestTemplate:
         self._parameters: dict[str, Any] = {}
 
     def vary(self, varying: VaryingValues, outputs: int) -> bool:
-        """Note which other values than ids, dims and sizes differ between its requests.
+        """Set the values other than ids, dims and sizes that differ between requests.
 
-        Returns whether it can be a template: not if an output was asked for twice among so many, since
-        it is not told by an index then which of them a region belongs to.
+        Returns False if this cannot be a template because an output is requested twice: an index of
+        ``outputs`` would then not identify the output of a region.
         """
         if outputs != len(self.form.outputs or ()):
             return False
@@ -89,7 +88,7 @@ class RequestTemplate:
         return True
 
     def varied(self, dims: bytes, values: Sequence[Any]) -> tuple[RequestContext, RequestOptions]:
-        """Return the context and the options of a request by its values, which have been checked."""
+        """Return the context and the options of a request with these checked values."""
         first = self.form.options
         priority, timeout, correlation = first.priority, first.timeout_us, first.correlation_id
         parameters = self._parameters
@@ -116,7 +115,7 @@ class RequestTemplate:
         return context, options
 
     def regions(self, values: Sequence[Any] | None) -> RequestRegions:
-        """Return where a request's inputs and outputs lie in the client's memory."""
+        """Return the regions of a request's inputs and outputs in client memory."""
         first = self.form.regions()
         inputs = list(first.inputs)
         outputs = dict(first.outputs)
@@ -127,7 +126,7 @@ class RequestTemplate:
                 continue
             if role <= _INPUT_BYTES:
                 region = inputs[owner]
-                # Without a region its offset and size mean nothing.
+                # Without a region, offset and size are ignored.
                 inputs[owner] = region and region._replace(**{field: value})
             elif names[owner] in outputs:
                 outputs[names[owner]] = outputs[names[owner]]._replace(**{field: value})
@@ -135,7 +134,7 @@ class RequestTemplate:
 
 
 def input_rules(form: RequestForm, config: ModelConfig) -> list[InputRule] | None:
-    """Return what the inputs of a template have to be; None for a request that can be no template."""
+    """Return the rules for the inputs of a template; None if the request cannot be a template."""
     if form.packed:
         return None
     batch = (-1,) if config.max_batch_size else ()

@@ -1,4 +1,4 @@
-"""Errors over HTTP."""
+"""HTTP status and body of errors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _HTTP_STATUS = {
 
 
 def http_status(code: ErrorCode) -> int:
-    """Return the HTTP status of an error code: Triton's table, everything else is 400."""
+    """Return the HTTP status of an error code, as Triton does; 400 by default."""
     return _HTTP_STATUS.get(code, 400)
 
 
 def error_body(error: BridgeError) -> Pieces:
-    """Return the JSON body that tells an error, in pieces."""
+    """Return the JSON body of an error, in pieces."""
     if isinstance(error, LongError):
         return error.body
     try:
         return [orjson.dumps({"error": error.message})]
     except orjson.JSONEncodeError:
-        # A model's message may hold lone surrogates, which are no Unicode text.
+        # A model's message may contain lone surrogates, which UTF-8 cannot encode.
         return [orjson.dumps({"error": error.message.encode(errors="replace").decode()})]

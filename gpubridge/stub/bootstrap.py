@@ -1,8 +1,8 @@
-"""The first file that a stub's interpreter runs; started by path, never imported.
+"""First file that a stub's interpreter runs; started by path, never imported.
 
-The interpreter may be the model's own. It gets the gpubridge package, and nothing else of what is
-installed beside it: the package is loaded from where it lies, its parent never comes onto sys.path.
-This file must run on any Python 3, so that a wrong one gets told what is wrong.
+The interpreter may be the model's own. It loads the gpubridge package from its folder, whose parent
+is not added to sys.path: packages installed beside it stay invisible. This file runs on any Python
+3, so that an unsupported one reports what is wrong.
 """
 
 import importlib.util
@@ -19,14 +19,14 @@ def main():
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     fd, server_pid = int(sys.argv[1]), int(sys.argv[2])
-    # What a model may take for a command line of its own; Triton's stubs have none either.
+    # A model may parse sys.argv as its own command line; Triton's stubs have none either.
     sys.argv = [""]
     problem = _problem()
     if problem is not None:
         message = bytes((_FAILED,)) + json.dumps({"error": problem}).encode()
         socket.socket(fileno=fd).send(message)
         return 1
-    _spare_children()
+    _restore_library_path()
     root = os.path.dirname(here)
     spec = importlib.util.spec_from_file_location(
         "gpubridge", os.path.join(root, "__init__.py"), submodule_search_locations=[root]
@@ -35,13 +35,13 @@ def main():
     sys.modules["gpubridge"] = package
     spec.loader.exec_module(package)  # type: ignore[union-attr]
 
-    from gpubridge.stub.entry import run
+    from gpubridge.stub.process import run
 
     return run(fd, server_pid)
 
 
-def _spare_children():
-    """Take the environment's libraries from the path again: programs that a model runs need theirs."""
+def _restore_library_path():
+    """Remove the environment's libraries from LD_LIBRARY_PATH, which child programs inherit."""
     own = os.path.join(os.environ.get("VIRTUAL_ENV", ""), "lib")
     first, colon, rest = os.environ.get("LD_LIBRARY_PATH", "").partition(":")
     if first == own:
@@ -52,7 +52,7 @@ def _spare_children():
 
 
 def _problem():
-    """Return why this interpreter cannot run a stub, or None."""
+    """Return the reason why this interpreter cannot run a stub, or None."""
     version = "%d.%d" % sys.version_info[:2]
     if sys.version_info < (3, 9):
         return (

@@ -1,7 +1,7 @@
-"""Calls of other models by children that a model forks: the stub, their parent, makes them.
+"""BLS calls of child processes that a model forks: the stub, their parent, makes them.
 
-A child has neither the stub's channels nor memory that others know. Each of its calls has a channel of
-its own, whose other end goes to the parent; tensors are copied both ways.
+A child has neither the stub's channels nor shared memory. Each of its calls has its own channel to
+the parent; tensors are copied both ways.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from gpubridge.pb_utils import (
     TritonError,
     TritonModelException,
 )
-from gpubridge.pb_utils.output_form import MemoryType
-from gpubridge.pb_utils.request_fields import InferenceTrace
-from gpubridge.stub.bls_records import error_code
+from gpubridge.pb_utils.request import InferenceTrace, MemoryType
+from gpubridge.stub.bls.records import error_code
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, pair
 from gpubridge.transport.messages import control_message, decode_control
@@ -36,7 +35,7 @@ _NEW_CALL = bytes((CallKind.CALL,))
 
 
 class ForkedCalls:
-    """Makes calls by way of the parent; in the parent it makes those that come."""
+    """Forwards a child's calls to the parent; in the parent, makes them."""
 
     def __init__(self) -> None:
         self._parent: Channel | None = None
@@ -46,7 +45,7 @@ class ForkedCalls:
     # -- around a fork -----------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Make what parent and children meet by; every child has the same."""
+        """Create the channel that the parent shares with all children."""
         if self._parent is None:
             ours, theirs = pair()
             self._children, self._parent = Channel(ours), Channel(theirs)
@@ -58,10 +57,10 @@ class ForkedCalls:
             threading.Thread(target=self._serve, name="gpubridge-forked", daemon=True).start()
 
     def after_in_child(self) -> None:
-        """Leave the parent's end to the parent."""
+        """Close the parent's end of the channel."""
         if self._children is not None:
             self._children.close()
-        # A child of the child asks the same parent.
+        # A grandchild uses the same parent.
         self._serving = True
 
     # -- in a child --------------------------------------------------------------------------------
@@ -72,7 +71,7 @@ class ForkedCalls:
         decoupled: bool,
         loop: asyncio.AbstractEventLoop | None = None,  # noqa: ARG002  (sent at once)
     ) -> ForkedCall:
-        """Send a request to another model; raises ChannelClosed when the parent does not hear it."""
+        """Send a request to another model; raises ChannelClosed when the parent is gone."""
         if self._parent is None:
             # There were no descriptors when it was forked.
             raise ChannelClosed
@@ -108,26 +107,26 @@ class ForkedCalls:
                 continue
             for fd in fds:
                 channel = Channel(socket.socket(fileno=fd))
-                threading.Thread(target=_answer, args=(channel,), daemon=True).start()
+                threading.Thread(target=_serve_call, args=(channel,), daemon=True).start()
 
 
 class ForkedCall:
-    """One call of a child: where its responses come from."""
+    """One call of a child; the source of its responses."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._over = False
+        self._ended = False
 
     def __del__(self) -> None:
         self._channel.close()
 
     def next(self) -> InferenceResponse | None:
         """Wait for the next response; None when there are no more."""
-        if self._over:
+        if self._ended:
             return None
         fields, tensors = _receive_tensors(self._channel)
-        if "over" in fields:
-            self._over = True
+        if "ended" in fields:
+            self._ended = True
             self._channel.close()
             return None
         if "error" in fields:
@@ -135,9 +134,9 @@ class ForkedCall:
         return InferenceResponse._received(tensors, fields["parameters"])
 
     def when_ready(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """Return what is done when :meth:`next` need not wait; in a coroutine of ``loop``."""
+        """Return a future of ``loop`` that is done once :meth:`next` need not wait."""
         future: asyncio.Future[None] = loop.create_future()
-        if self._over:
+        if self._ended:
             future.set_result(None)
             return future
         descriptor = self._channel.fileno()
@@ -151,21 +150,21 @@ class ForkedCall:
         return future
 
     def cancel(self) -> None:
-        """Tell the called model to stop; what it says to that is read like any response."""
-        if not self._over:
+        """Ask the called model to stop; responses that it still sends are received as usual."""
+        if not self._ended:
             self._channel.send(control_message(CallKind.CANCEL))
 
 
-def _answer(channel: Channel) -> None:
-    """Make the call that a child sends, and send it the responses."""
+def _serve_call(channel: Channel) -> None:
+    """Make a call for a child, and send it the responses."""
     try:
         fields, tensors = _receive_tensors(channel)
         try:
-            _pass_on(channel, fields, tensors)
+            _forward(channel, fields, tensors)
         except (BridgeError, TritonModelException) as error:
             code = error.code if isinstance(error, BridgeError) else ErrorCode.INTERNAL
             channel.send(control_message(CallKind.ANSWER, error=str(error), code=int(code)))
-        channel.send(control_message(CallKind.ANSWER, over=True))
+        channel.send(control_message(CallKind.ANSWER, ended=True))
     except ChannelClosed:
         # The child is gone, or wants no more responses.
         pass
@@ -173,7 +172,7 @@ def _answer(channel: Channel) -> None:
         channel.close()
 
 
-def _pass_on(channel: Channel, fields: dict[str, Any], tensors: list[Tensor]) -> None:
+def _forward(channel: Channel, fields: dict[str, Any], tensors: list[Tensor]) -> None:
     decoupled = fields.pop("decoupled")
     fields.pop("tensors")
     fields["trace"] = InferenceTrace._of(fields["trace"])
@@ -181,7 +180,7 @@ def _pass_on(channel: Channel, fields: dict[str, Any], tensors: list[Tensor]) ->
     request = InferenceRequest(inputs=tensors, preferred_memory=_ON_HOST, **fields)
     source = request._caller().call(request, decoupled)
     if decoupled:
-        threading.Thread(target=_cancel_when_told, args=(channel, source), daemon=True).start()
+        threading.Thread(target=_cancel_on_request, args=(channel, source), daemon=True).start()
     while (response := source.next()) is not None:
         error = response._error
         if error is not None:
@@ -191,17 +190,17 @@ def _pass_on(channel: Channel, fields: dict[str, Any], tensors: list[Tensor]) ->
             _send_tensors(channel, response._tensors, parameters=response._parameters)
 
 
-def _cancel_when_told(channel: Channel, source: Any) -> None:
+def _cancel_on_request(channel: Channel, source: Any) -> None:
     try:
         channel.receive()
         source.cancel()
     except ChannelClosed:
-        # The call is over, or its child gone.
+        # The call has ended, or the child is gone.
         pass
 
 
 def _send_tensors(channel: Channel, tensors: Sequence[Tensor], **fields: Any) -> None:
-    """Send what is said, and in a message of its own the data of each tensor."""
+    """Send a message of the fields, and one message for the data of each tensor."""
     forms = [(tensor._name, tensor._datatype, tensor._shape) for tensor in tensors]
     channel.send(control_message(CallKind.CALL, tensors=forms, **fields))
     for tensor in tensors:

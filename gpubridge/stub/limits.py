@@ -1,4 +1,4 @@
-"""Limits of a stub, in both of its runtimes: the compiled loop gets them when it is made."""
+"""Limits of a stub, shared by its Python runtime and the compiled loop."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 class StubLimits(NamedTuple):
     """Limits that the executor, the sender of results and the compiled loop share.
 
-    - ``gathered_ns``: so long results are gathered.
-    - ``long_ns``, ``watched_batches``: after a batch that ran longer so many are watched.
-    - ``patience_ns``: after this a result is sent although the batch that follows it still runs.
-    - ``quiet_looks``: after so many in vain the watching thread sleeps: waking it costs more.
-    - ``kept_leases``, ``kept_bytes``: a model that keeps more inputs, or bytes of them, gets
-      copies.
-    - ``passed_on_bytes``: an output of at least this size may stay in its request's input.
+    - ``gathered_ns``: longest time for which results are gathered before they are sent.
+    - ``long_ns``, ``watched_batches``: after a batch longer than ``long_ns``, a second thread watches
+      the next ``watched_batches``.
+    - ``patience_ns``: the watching thread sends results that have waited this long.
+    - ``quiet_looks``: the watching thread sleeps after this many checks without results.
+    - ``kept_leases``, ``kept_bytes``: a model that keeps more inputs, or more bytes, gets copies.
+    - ``passed_on_bytes``: smallest output that may stay in the memory of its request's input.
     """
 
     gathered_ns: int = 100_000

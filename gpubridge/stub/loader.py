@@ -1,4 +1,4 @@
-"""Imports a model's Python file the way Triton's stub does, and makes pb_utils importable for it."""
+"""Imports a model's Python file as Triton's stub does, and makes pb_utils importable for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from gpubridge import pb_utils
 from gpubridge.errors import BridgeError, invalid, not_found
 from gpubridge.pb_utils import Logger, c_module
-from gpubridge.pb_utils.model_config import ModelConfig
+from gpubridge.pb_utils.models import ModelConfig
 
 _LONGEST_REASON = 16 * 1024
 _ADDRESS = "127.0.0.1"
@@ -27,11 +27,11 @@ _ADDRESS = "127.0.0.1"
 def load_model(path: str, package: str) -> Any:
     """Import the file at ``path`` and return its ``TritonPythonModel`` class.
 
-    The working directory comes first on sys.path. A model's own file is ``<package>.<stem>``, where the package is its version, so that ``from .
-    import sibling`` works, and an ``__init__.py`` beside it runs first; the version's and the
-    model's folder are on sys.path, so that ``import sibling`` works. The file of a backend has no
-    package, and only its own folder is on sys.path: what lies beside it are other backends, named
-    as the libraries that they import.
+    The working directory is first on sys.path. A model's own file is imported as
+    ``<package>.<stem>``, where the package is its version, so that ``from . import sibling`` works,
+    and an ``__init__.py`` beside it runs first; the version's and the model's folder are on sys.path,
+    so that ``import sibling`` works. The file of a backend has no package, and only its own folder is
+    on sys.path: beside that folder are other backends, named like the libraries that they import.
     """
     if not os.path.isfile(path):
         raise not_found(f"Python model file not found in '{path}'")
@@ -57,14 +57,14 @@ def load_model(path: str, package: str) -> Any:
 
 
 def register_aliases() -> None:
-    """Let models import pb_utils by the names they know where no ``pip install`` put those."""
+    """Make pb_utils importable by Triton's names, also where they are not installed."""
     sys.modules.update(_ALIASES)
-    if _RealSpelling not in sys.meta_path:
-        sys.meta_path.insert(0, _RealSpelling)
+    if _SpellingHint not in sys.meta_path:
+        sys.meta_path.insert(0, _SpellingHint)
 
 
 def _without_modules() -> types.ModuleType:
-    """Return pb_utils without its modules, which have the names that tutorials invent: tensor."""
+    """Return pb_utils without its submodules, so that misspelt names (pb_utils.tensor) fail."""
     made = types.ModuleType("triton_python_backend_utils", pb_utils.__doc__)
     for name in (*pb_utils.__all__, "__all__", "__file__", "__getattr__", "__path__", "__spec__"):
         setattr(made, name, getattr(pb_utils, name))
@@ -77,8 +77,8 @@ _ALIASES = {
 }
 
 
-class _RealSpelling:
-    """Words the error of an import that tutorials have invented; finds nothing."""
+class _SpellingHint:
+    """Import finder that raises a helpful error for misspelt names of pb_utils; finds nothing."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG004
@@ -96,7 +96,7 @@ class _RealSpelling:
 
 
 def _make_package(name: str, folder: str) -> None:
-    """Make the folder a package, by its ``__init__.py`` if it has one."""
+    """Make the folder a package, with its ``__init__.py`` if it has one."""
     path = os.path.join(folder, "__init__.py")
     if os.path.isfile(path):
         spec = importlib.util.spec_from_file_location(
@@ -111,23 +111,25 @@ def _make_package(name: str, folder: str) -> None:
 
 
 class _FreshLoader(SourceFileLoader):
-    """Compiles a file each time: cached bytecode is taken for any source of its size and second."""
+    """Loader that compiles a file each time: bytecode caches compare only size and second."""
 
     def get_code(self, fullname: str) -> types.CodeType:
-        """Return the code of the file as it is."""
+        """Return the code of the file."""
         path = self.get_filename(fullname)
         code: types.CodeType = self.source_to_code(self.get_data(path), path)
         return code
 
 
 def model_error_text(error: BaseException) -> str:
-    """Say what a model raised, in the form of Triton: the error, then where, innermost first."""
+    """Describe a model's exception in Triton's form: the error, then its frames, innermost first."""
     try:
         message = str(error) or _EMPTY
     except BaseException as another:
-        text = _told(error, "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>")
-        return f"{text}\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: {_told(another, _text(another))}"
-    return _told(error, message)
+        text = _described(error, "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>")
+        return (
+            f"{text}\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: {_described(another, _text(another))}"
+        )
+    return _described(error, message)
 
 
 def _text(error: BaseException) -> str:
@@ -137,13 +139,13 @@ def _text(error: BaseException) -> str:
         return "<MESSAGE UNAVAILABLE>"
 
 
-def _told(error: BaseException, message: str) -> str:
+def _described(error: BaseException, message: str) -> str:
     text = f"{type(error).__name__}: {message}"
     if isinstance(error, SyntaxError) and error.text:
-        # The line, and where in it.
+        # The line, and the position in it.
         shown = traceback.format_exception_only(type(error), error)[1:-1]
         text = f"{text}\n{''.join(shown).rstrip()}"
-    # Not extract_tb: it reads the source files.
+    # Not extract_tb, which reads the source files.
     places = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     shown = [
         f"  {code.co_filename}({line}): {code.co_name}\n"
@@ -160,7 +162,7 @@ _BACKENDS = os.path.join(_PACKAGE, "backends", "")
 
 
 def completed_config(kind: Any, name: str, config: str) -> str | None:
-    """Return the JSON of what a model makes of its ``config``; None if it completes nothing."""
+    """Return the configuration as completed by the model, in JSON; None if it completes none."""
     if not hasattr(kind, "auto_complete_config"):
         return None
     completed = kind.auto_complete_config(ModelConfig(config))
@@ -173,9 +175,10 @@ def completed_config(kind: Any, name: str, config: str) -> str | None:
 
 
 def answer_readiness(model: Any, run_coroutine: Callable[[Any], Any]) -> socket.socket | None:
-    """Let a thread answer for a model with an ``is_ready``; ``run_coroutine`` waits for coroutines.
+    """Start a thread that answers the server's readiness checks with the model's ``is_ready``.
 
-    Returns: the server's end, the caller's to close; None where there is nothing to ask.
+    ``run_coroutine`` runs coroutines. Returns the server's end of the socket, which the caller
+    closes; None where the model has no ``is_ready``.
     """
     is_ready = getattr(model, "is_ready", None)
     if not callable(is_ready):
@@ -212,7 +215,7 @@ def _ask(is_ready: Callable[[], Any], run_coroutine: Callable[[Any], Any]) -> di
 
 
 def wait_for_debugger(instance: str, port: int) -> None:
-    """Listen for a debugger and return when it is attached; BridgeError where that cannot be."""
+    """Listen for a debugger and return when it is attached; may raise BridgeError."""
     try:
         import debugpy  # noqa: PLC0415  (nothing else needs it)
     except ImportError as error:
@@ -227,7 +230,7 @@ def wait_for_debugger(instance: str, port: int) -> None:
             f"--debug-model: '{instance}' cannot listen for a debugger at {_ADDRESS}:{port}: "
             f"{error}; choose another port with --debug-model NAME:PORT"
         ) from None
-    # A server that waits for somebody does not do that behind a log level.
+    # A warning: no usual log level hides that the server waits.
     Logger.log_warn(f"waits for a debugger: attach it to {address}:{bound}")
     debugpy.wait_for_client()
     Logger.log_info("a debugger is attached")

@@ -1,4 +1,4 @@
-"""The model's metrics: made by the server, counted here in memory that both see."""
+"""The model's metrics: the server creates them; this process counts in shared memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import itertools
 import os
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
-from gpubridge.pb_utils.metrics import Cell
-from gpubridge.stub.bls_client import BlsClient
+from gpubridge.stub.bls.client import BlsClient
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import close_all
 from gpubridge.transport.metric_board import CounterCell, GaugeCell, HistogramCell, MetricBoard
 
+if TYPE_CHECKING:
+    from gpubridge.pb_utils.host import Cell
 
-class MetricDesk:
-    """Asks the server for families and metrics; owns the mapping of its board."""
+
+class MetricClient:
+    """Requests metric families and metrics from the server; owns the mapping of the metric board."""
 
     def __init__(self, calls: BlsClient, instance: str) -> None:
         self.instance = instance
@@ -30,7 +33,7 @@ class MetricDesk:
         self._process = os.getpid()
 
     def open_family(self, name: str, description: str, kind: str) -> int:
-        """Make a family, or join the one of that name; return its number or raise BridgeError."""
+        """Make a family, or join the one of that name; returns its number. Raises BridgeError."""
         number = next(self._numbers)
         self._calls.ask("family", family=number, name=name, text=description, metric=kind)
         return number
@@ -52,7 +55,7 @@ class MetricDesk:
         return cell
 
     def close_family(self, family: int) -> None:
-        """Let go of a family; any thread, at any time."""
+        """Release a family; any thread, at any time."""
         if os.getpid() != self._process:
             return
         try:
@@ -62,11 +65,11 @@ class MetricDesk:
             pass
 
     def close(self) -> None:
-        """Say nothing any more: the process ends, and with it all that it has."""
+        """Send no more messages: the process ends."""
         self._process = 0
 
     def disown(self) -> None:
-        """In a child that the model forked: count where nobody looks."""
+        """Count in private memory from now on: for a forked child."""
         for cell in list(self._cells):
             cell.detach()
 

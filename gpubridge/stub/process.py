@@ -1,26 +1,27 @@
-"""A stub's life: initialize on the server's word, execute until told to finalize, exit."""
+"""A stub's process: loads and initializes its model, executes batches, finalizes the model."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import os
+import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.host_shm import Segment
-from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor, host
+from gpubridge.pb_utils import host
 from gpubridge.pb_utils.logger import Logger
-from gpubridge.pb_utils.request_fields import InferenceTrace
-from gpubridge.stub.answers import ModelIdentity
-from gpubridge.stub.bls_client import BlsClient
-from gpubridge.stub.client_memory import ClientMemory
+from gpubridge.stub.array_batches import Execute, execute_of
+from gpubridge.stub.batches import BatchRunner
+from gpubridge.stub.bls.client import BlsClient
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.forked import ForkedCalls
-from gpubridge.stub.limits import LIMITS
 from gpubridge.stub.loader import (
     answer_readiness,
     completed_config,
@@ -28,120 +29,111 @@ from gpubridge.stub.loader import (
     model_error_text,
     wait_for_debugger,
 )
-from gpubridge.stub.metrics import MetricDesk
-from gpubridge.stub.outputs import OutputMemory
-from gpubridge.stub.results import ResultSender
-from gpubridge.stub.states import SequenceStates
-from gpubridge.stub.uploading import BatchesAhead, UploadingExecutor
-from gpubridge.tensor.native import NativeStubLoop, absence, native
+from gpubridge.stub.memory.client_memory import ClientMemory
+from gpubridge.stub.memory.outputs import OutputMemory
+from gpubridge.stub.memory.states import SequenceStates
+from gpubridge.stub.metrics import MetricClient
+from gpubridge.stub.response_encoder import ModelIdentity
+from gpubridge.stub.uploading import UploadingExecutor
+from gpubridge.tensor.native import absence
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage
-from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.leases import BorrowedMemory, is_read_only
 from gpubridge.transport.messages import (
-    Batch,
     Completes,
     Kind,
-    comes_alone,
     control_message,
     decode_control,
-    decode_execute,
     shortened,
 )
-from gpubridge.transport.records import RecordReader, record_reader
-from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
-from gpubridge.transport.signatures import parse_signature
+from gpubridge.transport.stub_settings import (
+    MemorySettings,
+    StubModel,
+    StubSettings,
+    decode_configure,
+    decode_initialize,
+)
+from gpubridge.transport.wait_predictor import busy_poll_ns
 
 if TYPE_CHECKING:
     from gpubridge.stub.device.memory import StubDevice
     from gpubridge.stub.device.pinning import HostPinning
 
 _SERVER = 0
-_AWAKE_SHARE = 4
-"""A stub stays awake for a part of the time that the server does: the client needs a processor.
-
-For twice as long where another model has asked, which does something itself before it asks again.
-"""
+_PR_SET_PDEATHSIG = 1
 
 
 class Stub:
-    """Wires a stub's parts together and answers the server's messages.
+    """Connects a stub's parts and handles the server's messages.
 
-    ``settings`` are the fields of the INITIALIZE message, ``fds`` its descriptors; ``note`` is told
-    of what the model raises, while its traceback is still there.
+    ``fds`` are the descriptors of the INITIALIZE message; ``note`` gets the exceptions of the model
+    with their tracebacks.
     """
 
     def __init__(
         self,
         channel: Channel,
-        settings: dict[str, Any],
+        settings: StubSettings,
+        memory: MemorySettings,
         fds: Sequence[int],
         note: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._note = note
         self._channel = channel
         self._settings = settings
+        self._memory = memory
         segment = Segment.open(0, fds[0], ControlPage.SIZE)
         self._control = ControlPage(segment)
         self._borrowed = BorrowedMemory(self._control.lent)
         self._outputs = OutputMemory(
-            settings["owner"],
-            settings["output_limit"],
+            memory.owner,
+            memory.output_limit,
             self._control.outputs,
             self._announce,
             self._withdraw,
         )
         self._forked = ForkedCalls()
         os.register_at_fork(
-            before=self._forked.before_fork,
-            after_in_parent=self._forked.after_in_parent,
-            after_in_child=self._detach,
+            before=_while_alive(self._forked.before_fork),
+            after_in_parent=_while_alive(self._forked.after_in_parent),
+            after_in_child=_while_alive(self._detach),
         )
-        self._reader = record_reader(RequestContext)
-        # Where messages come from, and what takes those with batches apart.
-        self._incoming: Channel | BatchesAhead = channel
-        self._decode: Callable[[bytes, RecordReader], list[Batch]] = decode_execute
-        self._results = ResultSender(channel, self._control)
-        awake_ns = busy_poll_ns(settings["busy_poll_us"])
-        self._awake_ns = awake_ns // _AWAKE_SHARE
-        self._waits = ShortWaits(_AWAKE_SHARE * self._awake_ns)
+        awake_ns = busy_poll_ns(settings.busy_poll_us)
+        self._batches = BatchRunner(channel, self._control, self._outputs, awake_ns)
         calls = socket.socket(fileno=fds[1])
         calls.setblocking(False)
         self._device: StubDevice | None = None
-        # The number by which this process knows its GPU, where the server may know it by another.
+        # The GPU's number in this process, where it may differ from the server's.
         self._device_id = ""
-        # Where the memory of requests is pinned, if inputs are copied from there to the GPU.
-        self._uploads: HostPinning | None = None
         self._calls = BlsClient(
-            Channel(calls), self._control.lent, self._outputs, self._waits, awake_ns
+            Channel(calls), self._control.lent, self._outputs, self._batches.waits, awake_ns
         )
         self._clients: ClientMemory | None = None
-        self._metrics = MetricDesk(self._calls, settings["instance"])
+        self._metrics = MetricClient(self._calls, settings.instance)
         self._model: Any = None
-        self._loop: NativeStubLoop | None = None
-        self._executor: Executor | None = None
 
     def initialize(self) -> bool:
-        """Load the model and call its ``initialize``; tells the server how it went."""
+        """Load the model and call its ``initialize``; reports the outcome to the server."""
         settings = self._settings
         try:
             self._find_device()
             self._attach(None)
-            if "debug_port" in settings:
-                wait_for_debugger(settings["instance"], settings["debug_port"])
-            kind = load_model(settings["path"], _package(settings))
-            if settings["completion"]:
-                self._configure(kind)
-            specs = settings["states"]
-            states = SequenceStates(specs, settings["batched"]) if specs else None
+            if settings.debug_port is not None:
+                wait_for_debugger(settings.instance, settings.debug_port)
+            kind = load_model(settings.model.path, _package(settings.model))
+            if settings.completion:
+                settings = self._settings = self._completed(kind)
+            specs = settings.model.states
+            states = SequenceStates(specs, settings.model.batched) if specs else None
             model = kind()
             if hasattr(model, "initialize"):
-                model.initialize(self._arguments(settings["args"]))
-            if not callable(getattr(model, "execute", None)):
+                model.initialize(self._arguments(settings.arguments))
+            execute = execute_of(model, settings)
+            if execute is None:
                 raise invalid(
-                    f"Python model {settings['path']} does not implement `execute` method."
+                    f"Python model {settings.model.path} does not implement `execute` method."
                 )
-            self._executor = executor = self._make_executor(model, states)
+            executor = self._make_executor(execute, states)
             readiness = answer_readiness(model, executor.run_coroutine)
         except BaseException as error:
             if self._note is not None:
@@ -150,14 +142,13 @@ class Stub:
             self._channel.send(control_message(Kind.FAILED, error=shortened(text)))
             return False
         self._model = model
-        if self._device is None:
-            # Before the collector is told to freeze what exists.
-            self._loop = self._compiled_loop(executor)
+        # Before gc.freeze(), so that it covers the loop, too.
+        self._batches.serve(executor, self._borrowed, self._device)
         self._attach(self._calls)
         absent = absence()
         if absent is not None:
             self._fall_back("native_module", f"it runs slower: {absent}", int(Logger.INFO))
-        # What exists now lives as long as the process: the collector need not look at it again.
+        # All objects of now live as long as the process: the collector need not scan them again.
         gc.collect()
         gc.freeze()
         self._channel.send(
@@ -168,40 +159,26 @@ class Stub:
             readiness.close()
         return True
 
-    def _compiled_loop(self, executor: Executor) -> NativeStubLoop | None:
-        """Make what executes plain batches by itself; None where there is no compiled module."""
-        compiled = native()
-        if compiled is None:
-            return None
-        loop = compiled.StubLoop(
-            self._channel,
-            executor,
-            self._outputs,
-            self._control,
-            self._waits,
-            executor.book,
-            (Tensor, InferenceRequest, InferenceResponse, InferenceTrace._of),
-            (self._reader, parse_signature, executor.identity.check, decode_execute, Batch),
-            self._awake_ns,
-            LIMITS,
-        )
-        self._outputs.spare = loop.give_back
-        executor.use(loop)
-        return loop
-
-    def _arguments(self, args: dict[str, str]) -> dict[str, str]:
-        """Return what ``initialize`` gets: of the GPU, the number by which libraries here know it."""
+    def _arguments(self, args: Mapping[str, str]) -> dict[str, str]:
+        """Return the arguments of ``initialize``, with the GPU's number in this process."""
         return {
             **args,
             "model_instance_device_id": self._device_id or args["model_instance_device_id"],
         }
 
+    @property
+    def _uploads(self) -> HostPinning | None:
+        """The pinning of the memory of requests, if inputs are copied from there to the GPU."""
+        if self._device is None or self._settings.input_placement != "device":
+            return None
+        return self._device.pinning
+
     def _find_device(self) -> None:
-        """Find out whether this process can have its model's GPU; it has nothing there before need."""
-        told = self._settings.get("device")
-        if told is None:
+        """Check whether this process can use its model's GPU; allocates nothing there yet."""
+        gpu = self._memory.gpu
+        if gpu is None:
             return
-        # Most stubs have no GPU, and load nothing of it.
+        # Most stubs have no GPU and do not load these modules.
         from gpubridge.cuda_ipc import bindings_absence, find_device, visibility  # noqa: PLC0415
         from gpubridge.stub.device.memory import StubDevice  # noqa: PLC0415
 
@@ -211,12 +188,12 @@ class Stub:
             self._fall_back("device_absent", text)
             self._tell_no_device()
             return
-        if told["visible"] != visibility():
-            self._device_id = str(find_device(told["uuid"]).ordinal)
+        if gpu.visible != visibility():
+            self._device_id = str(find_device(gpu.uuid).ordinal)
         work, cells = self._control.device_work, self._control.events
         self._device = device = StubDevice(
-            told,
-            self._settings["owner"],
+            gpu,
+            self._memory.owner,
             work,
             cells,
             self._calls.ask,
@@ -224,78 +201,72 @@ class Stub:
             self._tell_no_device,
             self._fall_back,
         )
-        device.reclaim = self._outputs.reclaim
-        device.know_own_in(self._borrowed)
-        if self._settings["input_placement"] == "device":
-            self._uploads = device.pinning
+        device.reclaim_slots = self._outputs.reclaim
+        device.add_lease_book(self._borrowed)
 
-    def _make_executor(self, model: Any, states: SequenceStates | None) -> Executor:
+    def _make_executor(self, execute: Execute, states: SequenceStates | None) -> Executor:
         identity = ModelIdentity(self._settings, self._note, self._warn_once)
         self._clients = ClientMemory(
             self._borrowed,
             self._control,
-            self._settings["input_sharing"],
+            self._settings.input_sharing,
             identity.name,
             identity.instance,
             self._fall_back,
             self._device,
         )
         parts = (
-            model,
+            execute,
             identity,
             self._outputs,
             self._control,
-            self._results,
+            self._batches.results,
             self._clients,
             states,
             self._fall_back,
         )
         if self._device is None:
             return Executor(*parts, None, None)
+        from gpubridge.stub.device.input_prefetch import InputPrefetcher  # noqa: PLC0415
         from gpubridge.stub.device.inputs import DeviceInputs  # noqa: PLC0415
-        from gpubridge.stub.device.inputs_ahead import InputsAhead  # noqa: PLC0415
         from gpubridge.stub.device.placement import DevicePlacement  # noqa: PLC0415
 
         placement = DevicePlacement(self._outputs, self._device, self._clients)
         self._calls.use_device(self._device, placement)
-        where = self._settings["input_placement"]
+        where = self._settings.input_placement
         if where != "device" or identity.iterative:
             inputs = DeviceInputs(self._device, where, self._fall_back)
             return Executor(*parts, inputs, placement)
-        inputs_ahead = InputsAhead(self._device, self._fall_back, self._borrowed)
-        self._incoming = ahead = BatchesAhead(self._channel, self._reader, self._map)
-        self._decode = ahead.batches
-        return UploadingExecutor((*parts, inputs_ahead, placement), inputs_ahead, ahead)
+        input_prefetch = InputPrefetcher(self._device, self._fall_back, self._borrowed)
+        ahead = self._batches.look_ahead(self._map)
+        return UploadingExecutor((*parts, input_prefetch, placement), input_prefetch, ahead)
 
-    def _configure(self, kind: Any) -> None:
-        """Wait for the settings of the completed configuration, having completed it if asked to."""
+    def _completed(self, kind: Any) -> StubSettings:
+        """Complete the configuration if required, and wait for the resulting settings."""
         settings = self._settings
-        if settings["completion"] == Completes.HERE:
-            text = completed_config(kind, settings["name"], settings["args"]["model_config"])
+        if settings.completion == Completes.HERE:
+            config = settings.arguments["model_config"]
+            text = completed_config(kind, settings.model.name, config)
             self._channel.send(control_message(Kind.COMPLETED, config=text))
         message, _ = self._channel.receive()
         if message[0] != Kind.CONFIGURE:
             raise MalformedMessage(
                 f"expected the configuration, got a message of kind {message[0]}"
             )
-        settings.update(decode_control(message))
+        return decode_configure(message)
 
     def serve(self) -> int:
-        """Answer messages until told to finalize or the server is gone; returns the exit code."""
-        channel, clients = self._incoming, self._clients
+        """Handle messages until FINALIZE or the end of the channel; returns the exit code."""
+        clients = self._clients
         assert clients is not None
-        wait_ns = 0
         while True:
-            if wait_ns:
-                channel.poll(wait_ns, self._waits)
-            lost = None if clients.device is None else clients.device.settle_until(channel.wait)
-            if lost is not None:
-                # Even with nothing to do: others may wait for what it has handed on.
-                return self._give_up(lost)
-            message, fds = channel.receive() if self._loop is None else self._next_message()
+            message, fds = self._batches.receive(self._device, self._report_loss)
+            if not message:
+                # Also when idle: other processes may wait for tensors of this one.
+                return 1
             kind = message[0]
             if kind == Kind.EXECUTE:
-                wait_ns = self._run_batches(message)
+                self._batches.run(message)
             elif kind in (Kind.REGION, Kind.DEVICE_REGION, Kind.PIN):
                 self._map(message, fds)
             elif kind == Kind.DROP_REGION:
@@ -306,24 +277,25 @@ class Stub:
                 clients.settle()
             elif kind == Kind.DEVICE_ALONE:
                 assert clients.device is not None
-                clients.device.keep_alone(decode_control(message)["reason"])
+                clients.device.stop_sharing(decode_control(message)["reason"])
             elif kind == Kind.FINALIZE:
                 return self._finalize()
             else:
                 raise MalformedMessage(f"message of unknown kind {kind} from the server")
 
-    def _next_message(self) -> tuple[bytes, list[int]]:
-        """Let the compiled loop execute batches until something else comes."""
-        assert self._loop is not None
-        try:
-            return self._loop.next_message()
-        except OSError as error:
-            raise ChannelClosed from error
+    def drop(self) -> None:
+        """Let the garbage collector find this stub's objects: for a process that outlives it."""
+        self._batches.drop_loop()
+        self._calls.close()
+
+    def _report_loss(self, error: str) -> None:
+        text = f"the stub ends, to be started again: {error}"
+        self._log(int(Logger.ERROR), text, __file__, 0)
 
     def _map(self, message: bytes, fds: list[int]) -> None:
-        """Map a region, or pin one, or begin to open one on the GPU.
+        """Map or pin a region, or begin to open one on the GPU.
 
-        Requests that name memory which cannot be mapped are refused.
+        Requests that refer to memory which cannot be mapped are refused.
         """
         fields = decode_control(message)
         if message[0] == Kind.PIN:
@@ -334,13 +306,14 @@ class Stub:
             memory = self._clients if fields["client"] else self._borrowed
             region = fields["region"]
             memory.announce(region, fds.pop(), fields["size"])
-            # Of its own model's memory the server says what is in use; what is only read stays as it is.
+            # PIN messages name the ranges of the model's own memory; read-only memory is not pinned.
             theirs = region >> 32 != _SERVER and not is_read_only(region)
             if self._uploads and theirs and memory is self._borrowed:
                 self._uploads.add(memory.segment(region), 0, fields["size"])
             return
         assert self._device is not None
-        self._borrowed.know(self._device.regions.announce(fields, fds))
+        self._device.use()
+        self._borrowed.add_segment(self._device.regions.announce(fields, fds))
 
     def _pin(self, fields: dict[str, Any]) -> None:
         """Pin a range of the memory of the model's requests, if inputs are copied from there."""
@@ -349,46 +322,14 @@ class Stub:
             self._uploads.add(segment, fields["offset"], fields["nbytes"])
 
     def _drop(self, region: int, clients: ClientMemory) -> None:
-        """Unmap a region, views of it that exist excepted."""
+        """Unmap a region; existing views keep it mapped."""
         self._borrowed.drop(region)
         clients.drop(region)
         if self._device is not None:
             self._device.pinning.remove(region)
-            self._device.settle()
-
-    def _run_batches(self, message: bytes) -> int:
-        """Execute the batches of a message; returns for how long (ns) to stay awake for the next."""
-        waits = self._waits
-        waits.end(time.monotonic_ns())
-        waits.alone = comes_alone(message)
-        executor = self._executor
-        assert executor is not None
-        batches = self._decode(message, self._reader)
-        last = len(batches) - 1
-        for i, batch in enumerate(batches):
-            result = executor.run(batch)
-            lost = self._device is not None and self._device.lost is not None
-            self._results.add(
-                result, self._control.started_at, executor.ended_at, lost or i == last
-            )
-            if lost:
-                # The others have not started: another stub gets them.
-                break
-        # Not before: somebody waits for what was sent.
-        self._outputs.reclaim()
-        if not waits.begin(time.monotonic_ns()):
-            return 0
-        called = any(each.context.outputs_for for batch in batches for each in batch.records)
-        return 2 * self._awake_ns if called else self._awake_ns
-
-    def _give_up(self, error: BridgeError) -> int:
-        """End the process: nothing of its GPU works in it any more, and in another it will."""
-        text = f"the stub ends, to be started again: {error.message}"
-        self._log(int(Logger.ERROR), text, __file__, 0)
-        return 1
+            self._device.reclaim()
 
     def _finalize(self) -> int:
-        executor = self._executor
         self._attach(None)
         try:
             if hasattr(self._model, "finalize"):
@@ -397,8 +338,7 @@ class Stub:
             if self._note is not None:
                 self._note(error)
             self._log(2, model_error_text(error), "finalize", 0)
-        if executor is not None:
-            executor.close()
+        self._batches.close()
         self._metrics.close()
         if self._device is not None:
             self._device.close()
@@ -406,19 +346,18 @@ class Stub:
         return 0
 
     def _attach(self, caller: BlsClient | None) -> None:
-        """Say what the model may ask of this process."""
-        folder, instance = self._settings["model_dir"], self._settings["instance"]
+        """Attach the services for pb_utils; ``caller`` is None while the model may make no calls."""
+        folder, instance = self._settings.model.directory, self._settings.instance
         ask, device = self._calls.ask, self._device
-        host.attach(host.Host(folder, self._log, caller, self._metrics, ask, device, instance))
+        record, metrics = self._record_span, self._metrics
+        host.attach(host.Host(folder, self._log, caller, metrics, ask, device, instance, record))
 
     def _detach(self) -> None:
-        """In a child that the model forked: leave what is shared with the server alone."""
+        """Detach from everything shared with the server: for a child that the model forked."""
         self._control.detach()
         self._borrowed.forget(self._control.lent)
         self._outputs.disown()
-        self._results.disown()
-        if self._loop is not None:
-            self._loop.disown()
+        self._batches.disown()
         self._metrics.disown()
         self._forked.after_in_child()
         around = host.current()
@@ -449,13 +388,13 @@ class Stub:
         self._channel.send(control_message(Kind.DROP_REGION, region=segment.region))
 
     def _fall_back(self, reason: str, text: str, level: int = int(Logger.WARNING)) -> None:
-        """Log that a slower way is taken, and have it counted whatever is logged."""
+        """Log and count a fallback to a slower path; it is counted whatever the log level."""
         fields = {"level": level, "text": text, "file": __file__, "line": 0}
         once = reason if reason == "native_module" else ""
         self._channel.send(control_message(Kind.LOG, fallback=reason, once=once, **fields))
 
     def _warn_once(self, name: str, text: str) -> None:
-        """Log what is wrong with an output, unless another process of the model has."""
+        """Log a warning about an output, unless another process of the model has logged it."""
         fields = {
             "level": int(Logger.WARNING),
             "text": shortened(text),
@@ -463,6 +402,13 @@ class Stub:
             "line": 0,
         }
         self._channel.send(control_message(Kind.LOG, once=name, **fields))
+
+    def _record_span(self, fields: dict[str, Any]) -> None:
+        try:
+            self._channel.send(control_message(Kind.SPAN, **fields))
+        except BridgeError:
+            # The server is gone, or this is a child that the model forked.
+            pass
 
     def _log(self, level: int, text: str, file: str, line: int) -> None:
         if not self._control.log_levels >> level & 1:
@@ -474,6 +420,50 @@ class Stub:
             sys.stderr.write(text + "\n")
 
 
-def _package(settings: dict[str, Any]) -> str:
-    """Return the package that a model's file is imported into; none for the file of a backend."""
-    return str(settings["version"]) if settings["backend"] == "python" else ""
+def _while_alive(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls a method for as long as its object lives.
+
+    Functions around a fork stay registered, while a process of tests may have many stubs.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call() -> None:
+        alive = reference()
+        if alive is not None:
+            alive()
+
+    return call
+
+
+def _package(model: StubModel) -> str:
+    """Return the package into which a model's file is imported; none for the file of a backend."""
+    return str(model.version) if model.backend == "python" else ""
+
+
+def run(fd: int, server_pid: int) -> int:
+    """Serve the channel on descriptor ``fd`` until it closes; returns the exit code."""
+    _die_with(server_pid)
+    channel = Channel(socket.socket(fileno=fd))
+    os.register_at_fork(after_in_child=channel.close)
+    # Line-buffered despite PYTHONUNBUFFERED: other processes write to the same log.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    try:
+        message, fds = channel.receive()
+        channel.send(control_message(Kind.CONNECTED, python=sys.version.split()[0]))
+        stub = Stub(channel, *decode_initialize(message), fds)
+        return stub.serve() if stub.initialize() else 1
+    except ChannelClosed as closed:
+        cause = closed.__cause__
+        if os.getppid() != server_pid or getattr(cause, "errno", 0) != errno.EBADF:
+            # The server is gone, or this is a child that the model forked.
+            return 0
+        sys.stderr.write("the model closed its stub's channel to the server: the stub ends\n")
+        return 1
+
+
+def _die_with(server_pid: int) -> None:
+    """Have the kernel kill this process when the server dies, even if the model hangs."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server_pid:
+        sys.exit(0)

@@ -1,4 +1,4 @@
-"""Results on their way to the server: quick ones travel together, none waits for a slow batch."""
+"""Sends results to the server: gathers those of short batches, but never delays them for long."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from gpubridge.transport.messages import Kind, encode_frame, encode_responses
 class ResultSender:
     """Gathers encoded results and sends them as one message.
 
-    The thread that executes adds results. When a batch of this model has taken long, a second thread
-    watches for a while: whenever one does again, it sends what was gathered before it, so that an
-    answer that exists does not wait for a stranger's request. Models that hardly ever take long are
-    spared that thread, which costs a tenth of their throughput.
+    The executing thread adds results. After a slow batch, a second thread watches the next batches:
+    during another slow one it sends the gathered results, so that they do not wait for another
+    request. It runs only then, since it costs a tenth of the throughput of short batches.
     """
 
     def __init__(self, channel: Channel, control: ControlPage) -> None:
@@ -32,7 +31,7 @@ class ResultSender:
         self._watcher: threading.Thread | None = None
 
     def add(self, result: bytes, started_at: int, ended_at: int, last: bool) -> None:
-        """Take the result of a batch, and when it ran; the last one of a message sends all."""
+        """Add the result and times of a batch; the last one of a message sends all."""
         if ended_at - started_at > LIMITS.long_ns:
             self._keep_watch()
         with self._lock:
@@ -45,7 +44,7 @@ class ResultSender:
             if last or ended_at - self._since > LIMITS.gathered_ns or self._size > GATHERED_BYTES:
                 self._send()
                 return
-            # For the server, should this process die before it sends them.
+            # The server reads them here if this process dies before it sends them.
             control = self._control
             control.gathered[begin : self._size] = result
             control.gathered_word[0] = len(self._results) << 32 | self._size
@@ -55,11 +54,11 @@ class ResultSender:
                 self._gathering.set()
 
     def respond(self, record: bytes, copied: int) -> None:
-        """Send a response of a request whose model answers by itself, at once; any thread may."""
+        """Send a response of a response sender immediately; any thread may."""
         self._channel.send(encode_responses([record], copied))
 
     def disown(self) -> None:
-        """Forget what was gathered: for a forked child, whose results are its parent's."""
+        """Discard the gathered results: for a forked child, whose parent sends them."""
         self._lock = threading.Lock()
         self._results = []
         self._size = FRAME_HEAD

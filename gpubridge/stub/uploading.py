@@ -1,4 +1,4 @@
-"""Runs batches whose inputs go to the GPU: those of the next one while the model has this one."""
+"""Executes batches whose inputs are copied to the GPU: the next batch's during the current one."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
-from gpubridge.stub.answers import error_context
 from gpubridge.stub.executor import Executor
+from gpubridge.stub.response_encoder import error_context
 from gpubridge.transport.channel import Channel
 from gpubridge.transport.messages import Batch, Kind, decode_execute
 from gpubridge.transport.records import Record, RecordReader
-from gpubridge.transport.short_waits import ShortWaits
+from gpubridge.transport.wait_predictor import WaitPredictor
 
 if TYPE_CHECKING:
-    from gpubridge.stub.device.inputs_ahead import InputsAhead
+    from gpubridge.stub.device.input_prefetch import InputPrefetcher
 
 
 class BatchesAhead:
-    """Reads a channel like `Channel`; of what follows a batch only new regions come before its end.
+    """Reads a channel like `Channel`, and looks ahead to the batch after the current one.
 
-    ``take_region`` takes a message about a region and its descriptors, before the first batch that
-    needs them.
+    ``take_region`` handles a message about a region, with its descriptors, ahead of time, before the
+    first batch that needs it; all other messages keep their order.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class BatchesAhead:
         self._channel = channel
         self._reader = reader
         self._take_region = take_region
-        # The batches of the message at hand that have not begun.
+        # Batches of the current message that have not begun.
         self._coming: deque[Batch] = deque()
-        # The message after it, if it was looked at, and its batches, if it has some.
+        # The next message, if it was read ahead, and its batches, if it has some.
         self._kept: tuple[bytes, list[int]] | None = None
         self._kept_batches: list[Batch] | None = None
 
@@ -46,17 +46,17 @@ class BatchesAhead:
         kept, self._kept = self._kept, None
         return kept
 
-    def poll(self, nanoseconds: int, waits: ShortWaits) -> None:
-        """Stay awake until `receive` would not wait, as `Channel.poll`."""
+    def poll(self, nanoseconds: int, waits: WaitPredictor) -> None:
+        """Poll until `receive` would not wait, as `Channel.poll`."""
         if self._kept is None:
             self._channel.poll(nanoseconds, waits)
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float | None, other: int | None = None) -> bool:
         """Wait until `receive` would not wait, as `Channel.wait`."""
-        return self._kept is not None or self._channel.wait(seconds)
+        return self._kept is not None or self._channel.wait(seconds, other)
 
     def batches(self, message: bytes, reader: RecordReader) -> list[Batch]:
-        """Take the EXECUTE message that was received last apart, as `decode_execute`."""
+        """Decode the EXECUTE message that was received last, as `decode_execute`."""
         batches, self._kept_batches = self._kept_batches, None
         if batches is None:
             batches = decode_execute(message, reader)
@@ -64,7 +64,7 @@ class BatchesAhead:
         return batches
 
     def begin(self) -> Batch | None:
-        """Note that the first of the coming batches begins; returns the next one if it is here."""
+        """Note that the next batch begins; returns the one after it if it has arrived."""
         self._coming.popleft()
         if self._coming:
             return self._coming[0]
@@ -80,27 +80,27 @@ class BatchesAhead:
 
 
 class UploadingExecutor(Executor):
-    """Begins the copies of the next batch's inputs before it executes the one whose turn it is.
+    """Starts to copy the next batch's inputs before it executes the current batch.
 
-    What was copied for a batch that has not started is of no account: if this process dies, the
-    server sends that batch elsewhere.
+    Copies for a batch that has not started have no effect: if this process dies, the server sends
+    that batch to another stub.
     """
 
-    def __init__(self, parts: Sequence[Any], inputs: InputsAhead, ahead: BatchesAhead) -> None:
+    def __init__(self, parts: Sequence[Any], inputs: InputPrefetcher, ahead: BatchesAhead) -> None:
         super().__init__(*parts)
         self._inputs = inputs
         self._ahead = ahead
 
     def run(self, batch: Batch) -> bytes:  # noqa: D102
         inputs = self._inputs
-        inputs.begin(self._waited_for(batch))
+        inputs.begin_batch(self._waited_for(batch))
         following = self._ahead.begin()
         if following is not None:
-            inputs.look_ahead(self._waited_for(following))
+            inputs.prefetch(self._waited_for(following))
         try:
             return super().run(batch)
         finally:
-            inputs.end()
+            inputs.end_batch()
 
     def _waited_for(self, batch: Batch) -> list[Record]:
         cancelled = self._control.cancelled
@@ -114,10 +114,10 @@ class UploadingExecutor(Executor):
                 admitted.append(record)
             else:
                 self._clients.note_error(error)
-                answers.append(self._answers.answer(record, error_context(error)))
+                answers.append(self._encoder.encode(record, error_context(error)))
         return admitted
 
-    def _let_go(self, ticket: int) -> None:
-        # Copies may still read what was looked at: it goes back after them.
-        if not self._inputs.has_looked_at(ticket):
-            super()._let_go(ticket)
+    def _release(self, ticket: int) -> None:
+        # Copies may still read this memory: it is released after them.
+        if not self._inputs.has_views(ticket):
+            super()._release(ticket)

@@ -1,9 +1,9 @@
-"""Prometheus' text form of metrics.
+"""Prometheus' text format of metrics.
 
-Not by the prometheus-client library, which appends ``_total`` to the name of every counter: Triton's
-counters do not end so, and existing dashboards ask for them by name.
+The prometheus-client library appends ``_total`` to the name of every counter, which Triton's counters and
+existing dashboards do not have.
 
-The form: https://prometheus.io/docs/instrumenting/exposition_formats/
+The format: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Family:
 
 
 def render(families: Iterable[Family]) -> bytes:
-    """Return the page of these families; one without samples is left out."""
+    """Return the page of these families without empty ones."""
     lines = []
     for family in families:
         if not family.samples:
@@ -40,20 +40,20 @@ def render(families: Iterable[Family]) -> bytes:
             listed = ",".join(
                 f'{key}="{_quoted(labels[key])}"' for key in sorted(labels, key=_order)
             )
-            told = number_text(value)
-            lines.append(f"{name}{{{listed}}} {told}\n" if listed else f"{name} {told}\n")
+            number = number_text(value)
+            lines.append(f"{name}{{{listed}}} {number}\n" if listed else f"{name} {number}\n")
     return "".join(lines).encode(errors="replace")
 
 
 def number_text(value: float) -> str:
-    """Return a number as a page has it: ``4``, ``0.5``, ``1e+20``, ``NaN``, ``+Inf``."""
+    """Return a number in the format of a page: ``4``, ``0.5``, ``1e+20``, ``NaN``, ``+Inf``."""
     if math.isfinite(value):
         return repr(value).removesuffix(".0")
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
 def _order(label: str) -> tuple[bool, str]:
-    """By name; those that a family itself adds are last."""
+    """Return the sort key of a label: by name, labels of a family itself last."""
     return label in ("le", "quantile"), label
 
 

@@ -4,8 +4,8 @@
 ``ISO8601``  ``2026-11-21T03:30:00Z I 4711 file.py:12] text``;
 ``json``     one object per line.
 
-Lines of models begin with their instance, ``[m_0_0]``; those that they print have no place but the
-stream, ``stdout`` or ``stderr``.
+Lines of models begin with their instance, ``[m_0_0]``; the place of printed lines is ``stdout`` or
+``stderr``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 def _verbose_level(text: str) -> int:
-    """Read a level, or a switch, as Triton does; for argparse."""
+    """Parse a level or a boolean as Triton does, for argparse."""
     return int(text) if text.lstrip("-").isdecimal() else int(boolean(text))
 
 
@@ -46,9 +46,7 @@ class LogSettings:
     flag_prefix: ClassVar[str] = "log-"
     flag_group: ClassVar[str] = "Logging"
 
-    file: str = flag(
-        "", "where log lines go instead of the console, for as long as the server runs"
-    )
+    file: str = flag("", "file for log lines instead of the console")
     info: bool = flag(True, "log informational lines")
     warning: bool = flag(True, "log warnings")
     error: bool = flag(True, "log errors")
@@ -72,7 +70,7 @@ class LogSettings:
 
 
 class ServerLog:
-    """Owns the handler that writes the package's log lines; settings can be changed at any time."""
+    """The package's log, whose settings can be changed at any time."""
 
     def __init__(self, settings: LogSettings) -> None:
         self._settings = settings
@@ -95,23 +93,23 @@ class ServerLog:
 
     @property
     def settings(self) -> LogSettings:
-        """The settings now."""
+        """The current settings."""
         return self._settings
 
     @property
     def stub_levels(self) -> int:
-        """The levels of ``pb_utils.Logger`` that are written, as bits by their numbers."""
+        """The enabled levels of ``pb_utils.Logger``, as bits."""
         return sum(self._settings.shows(level) << n for n, level in _STUB_LEVELS.items())
 
     def change(self, **settings: Any) -> None:
-        """Give some settings other values; takes effect with the next line."""
+        """Change some settings for the following lines."""
         self._settings = replace(self._settings, **settings)
         self._apply()
         for listener in self._listeners:
             listener()
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Have ``listener`` called after each change."""
+        """Call ``listener`` after each change of settings."""
         self._listeners.append(listener)
 
     def close(self) -> None:
@@ -139,9 +137,9 @@ def log_from_stub(model: str, instance: str, fields: dict[str, Any]) -> None:
 
 
 def request_error(error: Exception, what: str = "request") -> BridgeError:
-    """Return what a request is told that failed; a bug of gpubridge itself is logged, and named as one.
+    """Return the error of a failed request; an exception that is a bug of gpubridge is logged.
 
-    ``what``: failed, if not a request.
+    ``what``: names what has failed, if not a request.
     """
     if isinstance(error, BridgeError):
         return error
@@ -207,22 +205,19 @@ _LOOKS_LIKE_A_LINE = re.compile(r"\n(?=[IWEV]\d{4} |\d{4}-\d\d-\d\dT)")
 
 
 def _printable(text: str) -> str:
-    """Return a line's text so that no part of it passes for another line, or moves the cursor.
-
-    Clients and models have a say in it.
-    """
+    """Escape control characters and forged lines in a log line, whose text clients may choose."""
     text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
     return _LOOKS_LIKE_A_LINE.sub("\n ", text)
 
 
 def _place(record: logging.LogRecord) -> tuple[str, int]:
-    """Return file and line of who logged, in a model or here."""
+    """Return the file and line that logged, in a model or here."""
     file = getattr(record, "model_file", "") or record.filename
     return file, getattr(record, "model_line", record.lineno)
 
 
 def boxed(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of one line each with lines around them; the first row is the head."""
+    """Return rows as a table with borders; the first row is the header."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     line = "+".join(["", *("-" * (width + 2) for width in widths), ""])
     texts = [

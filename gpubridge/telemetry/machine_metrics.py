@@ -1,4 +1,4 @@
-"""Triton's gauges of the machine: its CPU and memory, and its GPUs."""
+"""Triton's metrics of the machine: CPU, memory and GPUs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from gpubridge.telemetry.settings import MetricsSettings
 
 _ENERGY_TEXT = "GPU energy consumption in joules since the server started"
 
-# By what function of NVML, and which of its fields; joules and watts where NVML has thousandths, a
-# share where it has percents.
+# Name, text, NVML function, field of its result, and divisor: NVML has percents, mJ and mW.
 _FAMILIES = (
     ("nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0)", "UtilizationRates", "gpu", 100),
     ("nv_gpu_memory_total_bytes", "GPU total memory, in bytes", "MemoryInfo", "total", 1),
@@ -30,11 +29,11 @@ _FAMILIES = (
 _ENERGY = "nv_energy_consumption"
 _logger = logging.getLogger(__name__)
 _DRIVER = Path("/dev/nvidiactl")
-"""Exists where the NVIDIA driver is loaded: there, missing GPU metrics are worth a log line."""
+"""Exists if the NVIDIA driver is loaded; then missing GPU metrics are logged."""
 
 
 class GpuMetrics:
-    """The GPUs of this machine; owns the NVML session, which is initialized."""
+    """Metrics of the GPUs; owns the initialized NVML session."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -46,7 +45,7 @@ class GpuMetrics:
         self._energy_at_start: dict[str, float] = {}
 
     def families(self) -> list[Family]:
-        """Return what can be read now; a GPU that cannot tell a value has no sample of it."""
+        """Return the current metrics, without values that a GPU does not support."""
         families = []
         for name, text, function, field, unit in _FAMILIES:
             family = Family(name, text, "counter" if name == _ENERGY else "gauge")
@@ -69,7 +68,7 @@ class GpuMetrics:
 
 
 def open_gpu_metrics() -> GpuMetrics | str:
-    """Open NVML; returns the reason where there is nothing to measure."""
+    """Open NVML; return the reason if there is nothing to measure."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -89,7 +88,7 @@ def open_gpu_metrics() -> GpuMetrics | str:
 
 
 class MachineMetrics:
-    """Measures the machine at most once per interval; a thread asks the GPUs, which may be slow."""
+    """Metrics of the machine, measured once per interval; GPUs by a thread, as NVML may be slow."""
 
     def __init__(self, settings: MetricsSettings) -> None:
         self._interval = settings.interval_ms / 1000
@@ -100,10 +99,10 @@ class MachineMetrics:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         if settings.gpu:
-            self._watch_gpus()
+            self._measure_gpus()
 
     def families(self) -> list[Family]:
-        """Return the gauges."""
+        """Return the metrics."""
         now = time.monotonic()
         if self._cpu is not None and now >= self._due:
             self._due = now + self._interval
@@ -111,12 +110,12 @@ class MachineMetrics:
         return [*self._gpu_families, *self._measured]
 
     def close(self) -> None:
-        """End the thread that asks the GPUs."""
+        """End the thread that measures the GPUs."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(self._interval + 1.0)
 
-    def _watch_gpus(self) -> None:
+    def _measure_gpus(self) -> None:
         gpus = open_gpu_metrics()
         if isinstance(gpus, str):
             level = logging.INFO if _DRIVER.exists() else logging.DEBUG
@@ -124,18 +123,18 @@ class MachineMetrics:
             return
         self._gpu_families = gpus.families()
         self._thread = threading.Thread(
-            target=self._ask_gpus, args=(gpus,), name="gpu-metrics", daemon=True
+            target=self._poll_gpus, args=(gpus,), name="gpu-metrics", daemon=True
         )
         self._thread.start()
 
-    def _ask_gpus(self, gpus: GpuMetrics) -> None:
+    def _poll_gpus(self, gpus: GpuMetrics) -> None:
         while not self._ended.wait(self._interval):
             self._gpu_families = gpus.families()
         gpus.close()
 
 
 class _CpuMetrics:
-    """Utilisation is that since it was last asked for."""
+    """Metrics of CPU and memory; the utilization is that since the last call."""
 
     def __init__(self) -> None:
         self._seen = _cpu_times()
@@ -169,7 +168,7 @@ def _gauges(rows: Iterable[tuple[str, str, float]]) -> list[Family]:
 
 
 def _cpu_times() -> tuple[int, int]:
-    """Return the ticks that the machine was busy for, and all ticks."""
+    """Return the busy ticks and all ticks since boot."""
     with Path("/proc/stat").open(encoding="ascii") as file:
         ticks = [int(word) for word in file.readline().split()[1:9]]
     idle = ticks[3] + ticks[4]

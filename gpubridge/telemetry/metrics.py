@@ -1,4 +1,4 @@
-"""The metrics page: Triton's names and labels, so that its dashboards work, and gpubridge's own."""
+"""The metrics page: Triton's families, with its names and labels, and gpubridge's own."""
 
 from __future__ import annotations
 
@@ -28,14 +28,28 @@ _DURATIONS: tuple[tuple[str, Callable[[ModelStatistics], int]], ...] = (
     ("inference compute output", lambda s: s.output_ns),
 )
 """Triton's name for each of ``STEPS``, and its cumulative duration."""
+_CACHE: tuple[tuple[str, str, Callable[[ModelStatistics], int]], ...] = (
+    ("nv_cache_num_hits_per_model", "Number of cache hits per model", lambda s: s.cache_hits),
+    (
+        "nv_cache_hit_duration_per_model",
+        "Total cache hit duration per model, in microseconds",
+        lambda s: s.cache_hit_ns // 1000,
+    ),
+    ("nv_cache_num_misses_per_model", "Number of cache misses per model", lambda s: s.cache_misses),
+    (
+        "nv_cache_miss_duration_per_model",
+        "Total cache miss (lookup) duration per model, in microseconds",
+        lambda s: s.cache_miss_ns // 1000,
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """A model's statistics and gauges at this moment.
+    """A model's current statistics and gauges.
 
-    ``pending`` requests have no answer yet; ``queued`` ones of them are at no stub. ``fallbacks``
-    says how often a slower way was taken, by reason, ``device_work`` what was done on GPUs.
+    ``pending`` requests have no response yet; ``queued`` of them are not sent to a stub. ``fallbacks``
+    counts slower fallbacks by reason, ``device_work`` work on GPUs.
     """
 
     statistics: ModelStatistics
@@ -47,7 +61,7 @@ class ModelState:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels that distinguish its samples from those of other models."""
+        """The labels of the model's samples."""
         return self.statistics.labels
 
 
@@ -57,14 +71,15 @@ def metrics_page(
     settings: MetricsSettings,
     custom: Iterable[Family] = (),
 ) -> bytes:
-    """Return the metrics in Prometheus' text form; ``custom`` are the families that models make."""
+    """Return the metrics in Prometheus' text format; ``custom`` are the families of models."""
     return render(
         [
             *_inference(states, settings),
             *machine.families(),
             *_summaries(states, settings),
             *_histograms(states),
-            *_bridge(states),
+            *(_request_histograms(states) if settings.histograms else ()),
+            *_own_families(states),
             _fallbacks(states),
             *custom,
         ]
@@ -72,7 +87,7 @@ def metrics_page(
 
 
 def _inference(states: Sequence[ModelState], settings: MetricsSettings) -> Iterator[Family]:
-    """Give Triton's families, in its order."""
+    """Yield Triton's families, in its order."""
     for name, text, value in _COUNTERS:
         yield _counter(name, text, value, states)
         if name == "nv_inference_request_success":
@@ -81,6 +96,9 @@ def _inference(states: Sequence[ModelState], settings: MetricsSettings) -> Itera
         for step, (called, summed) in zip(STEPS, _DURATIONS, strict=True):
             text = f"Cumulative {called} duration in microseconds"
             yield _counter(f"nv_inference_{step}_duration_us", text, _micros(summed), states)
+    caching = [state for state in states if state.statistics.caches]
+    for name, text, value in _CACHE:
+        yield _counter(name, text, value, caching)
     pending = Family(
         "nv_inference_pending_request_count",
         "Instantaneous number of pending requests awaiting execution per-model.",
@@ -117,7 +135,7 @@ def _micros(summed: Callable[[ModelStatistics], int]) -> Callable[[ModelStatisti
 
 
 def _summaries(states: Sequence[ModelState], settings: MetricsSettings) -> Iterator[Family]:
-    """Give the quantiles of the last minute; counts and sums are those since the load, as Triton's."""
+    """Yield the quantiles of the last minute; as in Triton, counts and sums are since the load."""
     quantiles = [quantile for quantile, _ in settings.summary_quantiles]
     families = [
         Family(
@@ -157,8 +175,61 @@ def _histograms(states: Sequence[ModelState]) -> Iterator[Family]:
     yield family
 
 
-def _bridge(states: Sequence[ModelState]) -> Iterator[Family]:
-    """Give the families that Triton has no counterpart of."""
+_DURATION_BUCKETS = {
+    index: bound
+    for index, bound in enumerate(ModelStatistics.duration_bounds)
+    if bound in {step * 10**power for step in (10, 25, 50) for power in range(4, 9)} | {10**10}
+}
+"""Upper bounds in nanoseconds, 100 us to 10 s, by their indices among all that are counted."""
+
+_BATCH_SIZES = tuple(1 << power for power in range(9))
+
+
+def _request_histograms(states: Sequence[ModelState]) -> Iterator[Family]:
+    """Yield durations of requests and sizes of batches, of models that have executed any."""
+    durations = Family(
+        "gpubridge_request_duration_seconds",
+        "Time from a request to the passing on of its last response",
+        "histogram",
+    )
+    sizes = Family("gpubridge_batch_size", "Batch sizes of executions", "histogram")
+    for state in states:
+        counted = state.statistics
+        if counted.success_count:
+            spent = (counted.success_ns + counted.answer_ns) / 1e9
+            _add_buckets(
+                durations,
+                state.labels,
+                spent,
+                counted.duration_counts,
+                {index: bound / 1e9 for index, bound in _DURATION_BUCKETS.items()},
+            )
+        if counted.executions:
+            rows = [(size, row[0]) for size, row in counted.batch_rows.items()]
+            summed = sum(size * count for size, count in rows)
+            _add_buckets(sizes, state.labels, summed, rows, {size: size for size in _BATCH_SIZES})
+    yield from (durations, sizes)
+
+
+def _add_buckets(
+    family: Family,
+    labels: Mapping[str, str],
+    summed: float,
+    rows: Sequence[tuple[int, int]],
+    bounds: Mapping[int, float],
+) -> None:
+    """Add a histogram; ``rows`` are keys with counts, ``bounds`` upper bounds by the largest key below."""
+    for most, bound in bounds.items():
+        count = sum(count for key, count in rows if key <= most)
+        family.add({**labels, "le": f"{bound:g}"}, count, "_bucket")
+    total = sum(count for _, count in rows)
+    family.add({**labels, "le": "+Inf"}, total, "_bucket")
+    family.add(labels, total, "_count")
+    family.add(labels, summed, "_sum")
+
+
+def _own_families(states: Sequence[ModelState]) -> Iterator[Family]:
+    """Yield the families that Triton does not have."""
     copied = Family("gpubridge_copied_bytes_total", "Tensor bytes copied by the bridge", "counter")
     copies = Family("gpubridge_copies_total", "Copies of tensor data by the bridge", "counter")
     waits = Family(
@@ -167,11 +238,17 @@ def _bridge(states: Sequence[ModelState]) -> Iterator[Family]:
     restarts = Family(
         "gpubridge_stub_restarts_total", "Times that a stub was started again", "counter"
     )
+    answers = Family(
+        "gpubridge_answer_duration_us_total",
+        "Cumulative time from executions to the passing on of responses in microseconds",
+        "counter",
+    )
     queued = Family(
         "gpubridge_queued_requests", "Requests that no stub has been given yet", "gauge"
     )
     for state in states:
         queued.add(state.labels, state.queued)
+        answers.add(state.labels, state.statistics.answer_ns // 1000)
         labels = {**state.labels, "kind": "host"}
         copied.add(labels, state.statistics.copied_bytes)
         copies.add(labels, state.statistics.copies)
@@ -181,7 +258,7 @@ def _bridge(states: Sequence[ModelState]) -> Iterator[Family]:
                 copies.add({**state.labels, "kind": kind}, count)
             waits.add(state.labels, state.device_work.waits)
         restarts.add(state.labels, state.restarts)
-    yield from (queued, copied, copies, waits, restarts)
+    yield from (queued, answers, copied, copies, waits, restarts)
 
 
 def _fallbacks(states: Sequence[ModelState]) -> Family:

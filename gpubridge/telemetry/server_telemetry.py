@@ -1,4 +1,4 @@
-"""The server's log, traces and metrics together."""
+"""The server's log, metrics and traces together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpubridge.telemetry.traces import Traces
 
 @dataclass(frozen=True, slots=True)
 class ServerTelemetry:
-    """The log, the traces, which metrics there are, and those of the machine."""
+    """The log, the traces, the settings of metrics, and the metrics of the machine."""
 
     log: ServerLog
     traces: Traces
@@ -20,7 +20,7 @@ class ServerTelemetry:
     machine: MachineMetrics
 
     def close(self) -> None:
-        """Write what is left, and end the threads."""
+        """Flush and close everything."""
         self.traces.close()
         self.machine.close()
         self.log.close()
@@ -29,7 +29,7 @@ class ServerTelemetry:
 def open_telemetry(
     log: LogSettings, traces: TraceSettings, metrics: MetricsSettings
 ) -> ServerTelemetry:
-    """Make the server's log, traces and metrics of their settings; the caller's to close."""
-    # First: what the others find is logged.
+    """Return the server's log, traces and metrics, which the caller closes."""
+    # First, because the others log.
     server_log = ServerLog(log)
     return ServerTelemetry(server_log, Traces(traces), metrics, MachineMetrics(metrics))

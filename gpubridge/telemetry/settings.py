@@ -1,12 +1,14 @@
-"""Settings of metrics and traces: the values, and what is said of them on the command line."""
+"""Settings of metrics and traces, and their parsing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
-from gpubridge.errors import invalid, unsupported
+from gpubridge.errors import invalid
 from gpubridge.flags import flag
 
 _SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
@@ -15,17 +17,17 @@ _LEVELS_OF_FLAGS = {
     **dict.fromkeys(("false", "off"), "OFF"),
     **dict.fromkeys(("true", "on", "min", "max"), "TIMESTAMPS"),
 }
-"""Other words that Triton takes on its command line."""
+"""Other words that Triton accepts on its command line."""
 _UINT32 = (1 << 32) - 1
 _INT32 = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Metrics that are offered; defaults are Triton's.
+    """Enabled metrics; defaults are Triton's.
 
-    Durations are offered as counters, summaries and histograms. ``summary_quantiles`` has each quantile
-    and the error that it may have; here none has any but that of its window.
+    Durations are counters, summaries and histograms. ``summary_quantiles`` has quantiles with their
+    allowed errors, which are ignored: quantiles are exact within their window.
     """
 
     flag_group: ClassVar[str] = "Metrics"
@@ -47,6 +49,11 @@ class MetricsSettings:
     gpu: bool = flag(
         True, "measure the machine's GPUs: pip install nvidia-ml-py", name="allow-gpu-metrics"
     )
+    histograms: bool = flag(
+        True,
+        "histograms of the durations of requests and the sizes of batches",
+        name="metrics-histograms",
+    )
     config: tuple[str, ...] = flag(
         (),
         "a setting of metrics: counter_latencies (true), summary_latencies, summary_quantiles, "
@@ -64,7 +71,7 @@ class MetricsSettings:
 
 
 def _read_metrics_config(entry: str) -> tuple[str, Any]:
-    """Return the field that a ``SETTING=VALUE`` sets, and its value."""
+    """Parse ``SETTING=VALUE`` into a field and its value."""
     name, equals, value = entry.partition("=")
     if not equals:
         raise invalid(f"--metrics-config expects SETTING=VALUE, got {entry!r}")
@@ -80,7 +87,7 @@ def _read_metrics_config(entry: str) -> tuple[str, Any]:
 
 
 def _quantiles(text: str) -> tuple[tuple[float, float], ...]:
-    """Read ``QUANTILE:ERROR`` pairs with commas between."""
+    """Parse comma-separated ``QUANTILE:ERROR`` pairs."""
     pairs = []
     for pair in text.split(","):
         quantile, _, error = pair.partition(":")
@@ -98,13 +105,84 @@ def _quantiles(text: str) -> tuple[tuple[float, float], ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenTelemetrySettings:
+    """Settings of the export of spans; what is not given comes from the environment (``OTEL_...``).
+
+    - ``url``: the collector, of OTLP over HTTP; empty for ``http://localhost:4318/v1/traces``.
+    - ``resource``: attributes of the server.
+    - ``bsp_...``: spans that wait at most, milliseconds between exports, spans of one export; None
+      before `completed`.
+    """
+
+    url: str = ""
+    resource: tuple[tuple[str, str], ...] = ()
+    bsp_max_queue_size: int | None = None
+    bsp_schedule_delay: int | None = None
+    bsp_max_export_batch_size: int | None = None
+
+    def changed(self, name: str, value: str) -> OpenTelemetrySettings:
+        """Return the settings with another one; raises INVALID_ARG."""
+        if name == "url":
+            return replace(self, url=_collector(value))
+        if name == "resource":
+            key, equals, text = value.partition("=")
+            if not key or not equals:
+                raise invalid(
+                    f"--trace-config opentelemetry,resource expects KEY=VALUE, got {value!r}"
+                )
+            return replace(self, resource=(*self.resource, (key, text)))
+        given: dict[str, Any] = {name: _number(name, value, 1, _INT32)}
+        return replace(self, **given)
+
+    def completed(self) -> OpenTelemetrySettings:
+        """Return the settings with the numbers that are not given; raises INVALID_ARG."""
+        made = self
+        for name, default in _BATCHES.items():
+            if getattr(self, name) is None:
+                given = os.environ.get(f"OTEL_{name.upper()}") or str(default)
+                made = made.changed(name, given)
+        queue, batch = made.bsp_max_queue_size or 0, made.bsp_max_export_batch_size or 0
+        if batch > queue and self.bsp_max_export_batch_size is not None:
+            raise invalid(
+                "--trace-config opentelemetry,bsp_max_export_batch_size expects at most "
+                f"bsp_max_queue_size, {queue}, got {batch}"
+            )
+        return replace(made, bsp_max_export_batch_size=min(queue, batch))
+
+
+_BATCHES = {
+    "bsp_max_queue_size": 2048, "bsp_schedule_delay": 5000, "bsp_max_export_batch_size": 512
+}  # fmt: skip
+"""Numbers of the export and OpenTelemetry's defaults."""
+_OF_OPENTELEMETRY = ("url", "resource", *_BATCHES)
+_MODES = ("triton", "opentelemetry")
+
+
+def _collector(text: str) -> str:
+    """Complete the URL of a collector, which may have neither scheme nor path."""
+    url = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        valid = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise invalid(
+            "--trace-config opentelemetry,url expects http://HOST:PORT/PATH or https://..., got "
+            f"{text!r}"
+        )
+    return (url if url.path.strip("/") else url._replace(path="/v1/traces")).geturl()
+
+
+@dataclass(frozen=True, slots=True)
 class TraceSettings:
     """Settings of request tracing; defaults are Triton's.
 
+    - ``mode``: "triton" writes traces to files, "opentelemetry" exports spans; fixed like the file.
     - ``level``: of ``TRACE_LEVELS``, in that order; empty for no traces.
-    - ``rate``, ``count``: one of so many requests is traced; traces still to be made, -1 for any.
-    - ``log_frequency``: so many traces are put into each of the files ``file.0``, ``file.1``, …; 0
-      for all into ``file``, which is fixed when the server starts.
+    - ``rate``: one of so many requests is traced.
+    - ``count``: number of remaining traces; -1 for no limit.
+    - ``log_frequency``: number of traces in each of the files ``file.0``, ``file.1``, …; 0 for all in
+      ``file``, which is fixed when the server starts.
     """
 
     level: tuple[str, ...] = ()
@@ -112,9 +190,17 @@ class TraceSettings:
     count: int = -1
     log_frequency: int = 0
     file: str = ""
+    mode: str = "triton"
+    opentelemetry: OpenTelemetrySettings = field(default_factory=OpenTelemetrySettings)
 
     def check(self) -> None:
-        """Refuse settings that make no sense together, in Triton's words."""
+        """Refuse invalid combinations, with Triton's text."""
+        if self.mode == "opentelemetry":
+            if "TENSORS" in self.level:
+                raise invalid(
+                    "trace_level TENSORS is of the mode triton; OpenTelemetry has no tensors"
+                )
+            return
         if not self.rate:
             raise invalid("Attempting to set invalid trace setting :sample rate must be non-zero")
         if self.level and not self.file:
@@ -122,12 +208,12 @@ class TraceSettings:
 
 
 def parse_unsigned(name: str, text: str) -> int:
-    """Read the number of a setting, or raise INVALID_ARG in Triton's words."""
+    """Parse the number of a setting; raises INVALID_ARG with Triton's text."""
     return _number(name, text, 0, _UINT32)
 
 
 def parse_count(text: str) -> int:
-    """Read ``trace_count``, or raise INVALID_ARG in Triton's words; also for 0, as Triton does."""
+    """Parse ``trace_count``; raises INVALID_ARG with Triton's text, as in Triton also for 0."""
     count = _number("trace_count", text, -1, _INT32)
     if not count:
         raise invalid(
@@ -137,7 +223,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_levels(names: Sequence[str]) -> tuple[str, ...]:
-    """Read ``trace_level``; INVALID_ARG for one that there is not, and for OFF beside others."""
+    """Parse ``trace_level``; raises INVALID_ARG for an unknown level, and for OFF with others."""
     if "OFF" in names and len(names) > 1:
         raise invalid("Expect only one trace level 'OFF' is specified")
     for name in names:
@@ -150,38 +236,44 @@ def parse_levels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def trace_settings_from_flags(entries: Sequence[str]) -> TraceSettings:
-    """Read the values of ``--trace-config``: ``[triton,]SETTING=VALUE`` each."""
+    """Parse the values ``[MODE,]SETTING=VALUE`` of ``--trace-config``."""
     settings = TraceSettings()
     levels: list[str] = []
     for entry in entries:
         path, equals, value = entry.partition("=")
         mode, comma, name = path.rpartition(",")
-        if not equals or (comma and mode.lower() not in ("triton", "opentelemetry")):
-            raise invalid(f"--trace-config expects [triton,]SETTING=VALUE, got {entry!r}")
-        mode, value = mode.lower(), value.lower() if name in ("mode", "level") else value
-        if "opentelemetry" in (mode, value if name == "mode" else ""):
-            raise unsupported(
-                f"--trace-config: OpenTelemetry is not served, got {entry!r}; use the mode triton, "
-                "whose traces go to a file"
-            )
-        if name == "level":
-            levels.append(_LEVELS_OF_FLAGS.get(value, value.upper()))
-        elif name == "rate":
-            settings = replace(settings, rate=parse_unsigned("trace_rate", value))
-        elif name == "count":
-            settings = replace(settings, count=parse_count(value))
-        elif name == "log-frequency":
-            settings = replace(settings, log_frequency=parse_unsigned("log_frequency", value))
-        elif name == "file":
-            settings = replace(settings, file=value)
-        elif name != "mode" or value != "triton":
+        if not equals or (comma and mode.lower() not in _MODES):
             raise invalid(
-                "--trace-config expects one of level, rate, count, mode=triton, triton,file and "
-                f"triton,log-frequency, got {entry!r}"
+                f"--trace-config expects [triton|opentelemetry,]SETTING=VALUE, got {entry!r}"
+            )
+        if mode.lower() == "opentelemetry" and name in _OF_OPENTELEMETRY:
+            changed = settings.opentelemetry.changed(name, value)
+            settings = replace(settings, opentelemetry=changed)
+        elif name == "level":
+            levels.append(_LEVELS_OF_FLAGS.get(value.lower(), value.upper()))
+        elif name in _READERS and mode.lower() != "opentelemetry":
+            settings = replace(settings, **_READERS[name](value))
+        elif name == "mode" and value.lower() in _MODES:
+            settings = replace(settings, mode=value.lower())
+        else:
+            raise invalid(
+                "--trace-config expects one of level, rate, count, mode=triton|opentelemetry, "
+                "triton,file triton,log-frequency and opentelemetry,"
+                f"{' opentelemetry,'.join(_OF_OPENTELEMETRY)}, got {entry!r}"
             )
     settings = replace(settings, level=parse_levels(levels))
     settings.check()
+    if settings.mode == "opentelemetry":
+        settings = replace(settings, opentelemetry=settings.opentelemetry.completed())
     return settings
+
+
+_READERS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "rate": lambda value: {"rate": parse_unsigned("trace_rate", value)},
+    "count": lambda value: {"count": parse_count(value)},
+    "log-frequency": lambda value: {"log_frequency": parse_unsigned("log_frequency", value)},
+    "file": lambda value: {"file": value},
+}
 
 
 def _number(name: str, text: str, least: int, most: int) -> int:

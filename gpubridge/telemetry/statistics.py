@@ -1,4 +1,4 @@
-"""Counters of one model version, for the statistics extension and the metrics."""
+"""Statistics of a model version, for the statistics extension and the metrics."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from gpubridge.dataplane import ModelCounters
+from gpubridge.errors import BridgeError
 
 _KINDS = ("h2d", "d2h", "d2d", "p2p")
 STEPS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
-"""Measured steps of a request, in the order of an observation."""
+"""Measured steps of a request, in the order of observations."""
 
 FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
-"""Triton's upper bounds."""
+"""Triton's default upper bounds."""
 
+_ERRORS = 5
+_ERROR_TEXT = 4000
+_IDENTIFIER = 128
 _WINDOW_NS = 60_000_000_000
 _MOST_OBSERVATIONS = 8192
 _clock = time.monotonic_ns
@@ -26,7 +30,7 @@ _NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
 class DeviceWork:
-    """Bytes of ``h2d``, ``d2h``, ``d2d``, ``p2p``, the copies of each, and completion waits."""
+    """Copied bytes and copies by kind (``h2d``, ``d2h``, ``d2d``, ``p2p``), and completion waits."""
 
     __slots__ = ("_words",)
 
@@ -34,28 +38,28 @@ class DeviceWork:
         self._words = list(words)
 
     def add(self, words: Iterable[int]) -> None:
-        """Add what was done besides."""
+        """Add counts."""
         self._words = [a + b for a, b in zip(self._words, words, strict=True)]
 
     def plus(self, words: Iterable[int]) -> DeviceWork:
-        """Return this with something added to it."""
+        """Return a copy with added counts."""
         work = DeviceWork(self._words)
         work.add(words)
         return work
 
     def include(self, other: DeviceWork) -> None:
-        """Add what another object has."""
+        """Add the counts of another object."""
         self.add(other._words)
 
     def copied(self, kind: str, nbytes: int) -> None:
-        """Add a copy, and the wait for it."""
+        """Count a copy and the wait for it."""
         index = _KINDS.index(kind)
         self._words[index] += nbytes
         self._words[index + len(_KINDS)] += 1
         self._words[-1] += 1
 
     def kinds(self) -> Iterator[tuple[str, int, int]]:
-        """Give each kind with its bytes and copies."""
+        """Yield each kind with its bytes and copies."""
         for index, kind in enumerate(_KINDS):
             yield kind, self._words[index], self._words[index + len(_KINDS)]
 
@@ -79,7 +83,7 @@ class LatencyWindow:
         self._observations: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=_MOST_OBSERVATIONS)
 
     def observe(self, now: int, durations: tuple[int, ...]) -> None:
-        """Take the durations of a request, one for each of ``STEPS``, in nanoseconds."""
+        """Add the durations of a request, one for each of ``STEPS``, in nanoseconds."""
         self._observations.append((now, durations))
 
     def quantiles(self, wanted: Sequence[float], now: int = 0) -> list[list[float]]:
@@ -99,7 +103,7 @@ class LatencyWindow:
 
 
 class LatencyHistogram:
-    """Counts durations, ``count`` in all, by upper bounds in milliseconds."""
+    """Histogram of durations by upper bounds in milliseconds."""
 
     __slots__ = ("_bounds", "_counts", "count", "sum_ms")
 
@@ -119,7 +123,7 @@ class LatencyHistogram:
             self._counts[bucket] += 1
 
     def buckets(self) -> list[tuple[float, int]]:
-        """Return each upper bound with the number of observations up to it; the last is infinite."""
+        """Return each upper bound with the count of durations up to it; the last is infinite."""
         total = 0
         found = []
         for bound, count in zip(self._bounds, self._counts, strict=True):
@@ -128,8 +132,45 @@ class LatencyHistogram:
         return [*found, (math.inf, self.count)]
 
 
+class RequestError(NamedTuple):
+    """Failed requests with the same error.
+
+    - ``text``: the begin of the error, with the model's traceback where it raised one.
+    - ``requests``: how many, since the error was first among the latest.
+    - ``last``: when the latest of them failed, in seconds of CLOCK_MONOTONIC.
+    - ``identifier``: its id.
+    """
+
+    text: str
+    requests: int
+    last: float
+    identifier: str
+
+
+class RecentErrors:
+    """The latest different errors of a model's requests."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self) -> None:
+        self._rows: dict[str, RequestError] = {}
+
+    def add(self, error: BridgeError, identifier: str) -> None:
+        """Count a failed request."""
+        text = error.opening(_ERROR_TEXT)
+        before = self._rows.pop(text, None)
+        count = 1 if before is None else before.requests + 1
+        self._rows[text] = RequestError(text, count, time.monotonic(), identifier[:_IDENTIFIER])
+        if len(self._rows) > _ERRORS:
+            del self._rows[next(iter(self._rows))]
+
+    def rows(self) -> list[RequestError]:
+        """Return the errors, the latest first."""
+        return list(reversed(self._rows.values()))
+
+
 class BatchStatistics(NamedTuple):
-    """The executions with batches of one size; nanoseconds are sums over all of them."""
+    """Executions of one batch size, with total nanoseconds."""
 
     executions: int
     input_ns: int
@@ -138,11 +179,12 @@ class BatchStatistics(NamedTuple):
 
 
 class ModelStatistics(ModelCounters):
-    """Counts for one model version, since it was loaded.
+    """Statistics of one model version since it was loaded.
 
-    What stubs answer is counted by `gpubridge.dataplane.ModelCounters`; here is what else the
-    metrics tell of a model: ``device_work`` of the server on GPUs for it, ``fallbacks`` to a slower
-    way by reason, ``labels``, and how long its first responses take, where that is wanted.
+    `gpubridge.dataplane.ModelCounters` counts requests and executions; this class adds the server's
+    ``device_work`` for the model, slower ``fallbacks`` by reason, the latest ``errors``, ``labels``,
+    histograms, and whether the response cache is used (``caches``). ``since``: the Unix time from which on it
+    counts.
     """
 
     def __init__(
@@ -154,7 +196,7 @@ class ModelStatistics(ModelCounters):
         first_response: LatencyHistogram | None = None,
     ) -> None:
         super().__init__()
-        # The underscore is Triton's: a tag cannot be mistaken for a label of its own.
+        # As in Triton, tags get an underscore so that they do not collide with its labels.
         self.labels = {
             **{f"_{key}": value for key, value in tags.items()},
             "model": model,
@@ -167,10 +209,13 @@ class ModelStatistics(ModelCounters):
         self.version = version
         self.device_work = DeviceWork()
         self.fallbacks: Counter[str] = Counter()
+        self.errors = RecentErrors()
+        self.since = time.time_ns() / 1e9
+        self.caches = False
 
     @property
     def window(self) -> LatencyWindow | None:
-        """The durations of its latest requests, where quantiles of them are wanted."""
+        """The durations of the latest requests, if quantiles are enabled."""
         if self._window is not None:
             for now, durations in self.take_observations():
                 self._window.observe(now, durations)
@@ -178,7 +223,7 @@ class ModelStatistics(ModelCounters):
 
     @property
     def batches(self) -> dict[int, BatchStatistics]:
-        """The executions by batch size."""
+        """Executions by batch size."""
         return {size: BatchStatistics(*row) for size, row in self.batch_rows.items()}
 
     @property
@@ -190,5 +235,5 @@ class ModelStatistics(ModelCounters):
 
     @property
     def fail_count(self) -> int:
-        """Requests that failed, for whatever reason."""
+        """Number of failed requests."""
         return sum(self.failures.values())

@@ -1,7 +1,7 @@
-"""Traces of requests: what happened to each when, and with which tensors.
+"""Traces of requests: time stamps and tensors in files, or spans for OpenTelemetry.
 
-A trace is a list of JSON objects that share its id, in Triton's form: first the model, then one
-object per time stamp or tensor.
+A trace in a file is a list of JSON objects with its id, in Triton's format: first the model, then one object per
+time stamp or tensor.
 """
 
 from __future__ import annotations
@@ -14,32 +14,37 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import orjson
 
+from gpubridge.dataplane import TraceSampling
+from gpubridge.errors import unavailable, unsupported
 from gpubridge.telemetry.settings import TraceSettings
+from gpubridge.telemetry.spans import Span, SpanContext, SpanTrace, parse_context
+
+if TYPE_CHECKING:
+    from gpubridge.telemetry.otlp import OtlpExport
 
 _logger = logging.getLogger(__name__)
 _MOST_BYTES = 256 << 20
-"""Bytes of tensors that may wait to be written; beyond that traces are dropped."""
+"""Bytes of unwritten tensors above which traces are dropped."""
 
 _MOST_JOBS = 10_000
 _WRITTEN_BYTES = 1 << 20
-"""Written at once; others get to run between."""
+"""Bytes written at once, so that other threads run between writes."""
 _CLOSE_SECONDS = 10.0
 _SERVER = ""
-"""The name that the server's own settings have among those of models."""
+"""The key of the server's settings among those of models."""
 
 _clock = time.monotonic_ns
 
 
 class TensorRecord(NamedTuple):
-    """A tensor of a trace, which holds ``nbytes`` of memory.
+    """A tensor of a trace, which keeps ``nbytes`` of memory.
 
-    ``spell`` gives its values in the writer's thread, in pieces; None where its bytes are not to be
-    looked at.
+    ``spell`` yields the text of its values in the writer's thread; None if its bytes are not readable.
     """
 
     identifier: int
@@ -51,7 +56,7 @@ class TensorRecord(NamedTuple):
     nbytes: int
 
     def to_json(self) -> Iterator[bytes]:
-        """Yield the object that stands in the file, in pieces."""
+        """Yield the JSON object in pieces."""
         about = {"shape": ",".join(map(str, self.shape)), "dtype": self.datatype}
         whole = {"id": self.identifier, "activity": self.activity}
         yield orjson.dumps(whole)[:-1] + b',"tensor":{"name":' + orjson.dumps(self.name) + b","
@@ -67,7 +72,7 @@ Records = Sequence[dict[str, Any] | TensorRecord]
 
 
 class TraceWriter:
-    """Writes records in a thread that starts with the first; each file is begun anew once."""
+    """Writes records in a thread, started by the first; truncates each file once."""
 
     def __init__(self) -> None:
         self._jobs: queue.Queue[tuple[str, bool, Records] | None] = queue.Queue(_MOST_JOBS)
@@ -80,7 +85,7 @@ class TraceWriter:
         self._dropped = 0
 
     def put(self, path: str, records: Records, *, numbered: bool = False) -> None:
-        """Have records added to a file, or written to the next of ``path.0``, ``path.1`` and so on."""
+        """Append records to a file, or write them to the next of ``path.0``, ``path.1`` and so on."""
         nbytes = _bytes_of(records)
         with self._lock:
             full = self._waiting_bytes + nbytes > _MOST_BYTES and self._waiting_bytes > 0
@@ -102,7 +107,7 @@ class TraceWriter:
             self._thread.start()
 
     def close(self) -> None:
-        """Wait until all is written, unless that hangs, and close the files."""
+        """Wait until all records are written, up to a time limit, and close the files."""
         thread, self._thread = self._thread, None
         if thread is not None:
             try:
@@ -151,7 +156,7 @@ class _ArrayFile:
     """A file that is one JSON array."""
 
     def __init__(self, path: str) -> None:
-        # Without waiting, where it is a FIFO, for somebody who reads.
+        # Non-blocking, so that a FIFO without a reader does not hang.
         how = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK
         self._fd = os.open(path, how, 0o644)
         self._end = 1
@@ -159,7 +164,7 @@ class _ArrayFile:
         os.pwrite(self._fd, b"[]", 0)
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Add objects before the bracket that ends the array."""
+        """Append objects before the closing bracket."""
         at = self._end
         held = bytearray(b"" if self._empty else b",")
         for piece in pieces:
@@ -196,11 +201,16 @@ def _bytes_of(records: Records) -> int:
 
 
 class Trace:
-    """One request's trace, in the making; ``sampler`` takes it when it is complete."""
+    """The incomplete trace of one request; passed to ``sampler`` when complete."""
 
-    __slots__ = ("__weakref__", "_open", "_records", "identifier", "sampler", "stamps", "tensors")
+    __slots__ = (
+        "__weakref__", "_open", "_records", "identifier", "model", "sampler", "stamps", "tensors",
+    )  # fmt: skip
+
+    context = ""
 
     def __init__(self, sampler: Sampler, identifier: int, model: dict[str, Any]) -> None:
+        self.model = model["model_name"]
         level = sampler.settings.level
         self.stamps = "TIMESTAMPS" in level
         self.tensors = "TENSORS" in level
@@ -209,8 +219,8 @@ class Trace:
         self._open = True
         self._records: list[dict[str, Any] | TensorRecord] = [{"id": identifier, **model}]
 
-    def stamp(self, name: str, nanoseconds: int = 0) -> None:
-        """Note when something happened, in CLOCK_MONOTONIC nanoseconds; 0 for now."""
+    def stamp(self, name: str, nanoseconds: int = 0, **_: Any) -> None:
+        """Add a time stamp in CLOCK_MONOTONIC nanoseconds; 0 for now."""
         if self.stamps:
             stamp = {"name": name, "ns": nanoseconds or _clock()}
             self._records.append({"id": self.identifier, "timestamps": [stamp]})
@@ -222,47 +232,60 @@ class Trace:
         spell: Callable[[], Iterable[str]] | None,
         nbytes: int,
     ) -> None:
-        """Note a tensor by name, datatype and shape; for the others see `TensorRecord`."""
+        """Add a tensor with its name, datatype and shape; see `TensorRecord`."""
         if self.tensors:
             self._records.append(TensorRecord(self.identifier, activity, *spec, spell, nbytes))
 
+    def fail(self, message: str) -> None:
+        """Ignore an error: these traces have none."""
+
+    def add(self, parent: int, span: Span) -> None:
+        """Ignore a span of the model's process."""
+
     def end(self) -> None:
-        """Hand the trace over to be written; later calls do nothing."""
+        """Complete the trace, once."""
         if self._open:
             self._open = False
             self.sampler.collect(self._records)
 
 
-class Sampler:
-    """Chooses the requests that are traced by one set of settings, and gathers their traces."""
+AnyTrace = Trace | SpanTrace
 
-    def __init__(self, settings: TraceSettings, writer: TraceWriter) -> None:
+
+class Sampler:
+    """Chooses the requests to trace by one set of settings, and collects their traces."""
+
+    def __init__(
+        self, settings: TraceSettings, writer: TraceWriter, sampling: TraceSampling | None = None
+    ) -> None:
         self.settings = settings
         self._writer = writer
-        self._seen = 0
+        self._sampling = sampling or TraceSampling()
+        self._sampling.restart(settings.rate if self.active else 0)
         self._gathered: list[Any] = []
         self._traces = 0
         self._retired = False
 
     @property
     def active(self) -> bool:
-        """Return whether any request can be chosen."""
+        """Return whether any request may be traced."""
         return bool(self.settings.level) and self.settings.count != 0
 
     def chooses(self) -> bool:
-        """Count a request, and return whether it is traced."""
+        """Count a request; return whether it is traced."""
         settings = self.settings
         if not self.active:
             return False
-        self._seen += 1
-        if self._seen % settings.rate:
+        if not self._sampling.choose():
             return False
         if settings.count > 0:
             self.settings = replace(settings, count=settings.count - 1)
+            if not self.active:
+                self._sampling.restart(0)
         return True
 
     def collect(self, records: list[Any]) -> None:
-        """Take a complete trace."""
+        """Add a complete trace."""
         settings = self.settings
         if not settings.log_frequency:
             self._writer.put(settings.file, records)
@@ -273,12 +296,12 @@ class Sampler:
             self.flush()
 
     def retire(self) -> None:
-        """Choose no further requests: others take over, but the traces of some are not complete."""
+        """Stop choosing requests; incomplete traces are still collected."""
         self._retired = True
         self.flush()
 
     def flush(self) -> None:
-        """Have what was gathered written, be it as much as was asked for or not."""
+        """Write the collected traces, also fewer than ``log_frequency``."""
         gathered, self._gathered = self._gathered, []
         self._traces = 0
         if gathered:
@@ -286,30 +309,49 @@ class Sampler:
 
 
 class Traces:
-    """All settings for traces, those of the server and of models, and who is traced by them.
+    """Trace settings of the server and of models, and their samplers.
 
-    A model's setting that was not given is the server's; a server's that was not given is the
-    command line's. ``active``: any request may be traced; ``used``: that ever was so.
+    Settings not given for a model are the server's; those not given for the server are the command
+    line's. ``used``: some request could be traced at any time before; ``sampling``: the requests that
+    Python has to see.
+
+    Raises BridgeError: UNAVAILABLE if OpenTelemetry is wanted and not installed.
     """
 
     def __init__(self, flags: TraceSettings) -> None:
         self._flags = flags
         self._given: dict[str, dict[str, Any]] = {_SERVER: {}}
         self._writer = TraceWriter()
-        self._samplers = {_SERVER: Sampler(flags, self._writer)}
+        self._export = _export(flags) if flags.mode == "opentelemetry" else None
+        self.sampling = TraceSampling()
+        self.sampling.contexts = self._export is not None
+        self._samplers = {_SERVER: Sampler(flags, self._writer, self.sampling)}
         self._ids = itertools.count(1)
-        self._known: WeakValueDictionary[int, Trace] = WeakValueDictionary()
-        self.active = self.used = False
+        self._known: WeakValueDictionary[int, AnyTrace] = WeakValueDictionary()
+        self.used = False
         self._refresh()
 
+    @property
+    def active(self) -> bool:
+        """Return whether some request may be traced."""
+        return self.sampling.active
+
     def settings(self, model: str = _SERVER) -> TraceSettings:
-        """Return the settings for a model, or the server's; ``count`` is what is left of it."""
+        """Return the settings of a model or the server; ``count`` is the number of remaining traces."""
         return self._sampler(model).settings
 
     def update(self, changes: Mapping[str, Any], model: str = _SERVER) -> None:
-        """Change settings of a model or the server; None clears one, INVALID_ARG changes none."""
+        """Change settings of a model or the server; None clears one; raises INVALID_ARG.
+
+        The mode is fixed: raises UNSUPPORTED for another one.
+        """
+        mode = changes.get("mode", self._flags.mode)
+        if mode != self._flags.mode:
+            raise unsupported(
+                f"trace_mode: expected '{self._flags.mode}', the mode of the server, got '{mode}'"
+            )
         given = {name: dict(values) for name, values in self._given.items()}
-        own = {**given.get(model, {}), **changes}
+        own = {**given.get(model, {}), **changes, "mode": None}
         given[model] = {name: value for name, value in own.items() if value is not None}
         wanted = {name: self._merged(given, name) for name in given}
         for settings in wanted.values():
@@ -320,32 +362,58 @@ class Traces:
             self._replace(name, settings, new_count=fresh and "count" in changes)
         self._refresh()
 
-    def sample(self, model: str, version: int, request_id: str) -> Trace | None:
-        """Return a new trace if the model's next request is to have one."""
+    def sample(
+        self, model: str, version: int, request_id: str, headers: tuple[bytes, bytes] | None = None
+    ) -> AnyTrace | None:
+        """Count a request of a model; return its trace if it is chosen.
+
+        ``headers``: its traceparent and tracestate, whose choice precedes that of the settings.
+        """
         sampler = self._sampler(model)
-        if not sampler.chooses():
+        parent = None if headers is None else parse_context(*headers)
+        if parent is not None:
+            if not parent.sampled or not sampler.settings.level:
+                return None
+        elif not sampler.chooses():
             return None
         if not sampler.active:
             self._refresh()
-        return self._new(sampler, _fields(model, version, request_id))
+        return self._new(sampler, _fields(model, version, request_id), parent)
 
-    def child(self, parent: Trace, model: str, version: int, request_id: str) -> Trace:
-        """Return a new trace of a request that comes of another one; it goes where that one goes."""
+    def child(
+        self, parent: AnyTrace, model: str, version: int, request_id: str, span: int = 0
+    ) -> AnyTrace:
+        """Return the trace of a request caused by another traced one, with the same sampler.
+
+        ``span``: the span of the model's process that caused it, if any.
+        """
         fields = _fields(model, version, request_id)
-        return self._new(parent.sampler, {**fields, "parent_id": parent.identifier})
+        cause = parent.span(span) if isinstance(parent, SpanTrace) else None
+        fields["parent_id"] = parent.identifier
+        return self._new(parent.sampler, fields, cause)
 
-    def find(self, identifier: int) -> Trace | None:
-        """Return the trace of a request that is still there."""
+    def find(self, identifier: int) -> AnyTrace | None:
+        """Return an incomplete trace by its id."""
         return self._known.get(identifier)
 
     def close(self) -> None:
-        """Write what is left and end the writer."""
+        """Write the collected traces and close the writer."""
         for sampler in self._samplers.values():
             sampler.flush()
         self._writer.close()
+        if self._export is not None:
+            self._export.close()
 
-    def _new(self, sampler: Sampler, fields: dict[str, Any]) -> Trace:
-        trace = Trace(sampler, next(self._ids), fields)
+    def _new(
+        self, sampler: Sampler, fields: dict[str, Any], parent: SpanContext | None
+    ) -> AnyTrace:
+        number, export = next(self._ids), self._export
+        trace: AnyTrace
+        if export is None:
+            trace = Trace(sampler, number, fields)
+        else:
+            caused = "parent_id" in fields
+            trace = SpanTrace(sampler, number, fields, parent, export.put, caused=caused)
         self._known[trace.identifier] = trace
         return trace
 
@@ -356,10 +424,10 @@ class Traces:
         return replace(self._flags, **{**given[_SERVER], **given[name]})
 
     def _replace(self, name: str, settings: TraceSettings, *, new_count: bool) -> None:
-        """Have a model's, or the server's, requests chosen by other settings, if they are others."""
+        """Replace the sampler of a model or the server if its settings have changed."""
         old = self._samplers.get(name)
         if name != _SERVER and not self._given[name]:
-            # The server's own sampler is its model's, too.
+            # Without own settings, a model uses the server's sampler.
             del self._given[name]
             old = self._samplers.pop(name, None)
             if old is not None:
@@ -371,13 +439,31 @@ class Traces:
             if settings == old.settings:
                 return
             old.retire()
-        self._samplers[name] = Sampler(settings, self._writer)
+        sampling = None if name else self.sampling
+        self._samplers[name] = Sampler(settings, self._writer, sampling)
 
     def _refresh(self) -> None:
-        self.active = any(sampler.active for sampler in self._samplers.values())
+        samplers, sampling = self._samplers.values(), self.sampling
+        sampling.active = any(
+            sampler.active or (sampling.contexts and bool(sampler.settings.level))
+            for sampler in samplers
+        )
+        sampling.every = len(samplers) > 1
         self.used = self.used or self.active
 
 
 def _fields(model: str, version: int, request_id: str) -> dict[str, Any]:
     fields: dict[str, Any] = {"model_name": model, "model_version": version}
     return {**fields, "request_id": request_id} if request_id else fields
+
+
+def _export(flags: TraceSettings) -> OtlpExport:
+    """Return what exports spans; raises UNAVAILABLE without OpenTelemetry."""
+    try:
+        from gpubridge.telemetry.otlp import OtlpExport  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise unavailable(
+            f"--trace-config mode=opentelemetry: the package {error.name} is missing: pip install "
+            "'gpubridge[otel]'"
+        ) from error
+    return OtlpExport(flags.opentelemetry)

@@ -1,4 +1,4 @@
-"""Tensors as data: datatypes, the BYTES codec, DLPack capsules and host copies.
+"""Tensor data: datatypes, the BYTES codec, DLPack and other exchange with frameworks.
 
 Runs in stub processes too, so it needs nothing but Python 3.9 and NumPy 1.22.
 """

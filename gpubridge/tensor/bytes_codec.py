@@ -1,4 +1,4 @@
-"""BYTES tensors: each element is a little-endian ``uint32`` length followed by its bytes."""
+"""Codec of BYTES tensors: each element is a little-endian ``uint32`` length and its bytes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LONGEST = 0xFFFFFFFF
 
 
 def string_fault(identifier: str, name: str, model: str, buffer: memoryview, count: int) -> str:
-    """Say what is wrong with a BYTES input of ``count`` strings that has been found to be wrong."""
+    """Describe the error in a malformed BYTES input of ``count`` strings."""
     prefix = f"[request id: {identifier or '<id_unknown>'}] "
     found = at = length = 0
     while at < len(buffer):
         if found == _COUNTED:
-            # Counting on would hold up everyone else.
+            # A longer count would delay all other requests.
             return (
                 f"{prefix}expected {count} string elements for inference input '{name}' for model "
                 f"'{model}', got others: those after the first {found} do not add up to that number"
@@ -65,8 +65,8 @@ def string_fault(identifier: str, name: str, model: str, buffer: memoryview, cou
 def encode(array: NDArray[Any]) -> bytes:
     """Serialise an array of dtype object, ``S`` or ``U`` in C order.
 
-    Elements that are not bytes are passed through ``str`` and encoded as UTF-8. As ever with ``S``
-    and ``U``, trailing NULs are not data.
+    Elements that are not bytes are converted by ``str`` and encoded as UTF-8. Trailing NULs of ``S``
+    and ``U`` are not data.
 
     Raises BridgeError: INVALID_ARG for an array of another dtype, or an element of 4 GiB and more.
     Raises UnicodeEncodeError if a string has no UTF-8 form (a lone surrogate).
@@ -118,8 +118,8 @@ def _encode_fixed_width(array: NDArray[np.bytes_]) -> bytes:
 def decode(buffer: Any, count: int | None = None) -> NDArray[np.object_]:
     """Deserialise a BYTES tensor of ``count`` strings to an array of ``bytes`` that owns its data.
 
-    The buffer may be memory that another process writes: every length is checked where it is used,
-    so a change halfway gives an error or other strings, never a read past the end.
+    Another process may write to the buffer meanwhile: every length is checked when it is used, so a
+    change causes an error or other strings, never a read beyond the end.
 
     Raises BridgeError: INVALID_ARG if it is malformed or does not hold exactly `count` strings.
     """
@@ -177,10 +177,10 @@ def _check_count(found: int, expected: int | None) -> None:
 
 
 def spell_values(datatype: str, shape: tuple[int, ...], data: bytes) -> Iterator[str]:
-    """Spell values as Triton's traces do: six digits, strings in quotes.
+    """Format values as Triton's traces do: six digits, strings in quotes.
 
-    Yields pieces, between which commas belong: others get to run. What cannot be read is said instead;
-    nothing is raised.
+    Yields pieces to be joined by commas, so that other threads run in between. Malformed data yields
+    a message; nothing is raised.
     """
     values: NDArray[Any]
     try:
@@ -191,7 +191,7 @@ def spell_values(datatype: str, shape: tuple[int, ...], data: bytes) -> Iterator
             return
         dtype = numpy_dtype(datatype)
         if dtype is None:
-            # BF16 without a library that knows it: the upper half of a float.
+            # BF16 without ml_dtypes: the upper half of a float.
             wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
             values = wide.view(np.float32)
         else:

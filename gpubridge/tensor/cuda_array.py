@@ -1,4 +1,4 @@
-"""Tensors in CUDA memory as ``__cuda_array_interface__`` describes them, taken and shown."""
+"""Import and export of CUDA tensors by ``__cuda_array_interface__``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def cuda_array_interface(
 ) -> dict[str, Any]:
     """Describe a tensor as ``__cuda_array_interface__``, version 3, and order its use.
 
-    A consumer waits for the legacy default stream, which waits for the data. Raises BridgeError:
-    UNSUPPORTED for BF16, which the interface has no name for.
+    The consumer waits for the legacy default stream, which waits for the data. Raises BridgeError:
+    UNSUPPORTED for BF16, for which the interface has no name.
     """
     dtype = DATATYPES[datatype].dtype
     if dtype is None:
@@ -41,9 +41,9 @@ def cuda_array_interface(
 def import_cuda_array(
     producer: Any, stream: OrderingStream | None, ordinal: int
 ) -> dlpack.ImportedTensor:
-    """Take a tensor that an object describes in its ``__cuda_array_interface__``.
+    """Import a tensor that an object describes in its ``__cuda_array_interface__``.
 
-    Who uses it waits for what is on the stream that the interface names. ``stream`` is of device
+    Users of the tensor wait for the stream that the interface names. ``stream`` is of device
     ``ordinal``; None where this process has no device.
 
     Raises BridgeError: INVALID_ARG for an interface that does not follow its rules; UNSUPPORTED for
@@ -59,13 +59,13 @@ def import_cuda_array(
     ready: Ready | None = None if named is None else stream.mark(named)
     data = DeviceBytes(pointer, nbytes, ordinal, producer, ready, read_only=read_only, shared=True)
     used = current_stream_of(producer, ordinal)
-    # A stream that it names is the producer's to keep, which is held.
+    # The producer, which is kept, keeps the stream that it names.
     data.owner_streams = {used.handle: [used.owner], LEGACY_STREAM if named is None else named: []}
     return dlpack.ImportedTensor(datatype, shape, data)
 
 
 def _read(interface: dict[str, Any]) -> tuple[int, bool, str, tuple[int, ...], int | None]:
-    """Check an interface; returns address, read-only flag, datatype, dims and stream."""
+    """Check an interface; returns address, read-only flag, datatype, shape and stream."""
     try:
         shape = tuple([int(dim) for dim in interface["shape"]])
         dtype = np.dtype(interface["typestr"])
@@ -96,12 +96,12 @@ def _read(interface: dict[str, Any]) -> tuple[int, bool, str, tuple[int, ...], i
             "elements first"
         )
     dlpack.check_contiguous(shape, strides)
-    # 0 is forbidden there, for it may mean two streams; the legacy stream is ordered with both.
+    # 0 is forbidden as ambiguous between two streams; the legacy stream is ordered with both.
     return address, bool(read_only), datatype, shape, LEGACY_STREAM if stream == 0 else stream
 
 
 def _in_elements(strides: Any, itemsize: int) -> list[int] | None:
     if strides is None:
         return None
-    # One that is no whole number of elements is no contiguous array's.
+    # A contiguous array has only strides of whole elements.
     return [stride // itemsize if stride % itemsize == 0 else -1 for stride in strides]

@@ -1,7 +1,7 @@
-"""Bytes in CUDA memory: where they are, who keeps them there, and when they are complete.
+"""Bytes in CUDA memory: their address, their owner, and the work that completes them.
 
-No driver is loaded or called here: what can wait for streams is given by the process that has the
-device (``gpubridge.cuda_ipc.CopyStream`` in a stub).
+This module does not load or call the driver: the process that has the device provides the streams
+(``gpubridge.cuda_ipc.CopyStream`` in a stub).
 """
 
 from __future__ import annotations
@@ -21,75 +21,74 @@ from gpubridge.tensor.streams import (
 
 
 class Ready(Protocol):
-    """Tells when bytes are complete; a stream on which they are made is one."""
+    """Completion of bytes on a device; a stream that writes them is one implementation."""
 
     def order_before(self, stream: int, /) -> None:
-        """Let what is submitted to a stream from now on wait until the bytes are complete."""
+        """Have later work on a stream wait until the bytes are complete."""
 
     def done(self) -> bool:
-        """Tell whether the bytes are complete."""
+        """Return whether the bytes are complete."""
 
     def wait(self) -> None:
-        """Return when the bytes are complete; the GIL is released meanwhile."""
+        """Wait until the bytes are complete, without the GIL."""
 
 
 class ReadyTogether:
-    """Tells when several are complete."""
+    """Completion of several `Ready` together."""
 
     def __init__(self, parts: Sequence[Ready]) -> None:
         self._parts = parts
 
     def order_before(self, stream: int, /) -> None:
-        """Let what is submitted to a stream from now on wait until all are complete."""
+        """Have later work on a stream wait until all are complete."""
         for part in self._parts:
             part.order_before(stream)
 
     def done(self) -> bool:
-        """Tell whether all are complete."""
+        """Return whether all are complete."""
         return all(part.done() for part in self._parts)
 
     def wait(self) -> None:
-        """Return when all are complete."""
+        """Wait until all are complete."""
         for part in self._parts:
             if not part.done():
                 part.wait()
 
 
 class OrderingStream(Protocol):
-    """A stream of the bridge's own, for what libraries bring."""
+    """A stream of gpubridge on which imported tensors are ordered."""
 
     @property
     def handle(self) -> int:
         """The ``CUstream``."""
 
     def mark(self, stream: int | None = None, /) -> Ready:
-        """Return what tells when all is done that is on this stream by now, or on another one."""
+        """Return the completion of the work submitted so far to this stream, or to another one."""
 
 
 class DeviceStream(Ready, Protocol):
-    """A stream of the bridge's own, on the device of this process."""
+    """A stream of gpubridge on the device of this process."""
 
     @property
     def handle(self) -> int:
         """The ``CUstream``."""
 
     def order_after(self, stream: int, /) -> None:
-        """Let what is submitted here from now on wait for what is on a stream by now."""
+        """Have later work on this stream wait for the work submitted so far to another one."""
 
 
 class DeviceBytes:
     """Bytes in CUDA memory of this process.
 
-    - ``owner``: what keeps the memory; it dies with the last tensor and capsule that refers to it.
-    - ``owner_streams``: where the library that the bytes are of may write to them again when the
-      model has them back. None where they are the bridge's.
-    - ``ready``: tells when the bytes are complete; None if they are.
-    - ``read_only``: whether consumers are told not to write (those that can be told).
+    - ``owner``: object that keeps the memory; deleted with the last tensor and capsule over it.
+    - ``owner_streams``: streams on which the library that owns the bytes may write to them again
+      once they are released; None for memory of gpubridge.
+    - ``ready``: completion of the bytes; None if they are complete.
+    - ``read_only``: whether consumers must not write; only some interfaces can express it.
     - ``shared``: whether others may write to the memory at any time: it is another library's, or
-      was handed out.
-    - ``streams``: those on which others may still read or write the bytes, which are held so that
-      they live as long. Before memory is read for sending or given to others, `order_into` has to
-      be called, or the same be done for each.
+      was exported.
+    - ``streams``: streams on which others may still use the bytes, kept alive here. Call `order_into`
+      before the memory is read for sending or passed to others.
     """
 
     __slots__ = (
@@ -105,7 +104,7 @@ class DeviceBytes:
         "streams",
     )
 
-    def __init__(  # noqa: PLR0913  (what there is to know of memory)
+    def __init__(  # noqa: PLR0913  (the fields of device memory)
         self,
         pointer: int,
         nbytes: int,
@@ -127,11 +126,26 @@ class DeviceBytes:
         self.shared = shared
         self.streams: UsedStreams = {} if streams is None else streams
 
-    def hand_out(self, stream: int | None) -> None:
-        """Let a consumer's stream use the bytes from now on, in the numbers of ``__dlpack__``.
+    def part(self, offset: int, nbytes: int) -> DeviceBytes:
+        """Return some of the bytes, which keep all of them."""
+        part = DeviceBytes(
+            self.pointer + offset,
+            nbytes,
+            self.ordinal,
+            self,
+            self.ready,
+            read_only=self.read_only,
+            shared=self.shared,
+            streams=self.streams,
+        )
+        part.owner_streams = self.owner_streams
+        return part
 
-        ``stream``: None is the legacy default stream, or a framework's current one; with -1 the
-        consumer orders for itself.
+    def hand_out(self, stream: int | None) -> None:
+        """Export the bytes to a consumer's stream, numbered as in ``__dlpack__``.
+
+        ``stream``: None is the legacy default stream or a framework's current one; with -1 the consumer
+        orders its own work.
         """
         if stream is not None and stream < -1:
             raise ValueError(
@@ -141,8 +155,8 @@ class DeviceBytes:
         if stream is None:
             self._order_current(current_streams(self.ordinal))
         elif stream != -1 and self.ready is not None:
-            # DLPack forbids 0, as the default stream of some and of each thread of others; the
-            # legacy stream is ordered with both.
+            # DLPack forbids 0, which is ambiguous between the legacy and the per-thread default
+            # stream; the legacy stream is ordered with both.
             self.ready.order_before(stream or LEGACY_STREAM)
         self.shared = True
         if stream is None or stream == -1:
@@ -151,10 +165,10 @@ class DeviceBytes:
             remember(self.streams, stream or LEGACY_STREAM, self.ordinal)
 
     def hand_out_unnamed(self) -> None:
-        """Let a consumer use the bytes from now on that cannot say on which stream.
+        """Export the bytes to a consumer that names no stream.
 
-        It is taken for one of the known frameworks, on its current stream. Where none of them uses
-        CUDA, or it may be another library, the bytes are complete when this returns.
+        It is assumed to be one of the known frameworks, on its current stream. Where none of them uses
+        CUDA, or it may be another library, the bytes are complete on return.
         """
         streams = current_streams(self.ordinal)
         if not streams or others_imported():
@@ -169,19 +183,19 @@ class DeviceBytes:
                 self.ready.order_before(handle)
 
     def complete(self) -> None:
-        """Return when the bytes are complete."""
+        """Wait until the bytes are complete."""
         ready = self.ready
         if ready is not None:
-            # Waits are counted, and what is there already needs none.
+            # Waits are counted, so complete bytes must not wait.
             if not ready.done():
                 ready.wait()
             self.ready = None
 
     def order_into(self, stream: DeviceStream) -> None:
-        """Let a stream of the bridge's wait until the bytes are complete and nobody uses them.
+        """Have a stream of gpubridge wait until the bytes are complete and unused.
 
-        What was submitted by now counts: call it when the model has given the tensor back, and
-        before the memory is read for sending or given to somebody else.
+        Only work submitted so far counts: call it once the model has returned the tensor, before the
+        memory is read for sending or passed to others.
         """
         if self.ready is not None and self.ready is not stream:
             self.ready.order_before(stream.handle)

@@ -1,12 +1,12 @@
-"""DLPack: tensors handed to and taken from frameworks without a copy.
+"""DLPack: export to and import from frameworks without a copy.
 
-The capsules themselves are made and read by ``gpubridge._native`` or, without it, by
-`gpubridge.tensor.dlpack_ctypes`; the rules are here, once. Tensors in CUDA memory are taken only
-where there is a stream to order them on; `gpubridge.pb_utils.device_tensor` gives them to others.
+``gpubridge._native`` or, without it, `gpubridge.tensor.dlpack_ctypes` makes and reads the capsules;
+this module has the rules. Tensors in CUDA memory are imported only where there is a stream to order
+them on; `gpubridge.pb_utils.tensor` exports them.
 
-Ownership: an exported capsule holds its owner until the consumer lets go or, never consumed, until
-the capsule is deleted. An imported tensor's memory holds the producer's tensor; its deleter is
-called exactly once, when the last view of that memory is gone.
+Ownership: an exported capsule keeps its owner until the consumer releases it or, never consumed,
+until the capsule is deleted. An imported tensor's memory keeps the producer's tensor, whose deleter
+is called exactly once, with the last view of that memory.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 #: ``DLDeviceType`` values.
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 _HOST = (CPU, CUDA_HOST)
-#: Managed memory is reached from the device like the device's own, and treated as such.
+#: Managed memory is treated as the device's own.
 _DEVICE = (CUDA, CUDA_MANAGED)
 _READ_ONLY, _COPIED = 1, 2
 _BFLOAT = 4
-#: What is addressed on any machine of today; NumPy counts no further.
+#: Limit of addresses, which NumPy has, too.
 _ADDRESSES = 1 << 63
 _PROTOCOL = (1, 0)
 
@@ -56,7 +56,7 @@ _DL_DTYPE = {
 }
 _DATATYPE = {value: name for name, value in _DL_DTYPE.items()}
 
-#: ``DLDataTypeCode`` values of what frameworks have and Triton has no datatype for.
+#: ``DLDataTypeCode`` values of types for which Triton has no datatype.
 _FOREIGN = {
     3: "an opaque handle",
     5: "a complex number",
@@ -77,8 +77,8 @@ _FOREIGN = {
 class ImportedTensor(NamedTuple):
     """A C-contiguous tensor that another library owns.
 
-    ``memory`` are exactly its bytes, read-only where the producer says so, whose memory lives until
-    the last view of it is gone.
+    ``memory``: exactly its bytes, read-only if the producer's are; it lives until its last view is
+    deleted.
     """
 
     datatype: str
@@ -91,7 +91,7 @@ def _engine() -> CapsuleEngine:
 
 
 def is_capsule(candidate: object) -> bool:
-    """Tell whether an object is a ``PyCapsule`` of any name."""
+    """Return whether an object is a ``PyCapsule`` of any name."""
     return type(candidate).__name__ == "PyCapsule"
 
 
@@ -105,9 +105,9 @@ def export_host(
 ) -> Capsule:
     """Make a capsule of a C-contiguous tensor in host memory; UNSUPPORTED for BYTES.
 
-    - ``owner``: what keeps `memory` where it is; the capsule holds exactly one reference to it.
-    - ``max_version``: the newest DLPack version that the consumer reads. From 1.0 on the capsule is
-      versioned (``"dltensor_versioned"``) and tells that the memory is read-only.
+    - ``owner``: object that keeps `memory`; the capsule has exactly one reference to it.
+    - ``max_version``: the newest DLPack version that the consumer supports. From 1.0 on the capsule
+      is versioned (``"dltensor_versioned"``) and can mark the memory as read-only.
     - ``copied``: whether `memory` is a copy made for this capsule.
     """
     view = np.frombuffer(memory, np.uint8) if memoryview(memory).nbytes else np.empty(0, np.uint8)
@@ -146,12 +146,11 @@ def make_capsule(  # noqa: PLR0913  (the fields of DLPack's struct)
 def import_object(
     producer: Any, stream: OrderingStream | None = None, ordinal: int = 0
 ) -> ImportedTensor:
-    """Take a tensor from an object with ``__dlpack__`` and ``__dlpack_device__``.
+    """Import a tensor of an object with ``__dlpack__`` and ``__dlpack_device__``.
 
-    Of CUDA memory on device ``ordinal``, PyTorch's and CuPy's is complete with what is on their
-    current stream by now; any other producer is asked to let ``stream``, of that device, wait for
-    it. None where this process has no device. Raises as `import_capsule`, or what the producer
-    raises.
+    CUDA memory of PyTorch or CuPy on device ``ordinal`` is complete after the work submitted so far to
+    their current stream; any other producer must make ``stream``, of that device, wait for it. None
+    where this process has no device. Raises as `import_capsule`, or as the producer.
     """
     device_type, device = map(int, producer.__dlpack_device__())
     check_device(device_type, stream)
@@ -171,7 +170,7 @@ def import_object(
         try:
             capsule = producer.__dlpack__(stream=asked)
         except TypeError:
-            # It knows no streams: its capsule is ordered like one that came alone.
+            # It supports no streams: its capsule is ordered like one without its producer.
             return import_capsule(producer.__dlpack__(), stream, ordinal)
     imported = _imported(capsule, stream, None)
     data = imported.memory
@@ -184,14 +183,14 @@ def import_object(
 def import_capsule(
     capsule: Capsule, stream: OrderingStream | None = None, ordinal: int = 0
 ) -> ImportedTensor:
-    """Take the tensor of a capsule; the capsule is consumed unless an error is raised.
+    """Import the tensor of a capsule, which is consumed unless an error is raised.
 
     CUDA memory is complete with what is by now on its device's legacy default stream and the current
     streams of known frameworks, since a capsule names none; a capsule of another device than
     ``ordinal``, which ``stream`` is of, cannot be ordered, and is refused.
 
-    Raises BridgeError: INVALID_ARG for a capsule that is no DLPack tensor, was consumed before, or
-    is of a newer major version; UNSUPPORTED for a device, dtype or layout that cannot be served.
+    Raises BridgeError: INVALID_ARG for a capsule that is not a DLPack tensor, was consumed before, or
+    is of a newer major version; UNSUPPORTED for an unsupported device, dtype or layout.
     """
     return _imported(capsule, stream, ordinal)
 
@@ -242,7 +241,7 @@ def _imported(
 
 
 def is_on_device(tensor: Any) -> bool:
-    """Return whether a capsule, or an object that can be taken, may say that it is in CUDA memory."""
+    """Return whether a capsule, or an importable object, is in CUDA memory."""
     if is_capsule(tensor):
         try:
             return CapsuleFields(*_engine().capsule_read(tensor)).device_type in _DEVICE
@@ -254,7 +253,7 @@ def is_on_device(tensor: Any) -> bool:
 
 
 def check_device(device_type: int, stream: OrderingStream | None) -> None:
-    """Raise UNSUPPORTED for memory that cannot be taken here; without a stream, CUDA memory is."""
+    """Raise UNSUPPORTED for a device type that cannot be imported: CUDA needs a stream."""
     if device_type in _HOST or (device_type in _DEVICE and stream is not None):
         return
     if device_type in _DEVICE:
@@ -286,7 +285,7 @@ def check_contiguous(shape: Sequence[int], strides: Sequence[int] | None) -> Non
         return
     expected = 1
     for dim, stride in zip(reversed(shape), reversed(strides)):
-        # The stride of a dimension of one element leads nowhere; producers put anything there.
+        # The stride of a dimension of one element is unused and may have any value.
         if dim != 1 and stride != expected:
             raise unsupported(
                 "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored "
@@ -296,7 +295,7 @@ def check_contiguous(shape: Sequence[int], strides: Sequence[int] | None) -> Non
 
 
 def check_address(address: int, nbytes: int, offset: int = 0) -> None:
-    """Raise INVALID_ARG for bytes that cannot be at an address."""
+    """Raise INVALID_ARG for a null address or a range beyond all addresses."""
     if nbytes and (not address or address + offset + nbytes > _ADDRESSES):
         place = f"{address:#x} + {offset}" if address else "none"
         raise invalid(f"expected a tensor of {nbytes} bytes to have an address, got {place}")

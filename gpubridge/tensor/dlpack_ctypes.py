@@ -1,4 +1,4 @@
-"""DLPack capsules without compiled code of our own.
+"""DLPack capsules without the compiled module.
 
 Reading and consuming goes through ctypes. Making a capsule goes through NumPy's own ``__dlpack__``
 over the same memory: its deleter is compiled code, so a consumer may call it from a thread without
@@ -26,7 +26,7 @@ _USED = {_PLAIN: b"used_dltensor", _VERSIONED: b"used_dltensor_versioned"}
 
 
 class _Producer:
-    """The producer's tensor behind a consumed capsule."""
+    """Producer's tensor of a consumed capsule, whose deletion calls the deleter."""
 
     __slots__ = ("_address", "_deleter")
 
@@ -39,7 +39,7 @@ class _Producer:
 
 
 class ArrayInterface:
-    """Lends memory to NumPy as unsigned integers; NumPy keeps this object, and so the memory's owner."""
+    """Exposes memory to NumPy as unsigned integers; NumPy keeps this object, and so the owner."""
 
     __slots__ = ("__array_interface__", "_owner")
 
@@ -57,7 +57,7 @@ class ArrayInterface:
 
 @functools.cache
 def engine() -> CapsuleEngine:
-    """Give the engine; ctypes is imported on the first call, and missing from some interpreters."""
+    """Return the engine; the first call imports ctypes, which some interpreters lack."""
     return _CtypesEngine()
 
 
@@ -78,7 +78,7 @@ class _CtypesEngine:
         self._rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
             ("PyCapsule_SetName", api)
         )
-        # With the GIL: deleters of NumPy before 1.24 rely on it, and no other minds.
+        # Called with the GIL, on which deleters of NumPy before 1.24 rely.
         self._deleter_type = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
         self._abi = dlpack_abi
         self._numpy_deleter: Any = None

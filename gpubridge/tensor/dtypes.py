@@ -1,4 +1,4 @@
-"""The datatypes of KServe v2 in every notation they appear in.
+"""Datatypes of KServe v2 in all their notations.
 
 One table relates the names on the wire (``FP32``), in ``config.pbtxt`` (``TYPE_FP32``), the numbers
 of ``TRITONSERVER_DataType`` and NumPy's dtypes.
@@ -18,8 +18,8 @@ from gpubridge.errors import invalid
 class Datatype(NamedTuple):
     """One datatype in all its notations.
 
-    ``item_size`` is None for BYTES, whose elements have a length of their own, and ``dtype`` for
-    BF16, which NumPy has only through ml_dtypes (`bfloat16`).
+    ``item_size`` is None for BYTES, whose elements differ in length; ``dtype`` is None for BF16, which
+    NumPy has only with ml_dtypes (`bfloat16`).
     """
 
     name: str
@@ -49,13 +49,13 @@ _TABLE = (
 #: KServe name -> `Datatype`.
 DATATYPES: dict[str, Datatype] = {entry.name: entry for entry in _TABLE}
 
-#: NumPy dtype -> KServe name, for dtypes that name a datatype by equality alone. A model's hot
-#: path looks here first; `datatype_from_numpy` knows the rest (``S`` dtypes, ml_dtypes' bfloat16).
+#: NumPy dtype -> KServe name, for dtypes that equal one of the table; `datatype_from_numpy` has the
+#: others, too (``S`` dtypes, ml_dtypes' bfloat16).
 DATATYPE_OF_DTYPE: dict[np.dtype[Any], str] = {
     entry.dtype: entry.name for entry in _TABLE if entry.dtype is not None
 }
 
-#: The other way round.
+#: KServe name -> NumPy dtype.
 DTYPE_OF_DATATYPE: dict[str, np.dtype[Any]] = {
     entry.name: entry.dtype for entry in _TABLE if entry.dtype is not None
 }
@@ -69,25 +69,25 @@ def _entry(datatype: str) -> Datatype:
 
 
 def config_name(datatype: str) -> str:
-    """Give the model-configuration name of a KServe datatype (``FP32`` -> ``TYPE_FP32``)."""
+    """Return the configuration name of a KServe datatype (``FP32`` -> ``TYPE_FP32``)."""
     return _entry(datatype).config_name
 
 
 def datatype_from_numpy(dtype: np.dtype[Any]) -> str | None:
-    """Give the KServe datatype of a NumPy dtype; None if none corresponds (complex, str, ...)."""
+    """Return the KServe datatype of a NumPy dtype; None if there is none (complex, str, ...)."""
     datatype = DATATYPE_OF_DTYPE.get(dtype)
     if datatype is not None:
         return datatype
     if dtype.kind == "S":
         return "BYTES"
-    # By name, so that ml_dtypes need not be imported to find out that an array is not its own.
+    # By name, so that ml_dtypes need not be imported.
     if dtype.name == "bfloat16" and dtype.itemsize == 2:
         return "BF16"
     return None
 
 
 def numpy_dtype(datatype: str) -> np.dtype[Any] | None:
-    """Give the NumPy dtype of a KServe datatype; None for BF16 without ml_dtypes."""
+    """Return the NumPy dtype of a KServe datatype; None for BF16 without ml_dtypes."""
     dtype = DTYPE_OF_DATATYPE.get(datatype)
     if dtype is not None:
         return dtype
@@ -95,7 +95,7 @@ def numpy_dtype(datatype: str) -> np.dtype[Any] | None:
 
 
 def bfloat16() -> np.dtype[Any] | None:
-    """Give ml_dtypes' bfloat16 dtype, or None where that package is not importable."""
+    """Return ml_dtypes' bfloat16 dtype, or None without that package."""
     try:
         import ml_dtypes  # noqa: PLC0415  (optional)
     except ImportError:
@@ -105,9 +105,9 @@ def bfloat16() -> np.dtype[Any] | None:
 
 
 def numbers_to_bytes(name: str, datatype: str, values: Any) -> bytes:
-    """Return the numbers of an input as the bytes of its tensor.
+    """Convert the numbers of an input to the bytes of its tensor.
 
-    Raises BridgeError: INVALID_ARG for one that the datatype cannot hold.
+    Raises BridgeError: INVALID_ARG for a number out of the datatype's range.
     """
     dtype = numpy_dtype(datatype)
     assert dtype is not None
@@ -126,7 +126,7 @@ def numbers_to_bytes(name: str, datatype: str, values: Any) -> bytes:
 
 
 def item_size(datatype: str) -> int | None:
-    """Give the bytes of one element, or None for BYTES."""
+    """Return the bytes of one element, or None for BYTES."""
     return _entry(datatype).item_size
 
 

@@ -1,4 +1,4 @@
-"""Loads ``gpubridge._native``, the compiled module, or says why it is absent.
+"""Loads ``gpubridge._native``, the compiled module, or returns why it is absent.
 
 The server requires the module (`gpubridge.dataplane`). A stub may run in an interpreter that has no
 build of it, or with ``GPUBRIDGE_NO_NATIVE=1``: its Python runtime behaves the same and is slower.
@@ -28,7 +28,7 @@ Capsule = Any
 
 
 class CapsuleFields(NamedTuple):
-    """Fields of a DLPack capsule as found: nothing here has been checked."""
+    """Unchecked fields of a DLPack capsule."""
 
     address: int
     device_type: int
@@ -42,40 +42,20 @@ class CapsuleFields(NamedTuple):
     flags: int
 
 
-class NativeCallWriter(Protocol):
-    """Encodes calls of other models; see `gpubridge.stub.bls_records`."""
-
-    def write(self, number: int, request: Any, decoupled: bool, /) -> bytes | None:
-        """Return the record of a call; None where it is left to Python."""
-
-
-class NativeCallResponseReader(Protocol):
-    """Decodes responses to calls; see `gpubridge.stub.bls_records`."""
-
-    def read(self, message: bytes, /) -> list[tuple[int, int, Any]]:
-        """Return number, flags and response (or None) of each; raises ValueError where it cannot."""
-
-
-class NativeWatchedPages(Protocol):
-    """A mapping of a client's memory, whose bytes it exports; see `gpubridge.host_shm.client_region`."""
-
-    lost: bool
-    """True if pages that were gone when they were touched hold zeros instead."""
-    starved: int
-    """Grows with each page that was touched without memory for it, and holds zeros; 0 at first."""
-
-    def renew(self) -> None:
-        """Map the object anew in the place of such zeros."""
-
-    def __buffer__(self, flags: int, /) -> memoryview:
-        """Export the bytes."""
-
-
 class NativeStubLoop(Protocol):
-    """Executes batches; see `gpubridge.stub.compiled_loop`."""
+    """Executes batches; see `gpubridge.stub.process`."""
 
     def next_message(self) -> tuple[bytes, list[int]]:
-        """Return the next message that holds no batches, having executed those before it."""
+        """Return the next message that holds no batches, having executed those before it.
+
+        Once the GPU is used, it returns no bytes after each message, or when it is woken.
+        """
+
+    def wake_by(self, descriptor: int, /) -> None:
+        """Return from `next_message` when a descriptor is readable."""
+
+    def use_device(self) -> None:
+        """Have the Executor run all batches from now on: memory of theirs may be on the GPU."""
 
     def respond(
         self, ticket: int, response: Any, last: bool, wanted: Container[str], consumer: str, /
@@ -96,7 +76,7 @@ class NativeStubLoop(Protocol):
 
 
 class CapsuleEngine(Protocol):
-    """Maker and reader of capsules: the compiled module, or `gpubridge.tensor.dlpack_ctypes`."""
+    """Makes and reads capsules: the compiled module, or `gpubridge.tensor.dlpack_ctypes`."""
 
     def capsule_read(self, capsule: Capsule, /) -> tuple[Any, ...]:
         """Read the fields of an unconsumed capsule, in the order of `CapsuleFields`."""
@@ -115,16 +95,16 @@ class CapsuleEngine(Protocol):
         versioned: bool,
         /,
     ) -> Capsule:
-        """Make a capsule that holds `owner` until it is deleted or its consumer lets go."""
+        """Make a capsule that keeps `owner` until it is deleted or its consumer releases it."""
 
 
 class NativeModule(CapsuleEngine, Protocol):
     """Contents of ``gpubridge._native``; a class with a Python counterpart has the same interface."""
 
     StubLoop: Callable[..., NativeStubLoop]
-    WatchedPages: Callable[..., NativeWatchedPages]
-    CallWriter: Callable[..., NativeCallWriter]
-    CallResponseReader: Callable[..., NativeCallResponseReader]
+    WatchedPages: Callable[..., Any]
+    CallWriter: Callable[..., Any]
+    CallResponseReader: Callable[..., Any]
     LeaseBook: Callable[..., Any]
     ContextCodec: Callable[..., Any]
     RecordReader: Callable[..., Any]
@@ -132,13 +112,13 @@ class NativeModule(CapsuleEngine, Protocol):
     encode_record: Callable[..., bytes]
 
     def fields_type(self, reference: type, /) -> type:
-        """Give the compiled base class that does what one in Python does; see `fields_type`."""
+        """Return the compiled equivalent of a base class in Python; see `fields_type`."""
 
     def input_by_name(self, inference_request: Any, name: str) -> Any:
-        """Give the request's input of that name, or None."""
+        """Return the request's input of that name, or None."""
 
     def output_by_name(self, inference_response: Any, name: str) -> Any:
-        """Give the response's output of that name, or None."""
+        """Return the response's output of that name, or None."""
 
     def bytes_count(self, buffer: Any, /) -> int:
         """Count the strings of a serialised BYTES tensor; ValueError where it is malformed."""
@@ -150,18 +130,18 @@ class NativeModule(CapsuleEngine, Protocol):
         """Fill a C-contiguous object array; ValueError if malformed or of another count."""
 
     def arena_set(self, pointer: int, nbytes: int, /) -> None:
-        """Lend device memory from which ``gpubridge_arena_malloc`` cuts; see `device_arena`."""
+        """Set the device memory in which ``gpubridge_arena_malloc`` allocates; see `device_arena`."""
 
     def arena_state(self) -> tuple[int, int]:
-        """Return bytes in use, and the last size refused since this was asked last, or 0."""
+        """Return the bytes in use, and the last size refused since the last call, or 0."""
 
     def offset_within(self, memory: memoryview, buffer: Any, /) -> int:
-        """Return where in `memory` all of a C-contiguous buffer lies, -1 where it does not."""
+        """Return the offset of a C-contiguous buffer within `memory`, or -1."""
 
     def place(
         self, memory: memoryview, buffers: Sequence[Any], region: int, offset: int, lease: int, /
     ) -> list[int]:
-        """Copy buffers to `memory` one after another; see `gpubridge.stub.outputs`."""
+        """Copy buffers to `memory` one after another; see `gpubridge.stub.memory.outputs`."""
 
     def receive_message(
         self, descriptor: int, scratch: bytearray, /
@@ -169,11 +149,11 @@ class NativeModule(CapsuleEngine, Protocol):
         """Receive a message; see `gpubridge.transport.channel`."""
 
     def stay_awake(self, descriptor: int, nanoseconds: int, patience: int, /) -> tuple[bool, int]:
-        """Look for something to read; see `gpubridge.transport.short_waits`."""
+        """Poll a descriptor; see `gpubridge.transport.wait_predictor`."""
 
 
 _requiring: list[bool] = []
-"""Not empty in a process that requires the module: the variable is for its stubs then."""
+"""Not empty in a process that requires the module, where the variable applies to stubs only."""
 
 
 @functools.cache
@@ -195,36 +175,36 @@ def _import() -> NativeModule | str:
 
 
 def native() -> NativeModule | None:
-    """Give the compiled module, or None where it is absent (see `absence`)."""
+    """Return the compiled module, or None where it is absent (see `absence`)."""
     found = _load()
     return None if isinstance(found, str) else found
 
 
 def fields_type(reference: type) -> Any:
-    """Give the compiled base class that does what ``reference`` does; that where there is none.
+    """Return the compiled equivalent of base class ``reference``; without a module, that itself.
 
-    Requests, responses and tensors derive from it. The compiled one takes what is usual, and leaves
-    the rest to the code of the other.
+    Requests, responses and tensors derive from it. The compiled class handles common arguments, and
+    calls the code of ``reference`` for others.
     """
     compiled = native()
     return reference if compiled is None else compiled.fields_type(reference)
 
 
 def absence() -> str | None:
-    """Say why the compiled module is absent; None where it is there."""
+    """Return why the compiled module is absent; None if it is loaded."""
     found = _load()
     return found if isinstance(found, str) else None
 
 
 def native_path() -> str | None:
-    """Give the file of the compiled module, for those who look for its functions by name."""
+    """Return the file of the compiled module, for callers of its C functions."""
     return getattr(native(), "__file__", None)
 
 
 def require_native() -> None:
-    """Use the compiled module from now on, as the server requires; the variable is for its stubs.
+    """Require the compiled module in this process, the server; the variable applies to stubs only.
 
-    Raises BridgeError: it cannot be imported; the message says why, and the command that builds it.
+    Raises BridgeError with the reason and the build command if it cannot be imported.
     """
     if (reason := import_failure()) is not None:
         raise BridgeError(f"gpubridge requires its compiled module: {reason}; {BUILD_ADVICE}")
@@ -233,6 +213,6 @@ def require_native() -> None:
 
 
 def import_failure() -> str | None:
-    """Give the reason why the module cannot be imported, whatever ``GPUBRIDGE_NO_NATIVE`` says."""
+    """Return why the module cannot be imported, or None, regardless of ``GPUBRIDGE_NO_NATIVE``."""
     found = _import()
     return found if isinstance(found, str) else None

@@ -1,8 +1,8 @@
-"""CUDA streams by their handles, and the current ones of the frameworks that a model has imported.
+"""CUDA streams by their handles, and the current streams of frameworks that a model has imported.
 
-No framework is imported here, or made to initialise CUDA. A handle is worth something as long as its
-stream lives: a place that remembers it holds the framework's object with it, which destroys the stream when
-it goes (CuPy's does; PyTorch never destroys those of its pool).
+This module imports no framework and makes none initialise CUDA. A handle is valid as long as its
+stream exists, so it is stored with the framework's stream object: CuPy destroys a stream with that
+object; PyTorch never destroys the streams of its pool.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-#: CUDA's own numbers of its default streams, which DLPack and the CUDA array interface use, too.
+#: Handles of CUDA's default streams, as in DLPack and the CUDA array interface.
 LEGACY_STREAM, PER_THREAD_STREAM = 1, 2
 
 _KNOWN = ("torch", "cupy")
-#: What else takes DLPack capsules to streams of its own, of which nothing can be asked here.
+#: Other libraries that use DLPack capsules on their own streams, which are not known here.
 _OTHERS = (
     "cucim",
     "cuda.core",
@@ -46,27 +46,27 @@ _OTHERS = (
 )
 
 UsedStreams = dict[int, list[object]]
-"""Handles of streams that may use memory, each with the objects that keep it alive, if any are known."""
+"""Handles of streams that may use memory, each with the known objects that keep it alive."""
 
 
 class FrameworkStream(NamedTuple):
-    """A framework's stream, by its handle, and the framework's object."""
+    """Handle of a framework's stream, and the framework's object."""
 
     handle: int
     owner: object
 
 
 def current_streams(ordinal: int) -> list[FrameworkStream]:
-    """Return this thread's current streams on a device, of each known framework that uses CUDA."""
+    """Return this thread's current streams on a device, one of each known framework with CUDA."""
     streams = (_current_stream(sys.modules.get(name), ordinal) for name in _KNOWN)
     return [stream for stream in streams if stream is not None]
 
 
 def current_stream_of(tensor: object, ordinal: int) -> FrameworkStream:
-    """Return this thread's current stream in a tensor's library; the legacy one if that says none.
+    """Return this thread's current stream of a tensor's library; the legacy stream if it has none.
 
-    Whatever the library does with the tensor's memory after it has handed it out is on that stream,
-    or behind it. A class that derives from a library's is that library's.
+    Later work of the library on the tensor's memory is on that stream or ordered after it. A subclass
+    of a library's class belongs to that library.
     """
     for kind in type(tensor).__mro__:
         library = sys.modules.get(kind.__module__.partition(".")[0])
@@ -80,7 +80,7 @@ def _current_stream(library: Any, ordinal: int) -> FrameworkStream | None:
     cuda: Any = getattr(library, "cuda", None)
     pytorch = getattr(cuda, "current_stream", None)
     if pytorch is not None:
-        # Asking would initialise it. Before, nothing of it is on any stream.
+        # current_stream() would initialise CUDA; before that, PyTorch has no work on any stream.
         if not cuda.is_initialized():
             return None
         stream = pytorch(ordinal)
@@ -93,14 +93,14 @@ def _current_stream(library: Any, ordinal: int) -> FrameworkStream | None:
 
 
 def others_imported() -> bool:
-    """Return whether a capsule may be taken by a library whose streams are not known."""
+    """Return whether a library with unknown streams is imported, which may consume capsules."""
     return any(name in sys.modules for name in _OTHERS)
 
 
 def remember(streams: UsedStreams, handle: int, ordinal: int) -> None:
-    """Add a stream, held by the frameworks whose current stream it is now."""
+    """Add a stream, with the objects of frameworks whose current stream it is."""
     if handle == PER_THREAD_STREAM:
-        # It is another one in each thread; the legacy stream waits for those of all threads.
+        # A different stream in each thread; the legacy stream waits for those of all threads.
         handle = LEGACY_STREAM
     streams.setdefault(handle, [])
     if handle != LEGACY_STREAM:
@@ -108,7 +108,7 @@ def remember(streams: UsedStreams, handle: int, ordinal: int) -> None:
 
 
 def remember_unnamed(streams: UsedStreams, ordinal: int) -> None:
-    """Add the streams of a consumer or producer that has named none."""
+    """Add the possible streams of a consumer or producer that named none."""
     streams.setdefault(LEGACY_STREAM, [])
     _hold(streams, current_streams(ordinal))
 

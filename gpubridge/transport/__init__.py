@@ -1,5 +1,5 @@
 """Transport between the server and a stub: messages, descriptors, and leases.
 
-Only plain structures cross. Every message is checked against its bounds by whoever receives it;
-nothing is pickled.
+Messages are plain structures. The receiver checks every message against its bounds; nothing is
+pickled.
 """

@@ -1,18 +1,17 @@
-"""The messages of the call channel: a model's calls of other models, its questions, their answers.
+"""Messages of the call channel: a model's calls of other models, its control requests, their answers.
 
-A stub has a second channel for them, which any of its threads may use. Rare messages carry a JSON
-object; the others are, packed little-endian::
+This is a stub's second channel, which any of its threads may use. Rare messages carry a JSON object;
+the others are packed little-endian structures::
 
     CALL            u8 kind, 3 pad, u32 1, a request record; its ticket is the call's number
     CALL_RESPONSES  u8 kind, 3 pad, u32 responses, response records; their tickets are the calls' numbers
 
-ASK has what a model asks of the server besides calls of other models, and waits for: its fields are the
-number of the question, ``about``, and what that needs. ANSWER has the number and, unless it has an
-``error``, what was asked for.
+ASK is a control request: its fields are its number (``question``), its kind (``about``) and
+arguments. ANSWER has the number and either an ``error`` or the result.
 
-The memory that a response's references name is lent under tickets of the control page, like that of
-the requests that the stub executes. What a call's references name is either the stub's own output
-memory, under its leases, or memory that was lent to it, under the ticket that it has it by.
+References of a response name memory that is lent under tickets of the control page, like the memory
+of requests that the stub executes. References of a call name either the stub's own output memory,
+under its leases, or memory that was lent to the stub, under that ticket.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from gpubridge.transport.records import Record, RecordReader, with_contexts
 
 
 class CallKind:
-    """The first byte of a message of the call channel (0 is the channel's own)."""
+    """First byte of a message of the call channel (0 is reserved for the channel itself)."""
 
     CALL = 1
     CANCEL = 2
@@ -52,9 +51,9 @@ def encode_records(kind: int, records: Sequence[bytes]) -> bytes:
 
 
 def decode_calls(message: bytes, reader: RecordReader) -> list[Record]:
-    """Take a message of calls apart; or raise MalformedMessage.
+    """Decode a message of calls; may raise MalformedMessage.
 
-    The context of a call with long parameters has a memoryview of these: UTF-8, as was checked.
+    The context of a call with long parameters has a memoryview of them, checked to be UTF-8.
     """
     texts: list[memoryview | None] = []
 
@@ -66,7 +65,7 @@ def decode_calls(message: bytes, reader: RecordReader) -> list[Record]:
     view = memoryview(message)
     try:
         _, count = _FRAME.unpack_from(view)
-        # A stub sends long ones one by one.
+        # Stubs send calls with long parameters one by one.
         if count == 1:
             parts, at = with_contexts(view, _FRAME.size, count, LONG_TEXT, replace, named=True)
             message = b"".join((view[: _FRAME.size], *parts, view[at:]))
@@ -83,14 +82,14 @@ def decode_calls(message: bytes, reader: RecordReader) -> list[Record]:
 
 
 def check_length(message: bytes) -> None:
-    """Raise MalformedMessage for a message that no stub sends, since it would refuse it itself."""
+    """Raise MalformedMessage for a message that is longer than stubs may send."""
     if len(message) > LONGEST_CONTROL:
         text = f"message of kind {message[0]} of {len(message)} bytes (limit {LONGEST_CONTROL})"
         raise MalformedMessage(text)
 
 
 def check_utf8(text: memoryview) -> None:
-    """Raise ValueError unless the bytes are UTF-8; others get to run meanwhile."""
+    """Raise ValueError unless the bytes are UTF-8; other threads run between the pieces."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for at in range(0, len(text), _PIECE):
         decoder.decode(text[at : at + _PIECE])
@@ -98,7 +97,7 @@ def check_utf8(text: memoryview) -> None:
 
 
 def decode_records(message: bytes, reader: RecordReader, *, named: bool) -> list[Record]:
-    """Take a message of records, ``named`` ones of requests, apart; or raise MalformedMessage."""
+    """Decode a message of records, ``named`` ones are of requests; may raise MalformedMessage."""
     try:
         _, count = _FRAME.unpack_from(message)
         records, at = reader.read(message, _FRAME.size, count, named)

@@ -1,7 +1,7 @@
-"""One end of the socket pair between the server and a stub: whole messages and descriptors.
+"""Channel between the server and a stub: sends whole messages and descriptors over a socket pair.
 
-A message is one SEQPACKET datagram. The kernel limits its size, so a longer one is put into a memfd
-and its descriptor is sent instead; the receiver does not see the difference.
+A message is one SEQPACKET datagram. The kernel limits its size, so a longer one is written to a memfd
+whose descriptor is sent instead; `Channel.receive` returns both alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.tensor.native import native
-from gpubridge.transport.short_waits import ShortWaits
+from gpubridge.transport.wait_predictor import WaitPredictor
 
 FRAME_LIMIT = 128 * 1024
 """Bytes of the longest message that is sent as one datagram."""
@@ -26,20 +26,20 @@ _SPILL = struct.Struct("<BxxxQ")
 _SPILL_KIND = 0
 _MAX_FDS = 16
 _ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
-# Plain numbers: to join two of the socket module's flags takes as long as to receive a message.
+# Plain numbers: combining two of the socket module's flags takes as long as receiving a message.
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
 _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
 class ChannelClosed(BridgeError):
-    """The other side of the channel is gone."""
+    """The other process has closed its end of the channel."""
 
     def __init__(self, message: str = "the channel to the other process is closed") -> None:
         super().__init__(message, ErrorCode.UNAVAILABLE)
 
 
 class MalformedMessage(BridgeError):
-    """The other process sent something that is no message."""
+    """The other process sent an invalid message."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -62,13 +62,13 @@ class Channel:
         self._receive = _receive if compiled is None else compiled.receive_message
 
     def fileno(self) -> int:
-        """The socket's descriptor, for an event loop."""
+        """Return the socket's descriptor, for an event loop."""
         return self.socket.fileno()
 
     def send(self, message: bytes, fds: Sequence[int] = ()) -> bool:
         """Send one message and the descriptors in ``fds``, which stay the caller's.
 
-        Returns: False when the socket does not block and has no room: nothing was sent, try again.
+        Returns False if the socket is non-blocking and its buffer is full: nothing was sent.
         """
         try:
             if len(message) > FRAME_LIMIT:
@@ -89,11 +89,11 @@ class Channel:
         return True
 
     def receive(self, longest: int | None = None) -> tuple[bytes, list[int]]:
-        """Receive one message; the descriptors that came with it are the caller's to close.
+        """Receive one message, and descriptors that the caller must close.
 
-        One of more than ``longest`` bytes stays unread, see `is_unread`. Raises ChannelClosed at
-        the end, MalformedMessage for one that is too long, BlockingIOError when a socket that does
-        not block has none.
+        A message of more than ``longest`` bytes stays unread, see `is_unread`. Raises ChannelClosed at
+        the end of input, MalformedMessage for a message that is too long, BlockingIOError if a
+        non-blocking socket has none.
         """
         try:
             message, fds, cut = self._receive(self.socket.fileno(), self._scratch)
@@ -106,7 +106,7 @@ class Channel:
     def whole(
         self, message: bytes, fds: list[int], cut: bool, longest: int | None = None
     ) -> tuple[bytes, list[int]]:
-        """Make of what came in one datagram what `receive` returns; raises as that does."""
+        """Turn a received datagram into the result of `receive`; raises as that does."""
         if not message:
             close_all(fds)
             raise ChannelClosed
@@ -124,21 +124,27 @@ class Channel:
             return message, fds
         return read_spilled(message, fds), fds
 
-    def poll(self, nanoseconds: int, waits: ShortWaits) -> bool:
-        """Stay awake until `receive` would not wait, for so long at most; tell whether that is so.
+    def poll(self, nanoseconds: int, waits: WaitPredictor) -> bool:
+        """Poll until `receive` would not wait, at most for a time; return whether it would not.
 
-        Given up early where others want the processor, which ``waits`` finds out.
+        Stops early if other threads need the processor, which ``waits`` detects.
         """
         readable = waits.stay_awake(self.socket.fileno(), nanoseconds)
         if not (readable or waits.taken):
             waits.give_up()
         return readable
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until `receive` would not wait, for so long at most; tell whether that is so."""
+    def wait(self, seconds: float | None, other: int | None = None) -> bool:
+        """Wait until `receive` would not wait; return whether it would not.
+
+        At most for a time, if one is given, and until another descriptor is readable.
+        """
         looked = select.poll()
         looked.register(self.socket, select.POLLIN)
-        return bool(looked.poll(seconds * 1000))
+        if other is not None:
+            looked.register(other, select.POLLIN)
+        ready = looked.poll(None if seconds is None else seconds * 1000)
+        return any(descriptor != other for descriptor, _ in ready)
 
     def close(self) -> None:
         """Close the socket; idempotent."""
@@ -146,9 +152,9 @@ class Channel:
 
 
 def spill(pieces: Sequence[bytes | memoryview]) -> tuple[bytes, int]:
-    """Put a long message into memory; returns the notice of it and a descriptor, the caller's to close.
+    """Write a long message to a memfd; returns its notice and the descriptor, which the caller closes.
 
-    Raises OSError without memory for it.
+    Raises OSError if memory is short.
     """
     spilled = os.memfd_create("gpubridge-message", os.MFD_CLOEXEC)
     try:
@@ -164,15 +170,15 @@ def spill(pieces: Sequence[bytes | memoryview]) -> tuple[bytes, int]:
 
 
 def is_unread(message: bytes) -> bool:
-    """Say whether what was received is only the notice of a long message, for `read_spilled`."""
+    """Return whether a received message is only the notice of a long one, for `read_spilled`."""
     return message[0] == _SPILL_KIND
 
 
 def read_spilled(notice: bytes, fds: list[int]) -> bytes:
-    """Read the message that lies in ``fds[0]``; removes and closes that descriptor.
+    """Read the message in ``fds[0]``; removes and closes that descriptor.
 
-    Raises MalformedMessage when it is not as long as announced or too long; all ``fds`` are closed
-    then.
+    Raises MalformedMessage, having closed all ``fds``, if the message is too long or not as long as
+    announced.
     """
     spill = fds.pop(0)
     try:
@@ -196,7 +202,7 @@ def read_spilled(notice: bytes, fds: list[int]) -> bytes:
 
 
 def _receive(descriptor: int, scratch: bytearray) -> tuple[bytes, list[int], bool]:
-    """Do what the compiled module does faster."""
+    """Receive a message; as the compiled `receive_message`."""
     if descriptor < 0:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=descriptor)

@@ -1,4 +1,4 @@
-"""Contexts: what requests, calls and responses say besides their tensors, as it crosses in records.
+"""Contexts: the fields of requests, calls and responses besides their tensors, and their codec.
 
 `FIELDS` defines every field once; ``csrc/ipc/context.h`` has the same table. An encoded context is
 little-endian: a u32 with the bit of each field that is present, then their values in the order of the
@@ -7,10 +7,10 @@ bits::
     u64, i64   8 bytes
     text       u32 length, UTF-8
     JSON       u32 length, UTF-8 of a JSON value
-    flag       nothing: its presence says it
+    flag       no value: True if present
 
-A field that has its default is absent, and a context without fields has no bytes. There are two codecs of
-one behaviour: the compiled module's, and the one here.
+A field with its default value is absent, and a context without fields has no bytes. The compiled
+module's codec and the one here behave the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: object) -> Callable[[Any], Any]:
-        """Mean nothing: it is for type checkers."""
+        """Do nothing at run time: it is for type checkers."""
         return lambda decorator: decorator
 
 
@@ -48,7 +48,7 @@ class FieldKind:
 
 
 class ContextField(NamedTuple):
-    """One field: its name in the contexts that have it, the bit that says it is there, its kind."""
+    """One field: its name, the bit that marks it as present, and its kind."""
 
     name: str
     tag: int
@@ -63,25 +63,26 @@ FIELDS = (
     ContextField("parameters", 4, FieldKind.TEXT),
     ContextField("trace", 5, FieldKind.U64),
     ContextField("shared", 6, FieldKind.FLAG),
-    ContextField("state_slot", 7, FieldKind.U64),
-    ContextField("state_starts", 8, FieldKind.FLAG),
-    ContextField("controls", 9, FieldKind.JSON),
-    ContextField("client", 10, FieldKind.JSON),
-    ContextField("device", 11, FieldKind.TEXT),
-    ContextField("device_outputs", 12, FieldKind.JSON),
-    ContextField("waits", 13, FieldKind.JSON),
-    ContextField("event", 14, FieldKind.U64),
-    ContextField("event_lease", 15, FieldKind.U64),
-    ContextField("model", 16, FieldKind.TEXT),
-    ContextField("version", 17, FieldKind.I64),
-    ContextField("decoupled", 18, FieldKind.FLAG),
-    ContextField("handed_on", 19, FieldKind.FLAG),
-    ContextField("host_outputs", 20, FieldKind.FLAG),
-    ContextField("error", 21, FieldKind.TEXT),
-    ContextField("code", 22, FieldKind.U64),
-    ContextField("passed_on", 23, FieldKind.FLAG),
-    ContextField("set_aside", 24, FieldKind.U64),
-    ContextField("outputs_for", 25, FieldKind.TEXT),
+    ContextField("state", 7, FieldKind.JSON),
+    ContextField("controls", 8, FieldKind.JSON),
+    ContextField("client", 9, FieldKind.JSON),
+    ContextField("device", 10, FieldKind.TEXT),
+    ContextField("device_outputs", 11, FieldKind.JSON),
+    ContextField("waits", 12, FieldKind.JSON),
+    ContextField("event", 13, FieldKind.U64),
+    ContextField("event_lease", 14, FieldKind.U64),
+    ContextField("model", 15, FieldKind.TEXT),
+    ContextField("version", 16, FieldKind.I64),
+    ContextField("decoupled", 17, FieldKind.FLAG),
+    ContextField("handed_on", 18, FieldKind.FLAG),
+    ContextField("host_outputs", 19, FieldKind.FLAG),
+    ContextField("error", 20, FieldKind.TEXT),
+    ContextField("code", 21, FieldKind.U64),
+    ContextField("passed_on", 22, FieldKind.FLAG),
+    ContextField("set_aside", 23, FieldKind.U64),
+    ContextField("outputs_for", 24, FieldKind.TEXT),
+    ContextField("trace_context", 25, FieldKind.TEXT),
+    ContextField("span", 26, FieldKind.U64),
 )
 
 K = TypeVar("K")
@@ -89,23 +90,23 @@ K = TypeVar("K")
 
 @dataclass_transform(frozen_default=True)
 def _context(kind: type[K]) -> type[K]:
-    """Make a class of contexts: a dataclass, with slots where the interpreter can do that.
+    """Make a context class: a dataclass, with slots where the interpreter supports them.
 
-    Nobody changes one: type checkers take it for frozen. That it is not saves half of its cost.
+    Contexts are immutable; only type checkers enforce it, which halves the cost of making one.
     """
     slots: Any = {"slots": True} if sys.version_info >= (3, 10) else {}
     return cast("type[K]", dataclass(**slots)(kind))
 
 
 class Context:
-    """Base of all contexts; a context is immutable, so it is encoded once."""
+    """Base class of contexts, which are immutable and encoded once."""
 
     __slots__ = ("_encoded",)
     __dataclass_fields__: ClassVar[dict[str, Any]]
     _encoded: bytes
 
     def encoded(self) -> bytes:
-        """Return it as a record has it."""
+        """Return the context as encoded in a record."""
         try:
             return self._encoded
         except AttributeError:
@@ -113,7 +114,7 @@ class Context:
             return raw
 
     def changed(self, **values: Any) -> Self:
-        """Return another one, some fields of which have other values."""
+        """Return a copy with other values in some fields."""
         made = object.__new__(type(self))
         for name in self.__dataclass_fields__:
             setattr(made, name, getattr(self, name))
@@ -123,7 +124,7 @@ class Context:
 
     @classmethod
     def layout(cls) -> list[tuple[ContextField, Any]]:
-        """Return the fields that such a context has, with their defaults, in the order of their bits."""
+        """Return the fields of this class with their defaults, in the order of their bits."""
         defaults = {field.name: field.default for field in cls.__dataclass_fields__.values()}
         return [(field, defaults[field.name]) for field in FIELDS if field.name in defaults]
 
@@ -136,25 +137,24 @@ Control = Sequence[Any]
 class RequestContext(Context):
     """Context of a request, from the server to the stub that executes it.
 
-    - ``flags``: bits as ``TRITONSERVER_REQUEST_FLAG_...`` has them.
-    - ``correlation_id``, ``correlation_text``: its sequence, by number or by name; 0 and None for
-      none.
-    - ``timeout``: microseconds, as its client has said; 0 for none.
-    - ``parameters``: the client's, the text of a JSON object; empty for none. In the server long ones are
-      a memoryview of UTF-8, which `encoded` leaves out.
-    - ``trace``: the number of its trace; 0 for none.
-    - ``shared``: whether others look at its inputs, too.
-    - ``state_slot``: in which of the instance's slots its sequence keeps states; None for none.
-    - ``state_starts``: whether a sequence starts with it, so that what the slot has is another's.
-    - ``controls``: the control inputs of its sequence: name, datatype, shape and value of each.
-    - ``client``: the client's own memory: ``in``, indices of the inputs that lie there; ``out`` and
-      ``also``, by output, region, offset and bytes of the place where it is written instead of, or
-      besides, being sent.
-    - ``device``: the UUID of the device on which outputs can stay; empty for none.
+    - ``flags``: bits of ``TRITONSERVER_REQUEST_FLAG_...``.
+    - ``correlation_id``, ``correlation_text``: the sequence, by number or name; 0 and None for none.
+    - ``timeout``: the client's timeout in microseconds; 0 for none.
+    - ``parameters``: the client's parameters, the text of a JSON object; empty for none. In the server
+      long ones are a memoryview of UTF-8, which `encoded` leaves out.
+    - ``trace``: the number of the trace; 0 for none. ``trace_context``: its W3C context as JSON.
+    - ``shared``: whether other requests or models use the inputs as well.
+    - ``state``: the instance's slot for the states of the sequence, and whether the sequence starts, so
+      that the slot's old states are discarded; None for none.
+    - ``controls``: the control inputs of the sequence: name, datatype, shape and value of each.
+    - ``client``: use of the client's memory: ``in``, indices of the inputs there; ``out`` and ``also``,
+      by output, the region, offset and bytes to which it is written instead of, or besides, being
+      sent.
+    - ``device``: the UUID of the device on which outputs may stay; empty for none.
     - ``device_outputs``: the same by output, where it differs.
-    - ``waits``: what tensors on a device wait for, see `gpubridge.transport.device_events`.
-    - ``outputs_for``: the model, or the ensemble, whose processes take the outputs; empty where
-      only the server does.
+    - ``waits``: events that tensors on a device wait for, see `gpubridge.transport.device_events`.
+    - ``outputs_for``: the model or ensemble whose processes map the outputs; empty for the server
+      alone.
     """
 
     flags: int = 0
@@ -164,34 +164,30 @@ class RequestContext(Context):
     parameters: Any = ""
     trace: int = 0
     shared: bool = False
-    state_slot: int | None = None
-    state_starts: bool = False
+    state: Sequence[int] | None = None
     controls: Sequence[Control] | None = None
     client: Mapping[str, Any] | None = None
     device: str = ""
     device_outputs: Mapping[str, str] | None = None
     waits: Waits | None = None
     outputs_for: str = ""
-
-    @property
-    def state(self) -> tuple[int, bool] | None:
-        """In which slot its sequence keeps states, and whether that starts with it; None without any."""
-        return None if self.state_slot is None else (self.state_slot, self.state_starts)
+    trace_context: str = ""
 
     @property
     def correlation(self) -> int | str:
-        """The sequence that it belongs to, however that is called; 0 for none."""
+        """Id or name of the sequence; 0 for none."""
         return self.correlation_id if self.correlation_text is None else self.correlation_text
 
 
 @_context
 class CallContext(Context):
-    """Context of a model's call of another, from its stub; version -1 leaves the choice to the server.
+    """Context of a model's call of another model; version -1 lets the server choose.
 
-    - ``decoupled``: whether the caller takes more than one response.
-    - ``handed_on``: whether tensors go on that the caller may look at, too; others were copied.
+    - ``decoupled``: whether the caller accepts more than one response.
+    - ``handed_on``: whether the caller may still use some tensors; False if all were copied.
     - ``host_outputs``: whether the caller wants outputs in host memory.
-    - ``event``, ``event_lease``: which event tensors on a device wait for, and under which lease.
+    - ``event``, ``event_lease``: the event that tensors on a device wait for, and its lease.
+    - ``span``: the model's span that sends the call; 0 for none.
     """
 
     model: str = ""
@@ -207,10 +203,11 @@ class CallContext(Context):
     trace: int = 0
     event: int | None = None
     event_lease: int | None = None
+    span: int = 0
 
     @property
     def correlation(self) -> int | str:
-        """The sequence that the call belongs to, however that is called; 0 for none."""
+        """Id or name of the sequence; 0 for none."""
         return self.correlation_id if self.correlation_text is None else self.correlation_text
 
 
@@ -219,11 +216,10 @@ class ResponseContext(Context):
     """Context of a response: from a stub, of its model's; from the server, of one to a model's call.
 
     - ``parameters``: the text of a JSON object; empty for none.
-    - ``error``, ``code``: where the record's flags say that it is one; None for an internal one.
+    - ``error``, ``code``: set where the record's flags mark an error; no code for an internal one.
     - ``event``, ``event_lease``: as in `CallContext`; ``waits`` as in `RequestContext`.
     - ``passed_on``: whether outputs may lie in the memory of the request's inputs.
-    - ``set_aside``: inside the server: by which number it finds the texts that `without_long_texts`
-      has taken out.
+    - ``set_aside``: inside the server: the number of the texts that `without_long_texts` removed.
     """
 
     parameters: str = ""
@@ -237,7 +233,7 @@ class ResponseContext(Context):
 
 
 def correlated(correlation: int | str) -> dict[str, Any]:
-    """Return the fields that say which sequence something belongs to, however that is called."""
+    """Return the context fields for the id or name of a sequence."""
     if isinstance(correlation, str):
         return {"correlation_id": 0, "correlation_text": correlation}
     return {"correlation_id": correlation, "correlation_text": None}
@@ -250,7 +246,7 @@ _codecs: dict[type[Context], PythonContextCodec] = {}
 
 
 def context_codec(kind: type[Context]) -> PythonContextCodec:
-    """Return what encodes and decodes contexts of a class: compiled where there is a module."""
+    """Return the codec of a context class: the compiled one where there is a module."""
     codec = _codecs.get(kind)
     if codec is None:
         compiled = native()
@@ -278,10 +274,10 @@ def _json_value(text: str) -> Any:
 def without_long_texts(
     raw: memoryview, longest: int, names: Sequence[str]
 ) -> tuple[bytes, dict[str, memoryview]]:
-    """Take the texts of more than ``longest`` bytes in fields ``names`` out of an encoded context.
+    """Remove texts of more than ``longest`` bytes in fields ``names`` from an encoded context.
 
-    Returns the rest, and those texts, UTF-8 that nobody has checked, by their fields. Raises
-    ValueError when the context is cut short.
+    Returns the remaining context, and the texts, unchecked UTF-8, by their fields. Raises ValueError
+    for a truncated context.
     """
     kept: list[bytes | memoryview] = []
     texts: dict[str, memoryview] = {}
@@ -300,19 +296,19 @@ def without_long_texts(
 
 
 def with_number_aside(raw: bytes, number: int) -> bytes:
-    """Give an encoded `ResponseContext` a field ``set_aside``; raises ValueError where it has one."""
+    """Add a field ``set_aside`` to an encoded `ResponseContext`; ValueError if it has one."""
     (mask,) = _MASK.unpack_from(raw)
     if mask >> _SET_ASIDE.tag:
-        # That field, or one behind it, which no response has.
+        # That field or a later one, which responses do not have.
         raise ValueError(f"a context with bits {mask:#x}")
     aside = _NUMBERS[_SET_ASIDE.kind].pack(number)
     return b"".join((_MASK.pack(mask | 1 << _SET_ASIDE.tag), raw[_MASK.size :], aside))
 
 
 def opened_for(raw: bytes, name: str, nbytes: int) -> tuple[bytes, bytes]:
-    """Put a field of kind text into an encoded context that has none of this name.
+    """Add a text field of ``nbytes`` bytes to an encoded context without a field of this name.
 
-    Returns what comes before and after so many bytes, which are the text.
+    Returns the bytes before and after the text.
     """
     raw = raw or _MASK.pack(0)
     (added,) = (field for field in FIELDS if field.name == name)
@@ -324,9 +320,9 @@ def opened_for(raw: bytes, name: str, nbytes: int) -> tuple[bytes, bytes]:
 
 
 def _fields_of(raw: bytes | memoryview) -> Iterator[tuple[ContextField, int, int]]:
-    """Yield the fields of an encoded context, and where each begins and ends.
+    """Yield the fields of an encoded context, each with its begin and end.
 
-    Raises ValueError or struct.error when it is cut short.
+    Raises ValueError or struct.error for a truncated context.
     """
     (mask,) = _MASK.unpack_from(raw)
     at = _MASK.size
@@ -352,7 +348,7 @@ class PythonContextCodec:
         self._unknown = ~sum(1 << field.tag for field, _ in self._layout)
 
     def encode(self, context: Context) -> bytes:
-        """Return the bytes of a context; ValueError when a value is not of its field's kind."""
+        """Encode a context; ValueError if a value is not of its field's kind."""
         mask = 0
         parts = [b""]
         for field, default in self._layout:
@@ -372,7 +368,7 @@ class PythonContextCodec:
         return b"".join(parts)
 
     def decode(self, raw: bytes) -> Context:
-        """Return the context that bytes are; ValueError when they are none of this class."""
+        """Decode a context; ValueError if the bytes are not one of this class."""
         if not raw:
             return self._empty
         if len(raw) < _MASK.size:
@@ -396,7 +392,7 @@ def _encode_value(kind: str, value: Any) -> bytes:
         return b""
     if kind in _NUMBERS:
         return _NUMBERS[kind].pack(value)
-    # Models make texts with lone surrogates, which are no Unicode.
+    # Models' texts may have lone surrogates, which UTF-8 cannot encode.
     text: str = _json_text(value) if kind == FieldKind.JSON else value
     encoded = text.encode(errors="replace")
     return _LENGTH.pack(len(encoded)) + encoded

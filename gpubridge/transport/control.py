@@ -1,33 +1,33 @@
-"""The control page: one small segment that a server and one stub share for as long as both live.
+"""Control page: a small segment of memory that the server shares with one stub.
 
 Map (bytes)::
 
     0   u64  started   sequence number of the batch whose execute runs or ran last   stub writes
     8   u64  started_at  CLOCK_MONOTONIC nanoseconds of that start                  stub writes
     16  u8   log_levels  bits of the levels of ``pb_utils.Logger`` that are logged  server writes
-    17  u8   events_used  1 while the stub may let others wait for its events       server writes
-    24  u64  claimed   up to which batch the stub has begun, or the server has withdrawn;
-                       bit 63: the stub claims each batch here before it begins     both, atomically
-    64  u8[TICKETS]  lent       1 while the stub may look at the ticket's memory      server 1, stub 0
-    ..  u8[TICKETS]  cancelled  NOBODY_WAITS or STILL_READ: the request is cancelled  server writes
-    ..  u8[LEASES]   outputs    1 while the server may look at an output slot         stub 1, server 0
+    17  u8   events_used  1 while other stubs may wait for this stub's events       server writes
+    24  u64  claimed   number of the last batch that the stub began or the server withdrew;
+                       bit 63: the stub must claim each batch before it begins      both, atomically
+    64  u8[TICKETS]  lent       1 while the stub may use the ticket's memory          server 1, stub 0
+    ..  u8[TICKETS]  cancelled  ABANDONED or CANCELLED: the request is cancelled      server writes
+    ..  u8[LEASES]   outputs    1 while the server may use an output slot             stub 1, server 0
     ..  u32[TICKETS] passed_on  responses of the ticket's request that have left      server writes
-    ..  u64[7] device_work  what the stub has done on its GPU: bytes h2d, d2h, d2d,
+    ..  u64[7] device_work  counters of the stub's GPU work: bytes h2d, d2h, d2d,
                             copies h2d, d2h, d2d, completion waits                    stub writes
-    ..  u8[EVENTS] pending  1 from when an event is named until its work is seen done  stub writes
-    ..  u64  looked   CLOCK_MONOTONIC nanoseconds of the last look at what streams wait for; 0 while
-                      none has been told to wait                                    stub writes
-    ..  u64[AWAITED] awaited  events of others that streams wait for, by `event_name`    stub writes
-    ..  u64  gathered_word  bytes of ``gathered``, and in the upper half the number of batches
-                            whose results they are; 0 once they are sent              stub writes
+    ..  u8[EVENTS] pending  1 from when an event is sent until its work has completed  stub writes
+    ..  u64  looked   CLOCK_MONOTONIC nanoseconds of the last check of the streams' waits; 0 while
+                      no stream waits                                               stub writes
+    ..  u64[AWAITED] awaited  other stubs' events that streams wait for, by `event_name`  stub writes
+    ..  u64  gathered_word  bytes of ``gathered``, and in the upper half its number of batches;
+                            0 once they are sent                                      stub writes
     ..  u8[GATHERED_BYTES] gathered  a RESULTS message that is being gathered; its head is
                             written when it is sent                                   stub writes
 
 A *ticket* names a request at the stub, and the memory that the stub borrows for it; a *lease* names
 a slot of the stub's output memory that the server borrows. The lender sets the byte before it sends
-the message that names it and the borrower clears it when its last view is gone, so each byte has
-one writer at a time and handing memory back costs no message. When the borrower died, the lender
-takes everything back. What a dead stub had gathered, and perhaps sent, too, the server reads here.
+the message that names it and the borrower clears it when its last view is deleted, so each byte has
+one writer at a time and returning memory costs no message. When the borrower dies, the lender
+reclaims all leases, and the server reads the results that a dead stub had gathered.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from gpubridge.transport.channel import FRAME_LIMIT
 TICKETS = 4096
 LEASES = 4096
 EVENTS = 64
-"""As many responses and calls of a stub can be under way to other stubs of its GPU with no wait."""
+"""This many responses and calls of a stub can be in flight to other stubs of its GPU."""
 AWAITED = 64
-"""Where a stub's streams wait for more events than that at once, the server knows no more than this."""
+"""The server sees at most this many events that a stub's streams wait for at once."""
 FRAME_HEAD = 8
 """Bytes of a RESULTS message before the results."""
 GATHERED_BYTES = FRAME_LIMIT // 2
-"""A RESULTS message that grows longer is sent."""
+"""A RESULTS message is sent once it is longer than this."""
 NO_LEASE = 0xFFFF_FFFF
-NOBODY_WAITS = 1
-"""A request is cancelled, and what its model still sends is of no use."""
-STILL_READ = 2
-"""A request is cancelled by a caller that reads what its model still sends."""
+ABANDONED = 1
+"""The request is cancelled, and further responses are discarded."""
+CANCELLED = 2
+"""The request is cancelled by a caller that reads further responses."""
 
 _LENT_AT = 64
 _CANCELLED_AT = _LENT_AT + TICKETS
@@ -69,7 +69,7 @@ _SIZE = _GATHERED_AT + GATHERED_BYTES
 
 
 class EventCells(NamedTuple):
-    """The cells by which stubs on a GPU wait for each other, as the map says."""
+    """Cells by which stubs on a GPU wait for each other; see the map."""
 
     pending: memoryview
     used: memoryview
@@ -78,7 +78,7 @@ class EventCells(NamedTuple):
 
 
 class ControlPage:
-    """Views of the control page's parts; owns the segment."""
+    """Views of the parts of the control page; owns the segment."""
 
     SIZE = _SIZE
 
@@ -103,26 +103,26 @@ class ControlPage:
         self._clock = time.monotonic_ns
 
     def start(self, sequence: int) -> int:
-        """Stub: say that ``execute`` starts with this batch; returns the time, in ns."""
+        """Record that ``execute`` starts with this batch (stub); returns the time in ns."""
         now = self._clock()
-        # The time first: who sees the new number must not see the old time.
+        # The time first: a reader of the new number must not see the old time.
         self.progress[1] = now
         self.progress[0] = sequence
         return now
 
     @property
     def started(self) -> int:
-        """Sequence number of the batch that started last; 0 before the first."""
+        """Sequence number of the batch started last; 0 before the first."""
         return self.progress[0]
 
     @property
     def started_at(self) -> int:
-        """CLOCK_MONOTONIC nanoseconds at which it started."""
+        """Start time of that batch, in CLOCK_MONOTONIC nanoseconds."""
         return self.progress[1]
 
     @property
     def gathered_results(self) -> tuple[int, bytes]:
-        """Return how many batches' results a dead stub had gathered, and these."""
+        """Number of batches whose results a dead stub had gathered, and the results."""
         count, size = divmod(self.gathered_word[0], 1 << 32)
         return count, bytes(self.gathered[FRAME_HEAD:size])
 
@@ -136,10 +136,10 @@ class ControlPage:
         self._log_levels[0] = levels
 
     def detach(self) -> None:
-        """Look at a private copy from now on: for a forked child, which must not write here."""
+        """Use a private copy from now on: for a forked child, which must not write here."""
         self._attach(memoryview(bytearray(self.segment.view[:_SIZE])))
 
     def close(self) -> None:
-        """Let go of the views and the segment."""
+        """Release the views and the segment."""
         self._attach(memoryview(bytearray(_SIZE)))
         self.segment.close()

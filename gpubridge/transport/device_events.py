@@ -1,9 +1,9 @@
 """Events that tensors on a GPU wait for, as fields of the contexts of records.
 
-A stub's record says with ``event`` that all its tensors on the device are complete when that event of
-its own arena has come to pass, and with ``event_lease`` under which lease it is lent; without it, they are
-when the events of whoever has lent them to the stub are. The server's records say with ``waits`` what each
-tensor waits for: runs of (arena's region, event, tensors), the event -1 for tensors that are complete.
+In a stub's record, ``event`` names the event of its own arena whose completion completes all device
+tensors of the record, and ``event_lease`` the lease of that event; without it, only the events of the
+lenders count. In the server's records, ``waits`` lists the events of the tensors: runs of (region of
+the arena, event, number of tensors), with event -1 for complete tensors.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 _COMPLETE = -1
 S = TypeVar("S", RequestContext, ResponseContext)
 _ARENA = 1 << 31
-"""In the lower half of an arena's region id: those of output memory begin with 1."""
+"""Bit in the lower half of an arena's region id; regions of output memory count from 1."""
 
 _MAP_NORESERVE = 0x4000
-"""The module has no name for it before Python 3.13."""
+"""MAP_NORESERVE, which the mmap module lacks before Python 3.13."""
 
 
 def event_of(context: FromStub, count: int) -> tuple[int, int] | None:
-    """Return the event that a stub's record names, and its lease; or raise MalformedMessage."""
+    """Return the event of a stub's record and its lease, or None; may raise MalformedMessage."""
     event, lease = context.event, context.event_lease
     if event is None:
         return None
@@ -41,7 +41,7 @@ def event_of(context: FromStub, count: int) -> tuple[int, int] | None:
 
 
 def with_waits(context: S, waits: Sequence[tuple[int, int] | None]) -> S:
-    """Return the context of a server's record whose tensors wait for (region, event), or for nothing."""
+    """Return a server record's context with each tensor's event, (region, number) or None."""
     runs: list[list[int]] = []
     for wait in waits:
         region, number = wait or (0, _COMPLETE)
@@ -55,7 +55,7 @@ def with_waits(context: S, waits: Sequence[tuple[int, int] | None]) -> S:
 
 
 def waits_of(context: FromServer) -> list[tuple[int, int] | None] | None:
-    """Return what each tensor of a server's record waits for; None where none waits for anything."""
+    """Return the event of each tensor of a server's record; None if no tensor waits."""
     if context.waits is None:
         return None
     waits: list[tuple[int, int] | None] = []
@@ -65,12 +65,12 @@ def waits_of(context: FromServer) -> list[tuple[int, int] | None] | None:
 
 
 def arena_region(owner: int) -> int:
-    """Return the id of the device arena of a maker of regions."""
+    """Return the region id of a process's device arena."""
     return owner << 32 | _ARENA
 
 
 def event_name(region: int, number: int) -> int:
-    """Return the name of an event among those of all stubs; ``region``: any that its maker made."""
+    """Return the name of an event among all stubs; ``region``: any region of its owner."""
     return arena_region(region >> 32) | number
 
 
@@ -80,6 +80,6 @@ def is_arena(region: int) -> bool:
 
 
 def reserve_addresses(size: int) -> memoryview:
-    """Return ``size`` addresses with nothing behind them, as a writable view that owns them."""
+    """Reserve ``size`` bytes of addresses without memory; returns a view that owns them."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return memoryview(mmap.mmap(-1, size, flags=flags))

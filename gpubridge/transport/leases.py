@@ -1,9 +1,9 @@
-"""Memory lent between processes: the lender's slots and the borrower's views.
+"""Leases of memory between processes: the lender's slots and the borrower's views.
 
-Both directions work alike. The lender gives each slot it lends a lease, sets the lease's byte in the
-control page and names it in the tensor references; the borrower clears the byte when its last view
-of that memory is gone. A lease thus lasts as long as somebody really looks, not as long as a request:
-a model may keep an input, a client may be slow to read an answer.
+Both directions work alike. The lender gives each slot a lease, sets the lease's byte in the control
+page and names it in the tensor references; the borrower clears the byte when its last view of that
+memory is deleted. A lease thus lasts as long as the memory is used, not as long as the request: a
+model may keep an input, and a client may be slow to read a response.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.device_events import is_arena
 
 _READ_ONLY = 1 << 30
-"""In the lower half of an id; regions are numbered from 1, and device arenas have the bit above."""
+"""Bit in the lower half of a region id; regions count from 1, device arenas have the next bit."""
 
 _PATIENCE = 2
-"""Leases still out that a short sweep meets before it gives up."""
+"""A short sweep ends after this many leases that are still in use."""
 
 
 def read_only_id(region: int) -> int:
-    """Return the id by which a region is mapped to be read only."""
+    """Return the id by which a region is mapped read-only."""
     return region | _READ_ONLY
 
 
@@ -38,7 +38,7 @@ def is_read_only(region: int) -> bool:
 
 
 class _View(weakref.ref):  # type: ignore[type-arg]
-    """Watches one view of lent memory; knows its lease and size."""
+    """Weak reference to a view of lent memory, with its lease and size."""
 
     __slots__ = ("lease", "nbytes")
     lease: int
@@ -46,10 +46,10 @@ class _View(weakref.ref):  # type: ignore[type-arg]
 
 
 class LeaseBook:
-    """The views that exist of lent memory; the compiled module has one of the same behaviour.
+    """Tracks all views of borrowed memory; the compiled module has an equivalent class.
 
-    ``table`` has a byte for each lease, cleared when that ends; ``held_bytes`` are those of all
-    views.
+    ``table`` has a byte for each lease, which is cleared when the lease ends; ``held_bytes`` is the
+    size of all views.
     """
 
     __slots__ = ("_arrays", "_leases", "_table", "held_bytes")
@@ -62,23 +62,23 @@ class LeaseBook:
 
     @property
     def held(self) -> int:
-        """Return the number of leases that last because views under them exist."""
+        """Number of leases with existing views."""
         return len(self._leases)
 
     def add(self, region: int, memory: memoryview) -> None:
-        """Know a region's memory from now on."""
+        """Add the memory of a region."""
         self._arrays[region] = np.frombuffer(memory, np.uint8)
 
     def remove(self, region: int) -> None:
-        """Know a region no more; views of it that exist keep its memory."""
+        """Remove a region; existing views keep its memory."""
         self._arrays.pop(region, None)
 
     def forget(self, table: memoryview) -> None:
-        """Write to ``table`` from now on."""
+        """Use another table from now on."""
         self._table = table
 
     def views(self, refs: Sequence[tuple[int, int, int, int]]) -> Sequence[memoryview]:
-        """Return the bytes at places (region, offset, nbytes, lease), or raise ValueError."""
+        """Return views of references (region, offset, nbytes, lease); may raise ValueError."""
         if len(refs) > 1:
             region, start, size, lease = refs[0]
             end = start + size
@@ -87,8 +87,7 @@ class LeaseBook:
                     break
                 end = max(end, ref[1] + ref[2])
             else:
-                # The tensors of a record mostly share slot and lease: one watched array for all,
-                # which each view of it keeps alive.
+                # The tensors of a record mostly share slot and lease: all views refer to one array.
                 whole = self._view(region, start, end - start, lease)
                 return [whole[ref[1] - start : ref[1] - start + ref[2]] for ref in refs]
         return [self._view(*ref) for ref in refs]
@@ -102,7 +101,7 @@ class LeaseBook:
         placed: bool,
         read_only: bool,
     ) -> list[Any]:
-        """Return what a tensors' class makes of the bytes at places; raises as `views`."""
+        """Return tensors of class ``kind`` over views of references; raises as `views`."""
         views = self.views(refs)
         if read_only:
             views = [view.toreadonly() for view in views]
@@ -119,8 +118,8 @@ class LeaseBook:
             raise ValueError(
                 f"{nbytes} bytes at {offset} of region {region:#x} under lease {lease} do not exist"
             )
-        # What is watched is an array that exports the bytes. A memoryview would not do: a view of a
-        # view refers to the exporter only, and NumPy and uvloop both make their own at once.
+        # The weak reference is to an array that exports the bytes. It could not be to a memoryview:
+        # a view of a view refers to the exporter only, and NumPy and uvloop make views of their own.
         array = memory[offset : offset + nbytes]
         watch = _View(array, self._ended)
         watch.lease = lease
@@ -134,7 +133,7 @@ class LeaseBook:
         return memoryview(array)
 
     def _ended(self, watch: weakref.ref[Any]) -> None:
-        # Any thread may drop the last view: each step here is one that the GIL makes whole.
+        # Any thread may delete the last view: each step here is atomic under the GIL.
         lease = watch.lease  # type: ignore[attr-defined]
         self.held_bytes -= watch.nbytes  # type: ignore[attr-defined]
         watches = self._leases[lease]
@@ -145,16 +144,16 @@ class LeaseBook:
 
 
 class KnownSegment(Protocol):
-    """Memory of a region, or addresses that stand for it."""
+    """A region: its id, and its memory or reserved addresses."""
 
     region: int
     view: memoryview
 
 
 class LentSlots:
-    """The lender's side: numbered leases, each with the slot that is lent under it.
+    """Lender's side: numbered leases, each with the slot that it lends.
 
-    ``table`` has a byte for each lease; ``free`` takes slots back.
+    ``table`` has a byte for each lease; ``free`` gets the returned slots.
     """
 
     def __init__(self, table: memoryview, free: Callable[[Any], None]) -> None:
@@ -168,24 +167,24 @@ class LentSlots:
 
     @property
     def free(self) -> int:
-        """Return the number of leases that are left."""
+        """Number of unused leases."""
         return len(self._free)
 
     @property
     def exhausted(self) -> bool:
-        """Return whether no lease is left."""
+        """Return whether all leases are in use."""
         return not self._free
 
     def lend(self, slot: object | None) -> int:
-        """Lend a slot (or nothing: then only the number is taken); returns the lease."""
+        """Lend a slot, or with None only reserve a lease; returns the lease."""
         lease = self._free.pop()
         if slot is not None:
             self._table[lease] = 1
             self._slots[lease] = slot
         return lease
 
-    def settle(self, lease: int) -> bool:
-        """Take the slot back if its borrower is done with it; returns whether that was so."""
+    def reclaim(self, lease: int) -> bool:
+        """Free the slot of a lease if the borrower is done with it; returns whether it was."""
         if self._table[lease]:
             return False
         slot = self._slots.pop(lease, None)
@@ -195,34 +194,34 @@ class LentSlots:
         return True
 
     def sweep(self) -> None:
-        """Settle every lease, oldest first."""
+        """Reclaim all ended leases, oldest first."""
         for lease in list(self._slots):
-            self.settle(lease)
+            self.reclaim(lease)
 
     def sweep_oldest(self) -> None:
-        """Settle leases from the oldest on, until a few are met that are still out.
+        """Reclaim ended leases from the oldest on, until a few are found that are still in use.
 
-        Leases end nearly in order. Those that it met are asked last: a slow reader holds up no
-        others.
+        Leases end nearly in order. The ones still in use are moved to the end, so that a slow reader
+        does not delay the others.
         """
         slots = self._slots
         patience = _PATIENCE
         while slots and patience:
             lease = next(iter(slots))
-            if not self.settle(lease):
+            if not self.reclaim(lease):
                 slots[lease] = slots.pop(lease)
                 patience -= 1
 
     def recall(self, lease: int) -> None:
-        """Take a slot back whatever its byte says: for a borrower that is dead, or was never told."""
+        """End a lease regardless of its byte: the borrower is dead, or never got the reference."""
         self._table[lease] = 0
-        self.settle(lease)
+        self.reclaim(lease)
 
 
 class BorrowedMemory:
-    """The borrower's side: maps regions, and hands out views whose end ends their lease.
+    """Borrower's side: maps regions, and returns views whose deletion ends their lease.
 
-    ``arena`` says whether device memory may be among it, ``book`` how many leases last.
+    ``arena``: whether a device arena is among the regions; ``book``: the views.
     """
 
     __slots__ = ("_segments", "_views", "arena", "book")
@@ -236,42 +235,42 @@ class BorrowedMemory:
         self.arena = False
 
     def announce(self, region: int, fd: int, size: int, home: str = "") -> None:
-        """Map a region of some `Segment.home`; takes over ``fd``. May raise BridgeError."""
+        """Map a region with a `Segment.home`; takes over ``fd``. May raise BridgeError."""
         segment = Segment.open(region, fd, size, home, writable=not is_read_only(region))
         self._segments[region] = segment
         self.book.add(region, segment.view)
 
     def add(self, region: int, memory: memoryview) -> None:
-        """Know a region that somebody else has mapped, and owns."""
+        """Add a region that the caller has mapped, and owns."""
         self.book.add(region, memory)
 
-    def know(self, segment: KnownSegment) -> None:
-        """Know a region that is mapped already, or that cannot be: its views only keep leases."""
+    def add_segment(self, segment: KnownSegment) -> None:
+        """Add a region that is mapped already, or reserved addresses whose views only keep leases."""
         self._segments[segment.region] = segment
         self.book.add(segment.region, segment.view)
         self.arena = self.arena or is_arena(segment.region)
 
-    def knows(self, region: int) -> bool:
-        """Return whether a region is mapped, or known without a mapping."""
+    def is_known(self, region: int) -> bool:
+        """Return whether a region was added."""
         return region in self._segments
 
     def segment(self, region: int) -> Any:
-        """Return a region that is mapped, to hand it on; it lives while somebody holds it."""
+        """Return the segment of a region, which lives as long as a reference to it."""
         return self._segments[region]
 
     def regions(self) -> list[int]:
-        """The regions that are mapped."""
+        """Return the ids of all regions."""
         return list(self._segments)
 
     def drop(self, region: int) -> None:
-        """Unmap a region; views that still exist, and who was handed it, keep its memory."""
+        """Remove a region; existing views and references to its segment keep the memory."""
         self.book.remove(region)
         self._segments.pop(region, None)
 
     def views(self, refs: Sequence[tuple[int, int, int, int]]) -> Sequence[memoryview]:
-        """Return the bytes at places; each lease lasts until the last view under it is gone.
+        """Return views of references; each lease lasts until its last view is deleted.
 
-        Raises MalformedMessage for a region that is not known, a place outside of it, or no lease.
+        Raises MalformedMessage for an unknown region, a range outside of it, or an invalid lease.
         """
         try:
             return self._views(refs)
@@ -287,10 +286,10 @@ class BorrowedMemory:
         placed: bool = True,
         read_only: bool = False,
     ) -> list[Any]:
-        """Return tensors, of a class with ``_received``, of the bytes at places; raises as `views`.
+        """Return tensors, of a class with ``_received``, over references; raises as `views`.
 
-        - ``placed``: whether they know their places, and so can be handed on.
-        - ``read_only``: whether who looks at them may not write.
+        - ``placed``: whether the tensors keep their references, and so can be sent uncopied.
+        - ``read_only``: whether the tensors are read-only.
         """
         try:
             return self.book.tensors(refs, specs, shapes, kind, placed, read_only)
@@ -298,7 +297,7 @@ class BorrowedMemory:
             raise MalformedMessage(str(error)) from error
 
     def forget(self, table: memoryview) -> None:
-        """Write to ``table`` from now on: this process no longer speaks for the borrower (a fork)."""
+        """Use another table from now on: a forked child must not end the borrower's leases."""
         self.book.forget(table)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The messages between the server and a stub: their kinds, and the layout of those of the hot path.
+"""Messages between the server and a stub: their kinds, and the binary layout of frequent ones.
 
 The first byte of every message is its kind. Rare messages carry a JSON object after it. Those that
 carry requests and responses are packed little-endian structures::
@@ -10,7 +10,7 @@ carry requests and responses are packed little-endian structures::
                       u32 responses, 4 pad, response records
     RESPONSES frame   u8 kind, 3 pad, u32 responses, u64 bytes copied, response records
 
-:mod:`gpubridge.transport.records` says how a record lies in them.
+:mod:`gpubridge.transport.records` has the layout of records.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Buffer = Union[memoryview, bytes]
 
 
 class Kind:
-    """The first byte of a message (0 is the channel's own)."""
+    """First byte of a message (0 is reserved for the channel itself)."""
 
     INITIALIZE = 1
     EXECUTE = 2
@@ -50,13 +50,14 @@ class Kind:
     REGION_CLOSED = 23
     NO_DEVICE = 24
     CONNECTED = 25
+    SPAN = 26
 
 
 class Completes:
-    """Stub that completes the model's configuration: field ``completion`` of INITIALIZE.
+    """Which stub completes the model's configuration: `StubSettings.completion`.
 
-    HERE: the stub asks its model, and sends COMPLETED. ELSEWHERE: another stub of the model does.
-    Either way, CONFIGURE then brings the settings of the complete configuration. Empty: nobody.
+    HERE: this stub calls its model and sends COMPLETED. ELSEWHERE: another stub of the model does. In
+    both cases CONFIGURE follows with the complete settings. NOWHERE: the configuration is complete.
     """
 
     HERE = "here"
@@ -64,33 +65,29 @@ class Completes:
     NOWHERE = ""
 
 
-FALLBACKS = (
-    "native_module",
-    "inputs_kept",
-    "client_inputs_kept",
-    "client_inputs_written",
-    "shared_inputs_written",
-    "device_absent",
-    "device_not_shared",
-    "device_memory_full",
-    "device_events_not_shared",
-    "device_events_in_use",
-    "device_input_on_host",
-    "device_inputs_in_turn",
-    "host_memory_not_pinned",
-)
-"""Why a stub takes a slower way: there is no compiled module; its model gets copies of its inputs;
-its process cannot use the GPU, not share memory there with others, get none there for what it
-hands on, or not let their streams wait for
-its own; more is under way to other stubs than there are events; an input is larger than the device arena; that has no room for the
-inputs of two batches; copies to and from the GPU are not asynchronous."""
+FALLBACKS = {
+    "native_module": "the stub runs without the compiled module",
+    "inputs_kept": "a model that keeps very many inputs gets copies of them",
+    "client_inputs_kept": "a model that keeps inputs in clients' shared memory gets copies",
+    "client_inputs_written": "a model that writes to inputs in clients' shared memory gets copies",
+    "shared_inputs_written": "a model that writes to inputs shared with other models gets copies",
+    "device_absent": "the stub cannot use its GPU: its tensors stay in host memory",
+    "device_not_shared": "processes cannot share memory of the GPU: tensors leave it between models",
+    "device_memory_full": "the GPU, or the stub's memory there, is full: tensors leave the GPU",
+    "device_events_not_shared": "other processes cannot wait for the stub's GPU work: the stub waits",
+    "device_events_in_use": "more tensors are in flight than there are events: the stub waits",
+    "device_input_on_host": "an input is larger than the stub's memory on the GPU",
+    "device_inputs_in_turn": "inputs of two batches do not fit: none is copied ahead of its batch",
+    "host_memory_not_pinned": "copies between host memory and the GPU are not asynchronous",
+}
+"""Reasons for which a stub takes a slower path, as the metric of fallbacks has them."""
 
 
 class ResponseFlag:
     """Bits of a response record.
 
-    OPEN: the request is not over; its model sends further responses by itself. EMPTY: there is no
-    response in this record. RESCHEDULED: the model wants to have the request again.
+    OPEN: the request is still open, and its response sender sends further responses. EMPTY: the record
+    has no response. RESCHEDULED: the model wants to get the request again.
     """
 
     ERROR = 1
@@ -114,40 +111,43 @@ _RESPONSES = struct.Struct("<BxxxIQ")
 
 
 LONGEST_CONTROL = 16 << 20
-"""Bytes of the longest message of a rare kind, parsed on the server's event loop: four times the longest
-configuration of a model, whose refusal is worded by who reads it."""
+"""Bytes of the longest message in JSON, which the server parses on its event loop: four times the
+longest configuration of a model, so that the parser of configurations refuses longer ones."""
 
 _LONGEST_TEXT = 1 << 18
+MOST_ATTRIBUTES = 128
+LONGEST_SPAN_TEXT = 4096
+"""Characters of a text in a SPAN message, which has at most so many attributes."""
 
 
 def shortened(text: str) -> str:
-    """Return a text as it fits into a message of a rare kind."""
+    """Return a text, shortened to the limit of a log message."""
     more = len(text) - _LONGEST_TEXT
     return text if more <= 0 else f"{text[:_LONGEST_TEXT]}... ({more} more characters)"
 
 
 def control_message(kind: int, **fields: Any) -> bytes:
-    """Make a message of a rare kind from its fields."""
+    """Encode a message with fields in JSON."""
     return bytes((kind,)) + json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode_control(message: Buffer) -> dict[str, Any]:
-    """Return the fields of a message of a rare kind; MalformedMessage when it is no JSON object."""
+    """Decode the fields of a message in JSON; may raise MalformedMessage."""
     return json_object(bytes(message[1:]), f"message of kind {message[0]}")
 
 
 def encode_frame(kind: int, batches: Sequence[bytes], alone: bool = False) -> bytes:
-    """Join batches to an EXECUTE or RESULTS message; ``alone`` ones come one after the other."""
+    """Join batches to an EXECUTE or RESULTS message; ``alone``: see `comes_alone`."""
     return b"".join((_FRAME.pack(kind, alone, len(batches)), *batches))
 
 
 def results_message(count: int, results: bytes) -> bytes:
-    """Return a RESULTS message of the encoded results of so many batches."""
+    """Return a RESULTS message of the encoded results of ``count`` batches."""
     return _FRAME.pack(Kind.RESULTS, False, count) + results
 
 
 def comes_alone(message: Buffer) -> bool:
-    """Say whether the batch of an EXECUTE message is one of many that come one after the other."""
+    """Return whether an EXECUTE message is the only one in flight, as with a single client."""
     return message[1] != 0
 
 
@@ -156,18 +156,18 @@ def encode_result_batch(
 ) -> bytes:
     """Join encoded responses to a batch of a RESULTS message.
 
-    The times are when the stub took the batch up, called ``execute``, and had its return value.
+    ``times``: when the stub began the batch, called ``execute``, and got its return value.
     """
     return b"".join((_RESULT.pack(sequence, *times, copied, len(records)), *records))
 
 
 def encode_responses(records: Sequence[bytes], copied: int) -> bytes:
-    """Make a message of responses that models send by themselves."""
+    """Encode a message of responses that response senders send."""
     return b"".join((_RESPONSES.pack(Kind.RESPONSES, len(records), copied), *records))
 
 
 def decode_execute(message: Buffer, reader: RecordReader) -> list[Batch]:
-    """Take an EXECUTE message apart; MalformedMessage when a length or a count does not fit."""
+    """Decode an EXECUTE message; MalformedMessage if a length or count does not fit."""
     message = bytes(message)
     try:
         _, _, count = _FRAME.unpack_from(message)
@@ -186,10 +186,10 @@ _RESPONSE_TEXTS = ("parameters", "error")
 
 
 def set_long_texts_aside(message: bytes, longest: int) -> tuple[bytes, list[dict[str, memoryview]]]:
-    """Take the texts of more than ``longest`` bytes out of a RESULTS or RESPONSES message.
+    """Remove the texts of more than ``longest`` bytes from a RESULTS or RESPONSES message.
 
-    Returns a message that means the same, or the same where it is malformed, and by the number that
-    the context of a response has in ``set_aside``: its texts by their fields, views, not decoded.
+    Returns an otherwise equal message, or the same if it is malformed, and a list of removed texts,
+    undecoded views by field; ``set_aside`` in a response's context is the index in that list.
     """
     texts: list[dict[str, memoryview]] = []
 

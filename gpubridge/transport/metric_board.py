@@ -1,22 +1,21 @@
-"""The board of custom metrics: memory in which models count, and which the server reads.
+"""Metric board: shared memory in which models count custom metrics, and which the server reads.
 
-One segment, made by the server, is mapped by every stub that has metrics. Its units of 64 bytes are
-handed out by the server, which also keeps the links; unit 0 is nobody's. A time series has a *cell*
-for each stub that counts in it, and one of the server's own, its head, for what stubs that are gone
-have left. Each cell is written by one process only, so that counting takes no lock between processes
-and no message. Map of a cell (8 bytes each)::
+The server makes one segment, which every stub with metrics maps. The server allocates its units of 64
+bytes and links them; unit 0 is unused. A time series has a *cell* for each stub that counts in it,
+and a head cell of the server with the amounts of ended stubs. Only one process writes to each cell,
+so that counting needs neither locks between processes nor messages. Map of a cell (8 bytes each)::
 
     0   u64  next      unit of the series' next cell, 0 for none           server writes
-    1   u64  epoch     which ``set`` its amount follows, times 2, plus which amount counts
+    1   u64  epoch     number of the latest ``set``, times 2, plus the index of the valid amount
     2   f64  amount, amount
     4   u64  version   of a head: odd while its series' cells change         server writes
 
-A counter is the sum of its cells. A gauge is the sum of those whose epoch is the latest: ``set`` begins
-a new one, so that what others have added before is over. A histogram is the sum of cells of this form,
-which lie in as many units as it takes::
+A counter is the sum of its cells. A gauge is the sum of the cells with the latest epoch: ``set`` begins
+a new epoch, which discards earlier amounts. A histogram is the sum of cells of this form, each in as
+many units as it needs::
 
     0   f64  sum
-    1   u64  count of each bucket, the last one for what is beyond all bounds
+    1   u64  count of each bucket, the last one for values beyond all bounds
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _LOOKS = 8
 
 
 class MetricBoard:
-    """The numbers of a board by their index, as u64 (``words``) and as f64 (``amounts``).
+    """Numbers of a board by their index, as u64 (``words``) and as f64 (``amounts``).
 
-    ``memory``: ``units`` of 64 bytes; stays its owner's.
+    ``memory``: ``units`` of 64 bytes, which the caller owns.
     """
 
     __slots__ = ("amounts", "units", "words")
@@ -55,21 +54,21 @@ class MetricBoard:
             self.words[index] = 0
 
     def link(self, unit: int, following: int) -> None:
-        """Let a cell be followed by another in its series, or by none: 0."""
+        """Set the next cell of a cell in its series; 0 for none."""
         self.words[unit * _WORDS] = following
 
     def change(self, head: int) -> None:
-        """Say that the cells of a series begin to change, or that they have."""
+        """Mark the begin or the end of a change to the cells of a series."""
         self.words[head * _WORDS + _VERSION] += 1
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.words.release()
         self.amounts.release()
 
 
 class _Cell:
-    """Base of all cells: a lock for the threads of this process, and `closed`."""
+    """Base class of cells: a lock for the threads of this process, and `closed`."""
 
     __slots__ = ("__weakref__", "_amounts", "_at", "_board", "_words", "closed", "lock")
 
@@ -78,12 +77,12 @@ class _Cell:
         self._words = board.words
         self._amounts = board.amounts
         self._at = unit * _WORDS
-        # Reentrant: a finalizer that counts may run in the middle of anything.
+        # Reentrant: a finalizer that counts may run while this thread has the lock.
         self.lock = RLock()
         self.closed = False
 
     def close(self) -> None:
-        """Count no more: the unit is going to be somebody else's."""
+        """Stop counting: the unit is reused."""
         self.closed = True
 
 
@@ -101,27 +100,27 @@ class CounterCell(_Cell):
         self._amounts[self._at + _AMOUNT] += amount
 
     def total(self) -> float:
-        """Return the series' value: what all who count in it have counted."""
+        """Return the value of the series: the sum over all processes."""
         total = 0.0
         for _ in range(_LOOKS):
             version = self._words[self._head + _VERSION]
             total, seen = self._look()
             if seen and not version & 1 and self._words[self._head + _VERSION] == version:
                 break
-            # Others are about to change it: let them.
+            # Another process is changing it.
             time.sleep(0)
         return total
 
     def _look(self) -> tuple[float, bool]:
-        """Return the series' value, and whether it was that at any one time."""
+        """Return the value of the series, and whether it is a consistent snapshot."""
         return sum(self._amounts[at + _AMOUNT] for at in self._series()), True
 
     def absorb(self, cell: CounterCell) -> None:
-        """Take over what was counted in a cell that is in the series no more."""
+        """Add the amount of a cell that was removed from the series."""
         self.add(cell._amounts[cell._at + _AMOUNT])
 
     def detach(self) -> None:
-        """Count in memory of this process alone: for a forked child, which must not write here."""
+        """Count in private memory from now on: for a forked child, which must not write here."""
         alone = MetricBoard(memoryview(bytearray(2 * UNIT_BYTES)))
         alone.amounts[_WORDS + _AMOUNT] = self.total()
         self._board, self._words, self._amounts = alone, alone.words, alone.amounts
@@ -129,7 +128,7 @@ class CounterCell(_Cell):
         self.lock = RLock()
 
     def _series(self) -> Iterator[int]:
-        """Give the places of the series' cells; never for ever, whatever is on the board."""
+        """Yield the offsets of the series' cells; ends even if the links form a cycle."""
         words = self._words
         at = self._head
         end = self._board.units * _WORDS
@@ -146,7 +145,7 @@ class GaugeCell(CounterCell):
     __slots__ = ()
 
     def add(self, amount: float) -> None:
-        """Add to the value, whoever has set it."""
+        """Add to the value, whichever process has set it."""
         latest = self._latest()
         own = self._words[self._at + _EPOCH]
         if own >> 1 == latest:
@@ -155,9 +154,9 @@ class GaugeCell(CounterCell):
             self._publish(latest, amount)
 
     def set(self, value: float) -> None:
-        """Set the value: what was set and added before counts no more."""
+        """Set the value, which discards earlier amounts."""
         latest = self._latest()
-        # The unit in its lowest bits: two that set at the same time never mean the same epoch.
+        # The unit in the lowest bits: processes that set at the same time get different epochs.
         low = (self._at // _WORDS) & 0xFF
         epoch = time.monotonic_ns() & ~0xFF | low
         if epoch <= latest:
@@ -168,11 +167,11 @@ class GaugeCell(CounterCell):
         latest = self._latest()
         cells = [self._read(at) for at in self._series()]
         total = sum(amount for epoch, amount in cells if epoch == latest)
-        # Else it was set meanwhile, perhaps in a cell that had been looked at already.
+        # Otherwise it was set meanwhile, perhaps in a cell that was read before.
         return total, self._latest() == latest
 
     def absorb(self, cell: CounterCell) -> None:
-        """Take over what counts of a cell that is in the series no more."""
+        """Add the valid amount of a cell that was removed from the series."""
         epoch, amount = self._read(cell._at)
         if epoch < self._latest():
             return
@@ -183,13 +182,13 @@ class GaugeCell(CounterCell):
         return max(self._words[at + _EPOCH] >> 1 for at in self._series())
 
     def _publish(self, epoch: int, amount: float) -> None:
-        """Change epoch and amount in one step: the other amount first, then which one counts."""
+        """Change epoch and amount atomically: write the unused amount, then switch to it."""
         which = ~self._words[self._at + _EPOCH] & 1
         self._amounts[self._at + _AMOUNT + which] = amount
         self._words[self._at + _EPOCH] = epoch << 1 | which
 
     def _read(self, at: int) -> tuple[int, float]:
-        """Return a cell's epoch and amount as they were at one time."""
+        """Return a consistent pair of a cell's epoch and amount."""
         words, amounts = self._words, self._amounts
         epoch, amount = words[at + _EPOCH], 0.0
         for _ in range(_LOOKS):
@@ -212,7 +211,7 @@ class HistogramCell(_Cell):
 
     def observe(self, value: float) -> None:
         """Count a value in its bucket."""
-        # What is no number is beyond all bounds.
+        # NaN is beyond all bounds.
         bucket = bisect_left(self._bounds, value) if value == value else len(self._bounds)
         self._words[self._at + _COUNTS + bucket] += 1
         self._amounts[self._at] += value
@@ -227,7 +226,7 @@ class HistogramCell(_Cell):
         return self._amounts[self._at]
 
     def detach(self) -> None:
-        """Count in memory of this process alone: for a forked child, which must not write here."""
+        """Count in private memory from now on: for a forked child, which must not write here."""
         alone = MetricBoard(memoryview(bytearray(histogram_units(self._bounds) * UNIT_BYTES)))
         self._board, self._words, self._amounts = alone, alone.words, alone.amounts
         self._at = 0
@@ -235,5 +234,5 @@ class HistogramCell(_Cell):
 
 
 def histogram_units(bounds: Sequence[float]) -> int:
-    """Return how many units a histogram's cell takes."""
+    """Return the number of units of a histogram's cell."""
     return -(-(_COUNTS + len(bounds) + 1) // _WORDS)

@@ -1,6 +1,6 @@
-"""The records of requests and responses inside messages: how they lie in them, both ways.
+"""Records of requests and responses inside messages: encoding and decoding.
 
-There are two readers and two writers of one layout: the compiled module's, and those here::
+The compiled module has a reader and a writer of the same layout as those here::
 
     request   u32 ticket, u32 |signature|, u32 |context|, u32 |id|, u32 tensors, u32 dims
               signature, context, id, i64 dim * dims, tensor reference * tensors
@@ -8,8 +8,8 @@ There are two readers and two writers of one layout: the compiled module's, and 
               signature, context, i64 dim * dims, tensor reference * tensors
     tensor reference  u64 region, u64 offset, u64 nbytes, u32 lease
 
-The dims are those of all tensors, one after another; the signature says how many each has. The context
-is that of `gpubridge.transport.context`, empty in most records.
+The dims are those of all tensors, one after another; the signature has the rank of each tensor. The
+context is encoded as in `gpubridge.transport.context`, and empty in most records.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpubridge.transport.signatures import (
 
 
 class TensorRef(NamedTuple):
-    """Location of a tensor's bytes, and the lease under which they are lent."""
+    """Location of a tensor's bytes, and their lease."""
 
     region: int
     offset: int
@@ -42,7 +42,7 @@ class TensorRef(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A request or a response as it crosses; ``word`` is |id| of a request, flags of a response."""
+    """A decoded request or response; ``word`` is the length of a request's id, or response flags."""
 
     ticket: int
     signature: Signature
@@ -61,7 +61,7 @@ _REFS = [struct.Struct("<" + _REF * count) for count in range(9)]
 
 
 def json_object(raw: bytes | str, what: str) -> dict[str, Any]:
-    """Return the JSON object that ``raw`` is; MalformedMessage when it is none."""
+    """Parse a JSON object; MalformedMessage for anything else."""
     try:
         fields = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -72,7 +72,7 @@ def json_object(raw: bytes | str, what: str) -> dict[str, Any]:
 
 
 def record_encoder() -> Callable[..., bytes]:
-    """Give what makes records: `_encode_record`, or the compiled one where it is there."""
+    """Return the function that encodes records: the compiled one where there is a module."""
     compiled = native()
     return _encode_record if compiled is None else compiled.encode_record
 
@@ -100,7 +100,7 @@ def _encode_record(  # noqa: PLR0913  (the parts of a record)
 
 
 def record_reader(kind: type[Context]) -> RecordReader:
-    """Give what takes the records of one peer, with contexts of ``kind``, apart: compiled if it can be."""
+    """Return a reader of one peer's records with contexts of ``kind``: compiled where possible."""
     compiled = native()
     if compiled is None:
         return RecordReader(PythonContextCodec(kind))
@@ -117,10 +117,10 @@ def with_contexts(
     *,
     named: bool = False,
 ) -> tuple[list[bytes | memoryview], int]:
-    """Replace the contexts of more than ``longest`` bytes in records of responses, or ``named`` ones.
+    """Replace contexts of more than ``longest`` bytes in records (``named``: of requests).
 
-    Returns parts that, joined, are the records, and where in the message those end that were
-    replaced. Raises ValueError or struct.error when they are cut short.
+    Returns the new records in parts, and the end of the old ones in the message. Raises ValueError or
+    struct.error for truncated records.
     """
     parts: list[bytes | memoryview] = []
     for _ in range(count):
@@ -147,7 +147,7 @@ def with_contexts(
 def with_long_text(
     record: bytes, name: str, text: Sequence[bytes | memoryview]
 ) -> list[bytes | memoryview]:
-    """Put a text into the context of a response's record, in pieces; returns the record in pieces."""
+    """Add a text, given in pieces, to the context of a response record; returns it in pieces."""
     ticket, signed, said, word, tensors, dims = _RECORD.unpack_from(record)
     begin = _RECORD.size + signed
     end = begin + said
@@ -159,7 +159,7 @@ def with_long_text(
 
 
 class RecordReader:
-    """Takes records apart; the compiled module has one of the same behaviour."""
+    """Decodes records; the compiled module has an equivalent class."""
 
     __slots__ = ("_codec", "_signatures")
 
@@ -168,7 +168,7 @@ class RecordReader:
         self._codec = codec
 
     def read(self, message: bytes, at: int, count: int, named: bool, /) -> tuple[list[Record], int]:
-        """Return ``count`` records from ``at`` on and where they end; ValueError if malformed."""
+        """Decode ``count`` records from ``at`` on; returns them and their end. May raise ValueError."""
         records = []
         signatures = self._signatures
         for _ in range(count):

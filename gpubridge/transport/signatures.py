@@ -1,7 +1,7 @@
-"""Signatures: the names, datatypes and ranks of a record's tensors; their dims travel beside it.
+"""Signatures: the names, datatypes and ranks of a record's tensors, without their dims.
 
-Traffic repeats its signatures, so both sides remember what they parsed by the bytes: no field is
-parsed twice. Since the dims are apart, a new shape is no new signature.
+Requests repeat signatures, so both sides cache parsed ones by their bytes. Since dims are separate, a
+new shape does not make a new signature.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.channel import MalformedMessage
 
 MOST_TENSORS = 4096
-"""A record has no more tensors than that."""
+"""Largest number of tensors of a record."""
 _SIZE_LIMIT = 1 << 63
-"""Neither a dim nor the bytes of a tensor may reach it; without elements a tensor has 0 bytes."""
+"""Exclusive limit of a dim and of the bytes of a tensor."""
 _RANK_LIMIT = 1 << 32
 _DIM_BYTES = 8
 _PACK_DIMS = [struct.Struct(f"<{count}q").pack for count in range(33)]
 Shapes = tuple[tuple[int, ...], ...]
-"""The shapes of a record's tensors, in their order."""
+"""Shapes of a record's tensors, in their order."""
 
 
 class TensorSpec(NamedTuple):
@@ -36,12 +36,12 @@ class TensorSpec(NamedTuple):
     itemsize: int | None
 
     def nbytes(self, shape: Sequence[int]) -> int | None:
-        """Return the bytes of such a tensor of some shape; None where the data decide."""
+        """Return the bytes of a tensor of this shape; None for BYTES."""
         return None if self.itemsize is None else self.itemsize * prod(shape)
 
 
 class Signature(NamedTuple):
-    """The tensors of a record and, of a request, the outputs asked for, also to look them up."""
+    """Tensors of a record; for a request also the requested outputs, in order and as a set."""
 
     tensors: tuple[TensorSpec, ...]
     requested: tuple[str, ...]
@@ -51,7 +51,7 @@ class Signature(NamedTuple):
 def encode_signature(
     tensors: Sequence[tuple[str, str, int]], requested: Sequence[str] = ()
 ) -> bytes:
-    """Make the signature of tensors given as (name, datatype, rank); BridgeError for too many."""
+    """Encode the signature of tensors (name, datatype, rank); BridgeError for too many."""
     if len(tensors) > MOST_TENSORS:
         raise invalid(
             f"expected at most {MOST_TENSORS} tensors in a request or response, got {len(tensors)}"
@@ -63,7 +63,7 @@ def encode_signature(
 
 
 def encode_dims(shapes: Sequence[Sequence[int]]) -> bytes:
-    """Write the dims of all shapes, one after another, as a record has them."""
+    """Encode the dims of all shapes, one after another."""
     dims = [dim for shape in shapes for dim in shape]
     if len(dims) < len(_PACK_DIMS):
         return _PACK_DIMS[len(dims)](*dims)
@@ -73,16 +73,16 @@ def encode_dims(shapes: Sequence[Sequence[int]]) -> bytes:
 def encode_tensors(
     tensors: Sequence[tuple[str, str, Sequence[int]]], requested: Sequence[str] = ()
 ) -> tuple[bytes, bytes]:
-    """Make signature and dims of tensors (name, datatype, shape); raises as `encode_signature`."""
+    """Encode signature and dims of tensors (name, datatype, shape); raises as `encode_signature`."""
     described = [(name, datatype, len(shape)) for name, datatype, shape in tensors]
     signature = encode_signature(described, requested)
     return signature, encode_dims([shape for _, _, shape in tensors])
 
 
 def shapes_of(tensors: Sequence[TensorSpec], dims: Sequence[int]) -> Shapes:
-    """Return the shapes of tensors whose dims come one after another.
+    """Split dims into the shapes of tensors.
 
-    Raises ValueError for more or fewer dims, a negative one, or more bytes than 63 bits count.
+    Raises ValueError for a wrong number of dims, a negative dim, or a tensor of 2**63 bytes or more.
     """
     shapes = []
     at = 0
@@ -99,12 +99,12 @@ def shapes_of(tensors: Sequence[TensorSpec], dims: Sequence[int]) -> Shapes:
 
 
 def decode_shapes(signature: Signature, dims: bytes) -> Shapes:
-    """Return the shapes of a signature's tensors from their encoded dims; raises as `shapes_of`."""
+    """Decode the shapes of a signature's tensors; raises as `shapes_of`."""
     return shapes_of(signature.tensors, struct.unpack(f"<{len(dims) // _DIM_BYTES}q", dims))
 
 
 class SignatureCache(dict[bytes, Signature]):
-    """Decoded signatures by their bytes; bounded. Raises MalformedMessage for invalid bytes."""
+    """Bounded cache of signatures by their bytes. Raises MalformedMessage for invalid bytes."""
 
     __slots__ = ("_limit",)
 
@@ -121,14 +121,14 @@ class SignatureCache(dict[bytes, Signature]):
 
 
 def parse_signature(raw: bytes) -> Signature:
-    """Return what a signature's bytes say; MalformedMessage when it is none."""
+    """Decode a signature; may raise MalformedMessage."""
     try:
         fields = json.loads(raw)
         tensors = []
         for name, datatype, rank in fields["t"]:
             if not isinstance(name, str) or type(rank) is not int or not 0 <= rank < _RANK_LIMIT:
                 raise ValueError(f"tensor {name!r} has rank {rank!r}")
-            name.encode()  # A lone surrogate could be told to no client.
+            name.encode()  # A lone surrogate could not be sent to a client.
             tensors.append(TensorSpec(name, datatype, rank, item_size(datatype)))
         requested = tuple(fields.get("o", ()))
         if not all(isinstance(name, str) for name in requested):

@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+import tritonclient.http
 
 ROOT = Path(__file__).parents[2]
 # Programs that a machine without a tool chain lacks, by whatever prefix and release.
@@ -73,9 +76,34 @@ def test_there_is_no_tool_chain_on_the_bare_path(bare):
     assert shutil.which("python3", path=bare["PATH"])
 
 
+def assert_stays_until_interrupted(checkout, variables):
+    """`./dev demo --stay` serves until Ctrl-C, which a terminal sends to all of its processes."""
+    with subprocess.Popen(
+        ["./dev", "demo", "--stay"],
+        cwd=checkout,
+        env=variables,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as demo:
+        said = []
+        for line in demo.stderr:
+            said.append(line)
+            if "Ctrl-C ends it" in line:
+                (url,) = re.findall(r"keeps running at http://(\S+) ", "".join(said))
+                with tritonclient.http.InferenceServerClient(url) as client:
+                    assert client.is_model_ready("read_text")
+                os.killpg(demo.pid, signal.SIGINT)
+        assert demo.wait(60) == 0, "".join(said)
+        assert "the server stopped cleanly" in said[-1]
+
+
 def test_the_two_commands_of_the_readme_without_a_compiler(checkout, bare):
     run("./dev", "demo", cwd=checkout, variables=bare)
     assert (checkout / "demo-output" / "contact_sheet.png").exists()
+    assert (checkout / "demo-output" / "bill.png").exists()
+    assert_stays_until_interrupted(checkout, bare)
     assert list(checkout.glob(".venv/lib/*/site-packages/gpubridge/_native*.so"))
     started = run(".venv/bin/tritonserver", "--help", cwd=checkout, variables=bare)
     assert "usage: tritonserver [FLAG ...]" in started
@@ -140,3 +168,43 @@ def test_a_plain_build_by_cmake(checkout, tmp_path):
 
     run("cmake", "--install", "build", cwd=checkout, variables=variables)
     assert (checkout / "gpubridge" / module.name).exists()
+
+
+def test_the_archives_that_an_index_takes(checkout, tmp_path):
+    """A small source archive, a wheel made from it, and both run and described as an index wants."""
+    venv, variables = tmp_path / "venv", dict(os.environ)
+    python = venv / "bin" / "python"
+    run(sys.executable, "-m", "venv", venv, cwd=tmp_path, variables=None)
+    tools = ("build", "twine", "auditwheel")
+    run(python, "-m", "pip", "install", "-q", *tools, cwd=tmp_path, variables=variables)
+    # Without an option, build makes the wheel from the source archive.
+    run(python, "-m", "build", "-o", tmp_path / "dist", checkout, cwd=tmp_path, variables=variables)
+    (source,) = (tmp_path / "dist").glob("*.tar.gz")
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    with tarfile.open(source) as archive:
+        names = [name.split("/", 1)[1] for name in archive.getnames() if "/" in name]
+    assert {"pyproject.toml", "LICENSE", "gpubridge/schema/v2.binpb"} <= set(names)
+    assert not [name for name in names if name.endswith((".png", ".jpg", "peer_http.json"))]
+    assert source.stat().st_size < 1 << 20
+    run(
+        python, "-m", "twine", "check", "--strict", source, wheel, cwd=tmp_path, variables=variables
+    )
+    shown = run(python, "-m", "auditwheel", "show", wheel, cwd=tmp_path, variables=variables)
+    assert re.search(r"manylinux_2_\d+_", shown), shown
+    clean = tmp_path / "clean" / "bin" / "python"
+    run(sys.executable, "-m", "venv", tmp_path / "clean", cwd=tmp_path, variables=None)
+    run(clean, "-m", "pip", "install", "-q", wheel, cwd=tmp_path, variables=variables)
+    model = next((checkout / "examples" / "add_sub" / "model_repository").iterdir())
+    inputs = [f"--input=INPUT{i}=[1, 2, 3, 4]" for i in (0, 1)]
+    command = (clean, "-m", "gpubridge", "run", model, *inputs)
+    assert "OUTPUT0" in run(*command, cwd=tmp_path, variables=variables)
+    # A newcomer's first model, in a folder where there is no checkout.
+    page = (checkout / "docs" / "tutorials" / "quickstart.md").read_text()
+    (tmp_path / "app.py").write_text(page.split("```python\n")[1].split("```")[0])
+    ask = (
+        "import gpubridge, numpy as np\n"
+        "given = {'WORD': np.array(['ho']), 'TIMES': np.int32([3])}\n"
+        "with gpubridge.Server('app.py') as server:\n"
+        "    print(server.infer('repeat', given)['REPEATED'])\n"
+    )
+    assert "[b'hohoho']" in run(clean, "-c", ask, cwd=tmp_path, variables=variables)

@@ -80,7 +80,7 @@ ROWS = (
     _row(
         "1.4",
         "DLPack",
-        "unit/test_tensor_dlpack.py::test_what_cannot_be_taken_is_refused_and_not_consumed",
+        "unit/test_tensor_dlpack.py::test_a_capsule_that_is_refused_is_not_consumed",
         f"{_PB}tensor.py::test_to_dlpack_raises_the_reference_count_by_exactly_one",
     ),
     _row("1.4", "BF16", f"{_PB}tensor.py::test_bf16_needs_ml_dtypes"),
@@ -91,7 +91,7 @@ ROWS = (
     _row("1.5", "InferenceTrace"),
     _row("1.6", "arguments", f"{_PB}request_response.py::test_values_that_have_no_counterpart"),
     _row("1.6", "accessors", f"{_PB}request_response.py::test_defaults_of_a_request"),
-    _row("1.6", "what the called model sees", f"{_BLS}test_what_else_a_call_says_arrives"),
+    _row("1.6", "what the called model sees", f"{_BLS}test_all_fields_of_a_call_arrive"),
     _row(
         "1.6", "set_release_flags", "process/test_rescheduling.py::test_only_iterative_models_may"
     ),
@@ -103,7 +103,7 @@ ROWS = (
     ),
     _row("1.6", "async_exec", f"{_BLS}test_coroutines_call_at_once"),
     _row("1.7", "InferenceResponse", f"{_PB}request_response.py::test_response_parameters"),
-    _row("1.7", "outputs asked for", f"{_BAD}test_what_triton_lets_pass_passes"),
+    _row("1.7", "outputs asked for", f"{_BAD}test_mistakes_that_triton_accepts_are_accepted"),
     _row(
         "1.8",
         "send",
@@ -119,7 +119,7 @@ ROWS = (
         "1.9",
         "ResponseIterator",
         f"{_BLS}test_an_iterator_begins_again_and_says_when_it_is_done",
-        f"{_BLS}test_what_a_called_model_says_to_its_cancellation_is_read",
+        f"{_BLS}test_the_answer_of_a_cancelled_called_model_is_read",
         f"{_BLS}test_an_iterator_that_is_dropped_ends_the_call",
     ),
     _row("1.10", "Logger", f"{_PB}surface.py::test_logs_go_to_the_server_with_the_callers_line"),
@@ -138,14 +138,14 @@ ROWS = (
         "1.12",
         "load_model, unload_model",
         f"{_CONTROL}test_a_model_is_loaded_from_what_it_is_sent",
-        f"{_CONTROL}test_what_fails_is_told_in_tritons_words",
+        f"{_CONTROL}test_failures_have_tritons_texts",
         f"{_CONTROL}test_only_in_explicit_mode",
     ),
     _row("1.13", "initialize"),
     _row(
         "1.13",
         "execute of other models",
-        f"{_BAD}test_what_models_do_wrong_is_told_to_their_client",
+        f"{_BAD}test_a_models_mistake_is_reported_to_its_client",
         "process/test_rescheduling.py::test_a_rescheduled_request_has_no_response",
     ),
     _row(
@@ -169,7 +169,7 @@ ROWS = (
         "is_ready",
         f"{_READY}test_the_model_is_ready_when_it_says_so",
         f"{_READY}test_why_it_is_not_is_in_the_log",
-        f"{_READY}test_who_asks_at_the_same_time_gets_one_answer",
+        f"{_READY}test_concurrent_readiness_checks_share_one_run",
         f"{_READY}test_a_model_that_does_not_answer_is_not_ready",
         f"{_READY}test_a_process_that_dies_while_it_is_asked",
     ),

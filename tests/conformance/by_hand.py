@@ -20,9 +20,9 @@ BY_HAND = (
     ),
     (
         "`--http-header-forward-pattern`, and a request of `/generate`",
-        "its headers reach no model",
+        "its headers do not reach models",
         "they are parameters, as over `/infer`",
-        "a bug of theirs",
+        "a defect of Triton",
     ),
     (
         "a header that is forwarded twice, or has the name of a parameter",
@@ -44,7 +44,7 @@ BY_HAND = (
     ),
     (
         "statistics: errors that a model returns, requests that the sequence scheduler refuses",
-        "no count knows of them",
+        "are in no count",
         "are failures",
         "every request is in one of the counts",
     ),
@@ -63,7 +63,7 @@ BY_HAND = (
     (
         "a model writes into the array of a tensor that it got, and hands on the tensor itself",
         "what arrived is handed on",
-        "what was written, if nobody else has the tensor",
+        "what was written, if nothing else holds the tensor",
         "the array is a view, not a copy",
     ),
     (
@@ -76,13 +76,13 @@ BY_HAND = (
         "more `raw_input_contents` than inputs that need them",
         "taken as if they were not there",
         "400 with both numbers",
-        "one of them was meant for something",
+        "at least one of them is misplaced",
     ),
     (
         "an input or output that is declared twice",
         "is taken; two inputs of one name refuse every request",
         "counts once, with a warning; declared in two ways it is refused",
-        "published configurations have the same twice; which of two ways is meant, nobody knows",
+        "published configurations have the same twice; which of the two is meant is unclear",
     ),
     (
         "strings of a `config.pbtxt` that are not UTF-8",
@@ -94,12 +94,54 @@ BY_HAND = (
         "gRPC's certificate is missing, or its key is another's",
         "`Socket '0.0.0.0:8001' already in use`",
         "the file, and what is wrong with it",
-        "that is what has to be mended",
+        "the error names what to correct",
     ),
     (
         "a new certificate",
         "is read at the next start",
         "is read at SIGHUP, too",
         "certificates are short-lived",
+    ),
+    (
+        "`response_cache`: an equal request for other outputs, or with other parameters",
+        "gets the stored response, which may lack outputs",
+        "is executed",
+        "both reach the model",
+    ),
+    (
+        "`response_cache`, and the model answers with an error",
+        "the next equal request gets a response without outputs",
+        "errors are not stored",
+        "a defect of Triton",
+    ),
+    (
+        "`response_cache`: requests with tensors in clients' shared memory",
+        "are looked up and stored",
+        "are executed",
+        "a client could change them after they were compared",
+    ),
+    (
+        "`mode=opentelemetry`, and a `traceparent` whose sampled flag is not set",
+        "is traced, as marked in its export",
+        "is not traced",
+        "the caller has decided, as W3C's parent-based sampling says",
+    ),
+    (
+        "`mode=opentelemetry`: spans",
+        "no span for the queue; all spans are of the kind SERVER; errors set no status",
+        "`queue` beside `compute`; only `InferRequest` is of that kind; errors are the status",
+        "service graphs count a request once, and show what failed",
+    ),
+    (
+        "`mode=opentelemetry`: `tracestate` over gRPC",
+        "is lost",
+        "is passed on, as over HTTP",
+        "W3C asks for it",
+    ),
+    (
+        "`mode=opentelemetry`: `level=TENSORS`, a resource without a value, an unknown setting",
+        "is accepted; an error in the log, or no effect",
+        "is refused",
+        "it would have no effect",
     ),
 )

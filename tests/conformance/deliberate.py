@@ -1,6 +1,6 @@
 """Deliberate differences from the answers of Triton 2.51, each with its reason.
 
-python -m tests.conformance.deliberate > docs/differences.md
+python -m tests.conformance.deliberate > docs/reference/differences.md
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ SERVER_NAME = Difference(
     "`GET /v2`",
     "its version and extensions",
     "our own; `gpubridge(VERSION)` is among the extensions",
-    "the name is `triton`, as clients expect it; who asks can tell the two apart",
+    "the name is `triton`, as clients expect it; clients can distinguish the servers",
 )
 ENCODED_NAME = Difference(
     "a model's name that is percent-encoded in a path, as tritonclient does: `a%2Cb`",
@@ -109,7 +109,7 @@ EXPECTATION = Difference(
 )
 FRAMING = Difference(
     "a length that is no number, negative, given twice, or beside chunks; chunks that are none",
-    "guesses, waits, or closes without an answer",
+    "accepts it, waits, or closes without an answer",
     "400, then closes",
     "where two servers read a body differently, requests can be smuggled",
 )
@@ -117,7 +117,7 @@ MALFORMED = Difference(
     "bytes that are no HTTP/1 head: bare line feeds, folded lines, no colon, HTTP/2, TLS",
     "takes them, or closes without an answer",
     "400 with the reason, then closes",
-    "whoever debugs a client sees why",
+    "the reason helps to debug a client",
 )
 OLD_OR_NEW_HTTP = Difference(
     "a request line of HTTP/0.9 or HTTP/2.0",
@@ -132,11 +132,11 @@ LIMITS = Difference(
     "a body beyond the limit, a head beyond 64 KiB, a very long path",
     "waits, or resets the connection",
     "413, 431, 404",
-    "the client is told",
+    "the client learns the reason",
 )
-BYTE_BY_BYTE = Difference("a head that comes byte by byte", "404", "is read", "a bug of theirs")
+BYTE_BY_BYTE = Difference("a head that comes byte by byte", "404", "is read", "a defect of Triton")
 PIPELINED_GETS = Difference(
-    "pipelined GETs", "answers the first only", "answers all", "a bug of theirs"
+    "pipelined GETs", "answers the first only", "answers all", "a defect of Triton"
 )
 BAD_COMPRESSION = Difference(
     "a body that is not in its `Content-Encoding`, or cut short",
@@ -193,10 +193,10 @@ HALF_AS_JSON = Difference(
     "an FP16 or BF16 output asked for as JSON",
     "400 that ends in `for output`",
     "the same, and the output's name",
-    "says which",
+    "it names the output",
 )
 HASH_ORDER = Difference(
-    "order of a request's inputs, and which of several faults is told",
+    "order of a request's inputs, and which of several faults is reported",
     "that of a hash table: chance",
     "the request's order",
     "repeatable",
@@ -212,7 +212,7 @@ GENERATOR = Difference(
     "`execute` returns a generator",
     "runs it as a coroutine, and fails",
     "500: expected a list",
-    "it is no list",
+    "a generator is not a list",
 )
 CONSTRUCTOR_TEXT = Difference(
     "text of a TypeError for wrong arguments of `pb_utils`",
@@ -227,37 +227,37 @@ REASON = Difference(
     "reason of a model that did not load",
     "the error code's name before it, `<frozen importlib…>` and its own files among the places",
     "neither",
-    "says the same in fewer words",
+    "the same content, shorter",
 )
 DEATH = Difference(
     "the process of a model dies",
     "500 `Stub process 'NAME' is not healthy.`, again for every later request",
     "503, the same text and how it died; a new process takes over",
-    "the cause is what one looks for; clients may try again",
+    "the cause helps to correct it; clients may try again",
 )
 LOADING_HANGS = Difference(
     "no model file, a process that dies at import, a model called `bad;name`",
     "loading never ends",
-    "the reason is told; any name will do",
+    "the reason is reported; any name is accepted",
     "a hang is no answer",
 )
 CONFIG_REASON = Difference(
     "a `config.pbtxt` that cannot be read, a model without a version",
     "the reason is in the log only",
     "it is in the repository index, too",
-    "that is where one looks",
+    "users look there first",
 )
 CONFIG_TEXT = Difference(
     "an unknown backend, GPU or environment path",
     "says what came",
     "says what was expected, too",
-    "one look less into the manual",
+    "the error says how to correct it",
 )
 CONFIG_STRICT = Difference(
     "a negative number of instances, a version called `0`",
     "are taken",
     "refused; a version `0` is ignored",
-    "a slip, or read otherwise than it was meant",
+    "most likely a mistake",
 )
 NO_EXECUTE = Difference(
     "a model class without `execute`",
@@ -269,7 +269,7 @@ NO_COMPLETION = Difference(
     "`auto_complete_config` returns what is no configuration: an unknown data type, an unknown field",
     "loads the model as if it had returned nothing",
     "refused, says what is wrong",
-    "a slip that shows only with the first request",
+    "a mistake that would show only with the first request",
 )
 ONE_VERSION_BROKEN = Difference(
     "one version of several does not load",
@@ -311,7 +311,7 @@ a test keeps it so.
 |---|---|---|---|
 """
 _API = """
-## What a model meets
+## What models observe
 
 Code that models run (`tests/conformance/api_repository`), compared in the same way; the reference is
 a newer Triton than 2.51.
@@ -330,7 +330,7 @@ Requests and models that were put to both by hand; no test keeps these rows true
 
 
 def document() -> str:
-    """The text of docs/differences.md."""
+    """The text of docs/reference/differences.md."""
     rows = [f"| {d.what} | {d.triton} | {d.here} | {d.why} |" for d in _documented()]
     api = [f"| {d.what} | {d.triton} | {d.here} | {d.why} |" for d in DIFFERENCES]
     others = [f"| {' | '.join(row)} |" for row in BY_HAND]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 
 from gpubridge.host_shm import Segment
-from gpubridge.stub import bls_records
-from gpubridge.stub.bls_records import BlsRecords
-from gpubridge.stub.outputs import OutputMemory
+from gpubridge.stub.bls import records as bls_records
+from gpubridge.stub.bls.records import BlsRecords
+from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.tensor import native
 from gpubridge.transport.calls import CallKind, encode_records
 from gpubridge.transport.channel import MalformedMessage

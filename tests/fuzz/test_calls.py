@@ -59,7 +59,7 @@ def test_each_call_is_answered_once_or_its_message_is_refused(messages, fail):
     server = Server()
     try:
         # Memory of a request that the stub executes, which calls may name, too.
-        server.desk.enter(1)
+        server.fake_stub.enter(1)
         for message in filter(len, messages):
             server.take(message)
         made = list(zip(server.requests, fail, strict=False))

@@ -80,9 +80,9 @@ class _Rules(RuleBasedStateMachine):
         assert words in caught.value.message()
         return None
 
-    @rule(door=_DOORS, name=_NAMES, which=st.integers(0, 2), slash=st.booleans(),
+    @rule(endpoint=_DOORS, name=_NAMES, which=st.integers(0, 2), slash=st.booleans(),
           offset=_NUMBERS, nbytes=_NUMBERS)  # fmt: skip
-    def register(self, door, name, which, slash, offset, nbytes):
+    def register(self, endpoint, name, which, slash, offset, nbytes):
         key = "/" * slash + self.objects.paths[which].name
         words = None
         if name in self.registered:
@@ -91,14 +91,14 @@ class _Rules(RuleBasedStateMachine):
             words = f"at most {_MOST} regions"
         elif not 0 < nbytes <= _SIZES[which] - offset:
             words = "Invalid shared memory region"
-        call = self.clients[door].register_system_shared_memory
+        call = self.clients[endpoint].register_system_shared_memory
         self.refused(words, call, name, key, nbytes, offset)
         if words is None:
             self.registered[name] = which, key, offset, nbytes
 
-    @rule(door=_DOORS, name=_NAMES, key=st.sampled_from(_WRONG_KEYS))
-    def register_nothing(self, door, name, key):
-        call = self.clients[door].register_system_shared_memory
+    @rule(endpoint=_DOORS, name=_NAMES, key=st.sampled_from(_WRONG_KEYS))
+    def register_nothing(self, endpoint, name, key):
+        call = self.clients[endpoint].register_system_shared_memory
         words = "Unable to open shared memory region"
         if name in self.registered:
             words = "already in manager"
@@ -106,25 +106,25 @@ class _Rules(RuleBasedStateMachine):
             words = f"at most {_MOST} regions"
         self.refused(words, call, name, key, 4, 0)
 
-    @rule(door=_DOORS, name=_NAMES)
-    def unregister(self, door, name):
-        self.clients[door].unregister_system_shared_memory(name)
+    @rule(endpoint=_DOORS, name=_NAMES)
+    def unregister(self, endpoint, name):
+        self.clients[endpoint].unregister_system_shared_memory(name)
         self.registered.pop(name, None)
 
-    @rule(door=_DOORS)
-    def unregister_all(self, door):
-        self.clients[door].unregister_system_shared_memory()
+    @rule(endpoint=_DOORS)
+    def unregister_all(self, endpoint):
+        self.clients[endpoint].unregister_system_shared_memory()
         self.registered.clear()
 
-    @rule(door=_DOORS, name=st.one_of(st.just(""), _NAMES))
-    def status(self, door, name):
+    @rule(endpoint=_DOORS, name=st.one_of(st.just(""), _NAMES))
+    def status(self, endpoint, name):
         words = None
         if name and name not in self.registered:
             words = "Unable to find system shared memory region"
-        call = self.clients[door].get_system_shared_memory_status
+        call = self.clients[endpoint].get_system_shared_memory_status
         answer = self.refused(words, call, name)
         if words is None:
-            if door == "grpc":
+            if endpoint == "grpc":
                 rows = [(r.name, r.key, r.offset, r.byte_size) for r in answer.regions.values()]
             else:
                 rows = [(r["name"], r["key"], r["offset"], r["byte_size"]) for r in answer]
@@ -142,13 +142,13 @@ class _Rules(RuleBasedStateMachine):
             return None, "Invalid offset + byte size for shared memory region"
         return (which, begin + offset), None
 
-    @rule(door=_DOORS, count=st.integers(1, 70), data=st.data())
-    def infer(self, door, count, data):
+    @rule(endpoint=_DOORS, count=st.integers(1, 70), data=st.data())
+    def infer(self, endpoint, count, data):
         names = st.sampled_from([*self.registered, "a"])
         source, target = data.draw(names), data.draw(st.one_of(st.none(), names))
         source_at, target_at = data.draw(_NUMBERS), data.draw(_NUMBERS)
         room = data.draw(st.one_of(st.just(4 * count), _NUMBERS.filter(bool)))
-        library = importlib.import_module(f"tritonclient.{door}")
+        library = importlib.import_module(f"tritonclient.{endpoint}")
         tensor = library.InferInput("IN", [count], "FP32")
         tensor.set_shared_memory(source, 4 * count, source_at)
         outputs = None
@@ -162,7 +162,7 @@ class _Rules(RuleBasedStateMachine):
             wrong |= {words} - {None}
             if room < 4 * count and not wrong:
                 wrong = {"should be at least"}
-        call = self.clients[door].infer
+        call = self.clients[endpoint].infer
         if wrong:
             with pytest.raises(utils.InferenceServerException) as caught:
                 call("m", [tensor], outputs=outputs)
@@ -191,7 +191,9 @@ def test_the_rules_hold_whatever_clients_ask(tmp_path):
     write_model(tmp_path, "m", _MODEL)
     objects = _Objects()
     flags = "--allow-client-shm=true", f"--client-shm-max-regions={_MOST}"
-    http, grpc = (importlib.import_module(f"tritonclient.{door}") for door in ("http", "grpc"))
+    http, grpc = (
+        importlib.import_module(f"tritonclient.{endpoint}") for endpoint in ("http", "grpc")
+    )
     try:
         with (
             running_server(tmp_path, *flags) as server,

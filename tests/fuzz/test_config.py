@@ -137,7 +137,7 @@ _RETURNED = st.one_of(
 ).map(json.dumps)
 
 
-def test_what_a_model_returns_is_a_configuration_or_refused(tmp_path: Path) -> None:
+def test_returned_configurations_are_valid_or_refused(tmp_path: Path) -> None:
     directory = tmp_path / "m"
     (directory / "1").mkdir(parents=True)
     (directory / "1" / "model.py").touch()

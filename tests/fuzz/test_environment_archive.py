@@ -15,13 +15,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gpubridge.engine.environments import unpacking
+from gpubridge.engine.environments import unpack_process
 from gpubridge.engine.environments.store import EnvironmentStore
 from gpubridge.errors import BridgeError, ErrorCode
 from tests.fuzz.budget import edited, edits, fuzzed
 
 LIMIT = 1 << 20
-QUIET = SimpleNamespace(tell=lambda *_, **__: None)
+QUIET = SimpleNamespace(report=lambda *_, **__: None)
 NO_LOCK = -1
 REFUSALS = (ErrorCode.INVALID_ARG, ErrorCode.UNSUPPORTED, ErrorCode.UNAVAILABLE)
 # One bad member refuses all of an archive: most are good.
@@ -122,7 +122,7 @@ def unpacked(archive, cache):
     refusal = None
     with archive.open("rb") as packed:
         try:
-            facts = unpacking._make(entry, archive, packed, LIMIT, QUIET, NO_LOCK)
+            facts = unpack_process._make(entry, archive, packed, LIMIT, QUIET, NO_LOCK)
         except BridgeError as error:
             refusal = error
     if refusal is not None:
@@ -145,8 +145,8 @@ def unpacked(archive, cache):
 def _in_this_process():
     """Replace the parts of the unpacking process: its limit of memory, and the wait for the disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unpacking, "_limited_memory", contextlib.nullcontext)
-        patch.setattr(unpacking, "_flush", lambda folder: None)
+        patch.setattr(unpack_process, "_limited_memory", contextlib.nullcontext)
+        patch.setattr(unpack_process, "_flush", lambda folder: None)
         yield
 
 

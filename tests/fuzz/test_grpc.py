@@ -9,13 +9,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.memory.regions import Regions
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Account, Body, Budget
-from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
+from gpubridge.schema import message_class
 from tests.fuzz.budget import edited, edits, fuzzed, mutations, splits
-from tests.fuzz.grpc_door import CONFIG, PREFACE, GrpcDoor, frame, head, message
+from tests.fuzz.grpc_endpoint import CONFIG, PREFACE, GrpcEndpoint, frame, head, message
 from tests.fuzz.said import said_of
 from tests.unit.grpc_requests import Model, Request, cache, inputs_of, raw
 
@@ -230,18 +230,18 @@ _TRAFFIC = st.one_of(
 )
 
 
-def _proper(door):
-    for stream_id, statuses in door.statuses().items():
+def _proper(endpoint):
+    for stream_id, statuses in endpoint.statuses().items():
         assert stream_id % 2
         assert len(statuses) == 1
         assert statuses[0] in STATUSES
 
 
-async def _ask(neighbour, door):
+async def _ask(neighbour, endpoint):
     """Have another client ask what is right, and get the right data."""
     sent = raw(("A", "FP32", [2], b"goodbad!")).SerializeToString()
     neighbour.receive(PREFACE + head(1, "ModelInfer") + frame(0, 1, 1, message(sent)))
-    await door.settle()
+    await endpoint.settle()
     assert neighbour.statuses() == {1: [0]}
     answer = Response.FromString(neighbour.data(1)[5:])
     assert list(answer.raw_output_contents) == [b"good"]
@@ -251,29 +251,29 @@ async def _converse(pieces, deferred, ends=False):
     """Have a connection take bytes, answer what it will, and go; nothing may be left of it."""
     failures = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
-    door = GrpcDoor(deferred=deferred)
-    neighbour = GrpcDoor(beside=door)
-    door.receive(PREFACE)
+    endpoint = GrpcEndpoint(deferred=deferred)
+    neighbour = GrpcEndpoint(beside=endpoint)
+    endpoint.receive(PREFACE)
     for piece in pieces:
-        door.receive(piece)
+        endpoint.receive(piece)
         await asyncio.sleep(0)
     if ends:
-        door.end()
-    await door.settle()
-    _proper(door)
-    # Nobody waits for the requests, or for the windows, of a client that sends no more.
-    assert not ends or door.closed
-    door.lose()
-    await door.settle()
+        endpoint.end()
+    await endpoint.settle()
+    _proper(endpoint)
+    # Requests and windows of a client that sends no more are not waited for.
+    assert not ends or endpoint.closed
+    endpoint.lose()
+    await endpoint.settle()
     assert not failures
-    assert door.connections == {neighbour.connection}
-    assert door.regions.lent() == (0, 0)
-    await _ask(neighbour, door)
+    assert endpoint.connections == {neighbour.connection}
+    assert endpoint.regions.lent() == (0, 0)
+    await _ask(neighbour, endpoint)
     neighbour.lose()
-    assert not door.connections
-    assert door.regions.lent() == (0, 0)
-    door.regions.close()
-    return door
+    assert not endpoint.connections
+    assert endpoint.regions.lent() == (0, 0)
+    endpoint.regions.close()
+    return endpoint
 
 
 @fuzzed(3)
@@ -293,16 +293,16 @@ def test_whole_calls_each_get_one_status(sent):
         for stream_id, (data, name) in zip(ids, sent, strict=True)
         for method in ["ModelInfer" if name == "m" else "ModelStreamInfer"]
     ]
-    door = asyncio.run(_converse(traffic, False))
-    assert sorted(door.statuses()) == list(ids)
+    endpoint = asyncio.run(_converse(traffic, False))
+    assert sorted(endpoint.statuses()) == list(ids)
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "None"])
 @pytest.mark.parametrize("size", [0, 3, 100, 70_000])
 def test_a_client_that_hangs_up_in_a_request_is_not_waited_for(method, size):
     sent = head(1, method) + frame(0, 0, 1, message(bytes(size), length=80_000)[: size + 1])
-    door = asyncio.run(_converse([sent], False, True))
-    assert door.closed
+    endpoint = asyncio.run(_converse([sent], False, True))
+    assert endpoint.closed
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff"])
@@ -311,5 +311,5 @@ def test_a_thousand_wrong_requests_at_once_are_as_many_errors(content):
     # The client reads all of the answers.
     room = b"".join(frame(8, 0, stream_id, b"\x10\0\0\0") for stream_id in (0, 1))
     sent = head(1, "ModelStreamInfer") + room + frame(0, 1, 1, message(content) * count)
-    door = asyncio.run(_converse([sent], False))
-    assert door.statuses() == {1: [0]}
+    endpoint = asyncio.run(_converse([sent], False))
+    assert endpoint.statuses() == {1: [0]}

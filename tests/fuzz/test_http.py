@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from tests.fuzz.budget import fuzzed, mutations, splits
-from tests.unit.http_door import BODY_LIMIT, GET, Door, chunked, post
+from tests.unit.http_endpoint import BODY_LIMIT, GET, Endpoint, chunked, post
 
 _TARGETS = st.sampled_from([b"/echo", b"/echo", b"/missing", b"/wrong", b"/full", b"*", b"/%00"])
 _BODIES = st.one_of(st.binary(max_size=60), st.sampled_from([bytes(20_000), GET * 3]))
@@ -63,11 +63,11 @@ _STREAMS = st.lists(_requests(), max_size=5).map(b"".join)
 _TRAFFIC = st.one_of(_STREAMS, mutations(_STREAMS), mutations(_STREAMS, 1), st.binary(max_size=80))
 
 
-def _proper(door):
+def _proper(endpoint):
     """Check that answers are in the order of their requests, each with its own body, or an error."""
-    answers = door.answers()
+    answers = endpoint.answers()
     assert {status for status, _ in answers} <= _STATUSES
-    echoed = [handler.body for handler in door.handlers if "completed" in handler.ends]
+    echoed = [handler.body for handler in endpoint.handlers if "completed" in handler.ends]
     given = [body for status, body in answers if status == 200]
     # The connection may be gone before the last ones.
     assert given == echoed[: len(given)]
@@ -76,43 +76,43 @@ def _proper(door):
 
 
 async def _converse(pieces, deferred, ends):
-    door = Door(deferred=deferred)
-    neighbour = Door(beside=door)
+    endpoint = Endpoint(deferred=deferred)
+    neighbour = Endpoint(beside=endpoint)
     for piece in pieces:
-        door.receive(piece)
+        endpoint.receive(piece)
         await asyncio.sleep(0)
-    if ends and not door.undelivered:
+    if ends and not endpoint.undelivered:
         # The client says no more; what it has asked is answered, then there is nothing to wait for.
-        door.end()
+        endpoint.end()
     for _ in range(200):
         # What waits is answered, in any order: here from the last on.
-        due = [h for h in door.handlers if h.exchange is not None and "answered" not in h.ends]
+        due = [h for h in endpoint.handlers if h.exchange is not None and "answered" not in h.ends]
         if deferred and not due:
             break
         for handler in reversed(due if deferred else []):
             handler.ends.append("answered")
             handler.answer()
-        door.receive()
+        endpoint.receive()
         await asyncio.sleep(0)
         if not deferred:
             break
-    answers = _proper(door)
-    if ends and not door.undelivered:
-        assert door.transport.state == "closed"
-    door.lose()
-    assert door.connections == {neighbour.connection}
-    for handler in door.handlers:
+    answers = _proper(endpoint)
+    if ends and not endpoint.undelivered:
+        assert endpoint.transport.state == "closed"
+    endpoint.lose()
+    assert endpoint.connections == {neighbour.connection}
+    for handler in endpoint.handlers:
         told = [end for end in handler.ends if end != "answered"]
-        # Each is told how it ends, and nothing after that but that nobody waits.
+        # Each is told how it ends, and nothing after that but that no client waits.
         assert told.count("completed") <= 1
         assert told.count("aborted") <= 1
         assert told
-    assert door.connection._state.open == 0
+    assert endpoint.connection._state.open == 0
     # Another client has noticed nothing.
     neighbour.receive(post(b"good") + GET)
     assert neighbour.answers() == [(200, b"good"), (200, b"")]
     neighbour.lose()
-    assert not door.connections
+    assert not endpoint.connections
     return answers
 
 
@@ -126,7 +126,7 @@ def test_no_traffic_of_a_connection_escapes_or_leaves_a_request_behind(data, def
 
 @fuzzed(2)
 @given(st.data(), st.booleans())
-def test_how_the_network_splits_traffic_changes_no_answer(data, deferred):
+def test_split_traffic_changes_no_answer(data, deferred):
     traffic = data.draw(_TRAFFIC)
     whole = asyncio.run(_converse([traffic], deferred, False))
     assert asyncio.run(_converse(data.draw(splits(traffic)), deferred, False)) == whole

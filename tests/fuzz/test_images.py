@@ -20,7 +20,7 @@ from tests.image_settings import image_settings
 FILES = mutations(st.sampled_from([GOOD_FILES[name] for name in sorted(GOOD_FILES)]))
 
 
-@pytest.mark.parametrize("name", ["pillow", "nvimagecodec"])
+@pytest.mark.parametrize("name", ["pillow", pytest.param("nvimagecodec", marks=pytest.mark.extra)])
 @fuzzed()
 @given(encoded=FILES | st.binary(max_size=200))
 def test_a_damaged_file_is_decoded_or_refused(name, encoded):

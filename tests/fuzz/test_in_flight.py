@@ -8,7 +8,7 @@ from hypothesis import example, given
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.messages import ResponseFlag
 from tests.fuzz.budget import fuzzed
-from tests.fuzz.stub_desk import Asked, Desk, record
+from tests.fuzz.fake_stub import FakeStub, RequestAtStub, record
 
 
 class Play:
@@ -16,36 +16,36 @@ class Play:
 
     def __init__(self, data) -> None:
         self.draw = data.draw
-        self.desk = Desk()
+        self.fake_stub = FakeStub()
         # What the stub knows: the tickets that it has, and which requests it has ended.
-        self.tickets: dict[Asked, int] = {}
-        self.over: set[Asked] = set()
-        self.going_on: set[Asked] = set()
-        self.sent: dict[Asked, int] = {}
+        self.tickets: dict[RequestAtStub, int] = {}
+        self.over: set[RequestAtStub] = set()
+        self.going_on: set[RequestAtStub] = set()
+        self.sent: dict[RequestAtStub, int] = {}
 
     def step(self) -> None:
         live = [asked for asked in self.tickets if asked not in self.over]
-        steps = [self.enter] + [self.complete] * bool(self.desk.flights)
+        steps = [self.enter] + [self.complete] * bool(self.fake_stub.flights)
         if live:
             chosen = self.draw(st.sampled_from(live))
             steps += [lambda: self.respond(chosen), lambda: self.finish(chosen)]
         self.draw(st.sampled_from(steps))()
         if self.draw(st.booleans()):
-            self.desk.in_flight.settle_kept()
+            self.fake_stub.in_flight.release_kept()
 
     def enter(self) -> None:
-        before = len(self.desk.asked)
-        self.desk.enter(self.draw(st.integers(1, 3)))
-        self.tickets |= {asked: asked.request.ticket for asked in self.desk.asked[before:]}
+        before = len(self.fake_stub.asked)
+        self.fake_stub.enter(self.draw(st.integers(1, 3)))
+        self.tickets |= {asked: asked.request.ticket for asked in self.fake_stub.asked[before:]}
         assert len(set(self.tickets.values())) == len(self.tickets)
 
     def complete(self) -> None:
-        sequence = self.draw(st.sampled_from(sorted(self.desk.flights)))
-        batch = self.desk.flights.pop(sequence)
+        sequence = self.draw(st.sampled_from(sorted(self.fake_stub.flights)))
+        batch = self.fake_stub.flights.pop(sequence)
         records = [self.result(asked) for asked in self.draw(st.permutations(batch))]
-        feed = self.desk.feed
+        feed = self.fake_stub.feed
         before, at_stub = feed.open_requests, (feed.batches, feed.in_flight)
-        assert self.desk.complete((sequence, records)).times == 1
+        assert self.fake_stub.complete((sequence, records)).times == 1
         assert (feed.batches + 1, feed.in_flight + len(batch)) == at_stub
         going_on = [asked for asked in batch if asked in self.going_on]
         assert feed.open_requests == before + len(going_on)
@@ -53,7 +53,7 @@ class Play:
             if asked in self.over:
                 del self.tickets[asked]
 
-    def result(self, asked: Asked):
+    def result(self, asked: RequestAtStub):
         flags = ResponseFlag.OPEN | ResponseFlag.EMPTY
         if asked not in self.over:
             if self.draw(st.booleans()):
@@ -66,16 +66,16 @@ class Play:
 
     def let_go(self, ticket: int) -> None:
         """Be done with a request's memory, or keep it."""
-        self.desk.control.lent[ticket] = self.draw(st.integers(0, 1))
+        self.fake_stub.control.lent[ticket] = self.draw(st.integers(0, 1))
 
-    def respond(self, asked: Asked) -> None:
+    def respond(self, asked: RequestAtStub) -> None:
         flags = ResponseFlag.OPEN | self.draw(st.sampled_from([0, 1, ResponseFlag.EMPTY]))
-        assert not self.desk.respond(record(self.tickets[asked], flags))
+        assert not self.fake_stub.respond(record(self.tickets[asked], flags))
         self.sent[asked] = self.sent.get(asked, 0) + (not flags & ResponseFlag.EMPTY)
 
-    def finish(self, asked: Asked) -> None:
+    def finish(self, asked: RequestAtStub) -> None:
         flags = self.draw(st.sampled_from([0, ResponseFlag.ERROR, ResponseFlag.EMPTY]))
-        closed = self.desk.respond(record(self.tickets[asked], flags))
+        closed = self.fake_stub.respond(record(self.tickets[asked], flags))
         self.over.add(asked)
         assert closed == (asked in self.going_on)
         if asked in self.going_on:
@@ -87,21 +87,21 @@ class Play:
 @given(st.data())
 def test_every_request_has_one_end_however_batches_and_responses_interleave(data):
     play = Play(data)
-    desk = play.desk
+    fake_stub = play.fake_stub
     try:
         for _ in range(data.draw(st.integers(1, 25))):
             play.step()
-        started, unstarted = desk.die(data.draw(st.integers(0, len(desk.asked) + 1)))
+        started, unstarted = fake_stub.die(data.draw(st.integers(0, len(fake_stub.asked) + 1)))
         assert len(set(started + unstarted)) == len(started + unstarted)
-        for asked in desk.asked:
+        for asked in fake_stub.asked:
             left = (asked.request in started) + (asked.request in unstarted)
             assert len(asked.outcomes) + left == 1
             assert len(asked.outcomes) == (asked in play.over)
             assert len(asked.partials) == play.sent.get(asked, 0)
-        assert desk.arena.lent() == (0, 0)
-        assert desk.in_flight.open_requests == 0
+        assert fake_stub.arena.lent() == (0, 0)
+        assert fake_stub.in_flight.open_requests == 0
     finally:
-        desk.close()
+        fake_stub.close()
 
 
 @fuzzed()
@@ -123,43 +123,43 @@ def test_every_request_has_one_end_however_batches_and_responses_interleave(data
 # One that goes on, another that there is not: the first is still in its batch.
 @example([2], [(False, 1, [(0, 12), (7, 0)])], 0)
 def test_a_stub_that_lies_of_its_batches_costs_no_request_its_end(sizes, messages, started_last):
-    desk = Desk()
+    fake_stub = FakeStub()
     try:
         for size in sizes:
-            desk.enter(size)
+            fake_stub.enter(size)
         try:
             for alone, sequence, records in messages:
                 made = [record(ticket, flags) for ticket, flags in records]
                 if alone:
-                    desk.respond(*made)
+                    fake_stub.respond(*made)
                 else:
-                    desk.complete((sequence, made))
+                    fake_stub.complete((sequence, made))
         except MalformedMessage:
             pass
-        started, unstarted = desk.die(started_last)
-        for asked in desk.asked:
+        started, unstarted = fake_stub.die(started_last)
+        for asked in fake_stub.asked:
             request = asked.request
             assert len(asked.outcomes) + started.count(request) + unstarted.count(request) == 1
-        assert desk.arena.lent() == (0, 0)
+        assert fake_stub.arena.lent() == (0, 0)
     finally:
-        desk.close()
+        fake_stub.close()
 
 
 def test_memory_that_a_stub_is_done_with_makes_room_at_once():
-    desk = Desk()
+    fake_stub = FakeStub()
     try:
-        room = desk.in_flight.free_tickets
-        desk.enter(room)
-        ((sequence, batch),) = desk.flights.items()
+        free = fake_stub.in_flight.free_tickets
+        fake_stub.enter(free)
+        ((sequence, batch),) = fake_stub.flights.items()
         tickets = [asked.request.ticket for asked in batch]
         # The model keeps its inputs beyond their answers.
-        desk.complete((sequence, [record(ticket, ResponseFlag.ERROR) for ticket in tickets]))
-        del desk.flights[sequence]
-        assert desk.in_flight.free_tickets == 0
-        desk.control.lent[tickets[0]] = desk.control.lent[tickets[1]] = 0
-        assert desk.in_flight.free_tickets == 2
-        desk.control.lent[tickets[2]] = 0
-        desk.enter(3)
-        assert desk.in_flight.free_tickets == 0
+        fake_stub.complete((sequence, [record(ticket, ResponseFlag.ERROR) for ticket in tickets]))
+        del fake_stub.flights[sequence]
+        assert fake_stub.in_flight.free_tickets == 0
+        fake_stub.control.lent[tickets[0]] = fake_stub.control.lent[tickets[1]] = 0
+        assert fake_stub.in_flight.free_tickets == 2
+        fake_stub.control.lent[tickets[2]] = 0
+        fake_stub.enter(3)
+        assert fake_stub.in_flight.free_tickets == 0
     finally:
-        desk.close()
+        fake_stub.close()

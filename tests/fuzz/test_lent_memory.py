@@ -88,7 +88,7 @@ def test_both_books_lend_the_same_and_end_the_same_leases(steps):
     for step in [("know", 0, []), ("know", 1, []), *steps]:
         seen, wanted = (side.step(*step) for side in sides)
         if seen[0] == wanted[0] == "refused":
-            # Whoever sends such places is heard no more.
+            # A stub that sends such places is closed.
             break
         assert seen == wanted
     for side in sides:
@@ -128,7 +128,7 @@ def test_a_framework_gets_pieces_that_do_not_overlap(size, odd, steps):
     take.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
     give.restype = None
     give.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-    # Nobody looks at what is there.
+    # No process reads what is there.
     begin = (1 << 40) + odd
     first = (begin + 511) // 512 * 512
     lent = {}

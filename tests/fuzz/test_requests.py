@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import numpy as np
@@ -12,10 +13,10 @@ import pytest
 from hypothesis import example, given
 
 from gpubridge.config import HttpConnections
-from gpubridge.dataplane import InferTargets
+from gpubridge.dataplane import InferTargets, TraceSampling
 from gpubridge.engine.client_regions import ClientRegions
-from gpubridge.engine.devices.memory import DeviceMemory
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.devices.manager import DeviceManager
+from gpubridge.engine.memory.regions import Regions
 from gpubridge.engine.workers import Workers
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener
 from gpubridge.frontend.http.message import HttpSettings
@@ -30,7 +31,7 @@ from tests.fuzz.budget import fuzzed, mutations
 from tests.fuzz.json_values import PARAMETERS, SIZES, VALUES, json_bytes
 from tests.fuzz.refusals import tried
 from tests.fuzz.said import said_of
-from tests.unit.http_door import Transport
+from tests.unit.http_endpoint import Transport
 from tests.unit.model_configs import model_config
 
 _ALL = ";".join(
@@ -129,7 +130,7 @@ def memory():
     Path("/dev/shm", key).write_bytes(bytes(4096))
     try:
         every = Regions(1 << 24)
-        registry = ClientRegions(every, DeviceMemory(0), allowed=True, most=4)
+        registry = ClientRegions(every, DeviceManager(0), allowed=True, most=4)
         registry.register("x", key, 0, 4096)
         yield RequestMemory(every, registry)
         registry.close()
@@ -141,7 +142,7 @@ def memory():
 class _Model:
     """Takes requests, looks at all that they say, and gives their memory back."""
 
-    traces = type("Traces", (), {"active": False})()
+    traces = SimpleNamespace(sampling=TraceSampling())
     name = "m"
     version = 1
 
@@ -309,7 +310,7 @@ class _Router:
         self.targets = InferTargets()
         self.targets.add(b"/infer", endpoint)
 
-    def failure(self, error, status):
+    def failure(self, error, status, _):
         self.error = error
         return 400, [b"{}"]
 

@@ -1,4 +1,4 @@
-"""A real server under garbage at every door: a client beside it sees nothing of it, and nothing is left."""
+"""A real server under garbage at every endpoint: a client beside it sees nothing of it, and nothing is left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.fuzz.grpc_door import PREFACE, frame, head, message
+from tests.fuzz.grpc_endpoint import PREFACE, frame, head, message
 from tests.process.server import running_server, wait_until, write_model
 from tests.unit.grpc_requests import raw
 
@@ -177,7 +177,7 @@ def _attack(server, seed: int, rounds: int) -> None:
     assert wrong == []
 
 
-def test_garbage_at_every_door_disturbs_nobody_and_leaves_nothing(tmp_path):
+def test_garbage_on_every_port_disturbs_no_client_and_leaves_nothing(tmp_path):
     write_model(tmp_path, "m", _MODEL)
     with running_server(tmp_path) as server:
         stubs = server.stubs()

@@ -10,7 +10,8 @@ from hypothesis import given
 from gpubridge.errors import ErrorCode
 from gpubridge.protocol.control import log_changes, log_document, trace_changes, trace_document
 from gpubridge.protocol.grpc import control as grpc
-from gpubridge.protocol.grpc.messages import message_class, parse_message
+from gpubridge.protocol.grpc.messages import parse_message
+from gpubridge.schema import message_class
 from gpubridge.telemetry.logs import LOG_FORMATS, LogSettings
 from gpubridge.telemetry.settings import TRACE_LEVELS, TraceSettings
 from tests.fuzz.budget import fuzzed, mutations
@@ -110,6 +111,8 @@ def test_settings_of_logs_are_understood_or_refused(document, message):
 def test_settings_of_traces_are_understood_or_refused(document, message):
     """Likewise; what is cleared is as it was in the beginning."""
     for changes in (_change(trace_changes, document), _change(_grpc_trace_changes, message)):
+        # The mode cannot be changed while a server runs.
+        assert type(changes.pop("mode", "")) is str
         settings = replace(TraceSettings(), **{k: v for k, v in changes.items() if v is not None})
         assert set(settings.level) <= set(TRACE_LEVELS)
         assert settings.rate in range(1 << 32)

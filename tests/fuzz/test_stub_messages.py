@@ -1,4 +1,4 @@
-"""Messages of a stub, whole and broken: taken, or the end of that stub, and nobody else's."""
+"""Messages of a stub, whole and broken: taken, or the end of that stub, and of no other."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from types import SimpleNamespace
 import hypothesis.strategies as st
 from hypothesis import example, given
 
-from gpubridge.dataplane import InstanceFeed, ModelCounters
-from gpubridge.engine.in_flight import send_turn
-from gpubridge.engine.regions import Regions
-from gpubridge.engine.stub_connection import StubConnection
+from gpubridge.dataplane import InstanceFeed
+from gpubridge.engine.ipc.in_flight import send_turn
+from gpubridge.engine.ipc.stub_connection import StubConnection
+from gpubridge.engine.memory.regions import Regions
 from gpubridge.engine.workers import Workers
+from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.transport.channel import pair
 from gpubridge.transport.context import CallContext, ResponseContext
 from gpubridge.transport.messages import (
@@ -29,7 +30,7 @@ from gpubridge.transport.messages import (
 from gpubridge.transport.records import record_encoder
 from gpubridge.transport.signatures import encode_tensors
 from tests.fuzz.budget import fuzzed, mutations
-from tests.fuzz.stub_desk import Asked
+from tests.fuzz.fake_stub import RequestAtStub
 
 _encode = record_encoder()
 _NONE = encode_tensors(())
@@ -138,7 +139,7 @@ async def _hear(messages: list[bytes]) -> None:
         ours,
         regions,
         regions.arena("m"),
-        ModelCounters(),
+        ModelStatistics("m", 1),
         1 << 16,
         SimpleNamespace(
             feed=feed,
@@ -151,7 +152,7 @@ async def _hear(messages: list[bytes]) -> None:
         WORKERS,
         send_turn(),
     )
-    asked = [Asked(regions.arena("m")) for _ in range(3)]
+    asked = [RequestAtStub(regions.arena("m")) for _ in range(3)]
     feed.connect(link.requests)
     feed.submit([asked[0].request, asked[1].request])
     feed.submit([asked[2].request])
@@ -182,7 +183,7 @@ def _descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_whatever_a_stub_sends_is_taken_or_ends_the_stub():
+def test_every_message_of_a_stub_is_taken_or_ends_the_stub():
     @fuzzed()
     @given(st.lists(_MESSAGES, max_size=6))
     @example([control_message(Kind.DROP_REGION, region=1 << 64)])

@@ -1,6 +1,6 @@
 """First page of the lane's report: each assumption about a driver, and what this one does of it.
 
-The assumptions are those of docs/design.md, section 4; where this driver does otherwise, the bridge does without,
+The assumptions are those of docs/explanation/device-ordering.md; where this driver does otherwise, the bridge does without,
 and tests of that are skipped with the same reason.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from gpubridge.cuda_ipc import check_device, probe_devices
+from gpubridge.cuda_ipc import probe_devices
+from gpubridge.cuda_ipc.device_check import check_device
 from gpubridge.cuda_ipc.devices import is_exclusive, is_under_mps, probe_peers
 
 __all__ = ["first_page"]
@@ -28,7 +29,9 @@ def first_page() -> list[str]:
     found = probe_devices()
     if found.reason:
         return [f"no GPU can be used: {found.reason}"]
-    lines = [f"what the driver of {found.count} GPUs does of what is assumed (docs/design.md):"]
+    lines = [
+        f"what the driver of {found.count} GPUs does of what is assumed (docs/explanation/device-ordering.md):"
+    ]
     for device in found.devices:
         lines.append(f"{device.name} ({device.uuid})")
         if is_exclusive(device):

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpubridge.cuda_ipc import check_device, probe_devices
+from gpubridge.cuda_ipc import probe_devices
+from gpubridge.cuda_ipc.device_check import check_device
 from tests.process.device_models import ARENA, DeviceServer
 from tests.process.server import running_server
 

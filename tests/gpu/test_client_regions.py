@@ -60,7 +60,7 @@ def served(machine, repository):
 
 
 @pytest.fixture(params=["http", "grpc"])
-def door(request, served):
+def endpoint(request, served):
     """tritonclient's module and a client of it."""
     module, url = {
         "http": (over_http, served.server.http_url),
@@ -70,8 +70,8 @@ def door(request, served):
         yield module, protocol
 
 
-def infer(door, model, source, target=None, **parameters):
-    module, protocol = door
+def infer(endpoint, model, source, target=None, **parameters):
+    module, protocol = endpoint
     inputs, outputs = wanted(module, source, target)
     return protocol.infer(model, inputs, outputs=outputs, parameters=parameters)
 
@@ -81,23 +81,23 @@ def infer(door, model, source, target=None, **parameters):
     ("does", "d2d"),
     [("double", (NBYTES, 1)), ("kept", (NBYTES, 1)), ("passed", (NBYTES, 1)), ("final", (0, 0))],
 )
-def test_from_region_to_region(served, client, door, rng, library, does, d2d):
+def test_from_region_to_region(served, client, endpoint, rng, library, does, d2d):
     """Nothing crosses the host; with request.output nothing is copied at all."""
     needs_library(library)
     model, times = f"lab_{library}", 1 if does == "passed" else 2
-    with registered(client, door[1], NBYTES, NBYTES) as (source, target):
+    with registered(client, endpoint[1], NBYTES, NBYTES) as (source, target):
         for _ in range(3):
             values = rng.random(COUNT, np.float32)
             client.write(source, values)
             client.poison(target)
             with served.costing(model, d2d=d2d, waits=(1, 1)):
-                infer(door, model, source, target, do=does)
+                infer(endpoint, model, source, target, do=does)
             assert np.array_equal(client.read(target), times * values)
             assert np.array_equal(client.read(source), values)
 
 
-def test_tensors_at_offsets_leave_the_rest_alone(client, door, rng):
-    module, protocol = door
+def test_tensors_at_offsets_leave_the_rest_alone(client, endpoint, rng):
+    module, protocol = endpoint
     with registered(client, protocol, 2 * NBYTES, 2 * NBYTES) as (source, target):
         values = rng.random(COUNT, np.float32)
         client.write(source, values, offset=1024)
@@ -112,13 +112,13 @@ def test_tensors_at_offsets_leave_the_rest_alone(client, door, rng):
     assert np.array_equal(whole[512 + COUNT :], np.full(COUNT - 512, STALE))
 
 
-def test_from_a_region_to_the_network_and_back(served, client, door, rng):
-    module, protocol = door
+def test_from_a_region_to_the_network_and_back(served, client, endpoint, rng):
+    module, protocol = endpoint
     values = rng.random(COUNT, np.float32)
     with registered(client, protocol, NBYTES) as (region,):
         client.write(region, values)
         with served.costing("lab_driver", d2h=(NBYTES, 1), waits=(1, 1)):
-            answer = infer(door, "lab_driver", region)
+            answer = infer(endpoint, "lab_driver", region)
         assert np.array_equal(answer.as_numpy("OUT"), 2 * values)
         client.poison(region)
         given = module.InferInput("IN", [COUNT], "FP32")
@@ -130,17 +130,17 @@ def test_from_a_region_to_the_network_and_back(served, client, door, rng):
         assert np.array_equal(client.read(region), 2 * values)
 
 
-def test_a_model_without_a_gpu_sees_copies_of_the_server(served, client, door, rng):
+def test_a_model_without_a_gpu_sees_copies_of_the_server(served, client, endpoint, rng):
     values = rng.random(COUNT, np.float32)
-    with registered(client, door[1], NBYTES, NBYTES) as (source, target):
+    with registered(client, endpoint[1], NBYTES, NBYTES) as (source, target):
         client.write(source, values)
         with served.costing("host", d2h=(NBYTES, 1), h2d=(NBYTES, 1), waits=(0, 2)):
-            infer(door, "host", source, target)
+            infer(endpoint, "host", source, target)
         assert np.array_equal(client.read(target), 2 * values)
 
 
-def test_the_status_tells_what_is_registered(client, door):
-    module, protocol = door
+def test_the_status_tells_what_is_registered(client, endpoint):
+    module, protocol = endpoint
     with registered(client, protocol, NBYTES) as (region,):
         status = protocol.get_cuda_shared_memory_status(region.name)
         if module is over_grpc:
@@ -154,36 +154,36 @@ def test_the_status_tells_what_is_registered(client, door):
         protocol.get_cuda_shared_memory_status(region.name)
 
 
-def test_a_name_is_given_once(client, door):
+def test_a_name_is_given_once(client, endpoint):
     with (
-        registered(client, door[1], NBYTES) as (region,),
+        registered(client, endpoint[1], NBYTES) as (region,),
         pytest.raises(InferenceServerException, match="already"),
     ):
-        register(door[1], region)
+        register(endpoint[1], region)
 
 
-def test_more_than_was_allocated_is_refused(client, door):
+def test_more_than_was_allocated_is_refused(client, endpoint):
     region = client.allocate(4 << 20)
     with pytest.raises(InferenceServerException, match="no more bytes than were allocated"):
-        register(door[1], region, nbytes=64 << 20)
+        register(endpoint[1], region, nbytes=64 << 20)
     client.free(region)
 
 
-def test_a_device_that_is_not_there_is_refused(client, door):
+def test_a_device_that_is_not_there_is_refused(client, endpoint):
     region = client.allocate(NBYTES)
     with pytest.raises(InferenceServerException, match=r"device|GPU"):
-        register(door[1], region, device=63)
+        register(endpoint[1], region, device=63)
     client.free(region)
 
 
-def test_what_is_no_handle_is_refused(served, door):
+def test_malformed_handles_are_refused(served, endpoint):
     with pytest.raises(InferenceServerException):
-        door[1].register_cuda_shared_memory("nothing", b"AAAA", 0, NBYTES)
+        endpoint[1].register_cuda_shared_memory("nothing", b"AAAA", 0, NBYTES)
     assert served.server.is_ready()
 
 
-def test_a_tensor_beyond_its_region_is_refused(client, door):
-    module, protocol = door
+def test_a_tensor_beyond_its_region_is_refused(client, endpoint):
+    module, protocol = endpoint
     with registered(client, protocol, NBYTES) as (region,):
         given = module.InferInput("IN", [2 * COUNT], "FP32")
         given.set_shared_memory(region.name, 2 * NBYTES)
@@ -191,8 +191,8 @@ def test_a_tensor_beyond_its_region_is_refused(client, door):
             protocol.infer("lab_driver", [given])
 
 
-def test_a_region_in_use_stays(served, client, door, rng, repository):
-    module, protocol = door
+def test_a_region_in_use_stays(served, client, endpoint, rng, repository):
+    module, protocol = endpoint
     gate, begun = repository / "wait" / "gate", repository / "wait" / "begun"
     values = rng.random(COUNT, np.float32)
 
@@ -220,15 +220,15 @@ def test_a_region_in_use_stays(served, client, door, rng, repository):
         assert np.array_equal(client.read(target), 2 * values)
 
 
-def test_a_client_that_dies_harms_nobody(machine, served, client, door, rng):
+def test_a_client_that_dies_harms_nobody(machine, served, client, endpoint, rng):
     with running_client(machine) as other:
         region = other.allocate(NBYTES)
         other.write(region, rng.random(COUNT, np.float32))
-        register(door[1], region)
-        infer(door, "lab_driver", region)
+        register(endpoint[1], region)
+        infer(endpoint, "lab_driver", region)
         other.die()
-        door[1].unregister_cuda_shared_memory(region.name)
+        endpoint[1].unregister_cuda_shared_memory(region.name)
     values = rng.random(COUNT, np.float32)
-    with registered(client, door[1], NBYTES) as (region,):
+    with registered(client, endpoint[1], NBYTES) as (region,):
         client.write(region, values)
-        assert np.array_equal(infer(door, "lab_driver", region).as_numpy("OUT"), 2 * values)
+        assert np.array_equal(infer(endpoint, "lab_driver", region).as_numpy("OUT"), 2 * values)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpubridge.cuda_ipc import check_device, probe_devices
+from gpubridge.cuda_ipc import probe_devices
+from gpubridge.cuda_ipc.device_check import check_device
 from tests.unit.cuda_workers import device_worker
 
 FOUND = probe_devices()
@@ -77,7 +78,7 @@ def worker():
     return device_worker(ThisMachine())
 
 
-def test_what_crosses_processes_here_is_reported(check, capsys):
+def test_the_kinds_of_shared_memory_here_are_reported(check, capsys):
     with capsys.disabled():
         print(f"\n{FOUND.devices[0]}\n{check}")
     assert check.pinning.works, check.pinning.reason
@@ -160,7 +161,7 @@ def test_a_process_that_dies_takes_no_memory_that_it_has_opened(ipc):
 
 
 @pytest.mark.last
-def test_who_waits_for_a_producer_that_was_killed_is_released(ipc, check):
+def test_waiters_for_a_killed_producer_are_released(ipc, check):
     """The event is the owner's, who records it again: streams go on, and see whatever there is."""
     if not check.lost_events.works:
         pytest.skip(check.lost_events.reason)

@@ -164,8 +164,8 @@ def test_an_edge_from_the_arena_copies_nothing(served, protocol, rng, libraries,
 
 
 def test_an_ensemble_between_regions_of_a_client(served, client, protocol, rng):
-    library, door = protocol
-    with registered(client, door, NBYTES, NBYTES) as (source, target):
+    library, endpoint = protocol
+    with registered(client, endpoint, NBYTES, NBYTES) as (source, target):
         values = rng.random(COUNT, np.float32)
         client.write(source, values)
         inputs, outputs = wanted(library, source, target)
@@ -174,28 +174,28 @@ def test_an_ensemble_between_regions_of_a_client(served, client, protocol, rng):
             served.costing("lab_driver", d2d=(NBYTES, 1), waits=edge_waits()),
             served.costing("member_driver", d2d=(NBYTES, 1), waits=(1, 1)),
         ):
-            door.infer("driver_driver", inputs, outputs=outputs)
+            endpoint.infer("driver_driver", inputs, outputs=outputs)
         assert np.array_equal(client.read(target), 4 * values)
 
 
 @pytest.mark.parametrize("does", ["passed", "double", "final"])
 def test_regions_are_free_again_with_the_answer(served, client, protocol, rng, does):
     """Nothing else need come for the streams to be looked at that may have used them."""
-    library, door = protocol
+    library, endpoint = protocol
     for _ in range(12):
         regions = source, target = client.allocate(NBYTES), client.allocate(NBYTES)
         for region in regions:
-            register(door, region)
+            register(endpoint, region)
         values = rng.random(COUNT, np.float32)
         client.write(source, values)
         inputs, outputs = wanted(library, source, target)
         inputs[0]._name, outputs[0]._name = "A", "B"
         for _ in range(3):
-            door.infer("driver_driver", inputs, outputs=outputs, parameters={"do": does})
+            endpoint.infer("driver_driver", inputs, outputs=outputs, parameters={"do": does})
         for region in regions:
             # At once; refused for what is in use.
-            door.unregister_cuda_shared_memory(region.name)
-        assert door.get_cuda_shared_memory_status() == []
+            endpoint.unregister_cuda_shared_memory(region.name)
+        assert endpoint.get_cuda_shared_memory_status() == []
         # Both members are told what to do.
         assert np.array_equal(client.read(target), (1 if does == "passed" else 4) * values)
         for region in regions:

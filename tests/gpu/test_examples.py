@@ -63,4 +63,4 @@ def test_photographs(served):
 
 def test_cupy_addsub(served):
     ((_, output),) = SHOWN.findall((EXAMPLES / "cupy_addsub" / "README.md").read_text())
-    assert run_example("cupy_addsub/client.py", served.server) == output
+    assert run_example("add_sub_client.py", served.server, "--model=cupy_addsub") == output

@@ -79,9 +79,7 @@ def test_a_stub_that_is_killed_with_memory_of_the_gpu_comes_back(served, rng, li
 
 @pytest.mark.last
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_who_waits_for_a_stub_that_dies_before_its_work_is_done_fails_and_lives(
-    served, rng, library
-):
+def test_a_consumer_of_a_stub_that_dies_fails_its_request_and_lives(served, rng, library):
     """Its response was sent, and the next model's streams wait for it on the GPU."""
     needs_library(library)
     model = f"lab_{library}"

@@ -20,7 +20,7 @@ from gpubridge.cuda_ipc import (
     probe_devices,
 )
 from gpubridge.pb_utils import framework_arena, host
-from gpubridge.pb_utils.device_tensor import DeviceTensor
+from gpubridge.pb_utils.tensor import DeviceTensor
 from gpubridge.tensor import native
 from gpubridge.tensor.device_bytes import DeviceBytes
 
@@ -227,7 +227,7 @@ def test_a_side_stream_waits_for_the_bridge(framework, memory):
     assert (framework.values(result) == 8).all()
 
 
-def test_what_a_side_stream_writes_is_seen(framework, memory):
+def test_writes_of_a_side_stream_are_seen(framework, memory):
     tensor = Tensor.empty("OUT", (COUNT,), "FP32", "cuda")
     with framework.on_side():
         target = framework.taken(tensor)
@@ -243,7 +243,7 @@ def test_no_elements(framework):
     assert tuple(framework.taken(tensor).shape) == (0, 3)
 
 
-def test_what_is_not_contiguous_is_refused(framework):
+def test_strided_arrays_are_refused(framework):
     array = framework.made(np.zeros((4, 4), np.float32))
     with pytest.raises(pb_utils.TritonModelException, match="not contiguous"):
         Tensor.from_dlpack("A", array.T)

@@ -7,7 +7,8 @@ import functools
 import numpy as np
 import pytest
 
-from gpubridge.cuda_ipc import check_device, probe_devices
+from gpubridge.cuda_ipc import probe_devices
+from gpubridge.cuda_ipc.device_check import check_device
 from tests.gpu.lane import LIBRARIES, SIMULATED, needs_library, running_lane_server
 from tests.gpu.models import write_lab, write_member
 from tests.process.device_models import HANDLES
@@ -69,7 +70,7 @@ def test_each_process_reads_what_the_other_has_written(shared, rng):
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_what_crossed_by_a_descriptor_outlives_who_has_made_it(shared, handles, killed):
+def test_memory_shared_by_descriptor_outlives_its_maker(shared, handles, killed):
     if handles == "legacy":
         pytest.skip("memory of a handle is its owner's: nobody may look at it any more")
     owner, other, data = shared

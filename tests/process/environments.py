@@ -44,7 +44,7 @@ def other_minors():
 
 
 def shared_environment(factory, minor):
-    """The environment of another Python with NumPy, made once for all tests: nobody changes it.
+    """The environment of another Python with NumPy, made once for all tests: none changes it.
 
     None where that Python is not on PATH.
     """

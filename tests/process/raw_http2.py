@@ -86,7 +86,7 @@ def send_data(sock, data):
 def tapped(url):
     """Give the address of a way to a server, and how many bytes came back on it, piece by piece."""
     seen = []
-    with connected(url) as upstream, socket.create_server(("127.0.0.1", 0)) as door:
+    with connected(url) as upstream, socket.create_server(("127.0.0.1", 0)) as listener:
 
         def forth(client):
             with suppress(OSError):
@@ -94,7 +94,7 @@ def tapped(url):
                     upstream.sendall(piece)
 
         def back():
-            client, _ = door.accept()
+            client, _ = listener.accept()
             with client, suppress(OSError):
                 sender = threading.Thread(target=forth, args=(client,))
                 sender.start()
@@ -107,7 +107,7 @@ def tapped(url):
         receiver = threading.Thread(target=back)
         receiver.start()
         try:
-            yield f"127.0.0.1:{door.getsockname()[1]}", seen
+            yield f"127.0.0.1:{listener.getsockname()[1]}", seen
         finally:
             upstream.shutdown(socket.SHUT_RDWR)
             receiver.join()

@@ -113,7 +113,7 @@ def running_server(
 ) -> Iterator[Server]:
     """Serve the repositories on free ports of loopback for as long as the block runs.
 
-    With ``ready`` false it only waits for the HTTP door, not for the models. ``command`` is what the
+    With ``ready`` false it only waits for the HTTP endpoint, not for the models. ``command`` is what the
     interpreter is given first.
     """
     if isinstance(repositories, Path):
@@ -141,7 +141,7 @@ def running_server(
             )
         server = Server(process, log_path)
         try:
-            _wait_for_doors(server)
+            _wait_for_endpoints(server)
             if ready:
                 wait_until(server.is_ready, "the server to be ready", server)
             yield server
@@ -158,19 +158,19 @@ def running_server(
                 wait_until(lambda pid=pid: not alive(pid), f"stub {pid} to be gone")
 
 
-def _wait_for_doors(server: Server) -> None:
+def _wait_for_endpoints(server: Server) -> None:
     def found() -> bool:
         log = server.log()
-        http_door = re.search(r"Started HTTPService at (\S+)", log)
-        metrics_door = re.search(r"Started Metrics Service at (\S+)", log)
-        if http_door and metrics_door:
-            grpc_door = re.search(r"Started GRPCInferenceService at (\S+)", log)
-            server.grpc_url = grpc_door[1] if grpc_door else ""
-            server.http_url, server.metrics_url = http_door[1], metrics_door[1]
+        http_endpoint = re.search(r"Started HTTPService at (\S+)", log)
+        metrics_endpoint = re.search(r"Started Metrics Service at (\S+)", log)
+        if http_endpoint and metrics_endpoint:
+            grpc_endpoint = re.search(r"Started GRPCInferenceService at (\S+)", log)
+            server.grpc_url = grpc_endpoint[1] if grpc_endpoint else ""
+            server.http_url, server.metrics_url = http_endpoint[1], metrics_endpoint[1]
             return True
         return False
 
-    wait_until(found, "the server's doors", server)
+    wait_until(found, "the server's endpoints", server)
 
 
 def wait_until(condition, what: str, server: Server | None = None) -> None:

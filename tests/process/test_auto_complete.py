@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.process.ensembles import ADD
 from tests.process.server import alive, running_server, wait_until, write_code_model, write_model
 
 BATCHING = "c.set_max_batch_size(8)\nc.set_dynamic_batching()\n" + FULL
+TWO = 'backend: "python"\ninstance_group [ { count: 2 } ]\n'
 THREE = 'backend: "python"\ninstance_group [ { count: 3 } ]\n'
 
 
@@ -26,6 +28,27 @@ def models(tmp_path):
     repository = tmp_path / "models"
     repository.mkdir()
     return repository
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory):
+    """A repository, and its server, on which the model good is served."""
+    repository = tmp_path_factory.mktemp("serving") / "models"
+    repository.mkdir()
+    write_code_model(repository, "good")
+    with running_server(repository, *EXPLICIT, "--load-model", "good") as server:
+        yield repository, server
+
+
+@pytest.fixture
+def served(serving):
+    """That repository and server; the model m, which a test writes and loads, is gone after it."""
+    repository, server = serving
+    yield serving
+    control(server, "unload")
+    shutil.rmtree(repository / "m")
+    shutil.rmtree(repository.parent / "m.notes")
+    wait_until(lambda: len(server.stubs()) == 1, "good to be alone", server)
 
 
 def config_of(server, path="m"):
@@ -268,26 +291,25 @@ SECOND = 'if len(open(FOLDER + "/log").read().splitlines()) > 1:\n    raise Valu
         ({"initialize": "raise ValueError('planted')"}, "ValueError: planted\n\nAt:\n"),
     ],
 )
-def test_a_completion_that_fails_is_told_and_leaves_nothing(models, parts, reason):
-    write_completing(models, config=THREE, **parts)
-    write_code_model(models, "good")
-    with running_server(models, *EXPLICIT, "--load-model", "good") as server:
-        (good,) = server.stubs()
-        before = descriptors(server)
-        for _ in range(2):
-            (models.parent / "m.notes" / "log").unlink(missing_ok=True)
-            status, error = control(server, "load")
-            assert status == 400
-            assert f"version 1 is at UNAVAILABLE state: {expected_code(reason)}: {reason}" in error
-            assert states(server) == {1: "UNAVAILABLE"}
-            assert server.stubs() == [good]
-        wait_until(lambda: descriptors(server) <= before, "no more open files than before")
-        assert server.ask("self.said = 1", "good") == (200, "1")
-        # It may be mended.
-        write_completing(models, config=THREE)
-        assert control(server, "load") == (200, "")
-        assert ask(server, "self.said = 1") == "1"
-        assert "never retrieved" not in server.log()
+def test_a_completion_that_fails_is_told_and_leaves_nothing(served, parts, reason):
+    models, server = served
+    write_completing(models, config=TWO, **parts)
+    (good,) = server.stubs()
+    before = descriptors(server)
+    for _ in range(2):
+        (models.parent / "m.notes" / "log").unlink(missing_ok=True)
+        status, error = control(server, "load")
+        assert status == 400
+        assert f"version 1 is at UNAVAILABLE state: {expected_code(reason)}: {reason}" in error
+        assert states(server) == {1: "UNAVAILABLE"}
+        assert server.stubs() == [good]
+    wait_until(lambda: descriptors(server) <= before, "no more open files than before")
+    assert server.ask("self.said = 1", "good") == (200, "1")
+    # It may be mended.
+    write_completing(models, config=TWO)
+    assert control(server, "load") == (200, "")
+    assert ask(server, "self.said = 1") == "1"
+    assert "never retrieved" not in server.log()
 
 
 CHANNEL = """
@@ -317,18 +339,19 @@ channel = frame.f_locals["self"]._channel.socket
         ("channel.close()\ntime.sleep(60)", "closed its channel"),
     ],
 )
-def test_a_process_that_lies_about_its_configuration_does_not_load(models, lie, reason):
+def test_a_process_that_lies_about_its_configuration_does_not_load(served, lie, reason):
+    models, server = served
     write_completing(models, complete=CHANNEL + lie)
-    with running_server(models, *EXPLICIT) as server:
-        status, error = control(server, "load")
-        assert (status, reason in error) == (400, True), error
-        assert server.stubs() == []
-        # Twice is once too often, but nobody waits for it any more.
-        twice = "for _ in range(2):\n    channel.send(wire.control_message(wire.Kind.COMPLETED, config=None))"
-        write_completing(models, complete=f"{CHANNEL}{twice}\n{FULL}")
-        assert control(server, "load") == (200, "")
-        assert config_of(server)["input"] == []
-        assert "Traceback" not in server.log()
+    (good,) = server.stubs()
+    status, error = control(server, "load")
+    assert (status, reason in error) == (400, True), error
+    assert server.stubs() == [good]
+    # Twice is once too often, but it is not waited for any more.
+    twice = "for _ in range(2):\n    channel.send(wire.control_message(wire.Kind.COMPLETED, config=None))"
+    write_completing(models, complete=f"{CHANNEL}{twice}\n{FULL}")
+    assert control(server, "load") == (200, "")
+    assert config_of(server)["input"] == []
+    assert "Traceback" not in server.log()
 
 
 def descriptors(server):

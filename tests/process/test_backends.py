@@ -163,7 +163,7 @@ def test_a_backend_brings_its_environment(tmp_path):
         assert told["python"] == str(backend / "venv")
 
 
-def test_what_is_no_backend_directory_is_refused_at_the_start(tmp_path):
+def test_a_wrong_backend_directory_is_refused_at_the_start(tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "none").touch()
     finished = subprocess.run(

@@ -1,4 +1,4 @@
-"""Clients that leave, do not read, or send too much: nobody else notices, and nothing of them is left."""
+"""Clients that leave, do not read, or send too much: others do not notice, and nothing of them is left."""
 
 from __future__ import annotations
 

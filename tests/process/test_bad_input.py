@@ -1,4 +1,4 @@
-"""Requests that are wrong: each is told so, and nobody else notices.
+"""Requests that are wrong: each gets the reason, and others do not notice.
 
 After every test the server must answer a good request; at the end it must hold nothing that it did
 not hold before.
@@ -13,6 +13,8 @@ import pytest
 
 from tests.process.raw_http import binary_request, connected, inference, read_head
 from tests.process.tried_server import good, post, tried_server
+
+pytestmark = pytest.mark.smoke
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Models that do everything wrong: their client is told so, and nobody else notices."""
+"""Models that do everything wrong: their client gets the reason, and others do not notice."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("fault", "text"), FAULTS.items())
-def test_what_models_do_wrong_is_told_to_their_client(server, fault, text):
+def test_a_models_mistake_is_reported_to_its_client(server, fault, text):
     status, answer = infer_strings(server, "faulty", [fault.encode()])
     assert status == 500
     error = json.loads(answer)["error"]
@@ -197,7 +197,7 @@ def test_outputs_that_are_not_as_configured_are_told_once(tmp_path, pure):
     told = sorted(line.partition("] ")[2] for line in said if "other_0" in line)
     assert told == [
         (
-            "a response has an output 'OUTPUT', which nobody gets: the configuration has 'KIND', 'OUT', "
+            "a response has an output 'OUTPUT', which is not sent: the configuration has 'KIND', 'OUT', "
             "'RANK', 'RIGHT'"
         ),
         "a response has no output 'OUT', which the configuration has; it has 'KIND', 'RANK', 'RIGHT'",
@@ -222,7 +222,7 @@ def test_errors_of_their_own(server, fault, status, text):
 
 
 @pytest.mark.parametrize("fault", ["wrong_dtype", "unknown_output", "no_output"])
-def test_what_triton_lets_pass_passes(server, fault):
+def test_mistakes_that_triton_accepts_are_accepted(server, fault):
     status, answer = infer_strings(server, "faulty", [fault.encode()])
     assert status == 200
     assert b'"model_name":"faulty"' in answer

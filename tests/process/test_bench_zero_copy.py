@@ -213,7 +213,7 @@ def test_a_server_that_cannot_start_is_told_with_its_log(machine, tmp_path):
     (planted / "place" / "1" / "model.py").write_text("raise RuntimeError('planted')")
     done, _ = bench(machine, tmp_path, models=planted)
     assert done.returncode == 2
-    assert "the benchmark's server ended; its log" in done.stderr
+    assert "the benchmark's server: ended with exit code 1; its log" in done.stderr
     assert "planted" in done.stderr
 
 

@@ -109,14 +109,14 @@ def test_a_call_and_its_answer(server, code, said):
     assert run(server, f"said = show({code})") == said
 
 
-def test_what_the_called_model_raises_is_the_answer(server):
+def test_an_exception_of_the_called_model_is_the_answer(server):
     said = run(server, "said = show(call(-1).exec())")
     assert said.startswith(
         "INTERNAL: Failed to process the request(s) for model 'add_sub_0', message: ValueError: minus"
     )
 
 
-# Plants a fault in the server: calls of this version fail where nobody expects it.
+# Plants a fault in the server: calls of this version fail where no fault is expected.
 FAULT = """
 import sys
 
@@ -144,7 +144,7 @@ def test_a_fault_of_the_server_is_answered_and_logged(tmp_path):
         assert "A model's call failed in the server" in server.log()
 
 
-def test_what_else_a_call_says_arrives(server):
+def test_all_fields_of_a_call_arrive(server):
     said = run(
         server,
         "r = call(1, request_id='me', correlation_id=5, flags=3, parameters={'k': 1})\n"
@@ -331,7 +331,7 @@ def test_a_called_model_is_told_that_it_is_cancelled(server):
     assert said == "{}"
 
 
-def test_what_a_called_model_says_to_its_cancellation_is_read(server):
+def test_the_answer_of_a_cancelled_called_model_is_read(server):
     said = run(
         server,
         "it = repeat(-2).exec(decoupled=True)\nnext(it); it.cancel()\n"

@@ -1,4 +1,4 @@
-"""The classification extension through tritonclient, over every door."""
+"""The classification extension through tritonclient, over every endpoint."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import tritonclient.http.aio as over_http_aio
 from tritonclient.utils import InferenceServerException
 
 from tests.process.server import running_server, write_model
+
+pytestmark = pytest.mark.smoke
 
 CODE = """
 import triton_python_backend_utils as pb_utils

@@ -60,7 +60,7 @@ def seen(result):
     return json.loads(result.as_numpy("OUT")[0])
 
 
-def test_what_goes_to_the_model(api):
+def test_requests_of_the_client_reach_the_model(api):
     module, client = api
     result = client.infer(
         "seen",

@@ -59,7 +59,7 @@ def repository(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def strict(repository):
-    """A server that waits for nobody."""
+    """A server with short timeouts."""
     flags = (
         "--http-max-connections=8",
         "--http-header-timeout=0.4",
@@ -138,7 +138,7 @@ def test_a_body_that_does_not_come(strict):
         sock.sendall(inference("echo", b"x" * 100, length=1_000_000))
         status, _, body = read_answer(sock)
         assert status == 408
-        assert b"500 bytes a second" in body
+        assert b"minimum 500 bytes/s" in body
     assert strict.request("GET", "/v2")[0] == 200
 
 
@@ -182,7 +182,7 @@ def test_one_connection_too_many(strict, tmp_path):
         assert (status, b"--http-max-connections" in told) == (503, True)
         (tmp_path / "end").touch()
         assert [read_answer(sock)[0] for sock in busy] == [200] * 8
-    wait_until(lambda: strict.request("GET", "/v2")[0] == 200, "room for a new one")
+    wait_until(lambda: strict.request("GET", "/v2")[0] == 200, "a place for a new one")
 
 
 def test_an_idle_connection_makes_room(strict):
@@ -219,7 +219,7 @@ def test_a_long_message_that_does_not_come(strict, elements):
         # A little more comes, which is not enough.
         send_data(sock, b"\0")
         payload = next(payload for kind, payload in frames(sock) if kind == HEADERS)
-        assert b"500 bytes a second" in payload
+        assert b"minimum 500 bytes/s" in payload
 
 
 def test_an_idle_client_is_asked_to_leave_and_comes_again(strict):
@@ -277,7 +277,7 @@ def test_the_connection_that_is_idle_for_the_longest_time_goes_for_a_new_one(sma
 
 @pytest.fixture(scope="module")
 def attentive(repository):
-    """A server that asks for signs of life, lets nobody grow old, and compresses."""
+    """A server that asks for signs of life, limits the age of connections, and compresses."""
     flags = (
         "--grpc-keepalive-time=300",
         "--grpc-keepalive-timeout=300",

@@ -10,6 +10,8 @@ import pytest
 from tests.process.raw_http import binary_request, connected, inference, read_answer, read_head
 from tests.process.server import running_server, write_model
 
+pytestmark = pytest.mark.smoke
+
 RECEIVE_BYTES = 16 * 1024
 LARGE = 1 << 20
 
@@ -185,7 +187,7 @@ def test_an_answer_is_copied_once_into_the_arena_and_sent_from_there(server, cou
     assert copies.count == 1
 
 
-def test_what_a_model_lets_through_is_not_copied(server):
+def test_a_passed_through_input_is_not_copied(server):
     values = np.arange(LARGE, dtype=np.float32)
     copies = Copies(server, "echo")
     field, body = binary_request([("IN", "FP32", [LARGE], values.tobytes())])

@@ -25,10 +25,17 @@ print("finalized with", self.hits.value(), late.Metric().value(), flush=True)
 """
 
 
-@pytest.fixture
-def server(tmp_path):
-    write_code_model(tmp_path)
-    with running_server(tmp_path) as running:
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def server(repository):
+    """A server with the models m, and b, which counts hits; others are loaded by their tests."""
+    write_code_model(repository)
+    write_code_model(repository, "b", initialize=INITIALIZE.format(name="b"))
+    with running_server(repository, *EXPLICIT, "--load-model=*") as running:
         yield running
 
 
@@ -121,12 +128,12 @@ h.Metric(labels={"x": "1"}, buckets=[7]).observe(3)
         ),
     ],
 )
-def test_what_is_refused_is_told_in_tritons_words(server, code, text):
+def test_refusals_have_tritons_words(server, code, text):
     status, said = server.ask(f"F = pb_utils.MetricFamily; {code}")
     told = text.format("Failed to process the request for model 'm_0', message: ")
     assert status == 500
     assert f"TritonModelException: {told}\n" in said, said
-    assert page(server, ("c", "h")) == []
+    assert page(server, ("c", "h")) == page(server, "hits_total")
 
 
 def test_models_and_instances_share_a_metric_and_count_exactly(tmp_path):
@@ -225,7 +232,7 @@ def test_metrics_go_with_their_model(tmp_path):
         assert server.metrics()['hits_total{of="all"}'] == 13
         assert control(server, "unload", "b") == (200, "")
         wait_until(lambda: not page(server, "hits"), "the metrics to be gone", server)
-        # Nobody's instance comes back: they begin anew.
+        # No instance comes back: they begin anew.
         assert control(server, "load", "b") == (200, "")
         assert server.metrics()['hits_total{of="all"}'] == 1
         # A changed model comes up while the old one still counts.
@@ -285,34 +292,36 @@ self.said = self.hits.value()
         assert server.metrics()['hits_total{of="all"}'] == 1
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"question": 1},
-        {"question": 1, "about": "nothing"},
-        {"question": 1, "about": "family", "family": 1, "metric": "sum", "name": "x", "text": ""},
-        {"question": 1, "about": "family", "family": 1, "metric": "gauge", "name": 1, "text": ""},
-        {"question": 1, "about": "metric", "family": 7, "labels": {}},
-        {"question": 1, "about": "load", "model": "m", "config": "", "files": [["x", -1]]},
-        {"question": 1, "about": "load", "model": "m", "config": "", "files": [["x", 1]]},
-        {"question": 1, "about": "unload", "model": "m", "dependents": 1},
-        {"question": 1, "about": "ready", "model": 1, "version": ""},
-    ],
-)
-def test_questions_that_no_stub_asks_end_only_the_asker(tmp_path, fields):
-    for name in "ab":
-        write_code_model(tmp_path, name, initialize=INITIALIZE.format(name=name))
+QUESTIONS = [
+    {},
+    {"question": 1},
+    {"question": 1, "about": "nothing"},
+    {"question": 1, "about": "family", "family": 1, "metric": "sum", "name": "x", "text": ""},
+    {"question": 1, "about": "family", "family": 1, "metric": "gauge", "name": 1, "text": ""},
+    {"question": 1, "about": "metric", "family": 7, "labels": {}},
+    {"question": 1, "about": "load", "model": "m", "config": "", "files": [["x", -1]]},
+    {"question": 1, "about": "load", "model": "m", "config": "", "files": [["x", 1]]},
+    {"question": 1, "about": "unload", "model": "m", "dependents": 1},
+    {"question": 1, "about": "ready", "model": 1, "version": ""},
+]
+
+
+@pytest.mark.parametrize("number", range(len(QUESTIONS)))
+def test_questions_that_no_stub_asks_end_only_the_asker(server, repository, number):
+    # Each has a model of its own: those that died before are started again later and later.
+    asker = f"asker{number}"
+    write_code_model(repository, asker, initialize=INITIALIZE.format(name=asker))
+    assert control(server, "load", asker) == (200, "")
     spoil = f"""
 from gpubridge.pb_utils import host
 from gpubridge.transport.messages import control_message
-fields = {fields!r}
+fields = {QUESTIONS[number]!r}
 host.current().metrics._calls._send(bytes([6]) + __import__("json").dumps(fields).encode())
 time.sleep(20)
 """
-    with running_server(tmp_path, *EXPLICIT, "--load-model=*") as server:
-        status, said = server.ask(spoil, "a")
-        assert (status, "malformed call" in said) == (503, True), said
-        assert float(told(server, "self.said = self.hits.value()", "b")) >= 1
-        wait_until(lambda: server.is_ready("a"), "the model to be back", server)
-        assert json.loads(server.request("GET", "/v2/models/a")[2])["name"] == "a"
+    status, said = server.ask(spoil, asker)
+    assert (status, "malformed call" in said) == (503, True), said
+    assert float(told(server, "self.said = self.hits.value()", "b")) >= 1
+    wait_until(lambda: server.is_ready(asker), "the model to be back", server)
+    assert json.loads(server.request("GET", f"/v2/models/{asker}")[2])["name"] == asker
+    assert control(server, "unload", asker) == (200, "")

@@ -64,7 +64,7 @@ def test_a_model_whose_files_hang_holds_up_no_other_no_poll_and_no_stop(tmp_path
         told = f"looking for {tmp_path / 'dead'} takes longer than 5 s"
         wait_until(lambda: told in server.log(), "a line about it", server)
         line = next(line for line in server.log().splitlines() if told in line)
-        assert "it is in call, line " in line  # the function that hangs
+        assert ", in call, line " in line  # the function that hangs
         # Those that answer are polled.
         write_code_model(tmp_path, "late")
         shutil.rmtree(tmp_path / "gone")

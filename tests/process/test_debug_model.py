@@ -50,7 +50,7 @@ def pair(tmp_path):
 
 @contextmanager
 def taken(port):
-    """Somebody listens at this port."""
+    """A debugger listens at this port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", port))
         listener.listen()
@@ -110,12 +110,12 @@ def test_each_instance_has_a_port_of_its_own(pair):
         with running_server(pair, *flags, ready=False) as server:
             addresses = waiting(server, 2)
             if REFUSED in server.log():
-                continue  # Somebody has been faster.
+                continue  # Another process has taken the port.
             assert addresses == {
                 "m_0_0": f"127.0.0.1:{port}",
                 "m_0_1": f"127.0.0.1:{port + 1}",
             }
-            # Nobody comes, and the server ends all the same.
+            # No debugger comes, and the server ends all the same.
             assert server.stop() == 0
             return
 

@@ -292,7 +292,7 @@ def test_other_models_must_answer(server):
             client.infer("silent", [tensor])
 
 
-def test_one_answer_doors_refuse_decoupled_models(server):
+def test_calls_for_one_response_refuse_decoupled_models(server):
     body = json.dumps(
         {"inputs": [{"name": "CODE", "datatype": "BYTES", "shape": [1], "data": [""]}]}
     )

@@ -1,4 +1,4 @@
-"""The copy budgets of design.md, section 5, on a GPU: by the counters, and by the driver's own log."""
+"""The copy budgets (docs/reference/copy-budgets.md) on a GPU: by the counters, and by the driver's own log."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_budget(served, name):
         client.post("unregister")
 
 
-def test_who_hands_on_waits_in_no_way(tmp_path):
+def test_a_producer_never_waits_for_its_own_kernel(tmp_path):
     """Not even by asking again and again, which no counter need know of."""
     write_device_model(tmp_path, "maker", MAKER)
     write_device_model(tmp_path, "consumer", CONSUMER)

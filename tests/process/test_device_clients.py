@@ -24,6 +24,7 @@ from tests.simcuda.processes import running_worker
 
 COUNT = 50_000
 NBYTES = 4 * COUNT
+BLOCK = 2 << 20
 
 # Doubles its input into the place where the output is wanted.
 IN_PLACE = (
@@ -200,7 +201,8 @@ def infer(served, model, source, target=None, count=COUNT):
 
 def prepared(client, *names):
     for name in names:
-        client.allocate(name, NBYTES + 256)
+        # In a block of its own, which any driver opens.
+        client.allocate(name, BLOCK)
         assert client.register(name, NBYTES + 256) == (200, "")
 
 
@@ -225,6 +227,34 @@ def test_from_and_to_memory_of_a_client(served, client, model):
             assert status == 200, answer
         assert answer["outputs"][0].get("data") is None
         assert (client.read("out", COUNT) == 2 * given).all()
+
+
+@pytest.mark.parametrize("opened", ["counted", "refused"])
+def test_small_regions_of_a_client_share_a_block_where_the_driver_opens_it_twice(tmp_path, opened):
+    write_device_model(tmp_path, "double", DOUBLE)
+    with (
+        running_device_server(
+            tmp_path, "--allow-client-shm=true", switches={"same_block": opened}
+        ) as served,
+        running_worker(served.machine) as worker,
+    ):
+        client = Client(worker, served.server)
+        given = np.random.default_rng(6).random(COUNT, np.float32)
+        for name in ("in", "out"):
+            client.allocate(name, NBYTES)
+        client.write("in", given)
+        assert client.register("in", NBYTES) == (200, "")
+        status, answer = client.register("out", NBYTES)
+        if opened == "counted":
+            assert infer(served, "double", region("in"), region("out"))[0] == 200
+            assert (client.read("out", COUNT) == 2 * given).all()
+            assert client.post("region/out/unregister") == (200, "")
+        else:
+            assert status == 400
+            assert "use offsets, or allocate more than 1 MiB for each" in answer
+        # The other one is as it was.
+        status, answer = infer(served, "double", region("in"))
+        assert (status, answer["outputs"][0]["data"]) == (200, (2 * given).tolist())
 
 
 def test_an_ensemble_from_and_to_memory_of_a_client(served, client):
@@ -289,7 +319,7 @@ def test_one_handle_under_two_names(served, client):
     assert infer(served, "double", region("in"))[0] == 200
 
 
-def test_what_is_no_memory_of_a_client_is_refused(served, client):
+def test_memory_that_is_no_clients_is_refused(served, client):
     client.allocate("in", NBYTES)
     client.allocate("elsewhere", NBYTES, device=1)
     for name, nbytes, device, words in [
@@ -391,7 +421,7 @@ def test_memory_that_a_process_cannot_open_fails_the_request_that_needs_it(tmp_p
         assert client.post("unregister") == (200, "")
 
 
-def test_who_reads_clients_memory_opens_what_is_registered_next_before_a_request(tmp_path):
+def test_a_reader_of_client_memory_opens_new_regions_before_a_request(tmp_path):
     write_device_model(tmp_path, "double", DOUBLE)
     write_device_model(tmp_path, "idle", DOUBLE)
     with (

@@ -83,7 +83,7 @@ def values():
 
 
 @pytest.mark.parametrize("handles", HANDLES)
-def test_what_a_dead_stub_has_handed_on_is_there_until_nobody_needs_it(tmp_path, handles):
+def test_handed_over_memory_of_a_dead_stub_stays_while_in_use(tmp_path, handles):
     write_device_model(tmp_path, "arena", IN_ARENA)
     write_device_model(tmp_path, "slow", SLOW)
     ensemble(tmp_path, "both", ["arena", "slow"])
@@ -123,6 +123,29 @@ def test_what_a_dead_stub_has_handed_on_is_there_until_nobody_needs_it(tmp_path,
         closed = order.index((reader, closing))
         assert closed < order.index((served.server.pid, freeing))
         assert served.infer("both", given) == (200, (4 * given).tolist())
+
+
+@pytest.mark.parametrize("handles", HANDLES)
+def test_tensors_stay_on_the_gpu_while_their_consumer_restarts(tmp_path, handles):
+    write_device_model(tmp_path, "arena", IN_ARENA)
+    write_device_model(tmp_path, "last", DOUBLE)
+    ensemble(tmp_path, "both", ["arena", "last"])
+    given = values()
+    with running_device_server(tmp_path, handles=handles) as served:
+        server = served.server
+        assert served.infer("both", given) == (200, (4 * given).tolist())
+        # After the second death in a row the next process starts a moment later.
+        for _ in range(2):
+            wait_until(lambda: server.is_ready("last"), "a stub", server)
+            (pid,) = pids_of(served, "last")
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: not server.is_ready("last"), "the death to be noticed", server)
+        with served.doing("arena"):
+            assert served.infer("both", given) == (200, (4 * given).tolist())
+        copies = [
+            call.name for call in served.machine.calls(pid=server.pid) if "Memcpy" in call.name
+        ]
+        assert copies == []
 
 
 def test_a_full_arena_is_waited_for_and_then_told(tmp_path):
@@ -196,7 +219,7 @@ def test_an_error_that_stays_ends_the_stub_and_nobody_else(tmp_path):
         (["cuIpcOpenMemHandle", "cuMemImportFromShareableHandle"], "auto"),
     ],
 )
-def test_where_memory_cannot_be_shared_tensors_go_by_way_of_the_host(tmp_path, calls, handles):
+def test_tensors_cross_by_the_host_if_memory_cannot_be_shared(tmp_path, calls, handles):
     write_device_model(tmp_path, "first", DOUBLE)
     write_device_model(tmp_path, "second", DOUBLE, config=placement("device"))
     write_device_model(tmp_path, "call_second", CALLER)
@@ -218,7 +241,7 @@ def test_where_memory_cannot_be_shared_tensors_go_by_way_of_the_host(tmp_path, c
         assert served.machine.used(0) < 4 * ARENA
 
 
-def test_where_there_is_no_driver_models_that_need_none_are_served(tmp_path):
+def test_models_without_gpu_use_are_served_without_a_driver(tmp_path):
     write_model(tmp_path, "host", HOST, config="instance_group [{ kind: KIND_AUTO }]")
     with running_device_server(tmp_path, devices=0) as served:
         assert served.infer("host", [1.0]) == (200, [2.0])

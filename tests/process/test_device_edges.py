@@ -146,6 +146,18 @@ def test_an_ensembles_edge_from_the_arena_costs_nothing(served):
             assert served.infer("from_arena", given) == (200, (4 * given).tolist())
 
 
+def test_the_status_has_copies_by_kind_and_memory_on_the_gpu(served):
+    assert served.infer("both", values())[0] == 200
+    document = json.loads(served.server.request("GET", "/v2/gpubridge/status")[2])
+    first = next(model for model in document["models"] if model["name"] == "first")
+    copies = first["statistics"]["copies"]
+    assert copies["d2d"]["count"] > 0
+    assert copies["d2d"]["bytes"] == NBYTES * copies["d2d"]["count"]
+    (instance,) = first["instances"]
+    assert instance["device"] == 0
+    assert instance["device_memory_bytes"] >= NBYTES
+
+
 def test_an_edge_to_a_model_on_the_host_and_back(served):
     given = values()
     with (
@@ -165,6 +177,7 @@ def test_an_edge_to_another_gpu_goes_by_way_of_the_host(served):
 
 
 def test_a_call_of_a_model_on_the_same_gpu(served):
+    before = len(served.server.log())
     for _ in range(3):
         given = values()
         with (
@@ -173,7 +186,9 @@ def test_a_call_of_a_model_on_the_same_gpu(served):
             served.doing("second", d2d=(NBYTES, 1)),
         ):
             assert served.infer("call_second", given) == (200, (2 * given).tolist())
-    assert "answer on host" not in served.server.log()
+    logged = served.server.log()[before:]
+    assert "answer on host" not in logged
+    assert "answer on device" in logged
 
 
 @pytest.mark.parametrize("called", ["host", "other"])
@@ -229,7 +244,7 @@ def test_a_trace_does_not_show_what_is_on_a_gpu(tmp_path):
 
 
 @pytest.mark.parametrize("form", HANDLES)
-def test_what_a_full_gpu_has_no_memory_for_crosses_in_host_memory(tmp_path, form):
+def test_tensors_cross_in_host_memory_if_the_gpu_is_full(tmp_path, form):
     write_device_model(tmp_path, "first", DOUBLE)
     write_device_model(tmp_path, "second", DOUBLE)
     ensemble(tmp_path, "both", ["first", "second"])

@@ -125,7 +125,7 @@ def test_an_ensembles_edge_to_the_host(served):
     assert infer(served, "made_host")["data"] == [ON_HOST]
 
 
-def test_what_leaves_for_the_network(served):
+def test_empty_tensors_leave_for_the_network(served):
     assert infer(served, "made_back") == {
         "name": "OUT",
         "datatype": "FP32",

@@ -192,13 +192,13 @@ def test_its_client_shows_every_photograph(served, tmp_path):
 
 def test_cupy_addsub_answers_what_its_readme_shows(served):
     ((_, output),) = SHOWN.findall((EXAMPLES / "cupy_addsub" / "README.md").read_text())
-    assert run_example("cupy_addsub/client.py", served.server) == output
+    assert run_example("add_sub_client.py", served.server, "--model=cupy_addsub") == output
 
 
 def test_cupy_addsub_copies_nothing_but_what_crosses(served):
-    run_example("cupy_addsub/client.py", served.server)
+    run_example("add_sub_client.py", served.server, "--model=cupy_addsub")
     before = served.work("cupy_addsub")
-    run_example("cupy_addsub/client.py", served.server)
+    run_example("add_sub_client.py", served.server, "--model=cupy_addsub")
     after = served.work("cupy_addsub")
     spent = {key: after[key] - before[key] for key in after}
     assert [spent[kind, "copied_bytes"] for kind in ("h2d", "d2h", "d2d")] == [32, 32, 0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.process.device_models import LIBRARY, running_device_server, write_device_model
 from tests.process.server import wait_until, write_model
-from tests.process.test_device_edges import IN_ARENA, ensemble
+from tests.process.test_device_edges import HOST, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of
 
 MIB = 1 << 20
@@ -28,6 +30,27 @@ class TritonPythonModel:
             assert given.is_cpu() and through.is_cpu()
             answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given.as_numpy() * 2)]))
         return answers
+"""
+
+# Adds to its input how many calls of Python lie around its own; for 0 it has a tensor on the GPU first.
+DEPTH = """
+import sys
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        frame, depth = sys._getframe(), 0
+        while frame is not None:
+            frame, depth = frame.f_back, depth + 1
+        return [self.answer(request, depth) for request in requests]
+
+    def answer(self, request, depth):
+        given = request.inputs()[0].as_numpy()
+        if given[0] == 0:
+            pb_utils.Tensor.empty("T", [1], np.uint8, "cuda")
+        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given + np.float32(depth))])
 """
 
 # Forks before it touches the GPU; the child uses that, and the parent afterwards.
@@ -119,6 +142,46 @@ def test_ten_models_that_use_no_gpu_have_nothing_there(tmp_path):
         assert not {call.pid for call in served.machine.calls("cuInit")} & pids
 
 
+def depth(served, model, value=1.0):
+    status, (answer,) = served.infer(model, [value])
+    assert status == 200
+    return answer - value
+
+
+def test_a_gpu_that_is_not_used_costs_a_request_nothing(tmp_path):
+    kinds = {"gpu": "", "cpu": "instance_group [{ kind: KIND_CPU }]"}
+    for kind, config in kinds.items():
+        for name in ("one", "two"):
+            write_model(tmp_path, f"{kind}_{name}", DEPTH, config=config)
+        ensemble(tmp_path, f"{kind}_both", [f"{kind}_one", f"{kind}_two"])
+    with running_device_server(tmp_path, devices=1) as served:
+        for model in ("one", "two", "both"):
+            # As many calls of Python around the model's own: none but the loop's for a request.
+            assert depth(served, f"gpu_{model}") == depth(served, f"cpu_{model}")
+        assert served.machine.contexts() == []
+
+
+def test_the_loop_changes_with_the_first_tensor_on_the_gpu(tmp_path):
+    write_model(tmp_path, "m", DEPTH)
+    with running_device_server(tmp_path, devices=1) as served:
+        before = depth(served, "m")
+        assert depth(served, "m", 0.0) == before
+        after = depth(served, "m")
+        # Compiled code executes no batch any more, if there is such code.
+        assert after > before or "it runs slower" in served.server.log()
+        assert [depth(served, "m") for _ in range(3)] == [after] * 3
+
+
+def test_the_first_request_of_an_ensemble_may_make_the_first_tensor_on_the_gpu(tmp_path):
+    for name in ("first", "second"):
+        write_device_model(tmp_path, name, IN_ARENA)
+    ensemble(tmp_path, "both", ["first", "second"])
+    with running_device_server(tmp_path) as served:
+        for value in (1.0, 2.0):
+            with served.doing("first"), served.doing("second", d2h=(8, 1), waits=1):
+                assert served.infer("both", [value, 1.0]) == (200, [4 * value, 4.0])
+
+
 def test_a_device_tensor_takes_what_it_needs_and_no_other_process_does(tmp_path):
     write_device_model(tmp_path, "used", IN_ARENA)
     write_model(tmp_path, "idle", NUMPY)
@@ -132,7 +195,7 @@ def test_a_device_tensor_takes_what_it_needs_and_no_other_process_does(tmp_path)
         assert served.machine.used(1) == 0
 
 
-def test_who_is_only_handed_tensors_has_no_memory_of_its_own(tmp_path):
+def test_a_consumer_allocates_no_arena_of_its_own(tmp_path):
     write_device_model(tmp_path, "maker", IN_ARENA)
     source = NUMPY.replace("assert given.is_cpu() and through.is_cpu()", "").replace(
         "given.to_dlpack()", "np.zeros(1)"
@@ -237,3 +300,32 @@ def test_a_gpu_that_a_model_hides_from_itself_is_done_without(tmp_path):
             assert served.infer("both", [1.0]) == (200, [4.0])
         name = 'gpubridge_fallbacks_total{model="hidden",reason="device_absent",version="1"}'
         assert served.server.metrics()[name] == 1
+
+
+@pytest.mark.parametrize("call", ["cuDevicePrimaryCtxRetain", "cuInit"])
+def test_a_model_without_memory_for_its_context_is_brought_tensors_in_host_memory(tmp_path, call):
+    write_device_model(tmp_path, "maker", IN_ARENA)
+    write_device_model(tmp_path, "reader", HOST)
+    ensemble(tmp_path, "both", ["maker", "reader"])
+    with running_device_server(tmp_path) as served:
+        assert served.infer("maker", [1.0]) == (200, [2.0])
+        served.machine.fail(call, 2)
+        # The first finds that out.
+        assert served.infer("both", [1.0])[0] in (200, 503)
+        for _ in range(3):
+            assert served.infer("both", [1.0]) == (200, [4.0])
+        name = 'gpubridge_fallbacks_total{model="reader",reason="device_memory_full",version="1"}'
+        assert served.server.metrics()[name] == 1
+        served.machine.heal()
+        assert served.infer("both", [2.0]) == (200, [8.0])
+
+
+def test_a_driver_that_lacked_memory_once_is_asked_again(tmp_path):
+    write_device_model(tmp_path, "maker", IN_ARENA)
+    with running_device_server(tmp_path) as served:
+        served.machine.fail("cuInit", 2)
+        status, error = served.infer("maker", [1.0])
+        assert status in (500, 503)
+        assert "cuInit failed: CUDA_ERROR_OUT_OF_MEMORY" in error
+        served.machine.heal()
+        assert served.infer("maker", [1.0]) == (200, [2.0])

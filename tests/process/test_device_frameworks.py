@@ -218,7 +218,7 @@ def test_to_another_model(served, model):
 
 
 @pytest.mark.parametrize("model", ["cupy", "torch"])
-def test_what_is_made_in_the_arena_goes_back_there(served, model):
+def test_arena_memory_returns_to_the_arena(served, model):
     given = values()
     for _ in range(ARENA // NBYTES + 1):
         assert served.infer(model, given) == (200, (2 * given).tolist())

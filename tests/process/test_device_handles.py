@@ -41,7 +41,7 @@ def write_pair(repository):
 
 
 @pytest.mark.parametrize("call", ["cuIpcGetMemHandle", "cuIpcOpenMemHandle"])
-def test_where_handles_are_refused_descriptors_do_the_same(tmp_path, call):
+def test_descriptors_replace_handles_that_are_refused(tmp_path, call):
     write_pair(tmp_path)
     write_device_model(tmp_path, "call_second", CALLER)
     with running_device_server(tmp_path, faults=[(call, NOT_SUPPORTED)]) as served:
@@ -64,7 +64,7 @@ def test_where_handles_are_refused_descriptors_do_the_same(tmp_path, call):
         wait_until(lambda: served.machine.used(0) < 4 * ARENA, "one arena each", served.server)
 
 
-def test_who_starts_later_is_offered_at_once_what_works(tmp_path):
+def test_a_later_stub_starts_with_the_kind_that_works(tmp_path):
     write_device_model(tmp_path, "double", IN_ARENA)
     with running_device_server(tmp_path, faults=NO_HANDLES) as served:
         (pid,) = pids_of(served, "double")

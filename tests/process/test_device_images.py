@@ -90,7 +90,7 @@ def test_a_batch_is_one_launch(served):
 
 
 @pytest.mark.parametrize("name", GOOD_FILES)
-def test_what_the_gpu_does_not_decode_the_cpu_does(served, name):
+def test_the_cpu_decodes_files_that_the_gpu_cannot(served, name):
     served.check([GOOD_FILES[name], JPEGS[0]])
 
 
@@ -165,7 +165,7 @@ def test_in_a_dynamic_batch_only_the_request_with_the_bad_image_fails(served):
         (None, [("cuModuleLoadData", 200)], "preprocessed on the CPU: cuModuleLoadData failed"),
     ],
 )
-def test_what_is_missing_is_done_on_the_cpu_and_said_once(tmp_path, missing, faults, said):
+def test_a_missing_library_moves_work_to_the_cpu_with_one_warning(tmp_path, missing, faults, said):
     parameters = write_image_model(tmp_path / "models", kind="KIND_GPU")
     options = {} if missing is None else {missing: False}
     environment = imaging_environment(tmp_path / "cache", **options)
@@ -230,6 +230,31 @@ def test_a_call_that_fails_costs_its_own_batch(served, call):
     for _ in range(3):
         served.check(files)
     assert served.machine.used(0) == used
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "reason"),
+    [
+        (
+            "cuStreamWaitEvent",
+            999,
+            "its pixels cannot be copied to the GPU: cuStreamWaitEvent failed",
+        ),
+        ("cuMemcpyHtoDAsync", 2, "no memory for its pixels: cuMemcpyHtoDAsync failed"),
+    ],
+)
+def test_an_image_whose_pixels_do_not_get_to_the_gpu_is_told_why(served, call, code, reason):
+    files = [GOOD_FILES["png-rgb"]]
+    before = len(served.machine.calls(call))
+    served.check(files)
+    assert len(served.machine.calls(call)) > before
+    served.machine.fail(call, code, nth=1)
+    try:
+        with pytest.raises(InferenceServerException, match=reason):
+            served.answer(files)
+    finally:
+        served.machine.heal()
+    served.check(files)
 
 
 def test_without_memory_for_its_decoder_the_cpu_decodes(served):

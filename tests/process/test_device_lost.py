@@ -16,7 +16,7 @@ from tests.process.test_device_edges import HOST, ensemble
 from tests.process.test_device_network import pids_of
 
 COUNT = 1000
-LOST = "died before what it had handed on was complete on the GPU"
+LOST = "died before the GPU work on the tensors that it had sent was complete"
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("model", CHAINS)
-def test_who_waits_for_a_dead_producer_fails_and_lives(served, repository, model):
+def test_a_consumer_of_a_dead_producer_fails_its_request_and_lives(served, repository, model):
     dead, goes_on, how_far, is_told = CHAINS[model]
     held = Gate(repository, dead, served.server)
     seen = Gate(repository, goes_on, served.server)
@@ -97,7 +97,7 @@ def test_who_waits_for_a_dead_producer_fails_and_lives(served, repository, model
         assert served.infer(name, given) == (200, (factor * given).tolist())
 
 
-def test_what_was_complete_before_its_producer_died_is_good(served, repository):
+def test_work_completed_before_the_producers_death_is_used(served, repository):
     """The consumer has not begun with it when the producer dies."""
     held = Gate(repository, "consumer", served.server)
     last = Gate(repository, "other", served.server)

@@ -19,7 +19,7 @@ from tests.process.test_device_network import pids_of
 COUNT = 1000
 SECONDS = 1.0
 SHORT = f"--backend-config=python,device-lost-event-seconds={SECONDS:g}"
-REFUSED = "wait for what they hand to each other"
+REFUSED = "wait for their GPU work before they send tensors"
 AFTER = "its GPU work still waited for another process"
 
 
@@ -52,7 +52,7 @@ def is_up(served, before, names):
 @pytest.mark.parametrize(
     ("model", "ended"), [("two", ["consumer"]), ("four", ["consumer", "other", "last"])]
 )
-def test_who_is_not_let_go_of_is_ended(repository, model, ended):
+def test_a_stub_that_stays_blocked_is_ended(repository, model, ended):
     with running_device_server(repository, SHORT, delay_us=0, recorder="never") as served:
         given = values()
         assert served.infer("four", given) == (200, (16 * given).tolist())
@@ -87,7 +87,7 @@ def test_who_is_not_let_go_of_is_ended(repository, model, ended):
         assert served.infer("four", given) == (200, (16 * given).tolist())
 
 
-def test_who_takes_long_is_not_ended(repository):
+def test_a_slow_stub_is_not_ended(repository):
     """Its stream has been let go of; its own kernel takes longer than the deadline."""
     with running_device_server(repository, SHORT, delay_us=0) as served:
         given = values()

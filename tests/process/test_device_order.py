@@ -31,6 +31,13 @@ BARE = (
 """
 )
 
+# An allocation waits for the arena for as long as a busy machine needs to release a slot.
+PATIENT = """
+import gpubridge.stub.device.memory
+
+gpubridge.stub.device.memory._ALLOCATION_SECONDS = 100
+"""
+
 # Doubles its input where it lies, on its own stream, and has another model double it again.
 EDITOR = (
     CONSUMER
@@ -147,7 +154,7 @@ def test_a_bare_capsule_is_handed_out_when_its_data_is_complete(served, gate):
         assert answer.result() == (200, (8 * given).tolist())
 
 
-def test_what_a_model_writes_into_its_input_comes_before_whom_it_calls(served, gate):
+def test_writes_to_an_input_precede_the_called_model(served, gate):
     given, held, called = values(), gate("editor"), gate("consumer")
     held.hold()
     with ThreadPoolExecutor(1) as pool, served.doing("editor", d2d=(4 * COUNT, 1)):
@@ -187,7 +194,7 @@ def test_all_events_in_use_cost_a_wait_and_nothing_else(served, gate):
 
 
 def test_a_slot_is_not_used_again_while_a_stream_still_reads_it(tmp_path):
-    write_device_model(tmp_path, "maker", MAKER)
+    write_device_model(tmp_path, "maker", MAKER + PATIENT)
     write_device_model(tmp_path, "consumer", CONSUMER)
     write_device_model(tmp_path, "last", DOUBLE)
     ensemble(tmp_path, "members", ["maker", "consumer", "last"])
@@ -211,7 +218,7 @@ def test_a_slot_is_not_used_again_while_a_stream_still_reads_it(tmp_path):
 
 @pytest.mark.parametrize("handles", HANDLES)
 @pytest.mark.parametrize("call", ["cuIpcGetEventHandle", "cuIpcOpenEventHandle"])
-def test_where_events_do_not_cross_the_producer_waits(tmp_path, call, handles):
+def test_the_producer_waits_if_events_cannot_be_shared(tmp_path, call, handles):
     write_device_model(tmp_path, "maker", MAKER)
     write_device_model(tmp_path, "consumer", CONSUMER)
     write_device_model(tmp_path, "call_with", calling(MAKER, "consumer"))

@@ -125,7 +125,7 @@ def test_its_memory_comes_back(served):
     assert fallbacks(served, "other", "peer_memory_full") == 0
 
 
-def test_where_gpus_do_not_reach_each_other_tensors_go_by_way_of_the_host(tmp_path):
+def test_tensors_cross_by_the_host_between_gpus_without_peer_access(tmp_path):
     with running(tmp_path, peers=False) as served:
         given = values()
         with (
@@ -157,7 +157,7 @@ def test_a_driver_that_refuses_when_it_comes_to_it(tmp_path, call, code, reason,
         for _ in range(2):
             assert served.infer("call_other", given) == (200, (2 * given).tolist())
         assert fallbacks(served, "other", reason) == 2
-        assert served.server.log().count("tensors go from GPU to GPU by way of the host") == 1
+        assert served.server.log().count("are copied between GPUs through host memory") == 1
 
 
 def test_a_tensor_that_is_too_large_for_that_memory(tmp_path):

@@ -17,7 +17,7 @@ from tests.process.test_device_network import pids_of
 from tests.simcuda.processes import running_worker
 
 GONE = "whose exporter has freed it, or is gone"
-LOST = "models go on, and all tensors cross in host memory"
+LOST = "models continue and exchange tensors in host memory"
 
 
 def values():

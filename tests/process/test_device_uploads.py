@@ -259,7 +259,7 @@ def fallbacks(served):
     return served.server.metrics().get(name, 0)
 
 
-def test_where_the_arena_has_no_room_for_two_inputs_go_up_at_their_turn(tmp_path):
+def test_inputs_are_uploaded_in_turn_if_the_arena_holds_one(tmp_path):
     count = (3 << 20) // 2 // 4
     with (
         serve_patient(tmp_path, arena=2 << 20) as served,
@@ -276,7 +276,7 @@ def test_where_the_arena_has_no_room_for_two_inputs_go_up_at_their_turn(tmp_path
             assert answer.result() == doubled(values)
 
 
-def test_what_a_model_needs_of_the_arena_comes_before_the_inputs_of_the_next(tmp_path):
+def test_a_models_own_memory_precedes_the_next_inputs(tmp_path):
     count = (1 << 19) // 4
     # Beside its own input there is room for this, but not beside that of the next one.
     parameters = ({}, {"fill": (1 << 20) + 4096}, {})

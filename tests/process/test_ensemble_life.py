@@ -72,7 +72,7 @@ def test_an_ensemble_is_ready_when_its_members_are(tmp_path):
         wait_until(lambda: server.is_ready("e"), "the ensemble to be ready", server)
 
 
-def test_what_is_under_way_is_answered_when_the_server_stops(tmp_path):
+def test_requests_in_flight_are_answered_when_the_server_stops(tmp_path):
     began = tmp_path / "began"
     repository = tmp_path / "models"
     for name in ("code", "other"):
@@ -137,7 +137,7 @@ def test_an_ensemble_that_cannot_come_back_keeps_nobody_from_it(tmp_path):
         assert control(server, "load", "add") == (200, "")
         assert server.is_ready("add")
         assert not server.is_ready("e")
-        assert "model 'e' does not come back with 'add': failed to load 'e'" in server.log()
+        assert "model 'e' cannot be loaded again with 'add': failed to load 'e'" in server.log()
 
 
 def test_a_member_that_is_loaded_anew_fails_no_request(tmp_path):

@@ -18,6 +18,8 @@ from tests.process.server import (
     wait_until,
 )
 
+pytestmark = pytest.mark.smoke
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -99,7 +101,7 @@ def test_requests_in_parallel_get_their_own_answers(server):
     assert answers == [{"B": [2.0 * i + 4]} for i in range(100)]
 
 
-def test_a_door_that_streams(server):
+def test_an_ensemble_over_a_grpc_stream(server):
     triton = pytest.importorskip("tritonclient.grpc")
     with triton.InferenceServerClient(server.grpc_url) as client:
         tensor = triton.InferInput("A", [2], "FP32")
@@ -113,7 +115,7 @@ def test_a_door_that_streams(server):
 
 def test_a_member_may_write_to_its_inputs(server):
     assert infer(server, "edits", {"A": [1.0]}) == {"B": [4.0], "N": [1.0], "M": [1.0]}
-    # And nobody else sees that: neither another member nor the client.
+    # Neither another member nor the client sees that.
     assert infer(server, "edit_shared", {"A": [1.0]}) == {"A": [1.0], "B": [2.0], "N": [1.0]}
     assert infer(server, "edit_outside", {"A": [1.0]}) == {"B": [1.0], "C": [5.0]}
     assert infer(server, "edit_inside", {"A": [1.0]}) == {"B": [1.0]}

@@ -130,7 +130,7 @@ def test_errors_deaths_and_restarts_are_those_of_any_model(server, environments)
         wait_until(lambda: "printed\n" in server.log(), "the line", server)
 
 
-def test_what_a_stub_said_is_known_even_if_its_end_is_known_first(tmp_path):
+def test_a_stubs_last_message_is_read_after_its_exit(tmp_path):
     no_numpy = make_environment(sys.executable, tmp_path / "no_numpy")
     program = tmp_path / "environment" / "bin" / "python3"
     program.parent.mkdir(parents=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -111,19 +110,14 @@ def test_good_requests_are_answered_while_bad_ones_are_refused(server):
         list(threads.map(one_connection, range(4)))
 
 
-@needs_torch
 def test_demo_shows_models_speeds_an_error_and_a_picture(server, tmp_path):
     printed = run_example("demo.py", server, "--output", str(tmp_path / "shown"))
-    assert "input  IMAGE BYTES [-1, 1]" in printed
-    assert "output OUTPUT1 FP32 [4]" in printed
-    speeds = [
-        line.split()[:2] for line in printed.splitlines() if line.startswith(("py", "im", "ph"))
-    ]
-    assert ["pytorch_addsub", "16"] in speeds
+    assert "IMAGE BYTES [-1, 1] -> PIXELS FP32 [-1, 3, 224, 224]" in printed
+    speeds = [line.split()[:2] for line in printed.splitlines() if line.startswith(("py", "im"))]
     assert ["image_preproc", "4"] in speeds
-    assert ["photo_labels", "4"] in speeds
-    assert ["photo_labels_bls", "4"] in speeds
-    assert re.search(r"^  rocket.jpg +[a-z]+ 0\.\d\d, ", printed, re.MULTILINE)
+    # It leaves out the examples that are not served.
+    assert (["pytorch_addsub", "16"] in speeds) == bool(importlib.util.find_spec("torch"))
+    assert "text of pictures" not in printed
     assert "IMAGE[1]: expected a whole JPEG file" in printed
     with Image.open(tmp_path / "shown" / "contact_sheet.png") as drawn:
         assert drawn.format == "PNG"

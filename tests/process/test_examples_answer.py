@@ -16,13 +16,20 @@ from tests.process.server import running_server
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SHOWN = re.compile(r"^```\n\$ python (.*)\n((?:.*\n)*?)```$", re.MULTILINE)
-# These have tests of their own: what they print holds times, or they need a GPU.
-ELSEWHERE = {"cupy_addsub", "image_preproc", "pytorch_addsub"}
-NEEDS = {"jax_add_sub": "jax"}
-NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/client.py"))
+# These have tests of their own: what they print holds times, or they need a GPU or networks.
+ELSEWHERE = {"cupy_addsub", "image_preproc", "ocr_pipeline", "pytorch_addsub"}
+NEEDS = {"jax_add_sub": "jax", "text_topics": "wordllama"}
+NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ELSEWHERE])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.extra] if name in NEEDS else [])
+        for name in NAMES
+        if name not in ELSEWHERE
+    ],
+)
 def test_an_example_answers_what_its_readme_shows(name):
     package = NEEDS.get(name)
     if package and importlib.util.find_spec(package) is None:

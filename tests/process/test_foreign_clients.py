@@ -151,6 +151,7 @@ def test_curl_over_http1(server, options):
     assert json.loads(said)["outputs"][0]["data"] == [2.0 * n for n in range(16)]
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("compression", [0, 1, 2], ids=["identity", "deflate", "gzip"])
 def test_grpc_js(server, message, tmp_path, compression):
     node = tool("node")

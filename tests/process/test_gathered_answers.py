@@ -47,7 +47,7 @@ def pipelined(server, codes, sent):
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("way", WAYS)
-def test_what_was_answered_before_a_death_is_answered(tmp_path, way, compiled):
+def test_responses_before_a_death_reach_their_clients(tmp_path, way, compiled):
     notes, gate = tmp_path / "notes", tmp_path / "gate"
     write_code_model(tmp_path / "models")
     environment = {} if compiled else {"GPUBRIDGE_NO_NATIVE": "1"}

@@ -179,7 +179,7 @@ def test_a_client_that_does_not_read_makes_its_model_wait(server, stream, tmp_pa
         wait_until(path.exists, "the model to send", server)
         sent = int(standing(path))
         assert sent < most
-        # Nobody else waits.
+        # Others do not wait.
         stream.ask("request.get_response_sender().send(answer('quick'), FINAL)")
         assert stream.take() == ("", "quick", True)
         received = b"".join(iter(lambda: sock.recv(1 << 20), b""))

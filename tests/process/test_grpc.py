@@ -17,6 +17,8 @@ aio = pytest.importorskip("tritonclient.grpc.aio")
 from tritonclient.grpc import service_pb2  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
+pytestmark = pytest.mark.smoke
+
 ECHO = """
 import time
 import triton_python_backend_utils as pb_utils
@@ -66,7 +68,7 @@ def tensor(data, datatype="FP32"):
     return tensor
 
 
-def test_what_the_server_and_its_models_say_of_themselves(client):
+def test_metadata_of_the_server_and_its_models(client):
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("echo")
@@ -246,7 +248,7 @@ def test_a_stream_whose_client_does_not_read_slows_only_itself(server):
         answers = stub(endless())
         first = next(answers)
         assert not first.error_message
-        # Nobody reads on: others are answered as ever, in an arena of 64 MiB.
+        # No client reads on: others are answered as ever, in an arena of 64 MiB.
         with triton.InferenceServerClient(server.grpc_url) as client:
             for _ in range(20):
                 client.infer("echo", [tensor(np.ones(10, np.float32))])
@@ -330,7 +332,7 @@ def test_methods_that_are_no_inference_take_four_mebibytes(server):
         for method, code in (
             ("ServerLive", grpc.StatusCode.RESOURCE_EXHAUSTED),
             ("ModelReady", grpc.StatusCode.RESOURCE_EXHAUSTED),
-            # May bring a model's files; this server lets nobody load any.
+            # May bring a model's files; this server refuses to load any.
             ("RepositoryModelLoad", grpc.StatusCode.UNAVAILABLE),
         ):
             call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")

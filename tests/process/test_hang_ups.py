@@ -61,7 +61,7 @@ class TritonPythonModel:
             model_name="plain", requested_output_names=["OUT"], inputs=request.inputs(),
         ).exec().output_tensors()) for request in requests]
 """
-# One call for all that came together, after a first one that nobody asks for.
+# One call for all that came together, after a first one that no client asks for.
 CALL_TOGETHER = """
 import triton_python_backend_utils as pb_utils
 
@@ -182,7 +182,7 @@ def test_a_stream_that_has_begun_is_cancelled_before_it_sends_more(server, tmp_p
     assert work.seen(server)
 
 
-def test_what_waits_behind_it_is_not_executed(server, tmp_path):
+def test_requests_that_wait_behind_it_are_not_executed(server, tmp_path):
     works = [Work(tmp_path / str(number)) for number in range(3)]
     for work in works:
         work.place.mkdir()
@@ -234,7 +234,7 @@ def test_a_client_that_only_sends_no_more_gets_its_answer(server, work, kind):
         sock.sendall(ask(kind, work.place))
         wait_until(lambda: work.began, "the model to begin", server)
         sock.shutdown(socket.SHUT_WR)
-        # An interim answer, by which the server learns that somebody waits.
+        # An interim answer, by which the server learns that the client waits.
         interim = sock.recv(len(CONTINUE), socket.MSG_WAITALL)
         assert interim == CONTINUE
         assert not (work.place / "seen").exists()

@@ -149,7 +149,7 @@ def test_over_a_stream(server, model):
             assert json.loads(result.as_numpy("OUT")[0]) == {"x-user": "Ann"}
 
 
-def test_what_belongs_to_the_protocol_is_no_parameter(tmp_path):
+def test_headers_of_the_protocol_are_no_parameters(tmp_path):
     write_model(tmp_path, "m", SOURCE, outputs=OUT)
     with (
         running_server(tmp_path, "--grpc-header-forward-pattern=.*") as server,

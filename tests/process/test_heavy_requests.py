@@ -159,7 +159,7 @@ def test_others_are_served_beside_millions_of_strings(server):
         ("1," * 700_000 + "1]", 700_001, "failed to parse the request JSON buffer"),
     ],
 )
-def test_what_is_wrong_with_a_large_request_is_told(server, data, count, text):
+def test_a_large_wrong_request_gets_its_error(server, data, count, text):
     body = b'{"inputs":[{"name":"IN","datatype":"FP64","shape":[%d],"data":[%b]}]}'
     status, answer = infer(server, "numbers", body % (count, data.encode()))
     assert status in (400, 500)

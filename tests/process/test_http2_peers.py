@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from gpubridge.dataplane import GrpcMethods, HeaderFields, Http2Connection, Http2Limits
-from gpubridge.frontend.grpc import events as events_of
+from gpubridge.frontend.grpc import connection as events_of
 
 HEAD = HeaderFields([(b":status", b"200"), (b"content-type", b"application/grpc")], repeat=True)
 DONE = HeaderFields([(b"grpc-status", b"0")], repeat=True)

@@ -109,9 +109,7 @@ def test_instances_that_were_quick_work_at_the_same_time(server, threads):
     assert names(server, threads, "m", 3) == [f"m_0_{i} CPU 0 1" for i in range(3)]
 
 
-def test_what_waits_behind_slow_requests_is_executed_once_by_an_instance_that_gets_on(
-    server, threads, tmp_path
-):
+def test_requests_behind_slow_ones_move_to_another_instance_once(server, threads, tmp_path):
     for _ in range(200):
         said(server, "self.said = ''", "m")
     note = f"import tempfile; tempfile.mkstemp(dir={str(tmp_path)!r}, prefix='ran')\n"
@@ -148,9 +146,7 @@ def turn(server, task="", folder=""):
     return json.loads(answer)["outputs"][0]["data"][0]
 
 
-def test_what_waits_behind_a_model_that_turns_slow_is_executed_once_by_the_idle_instance(
-    server, threads, tmp_path
-):
+def test_requests_behind_an_instance_that_turns_slow_move_once(server, threads, tmp_path):
     # It takes microseconds: more requests wait at the instance that is at work, not at the other.
     for _ in range(200):
         turn(server)

@@ -121,7 +121,7 @@ def infer(client, seconds):
     client.infer("m", [tensor])
 
 
-def test_who_asks_at_the_same_time_gets_one_answer(served):
+def test_concurrent_readiness_checks_share_one_run(served):
     server, answer = served
     answer("time.sleep(1) or True")
     answers = []

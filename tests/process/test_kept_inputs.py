@@ -104,7 +104,7 @@ def test_requests_wait_for_a_model_that_does_not_finish_others(tmp_path, schedul
                 stream.client.async_stream_infer("holder", [tensor])
             told = "requests wait: model instance 'holder_0'"
             wait_until(lambda: told in server.log(), told, server)
-            # Nobody else waits.
+            # Other models do not wait.
             assert server.ask("self.said = 1")[1] == "1"
             (directory / "go").touch()
             for stream in streams * AT_ONCE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import queue
 import re
 import signal
 import socket
@@ -14,6 +15,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.process.server import (
@@ -77,6 +79,24 @@ def test_a_stop_answers_what_was_asked_refuses_what_is_new_and_finalizes(threads
         assert gone(pids)
         assert server.log().count("Finalize\n") == 1
         assert "Traceback" not in server.log()
+
+
+def test_an_open_stream_is_told_that_the_server_stops(tmp_path):
+    grpc_client = pytest.importorskip("tritonclient.grpc")
+    write_code_model(tmp_path)
+    tensor = grpc_client.InferInput("IN", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([b"self.said = 1"], np.object_))
+    answers = queue.Queue()
+    with (
+        running_server(tmp_path) as server,
+        grpc_client.InferenceServerClient(server.grpc_url) as client,
+    ):
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("m", [tensor])
+        assert answers.get(timeout=150)[1] is None
+        server.process.send_signal(signal.SIGTERM)
+        assert "the server is stopping" in str(answers.get(timeout=60)[1])
+        assert server.process.wait(150) == 0
 
 
 def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads, tmp_path):
@@ -155,7 +175,7 @@ def test_a_stop_does_not_wait_for_the_next_restart_of_a_crash_looping_model(tmp_
     with running_server(tmp_path / "models") as server:
         broken.touch()
         assert server.ask("os._exit(1)")[0] == 503
-        wait_until(lambda: "starts again in 0.8 s" in server.log(), "a longer wait", server)
+        wait_until(lambda: "restarts in 0.8 s" in server.log(), "a longer wait", server)
         restarts = server.log().count("failed to start")
         assert server.stop() == 0
         assert server.log().count("failed to start") == restarts
@@ -389,4 +409,4 @@ def test_a_server_that_is_started_without_standard_streams_opens_them(tmp_path):
 
 def test_a_repository_without_models_is_warned_of(tmp_path):
     with running_server(tmp_path) as server:
-        assert f"there is no model in {tmp_path}: a model is a directory there" in server.log()
+        assert f"there is no model in {tmp_path}: a model is a directory" in server.log()

@@ -40,7 +40,7 @@ class TritonPythonModel:
 BODY = '{"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}'
 
 
-def test_what_is_logged_and_from_where(tmp_path):
+def test_log_lines_name_the_models_file_and_line(tmp_path):
     write_model(tmp_path, "m", MODEL)
     lines = MODEL.splitlines()
     with running_server(tmp_path) as server:

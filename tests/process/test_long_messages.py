@@ -64,7 +64,7 @@ def test_a_long_error_of_a_member_is_told_behind_the_name_of_its_ensemble(server
     assert json.loads(answer) == {"error": f"in ensemble 'pair', {TEXT}"}
 
 
-def test_what_a_model_logs_is_cut_where_it_is_very_long(server):
+def test_very_long_log_lines_are_cut(server):
     code = "pb_utils.Logger.log_info('y' * 3_000_000); result = answer(1)"
     assert ask(server, code)[0] == 200
     wait_until(lambda: "y... (2737856 more characters)" in server.log(), "the line", server)
@@ -205,7 +205,7 @@ sender.send(flags=FINAL)
         assert stream.take() == ("a", None, True)
 
 
-def test_what_a_stub_has_said_before_its_death_is_told_however_long(server):
+def test_a_long_last_message_of_a_dying_stub_is_reported(server):
     code = f"""
 sender = request.get_response_sender()
 sender.send(answer("first"))

@@ -1,4 +1,4 @@
-"""Many connections at once, half of them slow: nobody else fails, and nothing is left behind."""
+"""Many connections at once, half of them slow: the others do not fail, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def answered(server) -> float:
     )
 
 
-def test_who_asks_ahead_and_does_not_read_holds_little(server):
+def test_a_client_that_sends_ahead_and_does_not_read_holds_little(server):
     """A client asks 2,000 times for 6 MiB, and reads nothing."""
     before = answered(server)
     with connected(server.http_url, receive_bytes=4096) as sock:

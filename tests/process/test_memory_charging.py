@@ -96,7 +96,7 @@ def grpc_opening(promised):
     return b"\0" + (len(head) + promised).to_bytes(4, "big") + head
 
 
-def test_who_promises_almost_all_memory_and_sends_little_takes_little(server):
+def test_a_large_promised_body_takes_little_memory_while_little_arrives(server):
     promised = 900 * MIB // SCALE
     with connected(server.grpc_url) as sock:
         with others(server):
@@ -143,7 +143,7 @@ def test_many_who_promise_much_and_send_little_take_little(server, framed):
                     sock.sendall(whole[100_000:100_600])
 
 
-def test_what_bodies_with_a_coding_become_counts(server):
+def test_decompressed_bodies_are_charged(server):
     size = 60 * MIB // SCALE
     fields, body = binary_request([("IN", "FP32", [size // 4], values(size).tobytes())])
     packed = inference("m", gzip.compress(body, 1), fields, "Content-Encoding: gzip")

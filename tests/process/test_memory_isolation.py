@@ -120,7 +120,7 @@ class Overrunning(Client):
             self.found += answer[-1]
 
 
-def test_who_overruns_its_input_harms_and_sees_no_other_model(tmp_path):
+def test_a_model_that_overruns_its_input_reaches_no_other_model(tmp_path):
     models = ("alpha", "beta", "gamma")
     for model in models:
         write_model(tmp_path, model, BUSY)

@@ -52,6 +52,27 @@ LIES = {
     "spill_without_memory": ("bytes(16)", "a notice of a long message came without its descriptor"),
     "no_json": ("bytes([wire.Kind.LOG]) + b'{'", "no JSON"),
     "deep_json": ("bytes([wire.Kind.LOG]) + b'[' * 100_000", "no JSON"),
+    "span_of_no_name": (
+        (
+            "wire.control_message(wire.Kind.SPAN, trace=1, parent=0, id=1, start=1, end=2, name=5, error='', "
+            "attributes={})"
+        ),
+        "expected a string",
+    ),
+    "span_of_far_times": (
+        (
+            "wire.control_message(wire.Kind.SPAN, trace=1, parent=0, id=1, start=1 << 63, end=2, name='', "
+            "error='', attributes={})"
+        ),
+        "too large numbers",
+    ),
+    "span_of_deep_attributes": (
+        (
+            "wire.control_message(wire.Kind.SPAN, trace=1, parent=0, id=1, start=1, end=2, name='', error='', "
+            "attributes={'a': [1]})"
+        ),
+        "expected a string",
+    ),
     "no_object": ("bytes([wire.Kind.LOG]) + b'[]'", "expected a JSON object"),
     "fallback": (
         "wire.control_message(wire.Kind.LOG, level=1, text='', file='', line=1, fallback=[])",
@@ -246,13 +267,13 @@ def test_only_sealed_memory_is_taken_from_a_stub(server, memory, what):
         (
             "long_error('x' * (1 << 21), b'x' * 9, b'\\xff' * 9)",
             None,
-            "an error whose text is no UTF-8",
+            "an error message that is not UTF-8",
         ),
         ("long_error('x' * (1 << 21))[:-1]", None, "RESULTS message: it ends in the middle"),
         (
             "results(encode(0, *NONE, (), 1, context=ResponseContext(set_aside=0).encoded()))",
             None,
-            "a response whose texts are nowhere",
+            "a response refers to missing long texts",
         ),
     ],
 )
@@ -368,7 +389,7 @@ def test_a_child_that_outlives_execute_disturbs_neither_answers_nor_the_stop(tmp
 # -- harmless -------------------------------------------------------------------------------------
 
 
-def test_what_a_model_prints_is_in_the_server_s_output_at_once(server):
+def test_a_models_prints_reach_the_servers_output_at_once(server):
     said(server, "print('out', 'of', 'it'); print('to err', file=sys.stderr)", "talker")
     wait_until(lambda: "out of it\n" in server.log(), "the line", server)
     assert "to err\n" in server.log()

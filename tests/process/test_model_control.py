@@ -177,14 +177,24 @@ class _Late:
 
 
 def test_an_unloaded_model_answers_what_it_has_accepted(tmp_path):
-    write(tmp_path, execute="time.sleep(1.5)", finalize="time.sleep(0.5)")
+    started = tmp_path / "m" / "started"
+    execute = f"open({str(started)!r}, 'w').close(); time.sleep(1.5)"
+    write(tmp_path, execute=execute, finalize="time.sleep(0.5)")
     with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
         answers = []
         threads = [threading.Thread(target=lambda: answers.append(ask(server))) for _ in "123"]
-        for thread in threads:
+        name = 'nv_inference_pending_request_count{model="m",version="1"}'
+
+        def pending() -> float:
+            return server.metrics().get(name, 0)
+
+        threads[0].start()
+        wait_until(started.exists, "the first request to run", server)
+        # The server counts it as pending until it has heard that its execution starts.
+        wait_until(lambda: pending() == 0, "the server to hear of it", server)
+        for thread in threads[1:]:
             thread.start()
-        pending = 'nv_inference_pending_request_count{model="m",version="1"}'
-        wait_until(lambda: server.metrics().get(pending, 0) >= 2, "requests to queue", server)
+        wait_until(lambda: pending() == 2, "requests to queue", server)
         assert control(server, "unload") == (200, "")
         assert states(server) == {1: "UNLOADING"}
         gone = (404, "Request for unknown model: 'm' has no available versions")
@@ -274,10 +284,20 @@ def test_a_repository_that_cannot_be_read_unloads_nothing(tmp_path):
 # -- progress --------------------------------------------------------------------------------------
 
 
-def test_a_slow_load_is_told_in_the_log(tmp_path):
+def _loads(server):
+    return json.loads(server.request("GET", "/v2/gpubridge/status")[2])["loads"]
+
+
+def test_a_slow_load_is_told_in_the_log_and_the_status(tmp_path):
     write(tmp_path, "slow", initialize="time.sleep(7)")
     with running_server(tmp_path, ready=False) as server:
         told = "model 'slow' version 1 is loading for 5 s: instance slow_0 in initialize"
         wait_until(lambda: told in server.log(), "a line of progress", server)
         assert states(server, "slow") == {1: "LOADING"}
+        (load,) = _loads(server)
+        assert load.pop("since") > 1e9
+        step = "instance slow_0 in initialize"
+        assert load == {"model": "slow", "version": 1, "step": step, "fraction": None}
         wait_until(server.is_ready, "the model", server)
+        # A document is at most a second old.
+        wait_until(lambda: not _loads(server), "no load to be listed", server)

@@ -69,14 +69,14 @@ def test_a_child_that_lives_on_keeps_nothing_from_going_on(server):
     try:
         assert status == 200
         assert server.ask("os._exit(4)")[0] == 503
-        logged(server, "instance 'm_0_0' runs again")
+        logged(server, "instance 'm_0_0' is ready again")
         assert server.ask("self.said = 1") == (200, "1")
         assert pipes(server) == before
     finally:
         os.kill(int(pid), 9)
 
 
-def test_what_execute_raises_is_logged(server):
+def test_exceptions_of_execute_are_logged(server):
     status, error = server.ask("undefined_variable")
     assert status == 500
     assert error.startswith(
@@ -103,7 +103,7 @@ def test_it_goes_where_the_log_goes(tmp_path):
         "--model-repository",
         tmp_path / "models",
     ]
-    command += [f"--allow-{door}=false" for door in ("http", "grpc", "metrics")]
+    command += [f"--allow-{endpoint}=false" for endpoint in ("http", "grpc", "metrics")]
     flags = [f"--log-file={file}", "--log-format=json", "--log-warning=false"]
     done = subprocess.run(
         [*command, *flags], capture_output=True, text=True, timeout=150, check=False

@@ -139,7 +139,7 @@ def explicit_server(tmp_path_factory):
         yield server, temporary
 
 
-def test_what_a_killed_server_leaves_the_next_one_removes(tmp_path):
+def test_a_server_removes_the_files_of_a_killed_one(tmp_path):
     temporary, repository = tmp_path / "t", tmp_path / "r"
     temporary.mkdir()
     write(repository)

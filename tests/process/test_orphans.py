@@ -79,7 +79,7 @@ def zombies(pid):
 
 
 @pytest.mark.parametrize("end", ["killed", "unloaded", "server stopped"])
-def test_what_a_stub_leaves_ends_with_it(tmp_path, started, end):
+def test_processes_of_a_stub_end_with_it(tmp_path, started, end):
     write_code_model(tmp_path)
     with running_server(tmp_path, "--model-control-mode=explicit", "--load-model=m") as server:
         told = begin(server, started)
@@ -98,7 +98,7 @@ def test_what_a_stub_leaves_ends_with_it(tmp_path, started, end):
         os.kill(told["detached"], signal.SIGKILL)
         wait_until(lambda: not zombies(server.pid), "no zombie to be left", server)
         if end == "killed":
-            # Those of a stub that runs are left alone, whoever is their parent.
+            # Those of a stub that runs are left alone, with any parent.
             code = 'import subprocess; self.said = subprocess.run(["sh", "-c", '
             code += '"setsid sleep 1000 >&- & echo $!"], stdout=-1).stdout.decode()'
             pid = int(server.ask(code)[1])
@@ -110,7 +110,7 @@ def test_what_a_stub_leaves_ends_with_it(tmp_path, started, end):
 
 
 def test_a_stub_that_dies_keeps_its_exit_code(tmp_path):
-    """Reaping orphans takes nobody's child away."""
+    """Reaping orphans takes no child from other code."""
     write_code_model(tmp_path)
     with running_server(tmp_path) as server:
         for code in range(1, 4):
@@ -160,11 +160,11 @@ def test_as_process_1_a_server_reaps_all_and_obeys_sigterm(tmp_path):
     with server_as_process_1(tmp_path) as server:
         assert server.ask("self.said = os.getppid()") == (200, "1")
         (before,) = (pid for pid in children(server.pid) if "sleep" in command_of(pid))
-        # Orphans of a model, and one that is nobody's.
+        # Orphans of a model, and one that is of no model.
         assert server.ask("for _ in range(3): os.system('sleep 0.1 &')")[0] == 200
         stub = next(pid for pid in server.stubs() if pid != before)
         os.kill(stub, signal.SIGKILL)
-        wait_until(lambda: "runs again" in server.log(), "the next stub", server)
+        wait_until(lambda: "is ready again" in server.log(), "the next stub", server)
         assert alive(before)
         os.kill(before, signal.SIGKILL)
         wait_until(lambda: len(children(server.pid)) == 1, "the others to be reaped", server)
@@ -181,7 +181,7 @@ def command_of(pid):
 
 def test_process_1_obeys_sigterm_while_it_imports(tmp_path):
     code = IMPORTING.format(
-        module="gpubridge.engine.instance", number="SIGTERM", repository=str(tmp_path)
+        module="gpubridge.engine.supervisor.instance", number="SIGTERM", repository=str(tmp_path)
     )
     command = [*in_namespace(), sys.executable, "-c", code]
     ended = subprocess.run(command, capture_output=True, check=False, timeout=60)

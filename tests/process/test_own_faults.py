@@ -22,9 +22,9 @@ PLANTED = """
 import sys
 
 if "serve" in sys.orig_argv:
-    from gpubridge.engine.announcements import Announcements
+    from gpubridge.engine.memory.region_announcer import RegionAnnouncer
     from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
-    from gpubridge.engine.model import StubModel
+    from gpubridge.engine.models.model import StubModel
     from gpubridge.frontend import generate, infer
     from gpubridge.frontend.grpc import infer as grpc_infer, packing
     from gpubridge.protocol import infer_request
@@ -52,10 +52,10 @@ if "serve" in sys.orig_argv:
     plant(generate, "encode_generated", lambda *given: given[2].name, "encode")
     plant(EnsembleModel, "response", lambda self, *_: self.name, "flow")
     plant(EnsembleModel, "member_request", lambda self, call, *_: call.step.model, "second")
-    plant(EnsembleModel, "_measured", lambda self, *_: self.name, "taken")
-    plant(EnsembleModel, "_course", lambda self, *_: self.name, "course")
+    plant(EnsembleModel, "begin", lambda self, *_: self.name, "taken")
+    plant(EnsembleModel, "_plan", lambda self, *_: self.name, "course")
     instance = lambda told: getattr(getattr(told._user, "_owner", None), "_instance", None)
-    plant(Announcements, "name", lambda self, *_: instance(self) and instance(self).name, "send_0")
+    plant(RegionAnnouncer, "name", lambda self, *_: instance(self) and instance(self).name, "send_0")
     plant(RequestContext, "encoded", lambda self: "fault" in (self.parameters or ""), True)
     plant(StubModel, "_is_prepared", lambda self, *_: self.name, "prepare")
 """

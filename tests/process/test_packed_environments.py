@@ -124,7 +124,7 @@ def test_other_content_of_the_same_file_is_another_environment(place):
         assert [path.name for path in (Path(before) / "bin").iterdir()] == ["python3"]
 
 
-def test_what_was_left_half_unpacked_is_begun_anew(place):
+def test_an_interrupted_unpacking_starts_over(place):
     archive = pack(place.folder / "e.tar.gz", borrowing_environment())
     write_code_model(place.models, config=environment_parameter(archive))
     half, orphan = place.cache / digest(archive), place.cache / ("0" * 64)
@@ -169,7 +169,7 @@ def test_a_server_that_is_told_to_stop_leaves_nothing_half_unpacked(place):
     assert place.entries() == []
 
 
-def test_what_unpacks_dies_with_the_server(place):
+def test_the_unpacking_process_dies_with_the_server(place):
     mark = hanging_model(place)
     with place.serve(ready=False) as server:
         wait_until(mark.exists, "the unpacking", server)

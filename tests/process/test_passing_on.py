@@ -1,4 +1,4 @@
-"""Outputs that lie in their request's own input: not copied, unless somebody may still write there."""
+"""Outputs that lie in their request's own input: not copied, unless they may still be written to."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ OTHER_BYTES = 1 << 18
         ("two pieces", VALUES[: 1 << 17], VALUES[1 << 17 :]),
     ],
 )
-def test_what_lies_in_the_input_is_sent_from_there(server, client, case, first, second):
+def test_outputs_in_the_input_are_sent_from_there(server, client, case, first, second):
     before = copied(server)
     a, b = ask(client, case, VALUES)
     assert np.array_equal(a, first)
@@ -184,7 +184,7 @@ def test_what_lies_in_the_input_is_sent_from_there(server, client, case, first, 
 
 
 @pytest.mark.parametrize("case", ["twice", "kept", "kept response", "thread"])
-def test_what_others_may_write_to_is_copied(server, client, case):
+def test_memory_that_others_may_write_to_is_copied(server, client, case):
     before = copied(server)
     a, _ = ask(client, case, VALUES)
     assert np.array_equal(a, VALUES)
@@ -215,7 +215,7 @@ def test_the_next_member_gets_it_and_may_write_to_it(server, client):
     assert copied(server, "through") - before < OTHER_BYTES
 
 
-def test_where_two_look_at_an_input_nobody_writes_to_it(client):
+def test_an_input_of_two_members_is_written_by_neither(client):
     for _ in range(5):
         answer = client.infer("fork", [given(VALUES)])
         assert np.array_equal(answer.as_numpy("Y"), VALUES + 1)

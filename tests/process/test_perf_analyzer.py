@@ -56,6 +56,8 @@ sequence_batching {
 }
 """
 
+pytestmark = pytest.mark.extra
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
@@ -163,11 +165,12 @@ def test_perf_analyzer_with_periods(server, tmp_path):
         assert len(request["response_timestamps"]) >= 2
 
 
-@pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("mode", MODES)
+# One load is enough for gzip.
+@pytest.mark.parametrize(
+    ("mode", "load"),
+    [(m, load) for m in MODES for load in LOADS if "gzip" not in m or load == "concurrency"],
+)
 def test_perf_analyzer(server, tmp_path, mode, load):
-    if "gzip" in mode and load != "concurrency":
-        pytest.skip("one load is enough for gzip")
     intervals = tmp_path / "intervals"
     intervals.write_text("5000\n10000\n")
     flags = f"{MODES[mode]} {LOADS[load]}".replace("INTERVALS", str(intervals)).split()

@@ -1,4 +1,4 @@
-"""A request that kills its model's process, sent again and again, denies the model to nobody."""
+"""A request that kills its model's process, sent again and again, denies the model to no other client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDS = 10
 
 def waits(server):
     """Return the back-offs before the starts of processes so far."""
-    return [float(s) for s in re.findall(r"starts again in (\S+) s", server.log())]
+    return [float(s) for s in re.findall(r"restarts in (\S+) s", server.log())]
 
 
 def poison(server, rounds):
@@ -51,7 +51,7 @@ def test_honest_requests_are_answered_while_others_kill_their_processes(tmp_path
         assert set(answers) == {(200, "well")}
         # There were good answers between the deaths, most often.
         assert max(waits(server), default=0.0) <= 0.2
-        assert "runs again, on a process that was started ahead" in server.log()
+        assert "is ready again, on its replacement process" in server.log()
 
 
 def test_the_back_off_grows_with_deaths_in_a_row_and_ends_with_a_good_answer(tmp_path):

@@ -177,27 +177,27 @@ def asked(server, tmp_path, name):
     return said
 
 
-def test_what_curl_cannot_ask_has_no_line(server):
+def test_models_that_curl_cannot_ask_have_no_line(server):
     lines = [line for line in server.log().splitlines() if "curl " in line]
     assert len(lines) == len({*MODELS, *IMAGE_MODELS, "photos"})
     assert not [line for line in lines if "huge" in line or "half_stream" in line]
 
 
 def test_addresses_that_others_reach_are_a_warning(monkeypatch):
-    doors = [
-        server_module._Door("HTTPService", host, 8000, None, set())
+    endpoints = [
+        server_module.Endpoint("HTTPService", host, 8000, None, set())
         for host in ("127.0.0.1", "0.0.0.0")
     ]
     said = []
     monkeypatch.setattr(
         server_module, "_logger", SimpleNamespace(warning=lambda text, *of: said.append(text % of))
     )
-    settings = SimpleNamespace(model_control_mode="explicit")
-    server_module._warn_of_reach(doors[:1], settings)
+    settings = SimpleNamespace(repository=SimpleNamespace(model_control_mode="explicit"))
+    server_module.warn_if_public(endpoints[:1], settings)
     assert said == []
-    server_module._warn_of_reach(doors, settings)
+    server_module.warn_if_public(endpoints, settings)
     (line,) = said
-    assert line.startswith("0.0.0.0:8000: whoever reaches this machine")
+    assert line.startswith("0.0.0.0:8000: every client that reaches this machine")
     assert "load models, whose code runs here" in line
 
 
@@ -213,5 +213,5 @@ def test_addresses_that_others_reach_are_a_warning(monkeypatch):
     ],
 )
 def test_a_listening_address_is_told_as_one_to_connect_to(host, local, place):
-    door = server_module._Door("HTTPService", host, 80, None, set())
-    assert (door.is_local, door.place) == (local, place)
+    endpoint = server_module.Endpoint("HTTPService", host, 80, None, set())
+    assert (endpoint.is_loopback, endpoint.url_host) == (local, place)

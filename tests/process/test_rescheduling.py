@@ -248,7 +248,7 @@ def test_the_sender_of_a_run_ends_with_it(server):
 
 
 @pytest.mark.parametrize("model", ["direct", "many"])
-def test_what_nobody_waits_for_is_not_run_for_ever(server, model):
+def test_a_cancelled_request_is_not_rescheduled_for_ever(server, model):
     tensor = triton.InferInput("IN", [1, 1], "FP32")
     tensor.set_data_from_numpy(np.full((1, 1), 100000.75, np.float32))
     before = server.log().count("RUN")

@@ -172,7 +172,7 @@ def test_over_http(server, group, method, path, body):
     assert status == 200 or "'a'" in said.decode(), said
 
 
-def test_what_is_not_there_is_restricted_before_it_is_looked_for(server):
+def test_absent_resources_are_restricted_before_they_are_looked_up(server):
     for method, path, group in (
         ("GET", "/v2/models/none", "metadata"),
         ("POST", "/v2/models/none/infer", "inference"),
@@ -311,7 +311,7 @@ def test_settings_are_traces_and_logs(tmp_path):
         for path in ("/v2/trace/setting", "/v2/logging"):
             assert server.request("GET", path)[0] == 403
             assert server.request("GET", path, headers={"k": "v"})[0] == 200
-        # Whoever follows the log sees what is to be added, and no value.
+        # The log says what is to be added, and no value.
         assert "each model once:" in server.log()
         with grpc.insecure_channel(server.grpc_url) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

@@ -360,7 +360,7 @@ def test_a_response_without_any_configured_output_fails(models):
     done = run(models / "sum", "--input", "IN=[1]")
     assert done.returncode == 1
     assert "error: the response has none of the outputs 'RESULT'" in done.stderr
-    assert "a response has an output 'OUT', which nobody gets: the configuration has 'RESULT'" in (
+    assert "a response has an output 'OUT', which is not sent: the configuration has 'RESULT'" in (
         done.stdout + done.stderr
     )
 

@@ -166,7 +166,7 @@ def test_a_response_without_a_state_leaves_it_as_it_was(server):
     assert answers == [1, 51, 3, 4]
 
 
-def test_what_failed_leaves_no_state(server):
+def test_a_failed_request_leaves_no_state(server):
     assert ask(server, "direct", 1, 5, "s") == 1
     assert ask(server, "direct", 60, 5) == (
         "state 'S_OUT': expected FP32 of shape [1, 1], got FP32 of shape [1, 7]; return it as the "

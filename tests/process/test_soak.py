@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("grpc")
 from benchmarks.soak.holdings import Holdings
-from benchmarks.soak.ledger import Ledger, Outcome
+from benchmarks.soak.request_log import Outcome, RequestLog
 from benchmarks.soak.run import Aim, SoakReport, soak
 
 KILLED = "Stub process 'm_0' is not healthy. It was killed by signal 9 (SIGKILL), sent from outside"
@@ -15,43 +15,43 @@ KILLED = "Stub process 'm_0' is not healthy. It was killed by signal 9 (SIGKILL)
 def test_every_request_has_one_outcome_and_nothing_is_left(tmp_path):
     report = soak(Aim(120, answered=500, kills=4), 1.5, tmp_path / "log")
     assert report.faults == [], report.text()
-    table = report.ledger.table()
+    table = report.log.table()
     for kind in ("decoupled", "decoupled ensemble", "cancelled call", "hang-up"):
         assert f"\n{kind} " in table
     for kind in ("default", "BLS", "ensemble", "strings", "sequence"):
         assert f"\n{kind} " in table
         assert f"\n{kind}, gRPC " in table
-    assert report.ledger.count(Outcome.ANSWERED) >= 500
+    assert report.log.count(Outcome.ANSWERED) >= 500
     assert report.kills == 4
 
 
 def test_a_soak_ends_when_it_has_its_numbers_and_fails_without_them():
-    report = SoakReport(Ledger())
+    report = SoakReport(RequestLog())
     aim = Aim(60, answered=2, kills=1)
     for _ in range(2):
-        assert not aim.reached(report.ledger, 1)
-        report.ledger.send("good").close(Outcome.ANSWERED)
-    assert not aim.reached(report.ledger, 0)
+        assert not aim.reached(report.log, 1)
+        report.log.send("good").close(Outcome.ANSWERED)
+    assert not aim.reached(report.log, 0)
     assert aim.missed(report) == ["stubs killed: 0, expected 1"]
-    assert aim.reached(report.ledger, 1)
-    assert not Aim(60).reached(report.ledger, 1)
+    assert aim.reached(report.log, 1)
+    assert not Aim(60).reached(report.log, 1)
     assert Aim(60).missed(report) == []
-    assert Aim(60).missed(SoakReport(Ledger())) == ["answered: 0, expected 1"]
+    assert Aim(60).missed(SoakReport(RequestLog())) == ["answered: 0, expected 1"]
 
 
-def test_the_ledger_finds_what_has_no_outcome_or_two_or_an_error_of_its_own():
-    ledger = Ledger()
-    ledger.send("good").close(Outcome.ANSWERED)
-    ledger.send("killed").fail(KILLED)
-    ledger.send("refused").fail(f"Request for model 'm' cannot be served: {KILLED}")
-    assert (ledger.count(Outcome.FAILED), ledger.count(Outcome.REFUSED)) == (1, 1)
-    assert ledger.faults() == []
-    ledger.send("lost")
-    twice = ledger.send("twice")
+def test_the_log_finds_what_has_no_outcome_or_two_or_an_error_of_its_own():
+    log = RequestLog()
+    log.send("good").close(Outcome.ANSWERED)
+    log.send("killed").fail(KILLED)
+    log.send("refused").fail(f"Request for model 'm' cannot be served: {KILLED}")
+    assert (log.count(Outcome.FAILED), log.count(Outcome.REFUSED)) == (1, 1)
+    assert log.faults() == []
+    log.send("lost")
+    twice = log.send("twice")
     twice.close(Outcome.ANSWERED)
     twice.fail(KILLED)
-    ledger.send("broken").fail("something else")
-    assert ledger.faults() == [
+    log.send("broken").fail("something else")
+    assert log.faults() == [
         "lost: 1 of 1 without an outcome",
         "twice: failed after answered",
         "broken: something else",

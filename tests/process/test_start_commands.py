@@ -76,7 +76,7 @@ def test_starts_and_answers(tmp_path, words):
         assert "Traceback" not in server.log()
 
 
-def test_what_has_no_effect_is_said_once(tmp_path):
+def test_flags_without_effect_are_logged_once(tmp_path):
     write_code_model(tmp_path)
     flags = ("--http-thread-count=8", "--backend-config=onnxruntime,threads=4")
     with running_server(tmp_path, *flags) as server:
@@ -188,7 +188,7 @@ def test_it_is_a_program_of_the_package():
 
 
 @pytest.mark.parametrize(("address", "other"), ADDRESSES)
-def test_where_it_cannot_listen_it_says_what_to_change(tmp_path, address, other):
+def test_an_address_in_use_names_the_flag_to_change(tmp_path, address, other):
     write_model(tmp_path, "m", "")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

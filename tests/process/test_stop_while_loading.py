@@ -37,7 +37,8 @@ sys.exit(main(["serve", {repository!r}, "--http-port=0", "--grpc-port=0", "--met
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize(
-    "module", ["gpubridge.cli.serve", "uvloop", "gpubridge.server", "gpubridge.engine.instance"]
+    "module",
+    ["gpubridge.cli.serve", "uvloop", "gpubridge.server", "gpubridge.engine.supervisor.instance"],
 )
 def test_a_server_that_still_imports_ends_quietly(tmp_path, module, number):
     code = IMPORTING.format(module=module, number=number, repository=str(tmp_path))

@@ -12,7 +12,7 @@ from gpubridge.engine.environments.provider import CLEAN_VARIABLES, stub_variabl
 from tests.process.environments import borrowing_environment, environment_parameter
 from tests.process.server import running_server, write_code_model
 
-DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "environments.md"
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "a",
     "HF_TOKEN": "b",
@@ -57,7 +57,7 @@ def test_a_model_sees_the_variables_that_it_may(tmp_path, kind):
 
 
 def test_the_list_is_the_documented_one():
-    told = DOCS.read_text().partition("### Environment variables")[2].partition("In both cases")[0]
+    told = DOCS.read_text().partition("## Environment variables")[2].partition("In both cases")[0]
     listed = told.partition("libraries:")[2]
     assert re.findall(r"`(\S+)`", listed) == CLEAN_VARIABLES.split()
 

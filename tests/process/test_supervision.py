@@ -110,7 +110,7 @@ np.ones(1 << 40, np.uint8)
         ),
     ],
 )
-def test_whatever_execute_raises_is_an_error_and_no_death(server, code, text):
+def test_any_exception_of_execute_is_an_error_and_no_death(server, code, text):
     pid = stub_pid(server)
     status, error = server.ask(code)
     assert status == 500
@@ -198,7 +198,7 @@ def test_a_crash_looping_model_refuses_at_once_with_its_reason_until_it_recovers
     with running_server(tmp_path / "models") as server:
         broken.touch()
         assert server.ask("os._exit(1)")[0] == 503
-        wait_until(lambda: "starts again in 0.4 s" in server.log(), "some restarts", server)
+        wait_until(lambda: "restarts in 0.4 s" in server.log(), "some restarts", server)
         status, error = server.ask("pass")
         assert status == 503
         assert error.startswith("Request for model 'm' cannot be served: RuntimeError: no licence")
@@ -206,7 +206,7 @@ def test_a_crash_looping_model_refuses_at_once_with_its_reason_until_it_recovers
         assert not server.is_ready()
         assert server.is_ready("bystander")
         assert server.ask("self.said = 1", "bystander") == (200, "1")
-        waits = re.findall(r"instance 'm_0' starts again in (\S+) s", server.log())
+        waits = re.findall(r"instance 'm_0' restarts in (\S+) s", server.log())
         assert waits[:3] == ["0.1", "0.2", "0.4"]
         broken.unlink()
         wait_until(server.is_ready, "the model to come back", server)
@@ -320,7 +320,7 @@ def test_fifty_deaths_leave_nothing_behind_in_the_server(threads, tmp_path):
     def end_every_stub(server, number):
         assert [status for status, _ in threads.map(server.ask, [die] * 10)] == [503] * 10
         wait_until(
-            lambda: server.log().count("runs again") == 10 * number, "ten stubs to run", server
+            lambda: server.log().count("is ready again") == 10 * number, "ten stubs to run", server
         )
 
     # No process more than there are instances.

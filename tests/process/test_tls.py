@@ -354,7 +354,7 @@ def test_files_that_cannot_be_used_end_the_start(repository, authority, tmp_path
     for (given_cert, given_key), said in {
         (absent, key): f"{name}={absent} cannot be read: No such file or directory",
         (tmp_path, key): f"{name}={tmp_path} cannot be read: Is a directory",
-        (fifo, key): f"{name}={fifo} cannot be read: it is no regular file",
+        (fifo, key): f"{name}={fifo} cannot be read: it is not a regular file",
         (text, key): f"{name}={text} holds no certificate: expected PEM",
         (cert, text): f"--http-server-key={text} holds no private key: expected PEM",
         (

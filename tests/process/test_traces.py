@@ -154,7 +154,7 @@ def test_the_steps_of_a_request_in_their_order(traced, client, received, sent):
     assert stamps["INFER_RESPONSE_COMPLETE"] <= stamps[f"{sent}_START"] <= stamps[f"{sent}_END"]
 
 
-def test_what_comes_of_a_request_is_traced_with_it(traced):
+def test_calls_of_a_traced_request_are_traced_with_it(traced):
     with traced("level=TIMESTAMPS", "rate=2") as server:
         # The first is not traced: nor is anything that comes of it.
         for number in range(2):

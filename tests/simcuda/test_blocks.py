@@ -84,7 +84,7 @@ def test_the_first_closing_may_unmap_all(careless):
             other.do("read(two, 1)")
 
 
-def test_what_is_freed_beside_another_is_gone_for_who_has_it_open(careless):
+def test_memory_freed_beside_another_is_gone_for_its_importers(careless):
     with running_worker(careless) as owner, running_worker(careless) as other:
         other.do(OPEN, owner.do(EXPORT))
         owner.do("ok(d.cuMemFree(one))")
@@ -97,7 +97,7 @@ def test_what_is_freed_beside_another_is_gone_for_who_has_it_open(careless):
 
 
 @pytest.mark.parametrize("what", ["stale", "held"])
-def test_what_is_open_may_outlive_its_process(what):
+def test_open_memory_may_outlive_its_process(what):
     with lawful_machine() as machine:
         machine.set(dead_exporter=what)
         machine.set_memory(BLOCK)
@@ -117,7 +117,7 @@ def test_what_is_open_may_outlive_its_process(what):
             assert machine.used(0) == (0 if what == "held" else BLOCK)
 
 
-def test_what_is_still_open_when_a_context_goes_is_noted(careless):
+def test_memory_open_at_a_contexts_end_is_noted(careless):
     with running_worker(careless) as owner, running_worker(careless) as other:
         other.do(OPEN, owner.do(EXPORT))
         other.do("ok(d.cuIpcCloseMemHandle(one)); ok(d.cuDevicePrimaryCtxRelease(0))")

@@ -152,7 +152,7 @@ def test_the_mode_of_a_thread_is_exchanged(machine):
         ("d.cuEventSynchronize(event)", CAPTURED_EVENT),
     ],
 )
-def test_what_looks_at_the_capture_spoils_it_in_every_mode(machine, mode, call, code):
+def test_queries_of_a_captured_stream_spoil_it_in_every_mode(machine, mode, call, code):
     with running_worker(machine) as worker:
         worker.do(CAPTURING + "ok(d.cuEventRecord(event, stream))", mode)
         assert worker.do(f"answer = elsewhere(lambda: {call}, 2)") == code

@@ -124,7 +124,7 @@ def test_a_context_of_its_own_is_current_until_it_is_destroyed(machine):
         ),
     ],
 )
-def test_what_belongs_to_another_context_is_refused(misuse, code, text):
+def test_objects_of_another_context_are_refused(misuse, code, text):
     with running_machine() as machine, running_worker(machine) as worker:
         worker.do(TWO_CONTEXTS)
         with pytest.raises(RuntimeError, match=code):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from tests.simcuda.processes import running_worker
@@ -21,16 +23,10 @@ STATE = "answer = int(d.cuStreamQuery(stream)[0]), int(d.cuEventQuery(event)[0])
 DONE, NOT_READY = 0, 600
 
 
-@pytest.mark.parametrize(
-    ("becomes", "when_killed", "recorded_anew"),
-    [
-        ("rerecord", NOT_READY, DONE),
-        ("released", DONE, DONE),
-        ("never", NOT_READY, NOT_READY),
-    ],
-)
-def test_what_becomes_of_a_killed_recorder(machine, becomes, when_killed, recorded_anew):
-    machine.set(killed_recorder=becomes)
+@contextlib.contextmanager
+def waiting_reader(machine, killed_recorder):
+    """Start a server, a recorder whose work is held, and a reader that waits for its event."""
+    machine.set(killed_recorder=killed_recorder)
     with (
         running_worker(machine) as server,
         running_worker(machine) as recorder,
@@ -40,6 +36,19 @@ def test_what_becomes_of_a_killed_recorder(machine, becomes, when_killed, record
         recorder.do(HELD, handle)
         reader.do(WAITING, handle)
         assert reader.do(STATE) == [NOT_READY, NOT_READY]
+        yield server, recorder, reader
+
+
+@pytest.mark.parametrize(
+    ("becomes", "when_killed", "recorded_anew"),
+    [
+        ("rerecord", NOT_READY, DONE),
+        ("released", DONE, DONE),
+        ("never", NOT_READY, NOT_READY),
+    ],
+)
+def test_waits_for_a_killed_recorder(machine, becomes, when_killed, recorded_anew):
+    with waiting_reader(machine, becomes) as (server, recorder, reader):
         recorder.kill()
         if when_killed == DONE:
             reader.do("ok(d.cuStreamSynchronize(stream))")
@@ -53,16 +62,7 @@ def test_what_becomes_of_a_killed_recorder(machine, becomes, when_killed, record
 
 @pytest.mark.parametrize("becomes", ["rerecord", "released", "never"])
 def test_the_living_are_waited_for(machine, becomes):
-    machine.set(killed_recorder=becomes)
-    with (
-        running_worker(machine) as server,
-        running_worker(machine) as recorder,
-        running_worker(machine) as reader,
-    ):
-        handle = server.do(MAKE)
-        recorder.do(HELD, handle)
-        reader.do(WAITING, handle)
-        assert reader.do(STATE) == [NOT_READY, NOT_READY]
+    with waiting_reader(machine, becomes) as (_, recorder, reader):
         recorder.do("released.set()")
         reader.do("ok(d.cuStreamSynchronize(stream)); ok(d.cuEventSynchronize(event))")
 

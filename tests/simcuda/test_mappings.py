@@ -42,7 +42,7 @@ USABLE = MAPPED + "allow(pointer, BLOCK)\n"
 FREE = "ok(d.cuMemUnmap(pointer, BLOCK)); ok(d.cuMemAddressFree(pointer, BLOCK))\n"
 
 
-def test_what_is_mapped_is_used_as_an_allocation(machine):
+def test_mapped_memory_is_used_as_an_allocation(machine):
     with running_worker(machine) as worker:
         worker.do(USABLE)
         assert machine.used(0) == BLOCK
@@ -107,7 +107,7 @@ def test_unmapping_does_not_wait_for_what_runs(careless):
         ("ok(d.cuMemMap(pointer + 4 * BLOCK, BLOCK, 0, handle, 0))", "not reserved"),
     ],
 )
-def test_what_is_not_so_cannot_be_undone(careless, misuse, text):
+def test_unmapped_memory_cannot_be_unmapped(careless, misuse, text):
     with running_worker(careless) as worker:
         worker.do(USABLE)
         with pytest.raises(RuntimeError, match="INVALID_VALUE"):
@@ -144,7 +144,7 @@ def test_wrong_sizes_and_descriptors_are_refused(machine, misuse):
         (FREE, "not released"),
     ],
 )
-def test_what_is_left_when_the_last_context_goes_is_noted(careless, left, text):
+def test_memory_left_by_the_last_context_is_noted(careless, left, text):
     with running_worker(careless) as worker:
         worker.do(USABLE + left)
         worker.do("ok(d.cuDevicePrimaryCtxRelease(0))")

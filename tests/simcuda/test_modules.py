@@ -46,7 +46,7 @@ def ptx(release, architecture):
         (90, 12090, list(b"any bytes at all"), INVALID_IMAGE),
     ],
 )
-def test_what_runs_on_the_device_is_loaded(machine, device, driver, image, code):
+def test_modules_for_the_device_are_loaded(machine, device, driver, image, code):
     machine.set(architecture=device, driver_version=driver)
     with running_worker(machine, {"SIMCUDA_KERNEL": str(build_kernel())}) as worker:
         worker.do("start()")
@@ -84,7 +84,7 @@ answer = int(d.cuModuleLoadData(image)[0])
         ("compute_90", 13000, (UNSUPPORTED_PTX, SUCCESS)),
     ],
 )
-def test_what_is_compiled_is_for_its_release(machine, tmp_path, option, release, codes):
+def test_compiled_modules_fit_their_release(machine, tmp_path, option, release, codes):
     machine.set(nvrtc_version=release)
     for driver, code in zip((12090, 13000), codes, strict=True):
         machine.set(driver_version=driver)

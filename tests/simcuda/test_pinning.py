@@ -58,7 +58,7 @@ def test_calls_of_all_processes_wait_for_the_one_that_pins(machine):
         one.do("thread.join()")
 
 
-def test_who_is_killed_while_it_pins_leaves_no_lock(machine):
+def test_a_process_killed_while_pinning_leaves_no_lock(machine):
     machine.set(pin_us_per_mib_untouched=400_000)
     with running_worker(machine) as one, running_worker(machine) as two:
         one.do(MEMORY + "threading.Thread(target=lambda: (start(), pin(1)), daemon=True).start()")
@@ -97,3 +97,24 @@ def test_memory_that_is_partly_pinned_is_not_copied(machine, copy):
         for start, size in (("four - 10", "20"), ("2 * four - 10", "20"), ("0", "16 * MIB")):
             with pytest.raises(RuntimeError, match="INVALID_VALUE"):
                 worker.do(f"start_at, size = {start}, {size}; ok(d.cuMemcpy{copy})")
+
+
+def test_memory_is_copied_while_it_is_pinned_and_unpinned(machine):
+    """A copy finds memory pinned or not, never something between."""
+    machine.set(pin_us_per_mib=1, pin_us_per_mib_untouched=1)
+    with running_worker(machine) as worker:
+        worker.do(
+            MEMORY + "a = ok(d.cuMemAlloc(4096)); context = ok(d.cuCtxGetCurrent())\n"
+            "import threading\n"
+            "ended = threading.Event()\n"
+            "def pin_again():\n"
+            "    ok(d.cuCtxSetCurrent(context))\n"
+            "    while not ended.is_set():\n"
+            "        pin(0); ok(d.cuMemHostUnregister(at))\n"
+            "thread = threading.Thread(target=pin_again); thread.start()\n"
+            "refused = []\n"
+            "for _ in range(200_000):\n"
+            "    refused += [r for (r, *_) in [d.cuMemcpyHtoDAsync(a, at, 64, 0)] if int(r)]\n"
+            "ended.set(); thread.join()\n"
+            "assert not refused, refused"
+        )

@@ -56,7 +56,7 @@ def test_closing_waits_for_all_work_of_the_process(machine, device):
         ({"pin_us_per_mib": "much"}, "SIMCUDA_PIN_US_PER_MIB cannot be 'much'"),
     ],
 )
-def test_what_is_no_setting_is_noted(setting, text):
+def test_unknown_settings_are_noted(setting, text):
     with running_machine() as machine:
         machine.set(**setting)
         with running_worker(machine) as worker:

@@ -32,7 +32,7 @@ def test_nothing_works_before_it_is_initialized(machine):
             worker.do("ok(d.cuInit(0)); ok(d.cuMemAlloc(1))")
 
 
-def test_what_is_written_is_read(machine):
+def test_written_memory_is_read(machine):
     with running_worker(machine) as worker:
         assert worker.do(
             "start(); a = ok(d.cuMemAlloc(100)); b = ok(d.cuMemAlloc(100))\n"
@@ -84,7 +84,7 @@ def test_a_wrong_address_ends_the_context(careless, misuse, text):
         "e = ok(d.cuEventCreate(2)); ok(d.cuEventDestroy(e)); d.cuEventQuery(e)",
     ],
 )
-def test_what_is_not_there_cannot_be_used(careless, misuse):
+def test_missing_memory_cannot_be_used(careless, misuse):
     with running_worker(careless) as worker:
         worker.do("start()")
         worker.do(misuse)
@@ -216,7 +216,7 @@ def test_pinned_memory_is_read_when_the_copy_runs(machine, pinned):
         ("4096, 4096", "INVALID_VALUE"),
     ],
 )
-def test_what_is_pinned_or_not_there_cannot_be_pinned(machine, place, code):
+def test_pinned_or_missing_memory_cannot_be_pinned(machine, place, code):
     with running_worker(machine) as worker:
         worker.do(
             "start(); import mmap; m = mmap.mmap(-1, 16384)\n"

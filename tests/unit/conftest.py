@@ -14,7 +14,12 @@ from tests.unit.cuda_workers import device_worker, stub_device_worker
 
 # No test asserts elapsed time: examples may take as long as a busy machine makes them.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+settings.register_profile("fast", settings.get_profile("untimed"), max_examples=10)
+
+
+def pytest_configure(config):
+    """Choose the number of random examples."""
+    settings.load_profile("fast" if config.getoption("--fast") else "untimed")
 
 
 @pytest.fixture(params=["native", "python"])

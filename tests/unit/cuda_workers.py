@@ -55,27 +55,28 @@ from gpubridge.stub.device.memory import StubDevice
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
 from gpubridge.transport.control import ControlPage
-import gpubridge.stub.device.memory as room, os
-room._PATIENCE = 0.05
+from gpubridge.transport.stub_settings import StubGpu
+import gpubridge.stub.device.memory as memory_module, os
+memory_module._ALLOCATION_SECONDS = 0.05
 work = memoryview(bytearray(72)).cast("Q")
 cells = ControlPage(Segment.create(0, ControlPage.SIZE)).events
 cells.used[0] = 1
 closed, said = [], []
 ok(d.cuInit(0))
-told = {"uuid": list_devices()[0].uuid, "limit": 2 << 20, "server": os.getpid()}
+gpu = StubGpu(list_devices()[0].uuid, [], 2 << 20, os.getpid())
 device = StubDevice(
-    told, 0, work, cells, None, lambda *what: closed.append(what), lambda: None,
+    gpu, 0, work, cells, None, lambda *what: closed.append(what), lambda: None,
     lambda *what: said.append(what))
-device._needed().context.make_current()
+device._require().context.make_current()
 stream = int(ok(d.cuStreamCreate(1)))
 whole = device.capacity
 
 def passed():
     # Streams have done what they had to do, and what they used goes back.
     for _ in range(3):
-        device.settle()
+        device.reclaim()
         ok(d.cuCtxSynchronize())
-    device.settle()
+    device.reclaim()
 
 def room_for(nbytes):
     try:

@@ -1,4 +1,4 @@
-"""Stand-ins for a GPU in tests of tensors: memory of the host that nobody else knows to be some."""
+"""Stand-ins for a GPU in tests of tensors: memory of the host in its place."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Stream:
 
 
 class Memory:
-    """Device memory of a stub, as `gpubridge.pb_utils.device_memory.DeviceMemory` says."""
+    """Device memory of a stub, as `gpubridge.pb_utils.host.DeviceMemory` says."""
 
     ordinal = 0
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 from google.protobuf import text_format
 
-from gpubridge.config import ModelConfig, complete_model_config, model_config_schema
+from gpubridge.config import ModelConfig, complete_model_config
 from gpubridge.engine.ensemble.graph import EnsembleGraph, Wiring, draw_graph, wire
+from gpubridge.schema import message_class
 
 __all__ = ["draw", "ensemble", "member", "wired"]
 
 
 def _config(text: str, name: str) -> ModelConfig:
-    message = model_config_schema().ModelConfig()
+    message = message_class("ModelConfig")()
     text_format.Parse(f'name: "{name}" {text}', message)
     return complete_model_config(message, Path("/nowhere") / name, gpu_count=0)
 

@@ -10,8 +10,8 @@ from gpubridge.config import ModelConfig
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import HostArena
 from gpubridge.protocol.grpc.infer_request import FormCache
-from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.grpc.receiver import whole_request
+from gpubridge.schema import message_class
 from tests.unit.model_configs import model_config
 
 __all__ = [

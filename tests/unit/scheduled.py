@@ -1,9 +1,13 @@
-"""Fixtures of the schedulers' tests: requests that nobody executes, and twins of schedulers."""
+"""Fixtures of the schedulers' tests: requests that no stub executes, and twins of schedulers."""
 
 from __future__ import annotations
 
-from gpubridge.engine.scheduling.batches import BatchScheduler, late_error, queue_full
-from gpubridge.engine.scheduling.policy import stopping_error
+from gpubridge.engine.scheduling.scheduler import (
+    BatchScheduler,
+    late_error,
+    queue_full,
+    stopping_error,
+)
 from gpubridge.engine.scheduling.settings import DynamicBatching, ShapeAgreement
 from gpubridge.errors import BridgeError
 from gpubridge.request import RequestOptions

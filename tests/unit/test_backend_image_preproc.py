@@ -51,7 +51,7 @@ def start(tmp_path, monkeypatch):
         model.finalize()
 
 
-@pytest.fixture(params=["pillow", "nvimagecodec"])
+@pytest.fixture(params=["pillow", pytest.param("nvimagecodec", marks=pytest.mark.extra)])
 def decoder(request):
     if request.param == "nvimagecodec":
         pytest.importorskip("nvidia.nvimgcodec")

@@ -163,7 +163,7 @@ def test_strings_are_lists_of_str(tmp_path, start):
     assert refused.error().code() == 3
 
 
-def test_what_somebody_else_looks_at_is_not_written_to(tmp_path, start):
+def test_shared_inputs_are_not_written_to(tmp_path, start):
     script(tmp_path / "m", InPlace())
     config = """backend: "pytorch" input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }
         output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }"""
@@ -216,7 +216,7 @@ def test_another_type_than_configured_is_an_error(add, start):
     )
 
 
-def test_what_cannot_be_run_fails_alone(add, start):
+def test_a_failing_request_fails_alone(add, start):
     good = {"INPUT__0": rows((1, 1)), "INPUT__1": rows((1, 1))}
     bad = {"INPUT__0": rows((1, 1, 1)), "INPUT__1": rows((1, 1, 1, 1))}
     names = ["OUTPUT__0"]

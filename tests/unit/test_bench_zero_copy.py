@@ -9,12 +9,10 @@ from dataclasses import replace
 import pytest
 
 from gpubridge.bench.device_requests import PATHS
-from gpubridge.bench.dmon_meter import DmonMeter, open_dmon_meter
-from gpubridge.bench.gpu_processes import processes_on
-from gpubridge.bench.measurement import Measured, Point, read_sizes, size_text
+from gpubridge.bench.dmon_meter import DmonMeter, PcieRate, open_dmon_meter
+from gpubridge.bench.measurement import Measured, Point, processes_on, read_sizes, size_text
 from gpubridge.bench.nvml import NotCounted, PcieCounters
 from gpubridge.bench.pcie_meter import ByteCounts, Reading, open_pcie_meter
-from gpubridge.bench.pcie_rate import PcieRate
 from gpubridge.bench.report import draw, judge, table
 from gpubridge.cuda_ipc import DeviceInfo
 
@@ -72,7 +70,7 @@ def test_half_of_the_bytes_over_pcie_is_a_failure_and_commands_are_none():
     assert judge(measured(point(pcie=PcieRate(16e6, 1e6), nbytes=65536))).holds
 
 
-def test_what_others_may_have_moved_is_no_failure():
+def test_traffic_of_other_processes_is_no_failure():
     verdict = judge(measured(point(pcie=PcieRate(64e9, 0.0)), others=[17, 4]))
     assert verdict.holds
     assert "theirs, too: 17, 4" in verdict.doubts[0]
@@ -135,7 +133,7 @@ def test_sizes_are_read(text, sizes):
 
 
 @pytest.mark.parametrize("text", ["", "1MB", "6", "-4", "1MiB,", "0"])
-def test_what_is_no_size_is_refused(text):
+def test_malformed_sizes_are_refused(text):
     with pytest.raises(ValueError, match="expected sizes such as"):
         read_sizes(text)
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.failure import BenchmarkError
 from benchmarks.gpu_lane import BundledPeer, main
 from benchmarks.gpu_report import GpuReport, GpuResult, markdown_page
 from benchmarks.gpu_rows import ROWS
 from benchmarks.server_process import Ports
+from gpubridge.errors import BridgeError
 from tests.simcuda.machine import running_machine
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -45,7 +47,7 @@ def test_a_ratio_is_how_many_times_faster_and_needs_both_sides():
     assert result.complaints == []
 
 
-def test_less_than_the_floor_is_a_complaint():
+def test_less_than_the_minimum_is_a_complaint():
     result = GpuResult(COMPARED, ours={64 * MIB: 200.0}, theirs={64 * MIB: 500.0})
     assert result.complaints == ["2.50 times Triton at 64 MiB, expected 3"]
 
@@ -70,13 +72,13 @@ def test_the_page_has_figures_limits_ratios_and_complaints():
     assert "expected 3" in page
 
 
-def test_what_triton_cannot_do_is_told_and_no_complaint():
+def test_rows_that_triton_cannot_run_are_noted_without_a_complaint():
     result = GpuResult(COMPARED, ours={MIB: 1.0}, notes=["Triton: no such model"])
     assert result.complaints == []
     assert "`cuda_shm_identity`: Triton: no such model" in markdown_page(report(result))
 
 
-def test_triton_does_not_find_this_house_s_modules(tmp_path, monkeypatch):
+def test_triton_does_not_find_modules_of_this_repository(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}:{ROOT}/")
     launch = BundledPeer(tmp_path).launch(tmp_path, Ports(1, 2, 3))
     assert launch.environment["PYTHONPATH"] == str(tmp_path)
@@ -88,11 +90,11 @@ def test_the_document_survives_json():
     assert (row["name"], row["gpubridge_us"]) == ("cuda_shm_place", {str(MIB): 1.0})
 
 
-def test_the_floor_is_that_of_the_design():
-    text = (ROOT / "docs" / "design.md").read_text()
+def test_the_minimum_is_that_of_the_readme():
+    text = (ROOT / "benchmarks" / "README.md").read_text()
     (line,) = [s for s in text.splitlines() if s.startswith("| CUDA shm in and out (GPU)")]
     found = re.search(r"(\d+)× at (\d+) MB", line)
-    assert COMPARED.floor == (int(found[2]) * MIB, float(found[1]))
+    assert COMPARED.minimum == (int(found[2]) * MIB, float(found[1]))
 
 
 def test_every_model_of_a_row_is_there():
@@ -104,7 +106,7 @@ def test_without_a_gpu_nothing_is_measured_and_the_exit_status_says_so(
     tmp_path, monkeypatch, capsys
 ):
     def absent():
-        raise BenchmarkError("no GPU can be used: there is no driver")
+        raise BridgeError("no GPU can be used: there is no driver")
 
     monkeypatch.setattr("benchmarks.gpu_lane.first_device", absent)
     assert main(["--output", str(tmp_path)]) == 2
@@ -138,6 +140,6 @@ def test_a_dry_run_on_the_simulated_driver(tmp_path, budget, status):
         assert done.returncode == 1
         return
     assert all(row["gpubridge_us"] for row in rows.values()), done.stderr
-    # How flat a simulated GPU is, nobody needs to know.
+    # How flat a simulated GPU is has no meaning.
     failures = [text for row in rows.values() for text in row["complaints"] if "flat" not in text]
     assert failures == []

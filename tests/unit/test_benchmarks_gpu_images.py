@@ -7,10 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu_image_report import ON_DEVICE, GpuImageReport, GpuImageRow
 from benchmarks.image_load import Figures, ImageRequests
 from tests.host_kernel.simulated import imaging_environment
 from tests.simcuda.machine import lawful_machine, running_machine
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,13 +35,13 @@ def row(batch, served, limit=1000.0):
     return GpuImageRow(batch, limit, None, {ON_DEVICE: Figures(served, 1500.0, 2500.0, 10.0)})
 
 
-def test_what_is_left_of_the_limit_counts_from_32_on():
+def test_the_rest_of_the_limit_counts_from_32_on():
     found = report(row(8, 100.0), row(32, 899.0), row(128, 900.0))
     assert found.complaints == ["batch 32: 0.90 of the limit, expected 0.9"]
     assert found.rows[2].share == 0.9
 
 
-def test_what_is_missing_is_told():
+def test_missing_figures_are_reported():
     missing = GpuImageRow(32, 1000.0, notes=["pixels over HTTP: it failed"])
     assert report(missing).complaints == ["batch 32: pixels over HTTP: it failed"]
     assert missing.share is None
@@ -79,7 +83,7 @@ def test_a_dry_run_on_the_simulated_driver(tmp_path):
     assert document["complaints"] == []
 
 
-def test_what_there_was_no_time_for_is_told(tmp_path):
+def test_rows_without_time_are_reported(tmp_path):
     with lawful_machine() as machine:
         machine.set_devices(1)
         machine.set_memory(4 << 30)

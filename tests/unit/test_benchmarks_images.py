@@ -12,6 +12,8 @@ from benchmarks.image_models import write_repository
 from benchmarks.image_rows import BACKEND, OURS_PILLOW, TRITON, ImageReport, ImageRow
 from benchmarks.images import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -91,6 +93,7 @@ def test_both_makes_have_the_same_tensors(tmp_path):
     assert not (tmp_path / "images" / "1" / "model.py").exists()
 
 
+@pytest.mark.extra
 def test_a_dry_run_without_a_peer(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("GPUBRIDGE_PEER", raising=False)
     pytest.importorskip("matplotlib")
@@ -124,7 +127,7 @@ def test_pixels_that_are_not_pillow_s_end_the_run(tmp_path, monkeypatch, capsys)
 
 
 def test_the_pillow_model_runs_where_triton_runs_it():
-    """It may not need anything of this house's."""
+    """It may not import anything of this repository."""
     text = (ROOT / "benchmarks" / "models" / "images" / "pillow" / "1" / "model.py").read_text()
     imports = [line for line in text.splitlines() if line.startswith(("import ", "from "))]
     assert imports == [

@@ -11,13 +11,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from benchmarks.client import Client
-from benchmarks.failure import BenchmarkError
 from benchmarks.traffic import TURN, Traffic, json_request
 from benchmarks.varied import main
 from benchmarks.varied_models import MODELS, copies, write_repository
 from benchmarks.varied_rows import NAMES, OWN_ROWS, ROWS
 from benchmarks.varied_table import OwnResult, Result, failures, page
-from gpubridge.protocol.grpc.messages import message_class
+from gpubridge.errors import BridgeError
+from gpubridge.schema import message_class
 
 ABOUT = {
     "started": "2026-01-01T00:00:00+00:00",
@@ -81,12 +81,12 @@ def test_ratios_are_medians_of_the_rounds():
     result = Result(row, ours, theirs)
     assert result.cpu_ratio == 5.0
     assert result.rate_ratio == 2.0
-    assert result.verdict == "floor met"
+    assert result.verdict == "minimum met"
     assert Result(row, [sample(10, 1)], [sample(90, 1)]).verdict == "aim met"
-    assert Result(row, [sample(10, 1)], [sample(49, 1)]).verdict == "below floor"
+    assert Result(row, [sample(10, 1)], [sample(49, 1)]).verdict == "below minimum"
     assert Result(row, [sample(10, 1)], []).verdict == "not compared"
     own = OWN_ROWS[0]
-    assert OwnResult(own, [sample(11.4, 1)], [sample(10, 1)]).verdict == "floor met"
+    assert OwnResult(own, [sample(11.4, 1)], [sample(10, 1)]).verdict == "minimum met"
     assert OwnResult(own, [sample(11.6, 1)], [sample(10, 1)]).verdict == "above bar"
 
 
@@ -94,7 +94,7 @@ def test_the_page_has_both_ratios_the_client_and_failures():
     seen = Result(BY_NAME["add_sub_ids"], [sample(10, 90)], [sample(60, 30)])
     broken = Result(BY_NAME["generate"], [], [], "Triton: ended")
     text = page(ABOUT, [seen, broken], [], [])
-    assert "| 10.0 | 60.0 | 6 | 5 | 9 | floor met | 90.0 | 30.0 | 3 |" in text
+    assert "| 10.0 | 60.0 | 6 | 5 | 9 | minimum met | 90.0 | 30.0 | 3 |" in text
     assert "client: a client" in text
     assert "`generate` failed: Triton: ended" in text
     assert failures([seen, broken], [], []) == [("generate", "Triton: ended")]
@@ -141,5 +141,5 @@ def test_the_client_sends_no_request_twice_and_counts_failures(server, tmp_path)
     assert all(json.loads(body)["id"] for body in server.bodies)
     server.status = 400
     assert client.run(traffic, server.server_port, connections=1, seconds=0).failed == 1
-    with pytest.raises(BenchmarkError, match="cannot connect"):
+    with pytest.raises(BridgeError, match="cannot connect"):
         client.run(traffic, 1, connections=1, seconds=0)

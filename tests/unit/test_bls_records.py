@@ -7,9 +7,9 @@ import pytest
 
 from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import InferenceRequest, Tensor
-from gpubridge.pb_utils.constants import TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
-from gpubridge.stub.bls_records import BlsRecords
-from gpubridge.stub.outputs import OutputMemory
+from gpubridge.pb_utils.request import TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+from gpubridge.stub.bls.records import BlsRecords
+from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.tensor import native
 from gpubridge.transport.calls import CallKind, encode_records
 from gpubridge.transport.channel import MalformedMessage
@@ -39,7 +39,7 @@ class Side:
         outputs = OutputMemory(1, 1 << 20, memoryview(bytearray(64)), print, print)
         with monkeypatch.context() as patched:
             if not compiled:
-                patched.setattr("gpubridge.stub.bls_records.native", lambda: None)
+                patched.setattr("gpubridge.stub.bls.records.native", lambda: None)
             self.records = BlsRecords(self.borrowed, outputs)
 
 
@@ -90,7 +90,7 @@ def test_both_runtimes_write_the_same(sides, name, decoupled):
     assert again[0] == again[1]
 
 
-def test_what_is_remembered_of_calls_is_told_apart(sides):
+def test_remembered_calls_are_told_apart(sides):
     compiled, python = (side.records for side in sides)
     for make in (*CALLS.values(), *CALLS.values()):
         for decoupled in (False, True):

@@ -1,4 +1,4 @@
-"""The budget of requests: shares, what is kept for small ones, and who has to make room."""
+"""The budget of requests: shares, what is kept for small ones, and which requests are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.lateness import Rate
+from gpubridge.frontend.timeouts import MinimumRate
 from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget
 from gpubridge.host_shm.budget import piece_bytes
 
@@ -66,7 +66,7 @@ def test_one_client_may_have_almost_all_while_nobody_else_wants_it():
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
-def test_who_has_more_than_its_share_makes_room_the_newest_first():
+def test_requests_above_their_share_are_refused_newest_first():
     budget = Budget(LIMIT)
     greedy, other = Client(budget), Client(budget)
     first, second = greedy.open(), greedy.open()
@@ -81,7 +81,7 @@ def test_who_has_more_than_its_share_makes_room_the_newest_first():
     assert greedy.take(first, 100 << 10)
 
 
-def test_what_has_arrived_is_not_refused_any_more():
+def test_a_body_that_has_arrived_is_not_refused():
     budget = Budget(LIMIT)
     greedy, other = Client(budget), Client(budget)
     whole = greedy.open()
@@ -116,7 +116,7 @@ def test_a_message_that_can_never_fit_is_refused_with_both_numbers():
     Budget(LARGE_BYTES).check(LARGE_BYTES - 1)
 
 
-def test_who_promises_much_and_sends_little_holds_little():
+def test_a_client_that_promises_much_and_sends_little_holds_little():
     left, pieces = 60 << 20, []
     while left:
         pieces.append(piece_bytes((60 << 20) - left, left))
@@ -129,7 +129,7 @@ def test_who_promises_much_and_sends_little_holds_little():
 def test_the_rate_to_keep_grows_with_what_is_held():
     # 60 seconds at 600 bytes a second: enough for who holds little, not for who holds 100 MB.
     for held, slow in ((1 << 18, False), (100 << 20, True)):
-        rate, message = Rate(30.0), object()
+        rate, message = MinimumRate(30.0), object()
         looks = [rate.too_slow(now, message, held + 600 * now, held) for now in range(0, 61, 5)]
         assert any(looks) is slow
 
@@ -161,7 +161,7 @@ class BudgetMachine(RuleBasedStateMachine):
             if len(other.refused) > before[other] and other is not client:
                 assert held[other] > SHARE
         if not room:
-            # Not even with all gone that somebody holds above a share, but what is newer and its own.
+            # Not even without all that is held above a share, except what is newer and its own.
             assert self.budget.used + nbytes > LARGE_LIMIT
 
     @rule(who=st.integers(0, 3), which=st.integers(0, 9), whole=st.booleans())

@@ -13,19 +13,19 @@ import pytest
 import uvloop
 
 from gpubridge.config.python_backend import PythonBackendSettings
-from gpubridge.engine.busy_poll import BusyPoll, descriptor_of_events
+from gpubridge.engine.ipc.busy_poll import BusyPoll, descriptor_of_events
 from gpubridge.errors import BridgeError
 from gpubridge.tensor.native import absence, native
-from gpubridge.transport import short_waits
+from gpubridge.transport import wait_predictor
 from gpubridge.transport.channel import Channel, ChannelClosed, pair
-from gpubridge.transport.short_waits import ShortWaits, busy_poll_ns
-from tests.fuzz.stub_desk import Desk, record
+from gpubridge.transport.wait_predictor import WaitPredictor, busy_poll_ns
+from tests.fuzz.fake_stub import FakeStub, record
 
 AWAKE = 1000
 
 
 class Clock:
-    """Time that passes when somebody says so; others take the processor for ``taken``."""
+    """Time that passes when a test says so; others take the processor for ``taken``."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -61,7 +61,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr("time.monotonic_ns", clock.monotonic_ns)
     monkeypatch.setattr("os.sched_yield", clock.sched_yield)
     # Compiled code has its own.
-    monkeypatch.setattr(short_waits, "native", lambda: None)
+    monkeypatch.setattr(wait_predictor, "native", lambda: None)
     return clock
 
 
@@ -74,23 +74,23 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
 
 
 @pytest.fixture(params=["compiled", "in Python"])
-def waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ShortWaits:
+def waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> WaitPredictor:
     """Waits of either kind: both look in the same way."""
     if request.param == "in Python":
-        monkeypatch.setattr(short_waits, "native", lambda: None)
+        monkeypatch.setattr(wait_predictor, "native", lambda: None)
     elif native() is None:
         pytest.skip(f"the compiled module is not there: {absence()}")
-    return ShortWaits(AWAKE)
+    return WaitPredictor(AWAKE)
 
 
-def offered(waits: ShortWaits) -> bool:
+def offered(waits: WaitPredictor) -> bool:
     """Offer the processor once; returns whether others wanted it."""
     assert not waits.stay_awake(-1, 0)
     return waits.taken
 
 
-def after_short_waits(count: int) -> ShortWaits:
-    waits = ShortWaits(AWAKE)
+def after_short_waits(count: int) -> WaitPredictor:
+    waits = WaitPredictor(AWAKE)
     for _ in range(count):
         waits.begin(0)
         waits.end(2 * AWAKE - 1)
@@ -112,7 +112,7 @@ def test_a_run_begins_anew_after(spoil: str) -> None:
     assert not waits.begin(0)
 
 
-def in_vain(waits: ShortWaits, count: int) -> ShortWaits:
+def in_vain(waits: WaitPredictor, count: int) -> WaitPredictor:
     """Give up so many waits that were likely to be short, and were asleep."""
     for _ in range(count):
         waits.begin(0)
@@ -130,7 +130,7 @@ def test_a_wait_now_and_then_may_be_spent_awake_in_vain() -> None:
 
 
 @pytest.mark.parametrize("run", [32, 1000])
-def test_nobody_stays_awake_in_vain_again_and_again(run: int) -> None:
+def test_polls_in_vain_are_not_repeated(run: int) -> None:
     waits = in_vain(after_short_waits(run), 4)
     for _ in range(4):
         assert not waits.begin(0)
@@ -144,14 +144,14 @@ def test_a_wait_that_has_ended_was_not_in_vain() -> None:
     assert waits.begin(0)
 
 
-def test_nobody_stays_awake_where_things_are_done_at_once() -> None:
+def test_work_that_is_done_at_once_is_not_polled_for() -> None:
     waits = after_short_waits(8)
     waits.alone = False
     assert not waits.begin(0)
 
 
-def test_nobody_stays_awake_for_no_time() -> None:
-    waits = ShortWaits(0)
+def test_a_poll_of_no_time_is_none() -> None:
+    waits = WaitPredictor(0)
     for _ in range(20):
         waits.begin(5)
         waits.end(5)
@@ -237,17 +237,17 @@ def test_the_loop_sleeps_where_requests_come_together(clock: Clock) -> None:
 
 def test_the_loop_sleeps_when_somebody_wants_the_processor(clock: Clock) -> None:
     loop: Any = Loop()
-    poll = BusyPoll(loop, 10 * short_waits._TAKEN_NS)
+    poll = BusyPoll(loop, 10 * wait_predictor._TAKEN_NS)
     one_after_the_other(poll, clock, 9)
     poll.sent(alone=True)
-    clock.taken = 2 * short_waits._TAKEN_NS
+    clock.taken = 2 * wait_predictor._TAKEN_NS
     loop.turn()
     assert clock.offers
     assert not loop.due
 
 
 def test_poll_leaves_the_message_to_receive(
-    ends: tuple[Channel, Channel], waits: ShortWaits
+    ends: tuple[Channel, Channel], waits: WaitPredictor
 ) -> None:
     here, there = ends
     there.send(b"\x20message")
@@ -256,7 +256,7 @@ def test_poll_leaves_the_message_to_receive(
 
 
 def test_poll_leaves_a_closed_channel_to_receive(
-    ends: tuple[Channel, Channel], waits: ShortWaits
+    ends: tuple[Channel, Channel], waits: WaitPredictor
 ) -> None:
     here, there = ends
     there.close()
@@ -265,7 +265,7 @@ def test_poll_leaves_a_closed_channel_to_receive(
         here.receive()
 
 
-def test_poll_ends_without_a_message(ends: tuple[Channel, Channel], waits: ShortWaits) -> None:
+def test_poll_ends_without_a_message(ends: tuple[Channel, Channel], waits: WaitPredictor) -> None:
     here, there = ends
     assert not here.poll(1000, waits)
     there.send(b"\x20later")
@@ -273,11 +273,11 @@ def test_poll_ends_without_a_message(ends: tuple[Channel, Channel], waits: Short
 
 
 def test_poll_without_a_message_was_in_vain(
-    ends: tuple[Channel, Channel], waits: ShortWaits, monkeypatch: pytest.MonkeyPatch
+    ends: tuple[Channel, Channel], waits: WaitPredictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whoever else runs meanwhile is to be no reason to sleep.
-    monkeypatch.setattr(short_waits, "_TAKEN_NS", 10**12)
-    monkeypatch.setattr(short_waits, "_CONTENDED_NS", 10**12)
+    # Other processes that run meanwhile are no reason to sleep.
+    monkeypatch.setattr(wait_predictor, "_TAKEN_NS", 10**12)
+    monkeypatch.setattr(wait_predictor, "_CONTENDED_NS", 10**12)
     for _ in range(8):
         waits.begin(0)
         waits.end(0)
@@ -291,10 +291,10 @@ def test_poll_without_a_message_was_in_vain(
 
 
 def test_poll_sees_what_comes_while_it_looks(
-    ends: tuple[Channel, Channel], waits: ShortWaits, monkeypatch: pytest.MonkeyPatch
+    ends: tuple[Channel, Channel], waits: WaitPredictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whoever else runs meanwhile is to be no reason to sleep.
-    monkeypatch.setattr(short_waits, "_TAKEN_NS", 10**12)
+    # Other processes that run meanwhile are no reason to sleep.
+    monkeypatch.setattr(wait_predictor, "_TAKEN_NS", 10**12)
     here, there = ends
     later = threading.Timer(0.01, there.send, [b"\x20later"])
     later.start()
@@ -304,10 +304,10 @@ def test_poll_sees_what_comes_while_it_looks(
 
 
 def test_poll_ends_when_somebody_wants_the_processor(
-    ends: tuple[Channel, Channel], waits: ShortWaits, monkeypatch: pytest.MonkeyPatch
+    ends: tuple[Channel, Channel], waits: WaitPredictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No time is too short: whoever had the processor had it for longer.
-    monkeypatch.setattr(short_waits, "_TAKEN_NS", -1)
+    # No time is too short: another process had the processor for longer.
+    monkeypatch.setattr(wait_predictor, "_TAKEN_NS", -1)
     assert not ends[0].poll(10**12, waits)
     assert waits.taken
 
@@ -361,14 +361,14 @@ def test_the_requests_at_a_stub_say_when_they_come_alone() -> None:
         def answered(self) -> None:
             told.append("answered")
 
-    desk = Desk()
-    desk.in_flight.poll_with(Waits())
+    fake_stub = FakeStub()
+    fake_stub.in_flight.poll_with(Waits())
     for _ in range(2):
         # Of a crowd that goes on it is enough to hear once.
         for _ in range(3):
-            desk.enter(1)
-        for sequence, (asked,) in list(desk.flights.items()):
-            desk.complete((sequence, [record(asked.request.ticket)]))
-        desk.flights.clear()
+            fake_stub.enter(1)
+        for sequence, (asked,) in list(fake_stub.flights.items()):
+            fake_stub.complete((sequence, [record(asked.request.ticket)]))
+        fake_stub.flights.clear()
     assert told == 2 * [True, False, "answered"]
-    desk.close()
+    fake_stub.close()

@@ -18,7 +18,7 @@ from gpubridge.transport.context import CallContext, ResponseContext
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.records import record_encoder, record_reader
 from gpubridge.transport.signatures import Signature, encode_tensors
-from tests.fuzz.stub_desk import Desk
+from tests.fuzz.fake_stub import FakeStub
 
 OWNER = 1
 REGION = OWNER << 32 | 1
@@ -32,9 +32,9 @@ class Server:
     """Takes the calls of a stub, which has one region, and keeps their requests."""
 
     def __init__(self) -> None:
-        self.desk = Desk()
+        self.fake_stub = FakeStub()
         self.segment = Segment.create(REGION, SIZE, "called")
-        self.desk.memory.know(self.segment)
+        self.fake_stub.memory.add_segment(self.segment)
         ours, self.stub = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ours = ours
         self.requests: list = []
@@ -43,14 +43,14 @@ class Server:
         self.caught_up = 0
         self.caller = SimpleNamespace(waits_for={})
         self.busy = SimpleNamespace(waits_for={})
-        polls = SimpleNamespace(heard=lambda: None, told=lambda: None)
-        self.link = SimpleNamespace(busy_poll=polls, device=None, catch_up=self.catch_up)
+        polls = SimpleNamespace(paused=lambda: None, resumed=lambda: None)
+        self.connection = SimpleNamespace(busy_poll=polls, device=None, catch_up=self.catch_up)
         names = SimpleNamespace(known={REGION})
         hooks = CallHooks(
-            announcements=names,
+            announcer=names,
             model="caller",
             caller=self.caller,
-            link=self.link,
+            connection=self.connection,
             form=self.form,
             check=self.asked.append,
             failed=self.fail,
@@ -64,7 +64,7 @@ class Server:
             call_soon=lambda function: None,
         )
         self.calls = CallChannel(
-            self.desk.in_flight, record_reader(CallContext), hooks, ours.fileno()
+            self.fake_stub.in_flight, record_reader(CallContext), hooks, ours.fileno()
         )
 
     def catch_up(self):
@@ -105,7 +105,7 @@ class Server:
 
     def close(self):
         self.calls.close()
-        self.desk.close()
+        self.fake_stub.close()
         self.ours.close()
         self.stub.close()
 
@@ -132,7 +132,7 @@ def test_a_call_reaches_its_model_and_its_answer_the_stub(server):
     request.finish(InferResponse(Signature((), ()), (), []))
     assert server.told() == [(7, 0, ResponseContext())]
     assert server.caller.waits_for == {}
-    # It is over: nobody is told twice.
+    # It is over: no second outcome is sent.
     request.finish(None)
     assert server.calls.calls() == []
 
@@ -185,7 +185,7 @@ GOOD = encode_records(CallKind.CALL, [call()])
         (GOOD[:4], "other"),
     ],
 )
-def test_what_is_no_call_is_refused(server, message, said):
+def test_a_message_that_is_no_call_is_refused(server, message, said):
     server.take(message)
     assert said in server.refused[0]
     assert len(server.refused) == 1
@@ -193,13 +193,13 @@ def test_what_is_no_call_is_refused(server, message, said):
 
 def test_memory_may_have_been_announced_a_moment_ago(server):
     late = Segment.create(REGION + 1, SIZE, "called")
-    server.link.catch_up = lambda: server.desk.memory.know(late)
+    server.connection.catch_up = lambda: server.fake_stub.memory.add_segment(late)
     server.take(encode_records(CallKind.CALL, [call(region=REGION + 1)]))
     assert not server.refused
     assert server.requests[0].ranges[0].segment is late
 
 
-def test_nobody_is_answered_after_the_end(server):
+def test_no_call_is_answered_after_the_end(server):
     server.take(GOOD)
     (left,) = server.calls.close()
     assert left.number == 7

@@ -72,7 +72,7 @@ def test_help_has_headings_defaults_and_no_broken_flags(capsys, monkeypatch, com
     assert "--model-control-mode {none,poll,explicit}" in text
     assert "(default: [])" not in text
     epilog = text.rpartition("\n\n")[2].split()
-    assert epilog[:3] == ["Taken,", "without", "effect:"]
+    assert epilog[:3] == ["Accepted", "without", "effect:"]
     assert all(word.startswith("--") and not word.endswith("-") for word in epilog[3:])
 
 
@@ -102,14 +102,14 @@ class TestInit:
     def test_it_overwrites_nothing(self, capsys, tmp_path):
         (tmp_path / "m").mkdir()
         assert cli.main(["init", str(tmp_path / "m")]) == 1
-        assert capsys.readouterr().err == f"error: {tmp_path / 'm'} is there already\n"
+        assert capsys.readouterr().err == f"error: {tmp_path / 'm'} already exists\n"
         assert list((tmp_path / "m").iterdir()) == []
 
     @pytest.mark.parametrize("name", [".", "..", ".hidden", "/"])
     def test_a_model_needs_a_name(self, capsys, tmp_path, monkeypatch, name):
         monkeypatch.chdir(tmp_path)
         assert cli.main(["init", name]) == 1
-        assert "expected a directory that is named as the model" in capsys.readouterr().err
+        assert "expected a directory with the name of the model" in capsys.readouterr().err
         assert list(tmp_path.iterdir()) == []
 
 

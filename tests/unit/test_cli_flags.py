@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,37 @@ class TestTritons:
             "--model-load-retry-count=0", "--enable-peer-access=true",
         ],
     )  # fmt: skip
-    def test_what_asks_for_nothing_is_taken_in_silence(self, words):
+    def test_flags_that_ask_for_nothing_are_silent(self, words):
         assert settings_of(words).notices() == []
+
+    @pytest.mark.parametrize(
+        ("words", "nbytes"),
+        [
+            ("", 0),
+            ("--cache-config=local,size=1048576", 1048576),
+            ("--response-cache-byte-size=1048576", 1048576),
+            ("--cache-config=local,size=5 --cache-config=local,size=7", 7),
+            ("--cache-config=local,size=5 --response-cache-byte-size=0", 5),
+        ],
+    )
+    def test_the_size_of_the_response_cache(self, words, nbytes):
+        assert settings_of(*words.split()).cache_bytes == nbytes
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "local",
+            "local,size",
+            "local,size=",
+            "local,size=x",
+            "local,size=-1",
+            "redis,password=k5",
+        ],
+    )
+    def test_another_cache_is_refused_without_its_settings(self, value):
+        with pytest.raises(BridgeError, match="--cache-config expects local,size=BYTES") as error:
+            settings_of(f"--cache-config={value}")
+        assert "k5" not in error.value.message
 
     @pytest.mark.parametrize(
         ("words", "why"),
@@ -63,8 +93,7 @@ class TestTritons:
             ("--grpc-infer-allocation-pool-size=16", "kept for reuse"),
             ("--min-supported-compute-capability=6.0", "every GPU"),
             ("--host-policy=gpu_0", "NUMA"),
-            ("--cache-config=redis", "every request is executed"),
-            ("--response-cache-byte-size=1048576", "every request is executed"),
+            ("--cache-directory=/opt/tritonserver/caches", "a part of the server"),
             ("--rate-limit=execution_count", "as they become free"),
             ("--rate-limit-resource=R1:10:0", "no resources"),
             ("--repoagent-directory=/opt/tritonserver/repoagents", "no repository agents"),
@@ -72,7 +101,7 @@ class TestTritons:
             ("--backend-config=tensorflow,version=2", "only the Python backend"),
         ],
     )
-    def test_what_tunes_another_server_is_said_to_have_no_effect(self, words, why):
+    def test_tuning_flags_of_triton_are_said_to_have_no_effect(self, words, why):
         (notice,) = settings_of(words).notices()
         # Without the value: it may be a secret.
         assert notice.startswith(f"{words.rpartition('=')[0]} has no effect: ")
@@ -86,22 +115,22 @@ class TestTritons:
             ("--model-namespacing=true", "in all repositories"),
         ],
     )
-    def test_what_would_be_missed_is_refused(self, words, why):
+    def test_flags_with_a_missing_effect_are_refused(self, words, why):
         assert error_of(words).startswith(words.partition("=")[0] + ": ")
         assert why in error_of(words)
 
     @pytest.mark.parametrize(
         ("words", "name", "value"),
         [
-            (["--model-control-mode=POLL"], "model_control_mode", "poll"),
-            (["--gpu-fallback", "HOST"], "gpu_fallback", "host"),
-            (["--exit-on-error=FALSE"], "exit_on_error", False),
-            (["--exit-on-error=Off"], "exit_on_error", False),
-            (["--strict-readiness", "1"], "strict_readiness", True),
+            (["--model-control-mode=POLL"], "repository.model_control_mode", "poll"),
+            (["--gpu-fallback", "HOST"], "instances.gpu_fallback", "host"),
+            (["--exit-on-error=FALSE"], "repository.exit_on_error", False),
+            (["--exit-on-error=Off"], "repository.exit_on_error", False),
+            (["--strict-readiness", "1"], "process.strict_readiness", True),
         ],
     )
     def test_values_are_compared_without_case(self, words, name, value):
-        assert getattr(settings_of(*words), name) == value
+        assert attrgetter(name)(settings_of(*words)) == value
 
     @pytest.mark.parametrize(
         ("given", "address"),
@@ -115,21 +144,21 @@ class TestTritons:
     )
     def test_addresses_are_written_as_for_triton_or_plainly(self, given, address):
         settings = settings_of(f"--http-address={given}", f"--grpc-address={given}")
-        assert settings.http_address == settings.metrics_address == address
-        assert settings.grpc_address == address
+        assert settings.http.address == settings.metrics_endpoint.address == address
+        assert settings.grpc.address == address
 
     def test_a_repository_may_be_named_twice(self):
         settings = settings_of("--model-repository=b", "--model-store=/models/", "./b")
-        assert settings.model_repositories == (Path("/models"), Path("b"))
+        assert settings.repository.model_repositories == (Path("/models"), Path("b"))
 
     def test_a_models_directory_whose_name_is_no_text_is_refused(self, tmp_path):
         directory = tmp_path / b"m\xff".decode(errors="surrogateescape")
         (directory / "1").mkdir(parents=True)
         (directory / "1" / "model.py").touch()
-        with pytest.raises(BridgeError, match=r"m.udcff' is no model's: its name is not UTF-8"):
+        with pytest.raises(BridgeError, match=r"m.udcff' cannot be a model: its name is not UTF-8"):
             settings_of(str(directory))
         directory.rename(tmp_path / "m")
-        assert settings_of(str(tmp_path / "m")).model_directories == (tmp_path / "m",)
+        assert settings_of(str(tmp_path / "m")).repository.model_directories == (tmp_path / "m",)
 
     def test_compression_and_trace_levels_are_compared_without_case(self):
         given = settings_of(
@@ -137,7 +166,7 @@ class TestTritons:
             "--trace-config=Triton,file=f", "--trace-config=level=timestamps",
             "--log-verbose=TRUE",
         )  # fmt: skip
-        assert given.grpc_connections.infer_response_compression_level == "high"
+        assert given.grpc.connections.infer_response_compression_level == "high"
         assert given.traces.level == ("TIMESTAMPS",)
         assert given.log.verbose_level == 1
         assert "invalid choice: 'iso8601'" in error_of("--log-format=iso8601")
@@ -154,28 +183,28 @@ class TestTritons:
         assert given.traces == newer.traces
 
     def test_completion_of_configurations_has_two_switches(self):
-        assert settings_of("--strict-model-config=false").auto_complete
-        assert not settings_of("--strict-model-config=true").auto_complete
-        assert not settings_of("--disable-auto-complete-config").auto_complete
+        assert settings_of("--strict-model-config=false").repository.auto_complete
+        assert not settings_of("--strict-model-config=true").repository.auto_complete
+        assert not settings_of("--disable-auto-complete-config").repository.auto_complete
         assert not settings_of(
             "--disable-auto-complete-config", "--strict-model-config=false"
-        ).auto_complete
+        ).repository.auto_complete
 
     def test_metrics_follow_the_address_of_http(self):
-        assert settings_of("--http-address=127.0.0.2").metrics_address == "127.0.0.2"
+        assert settings_of("--http-address=127.0.0.2").metrics_endpoint.address == "127.0.0.2"
         given = settings_of("--http-address=127.0.0.2", "--metrics-address=127.0.0.3")
-        assert (given.metrics_address, given.grpc_address) == ("127.0.0.3", "127.0.0.1")
+        assert (given.metrics_endpoint.address, given.grpc.address) == ("127.0.0.3", "127.0.0.1")
 
 
 class TestTls:
     FILES = ("--grpc-server-cert=c.pem", "--grpc-server-key=k.pem")
 
     def test_either_switch_serves_it(self):
-        assert not settings_of(*self.FILES).grpc_tls.served
-        assert settings_of("--grpc-use-ssl=true", *self.FILES).grpc_tls.served
+        assert not settings_of(*self.FILES).grpc.tls.served
+        assert settings_of("--grpc-use-ssl=true", *self.FILES).grpc.tls.served
         given = settings_of("--grpc-use-ssl-mutual=1", "--grpc-root-cert=r.pem", *self.FILES)
-        assert given.grpc_tls.served
-        assert not given.http_tls.served
+        assert given.grpc.tls.served
+        assert not given.http.tls.served
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -203,21 +232,23 @@ class TestTls:
 class TestTritonserver:
     def test_listens_everywhere(self):
         given = settings_of(command="tritonserver")
-        assert {given.http_address, given.grpc_address, given.metrics_address} == {"0.0.0.0"}
+        assert {given.http.address, given.grpc.address, given.metrics_endpoint.address} == {
+            "0.0.0.0"
+        }
         given = settings_of("--http-address=127.0.0.1", command="tritonserver")
-        assert (given.http_address, given.metrics_address) == ("127.0.0.1", "127.0.0.1")
-        assert given.grpc_address == "0.0.0.0"
-        assert not given.allow_client_shm
+        assert (given.http.address, given.metrics_endpoint.address) == ("127.0.0.1", "127.0.0.1")
+        assert given.grpc.address == "0.0.0.0"
+        assert not given.memory.allow_client_shm
 
     def test_takes_the_beginning_of_a_flag(self):
         given = settings_of("--model-repo=/more", "--log-v=1", command="tritonserver")
-        assert given.model_repositories == (Path("/models"), Path("/more"))
+        assert given.repository.model_repositories == (Path("/models"), Path("/more"))
         assert given.log.verbose_level == 1
         assert "could match --log-" in error_of("--log=1", command="tritonserver")
         assert "unknown flag --model-repo" in error_of("--model-repo=/more")
 
     def test_the_last_of_several_values_counts(self):
-        assert settings_of("--http-port=1", "--http-port=2", command="tritonserver").http_port == 2
+        assert settings_of("--http-port=1", "--http-port=2", command="tritonserver").http.port == 2
 
 
 @pytest.mark.parametrize(
@@ -232,10 +263,11 @@ class TestTritonserver:
         (["--model-path=x"], "unknown flag --model-path"),
         (["--http-port=abc"], "argument --http-port: invalid int value: 'abc'"),
         (
-            ["s3://bucket/models"],
+            ["ftp://bucket/models"],
             (
-                "argument REPOSITORY: expected a directory of this machine, got 's3://bucket/models': "
-                "copy or mount it first"
+                "argument REPOSITORY: expected a directory, s3://BUCKET/PATH, "
+                "s3://[https://]HOST:PORT/BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or "
+                "as://ACCOUNT/CONTAINER/PATH, got 'ftp://bucket/models'"
             ),
         ),
         (["--allow-http=yes"], "argument --allow-http: expected true or false, got 'yes'"),
@@ -250,7 +282,7 @@ class TestTritonserver:
         (["--model-config-name=a/b"], "--model-config-name expects a file's name, got 'a/b'"),
     ],
 )
-def test_what_is_said_of_wrong_flags(words, said):
+def test_errors_of_wrong_flags(words, said):
     assert error_of(*words) == said
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpubridge.engine.client_regions import ClientRegions, RegionUse
-from gpubridge.engine.devices.memory import DeviceMemory
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.devices.manager import DeviceManager
+from gpubridge.engine.memory.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import ClientSegment, map_client_region
 
@@ -32,7 +32,7 @@ class Stub:
     def drop_region(self, region):
         self.dropped.append(region)
 
-    def settle_kept(self):
+    def release_kept(self):
         if self.done:
             self.kept.clear()
 
@@ -55,7 +55,7 @@ def all_regions():
 
 @pytest.fixture
 def registry(all_regions):
-    registry = ClientRegions(all_regions, DeviceMemory(0), allowed=True, most=4)
+    registry = ClientRegions(all_regions, DeviceManager(0), allowed=True, most=4)
     yield registry
     registry.close()
 
@@ -73,7 +73,7 @@ def open_files():
 
 
 def test_it_is_off_unless_allowed(all_regions, key):
-    registry = ClientRegions(all_regions, DeviceMemory(0), allowed=False, most=4)
+    registry = ClientRegions(all_regions, DeviceManager(0), allowed=False, most=4)
     text = refused(ErrorCode.UNSUPPORTED, registry.register, "r", key, 0, SIZE)
     assert "--allow-client-shm=true" in text
     assert registry.status() == []
@@ -81,9 +81,7 @@ def test_it_is_off_unless_allowed(all_regions, key):
 
 
 @pytest.mark.parametrize("names", ["one", "all"])
-def test_what_a_stub_has_let_go_of_is_no_longer_in_use_when_that_is_asked(
-    registry, all_regions, key, names
-):
+def test_a_region_that_a_stub_released_is_no_longer_in_use(registry, all_regions, key, names):
     registry.register("r", key, 0, SIZE)
     place = registry.place("r", 0, 8)
     stub = Stub()
@@ -107,7 +105,7 @@ def test_only_so_many_at_once(registry, key):
     registry.register("one more", key, 0, SIZE)
 
 
-def test_what_is_registered_is_told(registry, key):
+def test_registered_regions_are_listed(registry, key):
     registry.register("b", key[1:], 16, 64)
     registry.register("a", key, 0, SIZE)
     told = [(r.name, r.key, r.offset, r.nbytes) for r in registry.status()]
@@ -307,7 +305,7 @@ def test_unregistering_tells_the_stubs_and_closes_the_object(registry, all_regio
     all_regions.join(region, stub)
     registry.unregister("a")
     assert stub.dropped == [region]
-    # Somebody still holds the place: the object stays open until they let go.
+    # The place is still held: the object stays open until it is released.
     assert open_files() == files + 1
     del place
     assert open_files() == files
@@ -331,7 +329,7 @@ def test_a_mapping_shows_the_clients_bytes_both_ways(key):
     assert mapping.size() == 100
 
 
-def test_what_was_shrunk_is_not_mapped(key):
+def test_a_shrunk_object_is_not_mapped(key):
     files = open_files()
     segment = ClientSegment.open(7, key, 0, SIZE)
     os.truncate(SHM / key[1:], 0)

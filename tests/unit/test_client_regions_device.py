@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from gpubridge.engine.client_regions import ClientPlace, ClientRegion, ClientRegions, RegionUse
-from gpubridge.engine.devices.memory import DeviceMemory
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.devices.manager import DeviceManager
+from gpubridge.engine.memory.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 
 
@@ -23,7 +23,7 @@ class Memory:
 def test_memory_that_a_stream_is_soon_done_with_can_be_unregistered(name):
     async def scenario():
         regions = Regions(1 << 20)
-        registry = ClientRegions(regions, DeviceMemory(0), allowed=True, most=4)
+        registry = ClientRegions(regions, DeviceManager(0), allowed=True, most=4)
         region = registry._registered["m"] = ClientRegion("m", "", 0, 64, Memory(), 0)
         uses = [RegionUse([ClientPlace(region, 0, 8)], ())]
         # One whom it is in use for stays.

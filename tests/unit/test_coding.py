@@ -69,6 +69,6 @@ def test_another_coding_is_not_known():
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_what_is_packed_can_be_unpacked(coding):
+def test_packed_bytes_can_be_unpacked(coding):
     packed = compress(coding, [DATA[:10], memoryview(DATA)[10:]])
     assert Inflater(coding.encode(), packed, len(DATA)).read(len(DATA) + 1) == DATA

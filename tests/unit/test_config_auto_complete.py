@@ -89,7 +89,7 @@ def test_a_model_without_file_and_function_has_no_tensors(completed):
     assert (whole.inputs, whole.outputs, whole.max_batch_size) == ((), (), 0)
 
 
-def test_what_a_draft_lacks_is_completed(completed):
+def test_missing_fields_of_a_draft_are_completed(completed):
     draft = 'input [ { name: "IN" } ]\noutput [ { name: "OUT" dims: [ 2 ] } ]\n'
     whole = completed(
         draft,
@@ -122,7 +122,7 @@ def test_everything_else_stays_as_it_was(completed, field, value):
     assert [group.count for group in whole.instance_groups] == [1]
 
 
-def test_what_is_left_out_is_gone_but_for_scheduler_and_policy(completed):
+def test_omitted_fields_are_removed_except_scheduler_and_policy(completed):
     config = (
         "max_batch_size: 4\nsequence_batching { }\nmodel_transaction_policy { decoupled: true }\n"
     )
@@ -183,7 +183,7 @@ def test_numbers_are_taken_as_triton_takes_them(completed):
         ('{"ensemble_scheduling": {}}', "ensemble scheduling cannot be set for model 'm'"),
     ],
 )
-def test_what_is_no_configuration_is_refused(completed, returned, text):
+def test_malformed_configurations_are_refused(completed, returned, text):
     with pytest.raises(BridgeError, match=text) as caught:
         completed(WHOLE, lambda _: returned)
     assert caught.value.code is ErrorCode.INVALID_ARG

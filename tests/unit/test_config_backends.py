@@ -57,7 +57,7 @@ PYTHON = ("python", "", "model.py", "")
         ),
     ],
 )
-def test_what_is_filled_in(tmp_path, config, filename, settled):
+def test_defaults_that_are_filled_in(tmp_path, config, filename, settled):
     loaded = load(tmp_path, config, filename)
     message = loaded.message
     assert (

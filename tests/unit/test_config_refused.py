@@ -186,6 +186,13 @@ REFUSED_AS_TRITON_DOES = {
             "Please disable the response cache."
         ),
     ),
+    "cache of a model with sequences": (
+        MINIMAL + "response_cache { enable: true } sequence_batching { }",
+        (
+            "Response Cache does not currently support model m with sequence batching scheduler. "
+            "Please disable the response cache."
+        ),
+    ),
     "FORCE_CPU_ONLY_INPUT_TENSORS": (
         MINIMAL
         + 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "maybe" } }',

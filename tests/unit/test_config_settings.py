@@ -4,74 +4,86 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpubridge.config import PythonBackendSettings, ServerSettings
+from gpubridge.config import PythonBackendSettings
 from gpubridge.errors import BridgeError, ErrorCode
-
-REPOSITORY = (Path("models"),)
+from tests.unit.server_settings import server_settings
 
 
 def test_defaults_are_tritons_and_loopback() -> None:
-    settings = ServerSettings(model_repositories=REPOSITORY)
-    assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (8000, 8001, 8002)
-    assert settings.http_address == settings.grpc_address == settings.metrics_address == "127.0.0.1"
-    assert settings.http_max_input_size == 67108864
-    assert settings.model_control_mode == "none"
-    assert settings.exit_timeout_secs == 30
-    assert settings.exit_on_error
-    assert settings.strict_readiness
-    assert settings.stub_python == Path(sys.executable)
+    settings = server_settings()
+    assert (settings.http.port, settings.grpc.port, settings.metrics_endpoint.port) == (
+        8000,
+        8001,
+        8002,
+    )
+    assert (
+        settings.http.address
+        == settings.grpc.address
+        == settings.metrics_endpoint.address
+        == "127.0.0.1"
+    )
+    assert settings.http.max_input_size == 67108864
+    assert settings.repository.model_control_mode == "none"
+    assert settings.process.exit_timeout_secs == 30
+    assert settings.repository.exit_on_error
+    assert settings.process.strict_readiness
+    assert settings.instances.stub_python == Path(sys.executable)
 
 
 def test_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        ServerSettings(model_repositories=REPOSITORY).http_port = 1  # type: ignore[misc]
+        server_settings().http.port = 1
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
-            {"model_repositories": ()},
+            {"repository.model_repositories": ()},
             "--model-repository expects at least one directory, got none",
         ),
-        ({"http_port": 65536}, "--http-port expects a port from 0 to 65535, got 65536"),
-        ({"metrics_port": -1}, "--metrics-port expects a port from 0 to 65535, got -1"),
+        ({"http.port": 65536}, "--http-port expects a port from 0 to 65535, got 65536"),
+        ({"metrics_endpoint.port": -1}, "--metrics-port expects a port from 0 to 65535, got -1"),
         (
-            {"metrics_port": 8000},
+            {"metrics_endpoint.port": 8000},
             "--metrics-port expects a port that --http-port does not use, got 8000",
         ),
         (
-            {"model_control_mode": "auto"},
+            {"repository.model_control_mode": "auto"},
             "--model-control-mode expects one of none, poll, explicit, got 'auto'",
         ),
-        ({"gpu_fallback": "cpu"}, "--gpu-fallback expects one of none, host, got 'cpu'"),
-        ({"exit_timeout_secs": -1}, "--exit-timeout-secs expects an integer of at least 0, got -1"),
+        ({"instances.gpu_fallback": "cpu"}, "--gpu-fallback expects one of none, host, got 'cpu'"),
         (
-            {"http_max_input_size": 0},
+            {"process.exit_timeout_secs": -1},
+            "--exit-timeout-secs expects an integer of at least 0, got -1",
+        ),
+        (
+            {"http.max_input_size": 0},
             "--http-max-input-size expects an integer of at least 1, got 0",
         ),
         (
-            {"request_arena_limit": 0},
+            {"memory.request_arena_limit": 0},
             "--request-arena-limit expects an integer of at least 1, got 0",
         ),
         (
-            {"output_arena_limit": 0},
+            {"memory.output_arena_limit": 0},
             "--output-arena-limit expects an integer of at least 1, got 0",
         ),
         (
-            {"load_models": ("m",)},
+            {"repository.load_models": ("m",)},
             ("Use of '--load-model' requires setting '--model-control-mode=explicit' as well."),
         ),
     ],
 )
 def test_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(BridgeError) as caught:
-        ServerSettings(**{"model_repositories": REPOSITORY, **changes})
+        server_settings(changes)
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == message
 
@@ -79,16 +91,16 @@ def test_refused(changes: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"metrics_port": 8000, "allow_metrics": False},
-        {"metrics_port": 8000, "metrics_address": "127.0.0.2"},
-        {"http_port": 0, "metrics_port": 0},
-        {"grpc_port": 8000, "allow_grpc": False},
-        {"load_models": ("m",), "model_control_mode": "explicit"},
+        {"metrics_endpoint.port": 8000, "metrics_endpoint.allow": False},
+        {"metrics_endpoint.port": 8000, "metrics_endpoint.address": "127.0.0.2"},
+        {"http.port": 0, "metrics_endpoint.port": 0},
+        {"grpc.port": 8000, "grpc.allow": False},
+        {"repository.load_models": ("m",), "repository.model_control_mode": "explicit"},
     ],
 )
 def test_accepted(changes: dict[str, Any]) -> None:
-    settings = ServerSettings(model_repositories=REPOSITORY, **changes)
-    assert {name: getattr(settings, name) for name in changes} == changes
+    settings = server_settings(changes)
+    assert {name: attrgetter(name)(settings) for name in changes} == changes
 
 
 class TestPythonBackend:

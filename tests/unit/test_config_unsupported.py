@@ -47,7 +47,6 @@ class TestNotServedYet:
     @pytest.mark.parametrize(
         ("rest", "field", "what"),
         [
-            ("response_cache { enable: true }", "response_cache", "every request is executed"),
             (
                 "instance_group [ { rate_limiter { } } ]",
                 "instance_group 'm_0' rate_limiter",
@@ -61,7 +60,7 @@ class TestNotServedYet:
             ("model_operations { }", "model_operations", "no operation libraries"),
         ],
     )
-    def test_what_triton_loads_at_its_defaults_is_a_notice(
+    def test_fields_that_triton_loads_at_its_defaults_are_notices(
         self, tmp_path: Path, rest: str, field: str, what: str
     ) -> None:
         config = load(tmp_path, MINIMAL + rest)

@@ -46,7 +46,7 @@ def test_a_full_arena_says_how_full():
     assert lent.allocate(512).offset == 0
 
 
-def test_what_never_fits_says_so():
+def test_an_allocation_above_the_limit_says_so():
     with pytest.raises(BridgeError, match=r"of 16384 bytes is too small.*device-arena-bytes"):
         arena().allocate(SIZE + 1)
 

@@ -18,7 +18,7 @@ def taken(array, **fields):
     return producer, stream, cuda_array.import_cuda_array(producer, stream, 1)
 
 
-def test_what_is_described_is_taken():
+def test_described_arrays_are_accepted():
     array = np.arange(6, dtype=np.int16).reshape(2, 3)
     producer, stream, tensor = taken(array)
     assert (tensor.datatype, tensor.shape) == ("INT16", (2, 3))
@@ -92,7 +92,7 @@ def test_read_only_memory():
         ({"stream": "s"}, ErrorCode.INVALID_ARG, "handle, got 's'$"),
     ],
 )
-def test_what_cannot_be_taken(fields, code, text):
+def test_refused_arrays(fields, code, text):
     producer, stream = DescribedArray(np.zeros(4, np.float32), **fields), Stream()
     with pytest.raises(BridgeError, match=text) as caught:
         cuda_array.import_cuda_array(producer, stream, 0)
@@ -105,7 +105,7 @@ def test_without_a_device_it_is_refused():
         cuda_array.import_cuda_array(DescribedArray(np.zeros(4)), None, 0)
 
 
-def test_what_is_shown():
+def test_the_array_interface_of_a_tensor():
     stream = Stream()
     data = DeviceBytes(0xABC0, 12, 0, ready=stream)
     assert cuda_array.cuda_array_interface(data, "UINT16", (2, 3)) == {

@@ -103,7 +103,7 @@ def test_a_thread_of_the_bridges_own_changes_its_mode_once(machine, worker):
     assert "cuThreadExchangeStreamCaptureMode" not in names
 
 
-def test_where_the_context_cannot_be_made_current_the_mode_is_restored(machine, worker):
+def test_the_capture_mode_is_restored_without_a_context(machine, worker):
     machine.fail("cuCtxPushCurrent", 201, nth=1)
     with pytest.raises(RuntimeError, match="INVALID_CONTEXT"):
         worker.do("ok(d.cuCtxSetCurrent(None)); copies.done()")

@@ -81,7 +81,7 @@ def test_two_regions_may_lie_in_one_block(machine):
         server.do("region.close()")
 
 
-def test_where_a_block_is_opened_once_the_client_is_told(machine):
+def test_clients_are_told_of_blocks_that_open_only_once(machine):
     machine.set(same_block="refused")
     with running_worker(machine) as client, device_worker(machine) as server:
         handles = [client.do(CLIENT, 0) for _ in range(2)]

@@ -168,7 +168,7 @@ def test_the_event_of_a_mark_goes_back_with_it(machine, worker):
     assert len(machine.calls("cuEventCreate")) == 2
 
 
-def test_who_waits_does_not_hold_the_interpreter(worker):
+def test_waits_release_the_interpreter(worker):
     assert worker.do(
         "copies.order_after(int(theirs)); seen_meanwhile = []\n"
         "def other(): seen_meanwhile.append(copies.done()); released.set()\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubridge.cuda_ipc import check_device
+from gpubridge.cuda_ipc.device_check import check_device
 from tests.simcuda.processes import running_worker
 from tests.unit.cuda_workers import device_worker
 
@@ -17,7 +17,8 @@ pytest.importorskip("cuda.bindings")
 
 PROBE = """
 import json, gpubridge.cuda_ipc as c
-check = c.check_device(c.list_devices()[{ordinal}].uuid)
+from gpubridge.cuda_ipc.device_check import check_device
+check = check_device(c.list_devices()[{ordinal}].uuid)
 found = [check.memory, check.memory_fds, check.events, check.lost_events]
 print(json.dumps([fact for each in found for fact in (each.works, each.reason)]))
 """
@@ -94,7 +95,7 @@ def test_memory_that_cannot_be_pinned_says_why(machine):
     machine.fail("cuMemHostRegister", 801)
     with running_worker(machine) as worker:
         works, reason = worker.do(
-            "from gpubridge.cuda_ipc import *\n"
+            "from gpubridge.cuda_ipc import *; from gpubridge.cuda_ipc.device_check import *\n"
             "check = check_device(list_devices()[0].uuid)\n"
             "answer = [[check.memory.works, check.events.works, check.pinning.works],\n"
             "          check.pinning.reason]"
@@ -131,7 +132,7 @@ def test_want_of_memory_says_nothing_of_the_driver(machine, call, code, tried):
     machine.fail(call, code)
     with running_worker(machine) as worker:
         assert worker.do(
-            "from gpubridge.cuda_ipc import *\n"
+            "from gpubridge.cuda_ipc import *; from gpubridge.cuda_ipc.device_check import *\n"
             "check = check_device(list_devices()[0].uuid)\n"
             "answer = [check.tried, check.memory.works]"
         ) == [tried, False]
@@ -140,7 +141,7 @@ def test_want_of_memory_says_nothing_of_the_driver(machine, call, code, tried):
 def test_a_check_that_hangs_is_ended(machine):
     with running_worker(machine) as worker:
         assert worker.do(
-            "from gpubridge.cuda_ipc import *\n"
+            "from gpubridge.cuda_ipc import *; from gpubridge.cuda_ipc.device_check import *\n"
             "check = check_device(list_devices()[0].uuid, 0.01)\n"
             "answer = [check.memory.works, check.events.works, check.memory.reason]"
         ) == [False, False, "the check did not end within 0.01 s"]
@@ -151,7 +152,9 @@ def test_a_check_leaves_no_process(machine, call):
     # Whatever goes wrong in it.
     machine.fail(call, 719)
     with running_worker(machine) as worker:
-        worker.do("from gpubridge.cuda_ipc import *\ncheck = check_device(list_devices()[0].uuid)")
+        worker.do(
+            "from gpubridge.cuda_ipc import *; from gpubridge.cuda_ipc.device_check import *\ncheck = check_device(list_devices()[0].uuid)"
+        )
         pids = {call.pid for call in machine.calls()} - {worker.pid}
         assert len(pids) == 3
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
@@ -163,7 +166,7 @@ def test_whether_devices_reach_each_other(machine, peers):
         machine.allow_peers()
     with running_worker(machine) as worker:
         works, reason = worker.do(
-            "from gpubridge.cuda_ipc import *\n"
+            "from gpubridge.cuda_ipc import *; from gpubridge.cuda_ipc.device_check import *\n"
             "found = probe_peers(*list_devices()); answer = [found.works, found.reason]"
         )
     assert works is peers
@@ -190,7 +193,7 @@ def test_a_tensor_of_a_reachable_device_is_copied_by_the_consumer_alone(machine)
         assert consumer.do(states) == [0, 1]
 
 
-def test_nobody_is_killed_under_mps(machine, tmp_path, monkeypatch):
+def test_no_process_is_killed_under_mps(machine, tmp_path, monkeypatch):
     # An older driver, which does not say that it is there.
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     (tmp_path / "control").touch()
@@ -204,11 +207,11 @@ def test_nobody_is_killed_under_mps(machine, tmp_path, monkeypatch):
     ("recorder", "reason"),
     [
         ("rerecord", ""),
-        ("released", "go on by themselves, with undefined data"),
-        ("never", "do not go on when another one records its event again"),
+        ("released", "continue at once, with undefined data"),
+        ("never", "do not continue when another one records its event again"),
     ],
 )
-def test_what_becomes_of_who_waits_for_a_killed_process(machine, recorder, reason):
+def test_waiters_for_a_killed_process(machine, recorder, reason):
     machine.set(killed_recorder=recorder)
     *_, events, _, lost, why = probe(machine)
     assert (events, lost) == (True, not reason)

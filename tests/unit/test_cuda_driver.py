@@ -173,7 +173,7 @@ def test_a_context_is_retained_once_and_released_once(machine):
     assert len(machine.calls("cuDevicePrimaryCtxRelease")) == 1
 
 
-def test_what_was_current_is_current_again(machine):
+def test_the_current_context_is_restored(machine):
     with device_worker(machine) as worker:
         assert worker.do(
             "other = DeviceContext(list_devices()[1]); other.make_current()\n"

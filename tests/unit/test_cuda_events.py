@@ -113,7 +113,7 @@ def test_a_leased_event_is_not_recorded_again(machine, trio):
 
 
 @pytest.mark.parametrize("number", [-1, 2])
-def test_what_is_not_there_cannot_be_waited_for(trio, number):
+def test_missing_events_cannot_be_waited_for(trio, number):
     _, _, consumer = trio
     with pytest.raises(RuntimeError, match=f"expected an event of 2, got {number}"):
         consumer.do(f"events.order({number}, 0)")
@@ -148,7 +148,7 @@ def test_nothing_is_made_in_steady_state(machine, trio):
 
 
 @pytest.mark.parametrize("call", ["cuIpcGetEventHandle", "cuEventCreate"])
-def test_where_events_do_not_cross_nothing_is_left(machine, call):
+def test_events_that_cannot_be_shared_leave_nothing(machine, call):
     machine.fail(call, 801, nth=2)
     with device_worker(machine) as owner:
         with pytest.raises(RuntimeError, match=f"{call} failed: CUDA_ERROR_NOT_SUPPORTED"):
@@ -157,7 +157,7 @@ def test_where_events_do_not_cross_nothing_is_left(machine, call):
         assert len(made) == len(machine.calls("cuEventDestroy"))
 
 
-def test_what_cannot_be_opened_leaves_nothing(machine):
+def test_events_that_cannot_be_opened_leave_nothing(machine):
     with device_worker(machine) as owner, device_worker(machine) as consumer:
         memory, handles = owner.do(OWNER)
         with pytest.raises(RuntimeError, match="INVALID_VALUE"):
@@ -177,7 +177,7 @@ def test_closed_events_are_closed_once(machine, trio):
             worker.do("events.done(0)")
 
 
-def test_who_waits_for_a_producer_that_was_killed_is_released_by_the_owner(trio):
+def test_the_owner_releases_waiters_for_a_killed_producer(trio):
     owner, producer, consumer = trio
     number = producer.do("answer = produce()")
     consumer.do("events.order(told, copies.handle)", number)

@@ -57,7 +57,7 @@ def test_memory_is_mapped_and_seen_and_lives_until_the_last_has_closed_it(machin
 
 
 @pytest.mark.parametrize("call", PARTS)
-def test_what_cannot_be_shared_is_given_back(machine, call):
+def test_memory_that_cannot_be_shared_is_given_back(machine, call):
     machine.fail(call, 801)
     with device_worker(machine) as worker:
         worker.do(BEFORE)
@@ -68,7 +68,7 @@ def test_what_cannot_be_shared_is_given_back(machine, call):
 
 
 @pytest.mark.parametrize("call", ["cuMemImportFromShareableHandle", *PARTS[3:]])
-def test_what_cannot_be_opened_is_left_as_it_was(machine, tmp_path, call):
+def test_memory_that_cannot_be_opened_is_left_as_it_was(machine, tmp_path, call):
     with device_worker(machine) as owner, device_worker(machine) as other:
         owner.do(OWN)
         hand_over(owner, "segment.fds[0]", other, tmp_path / "socket")
@@ -94,7 +94,7 @@ def test_out_of_memory_is_unavailable_and_takes_nothing(machine):
 
 
 @pytest.mark.parametrize("code", ["fd = os.open('/dev/null', 0)", "fd = 999"])
-def test_what_is_no_descriptor_of_memory_is_refused(machine, code):
+def test_a_descriptor_of_no_memory_is_refused(machine, code):
     with (
         device_worker(machine) as worker,
         pytest.raises(RuntimeError, match="not one of device memory"),
@@ -130,7 +130,7 @@ def test_another_device_opens_it_where_it_reaches_it(machine, tmp_path, peers):
 def test_another_device_copies_to_it_only_when_it_may(machine):
     machine.allow_peers()
     with device_worker(machine) as worker:
-        worker.do(OWN + "far = DeviceContext(list_devices()[1]); segment.let_reach(far)")
+        worker.do(OWN + "far = DeviceContext(list_devices()[1]); segment.allow_peer(far)")
         worker.do(
             "source = DeviceSegment.allocate(far, 8, 1, by_fd=True); copies = CopyStream(far)\n"
             "with far.pushed(): fill(source.pointer, 9, 64); ok(d.cuCtxSynchronize())\n"
@@ -146,7 +146,7 @@ def test_a_segment_of_a_lost_context_says_so_once(machine):
         with pytest.raises(RuntimeError, match=r"ILLEGAL_ADDRESS.*started again"):
             worker.do("segment.close()")
         worker.do("segment.close()")
-        # Nobody else is given a descriptor any more.
+        # No other process gets a descriptor any more.
         assert worker.do("answer = segment.fds") == []
 
 

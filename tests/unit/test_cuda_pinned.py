@@ -43,7 +43,7 @@ def test_the_segment_stays_its_owners(machine, worker):
 
 
 @pytest.mark.parametrize("code", [801, 2])
-def test_what_cannot_be_pinned_says_why(machine, worker, code):
+def test_a_failed_pinning_names_its_reason(machine, worker, code):
     machine.fail("cuMemHostRegister", code)
     assert worker.do("answer = [memory.pin(host.view), memory.nbytes]") == [False, 0]
     reason = worker.do("answer = memory.reason")
@@ -58,7 +58,7 @@ def test_a_lost_context_is_no_reason_but_an_error(machine, worker):
         worker.do("memory.pin(host.view)")
 
 
-def test_what_others_have_pinned_is_left_to_them(machine, worker):
+def test_memory_pinned_by_others_stays_pinned(machine, worker):
     worker.do("first = PinnedMemory(context); first.pin(host.view)")
     assert worker.do("answer = memory.pin(host.view)") is False
     worker.do("memory.close()")

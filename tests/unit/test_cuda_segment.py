@@ -67,7 +67,7 @@ def test_the_own_handle_is_refused_with_what_to_do(machine):
         ([], "expected a CUDA IPC handle of 64 bytes, got 0"),
     ],
 )
-def test_what_is_no_handle_is_refused(machine, handle, text):
+def test_malformed_handles_are_refused(machine, handle, text):
     with device_worker(machine) as worker, pytest.raises(RuntimeError, match=text):
         worker.do(OPEN, handle)
     assert machine.calls("cuIpcCloseMemHandle") == []

@@ -100,7 +100,7 @@ def test_a_failure_is_that_of_its_copy_only(machine, worker, call):
     assert worker.do("answer = both_ways(source, target)") is True
 
 
-def test_where_nothing_can_be_pinned_copies_are_right_all_the_same(machine, worker):
+def test_copies_are_right_without_pinned_memory(machine, worker):
     machine.fail("cuMemHostAlloc", OUT_OF_MEMORY)
     assert worker.do("answer = both_ways(source, target)") is True
     machine.heal()

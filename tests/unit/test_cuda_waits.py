@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gpubridge.cuda_ipc import waiting
+from gpubridge.cuda_ipc import copies
 from tests.unit.cuda_workers import device_worker, stub_device_worker
 
 pytest.importorskip("cuda.bindings")
@@ -105,7 +105,7 @@ def test_twenty_waiting_stubs_leave_the_processors_to_others(machine):
 
 
 class Clock:
-    """Time that passes only while somebody sleeps, or asks."""
+    """Time that passes only in sleeps and queries."""
 
     def __init__(self, done_at):
         self.now = 0.0
@@ -127,8 +127,8 @@ class Clock:
 @pytest.mark.parametrize("done_at", [0.0, 20e-6, 200e-6, 0.001, 0.05, 10.0])
 def test_a_wait_ends_soon_after_what_it_is_for(monkeypatch, done_at):
     clock = Clock(done_at)
-    monkeypatch.setattr(waiting, "time", clock)
-    waiting.sleep_until(clock.done)
+    monkeypatch.setattr(copies, "time", clock)
+    copies.sleep_until(clock.done)
     late = clock.now - done_at
     assert late <= max(4e-6, min(done_at / 7, 0.021))
     # Short ones are over at once, for at most 100 us of a processor; long ones take next to nothing.
@@ -137,6 +137,6 @@ def test_a_wait_ends_soon_after_what_it_is_for(monkeypatch, done_at):
 
 def test_asking_takes_no_longer_than_a_moment(monkeypatch):
     clock = Clock(1.0)
-    monkeypatch.setattr(waiting, "time", clock)
-    assert waiting.soon(clock.done) is False
+    monkeypatch.setattr(copies, "time", clock)
+    assert copies._poll_briefly(clock.done) is False
     assert clock.now <= 100e-6

@@ -14,7 +14,7 @@ MOST = 1 << 15
 
 class Instance:
     def __init__(self):
-        self.over = False
+        self.ended = False
 
 
 class Stub:
@@ -81,14 +81,14 @@ def test_an_instance_that_ends_leaves_nothing(metrics):
     stub = Stub(metrics)
     stub.metric(stub.family("c")).add(5)
     metrics.leave(stub.owner)
-    stub.instance.over = True
+    stub.instance.ended = True
     fresh = Stub(metrics)
     # Also another kind under that name: the family is gone.
     fresh.metric(fresh.family("c", "gauge"), "gauge").set(1)
     assert page(metrics) == ["c 1"]
 
 
-def test_what_several_have_stays_until_the_last_is_gone(metrics):
+def test_shared_metrics_stay_until_their_last_owner_is_gone(metrics):
     one, other = Stub(metrics), Stub(metrics)
     family = one.family("c", text="first")
     one.metric(family).add(1)
@@ -96,7 +96,7 @@ def test_what_several_have_stays_until_the_last_is_gone(metrics):
     metrics.close_family(one.owner, family)
     assert page(metrics) == ["c 3"]
     assert b"# HELP c first\n" in render(metrics.families())
-    other.instance.over = True
+    other.instance.ended = True
     metrics.leave(other.owner)
     assert page(metrics) == []
     last = Stub(metrics)
@@ -145,6 +145,7 @@ def test_a_histogram_makes_its_own_le(metrics):
     assert page(metrics) == ['c{le="1"} 0']
 
 
+@pytest.mark.slow
 def test_a_stub_without_bounds_leaves_room_for_others(metrics):
     greedy, modest = Stub(metrics), Stub(metrics)
     family = greedy.family("c")
@@ -156,7 +157,7 @@ def test_a_stub_without_bounds_leaves_room_for_others(metrics):
     cell = modest.metric(modest.family("d"))
     cell.add(1)
     assert page(metrics)[-1] == "d 1"
-    greedy.instance.over = True
+    greedy.instance.ended = True
     metrics.leave(greedy.owner)
     assert page(metrics) == ["d 1"]
     # What it had can be had again.

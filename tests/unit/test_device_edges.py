@@ -27,7 +27,7 @@ class Graph:
         self.consumers = {"t": range(1, len(steps))}
 
 
-class Course:
+class ExecutionPlan:
     def __init__(self, steps, outputs=()):
         self.graph = Graph(steps)
         self.steps = range(len(steps))
@@ -49,7 +49,7 @@ class Course:
         # An instance on each of several GPUs: the one that is on the right one leaves it there.
         (None, [A], False, None, A),
         (None, [A, B], False, None, None),
-        # What leaves the ensemble is copied by nobody on its way.
+        # What leaves the ensemble is not copied on its way.
         (A, [], True, A, A),
         (A, [], True, B, B),
         (A, [A], True, A, A),
@@ -57,8 +57,8 @@ class Course:
         (A, [A], True, None, None),
     ],
 )
-def test_where_a_tensor_stays(made_on, needed_on, leaves, wanted, stays):
+def test_placement_of_tensors_on_edges(made_on, needed_on, leaves, wanted, stays):
     edges = DeviceEdges(lambda step: Member(step.device), lambda one, peer: (one, peer) in REACHED)
     first = Step(made_on, OUT="t")
-    course = Course([first, *map(Step, needed_on)], ("t",) if leaves else ())
-    assert edges.of_step(first, course, wanted).get("OUT") == stays
+    plan = ExecutionPlan([first, *map(Step, needed_on)], ("t",) if leaves else ())
+    assert edges.of_step(first, plan, wanted).get("OUT") == stays

@@ -12,7 +12,7 @@ import pytest
 from gpubridge import pb_utils
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import host
-from gpubridge.pb_utils.device_tensor import DeviceTensor
+from gpubridge.pb_utils.tensor import DeviceTensor
 from gpubridge.tensor import dlpack, native, streams
 from gpubridge.tensor.device_bytes import DeviceBytes
 from tests.unit.device_doubles import (
@@ -57,7 +57,7 @@ def arrived(array, datatype="FP32", ready=None, **fields):
 # What models see
 
 
-def test_what_a_tensor_on_a_device_says(memory):
+def test_properties_of_a_tensor_on_a_device(memory):
     tensor = Tensor.from_dlpack("OUT", CudaArray(np.zeros((2, 3), np.float32), device_id=1))
     assert isinstance(tensor, Tensor)
     assert tensor.name() == "OUT"
@@ -227,7 +227,7 @@ def test_the_bridge_waits_for_whoever_took_the_data():
     assert sorted(bridge.asked) == [("after", 1), ("after", MODEL_STREAM)]
 
 
-def test_what_is_made_on_the_bridges_stream_needs_no_order_there():
+def test_tensors_made_on_the_bridges_stream_need_no_order_there():
     bridge = Stream()
     arrived(np.zeros(2, np.float32), ready=bridge)._device_bytes.order_into(bridge)
     assert bridge.asked == []
@@ -290,7 +290,7 @@ def test_a_bare_capsule_is_complete_where_another_library_may_take_it(
     assert set(tensor._device_bytes.streams) == {1, MODEL_STREAM}
 
 
-def test_who_takes_the_data_on_its_own_may_use_it_where_frameworks_work(monkeypatch):
+def test_a_raw_consumer_may_use_the_data_on_framework_streams(monkeypatch):
     use_pytorch(monkeypatch)
     for use in (lambda tensor: tensor.__dlpack__(stream=-1), lambda tensor: tensor.__dlpack__()):
         tensor = arrived(np.zeros(2, np.float32))

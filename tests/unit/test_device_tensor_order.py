@@ -1,4 +1,4 @@
-"""Tensors on the simulated GPU: without one wait, whoever reads gets what was there before.
+"""Tensors on the simulated GPU: without one wait, a reader gets what was there before.
 
 Each way in which a tensor changes hands is tried with its wait, and with that wait taken out.
 """
@@ -18,7 +18,7 @@ START = """
 import threading
 import numpy as np
 from gpubridge.pb_utils import Tensor, host
-from gpubridge.pb_utils.device_tensor import DeviceTensor
+from gpubridge.pb_utils.tensor import DeviceTensor
 from gpubridge.tensor import dlpack
 from gpubridge.tensor.device_bytes import DeviceBytes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -11,11 +12,13 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gpubridge.engine.instance import InstanceState
 from gpubridge.engine.scheduling.settings import parse_dynamic_batching
+from gpubridge.engine.supervisor.instance import InstanceState
 from gpubridge.errors import BridgeError, ErrorCode
 from tests.unit.model_configs import model_config
 from tests.unit.virtual_model import REGION, VirtualModel
+
+pytestmark = pytest.mark.slow
 
 US = 1000
 IDLE_US = 400
@@ -218,7 +221,7 @@ class ModelMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_up(self, data):
         self.some(data, is_restarting).state = InstanceState.FAILING
-        self.model.dispatcher.on_room()
+        self.model.dispatcher.dispatch()
 
     # -- time ---
 
@@ -247,7 +250,7 @@ class ModelMachine(RuleBasedStateMachine):
             return
         flying = self.flying()
         waiting = [c for c in self.model.clients.values() if c.waits]
-        held = len(self.model.dispatcher._held)
+        held = len(self.model.dispatcher.early_outcomes)
         elsewhere = [c for c in waiting if c.request not in flying]
         assert len(elsewhere) <= self.model.dispatcher.queued + held
 
@@ -284,7 +287,7 @@ class ModelMachine(RuleBasedStateMachine):
             return
         flying = self.flying()
         queued = [c for c in self.model.clients.values() if c.waits and c.request not in flying]
-        held = set(self.model.dispatcher._held)
+        held = set(self.model.dispatcher.early_outcomes)
         by_level: dict[int, int] = {}
         for client in queued:
             if client.request in held:
@@ -348,7 +351,7 @@ class ModelMachine(RuleBasedStateMachine):
         assert [c.serial for c in model.clients.values() if c.waits] == []
         assert [c.serial for c in model.clients.values() if not c.slot_freed] == []
         assert model.dispatcher.pending == 0
-        assert model.dispatcher._held == {}
+        assert model.dispatcher.early_outcomes == {}
         # What holds a request that has ended would keep its memory until the next collection.
         ended = [client.request for client in model.clients.values()]
         assert [r for r in ended if (r.item, r.on_done, r.on_partial) != (None, None, None)] == []

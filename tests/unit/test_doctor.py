@@ -63,7 +63,7 @@ def refuse(*_args, **_kwargs):
         ("os.pidfd_open", "supervision (pidfd)"),
     ],
 )
-def test_what_serving_needs_and_a_sandbox_forbids_is_named(monkeypatch, function, subject):
+def test_the_sandbox_rules_that_serving_needs_are_named(monkeypatch, function, subject):
     monkeypatch.setattr(function, refuse)
     findings = doctor.examine()
     (broken,) = [finding for finding in findings if finding.needed and not finding.works]
@@ -154,7 +154,7 @@ def test_packages_for_a_newer_driver_come_with_those_that_fit(
 ):
     present = [SimpleNamespace(name=name, version=version) for name, version in installed]
     monkeypatch.setattr(doctor.findings.importlib.metadata, "distributions", lambda: present)
-    monkeypatch.setattr("gpubridge.cuda_ipc.releases.driver_release", lambda: driver)
+    monkeypatch.setattr("gpubridge.cuda_ipc.devices.driver_release", lambda: driver)
     monkeypatch.setattr(doctor.findings, "_installed", lambda *_: None)
     for subject in ("nvidia-nvimgcodec", "nvidia-cuda-nvrtc"):
         finding = found(subject)

@@ -80,7 +80,7 @@ def test_looking_makes_no_context_in_the_process_that_asks(machine):
         ("cuDevicePrimaryCtxRetain", 2, GPU_0, "OUT_OF_MEMORY", ""),
     ],
 )
-def test_what_does_not_work_says_why_and_what_to_do(machine, call, code, subjects, text, advice):
+def test_failed_checks_name_cause_and_remedy(machine, call, code, subjects, text, advice):
     machine.fail(call, code)
     found = findings(machine, CUDA_VISIBLE_DEVICES="0")
     assert broken(found) == subjects

@@ -11,14 +11,14 @@ import weakref
 
 import pytest
 
-from gpubridge.engine.devices.driver_thread import ServerDriverThread
+from gpubridge.engine.devices.manager import AsyncDriverThread
 
 # Regions in cycles die wherever a collection happens to run: in the midst of what hands others to the
 # thread, on whatever thread that is.
 FINALIZERS = """
 import asyncio, gc, threading
-from gpubridge.engine.devices.memory import DeviceMemory
-from gpubridge.engine.devices.region import ClientDeviceSegment, DeviceRegion
+from gpubridge.engine.devices.manager import DeviceManager
+from gpubridge.engine.memory.device_region import ClientDeviceSegment, DeviceRegion
 
 ROUNDS = 300
 closed = []
@@ -31,7 +31,7 @@ class Segment:
         closed.append(self)
 
 async def main():
-    memory = DeviceMemory(1 << 20)
+    memory = DeviceManager(1 << 20)
     await memory.run(int)
 
     def drop():
@@ -61,7 +61,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def thread():
-    thread = ServerDriverThread()
+    thread = AsyncDriverThread()
     yield thread
     thread.close()
 
@@ -85,7 +85,7 @@ def test_work_is_done_in_its_order(thread):
     assert done == list(range(20))
 
 
-def test_what_fails_is_raised_where_it_is_waited_for(thread):
+def test_exceptions_are_raised_at_the_waiter(thread):
     def fail():
         raise ValueError("no such device")
 
@@ -98,7 +98,7 @@ def test_what_fails_is_raised_where_it_is_waited_for(thread):
     assert asyncio.run(main()) == 5
 
 
-def test_who_is_cancelled_leaves_nothing_behind(thread):
+def test_a_cancelled_caller_leaves_nothing_behind(thread):
     held, begun = threading.Event(), []
 
     async def main():
@@ -151,8 +151,8 @@ def test_nothing_is_kept_of_what_has_failed(thread):
         gc.enable()
 
 
-def test_what_comes_after_its_end_is_not_done():
-    thread, done = ServerDriverThread(), []
+def test_work_after_the_end_is_not_done():
+    thread, done = AsyncDriverThread(), []
     thread.submit(lambda: done.append(1))
     thread.close()
     thread.submit(lambda: done.append(2))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.engine.devices.edge_events import EdgeEvent, LateLeases, StubEvents, awaited_by
+from gpubridge.engine.devices.edge_events import EdgeEvent, LeasePoller, StubEvents, awaited_by
 from gpubridge.engine.devices.event_sharing import EventSharing
 from gpubridge.errors import ErrorCode, StubDied
 from gpubridge.host_shm import Segment
@@ -32,7 +32,7 @@ def test_an_event_is_named_with_its_lease(kind):
 
 
 @pytest.mark.parametrize(("event", "lease"), [(4, 0), ((1 << 64) - 1, 0), (0, None)])
-def test_what_is_no_event_of_the_stub_is_malformed(event, lease):
+def test_a_wrong_event_is_malformed(event, lease):
     with pytest.raises(MalformedMessage):
         event_of(ResponseContext(event=event, event_lease=lease), COUNT)
 
@@ -40,14 +40,14 @@ def test_what_is_no_event_of_the_stub_is_malformed(event, lease):
 @pytest.mark.parametrize(
     "waits", [[(5, 1), (5, 1), None, (6, 1)], [None, (5, 0)], [(5, 0)] * 48, [(5, 2), (5, 3)]]
 )
-def test_what_tensors_wait_for_arrives_as_it_was(waits):
+def test_events_of_tensors_arrive_unchanged(waits):
     raw = with_waits(RequestContext(shared=True), waits).encoded()
     arrived = context_codec(RequestContext).decode(raw)
     assert arrived.shared
     assert waits_of(arrived) == waits
 
 
-def test_where_nothing_is_waited_for_nothing_is_said():
+def test_edges_without_waits_add_no_record():
     context = RequestContext(shared=True)
     assert with_waits(context, [None, None]) is context
     assert waits_of(context) is None
@@ -101,7 +101,7 @@ def handed_on(response):
     return MemoryRange(object(), 0, 8, PendingMemory(object(), response.event))
 
 
-def test_what_is_made_of_the_lost_is_lost_however_far():
+def test_tensors_made_of_lost_ones_are_lost_over_any_number_of_models():
     first, second, third = Stub("first"), Stub("second"), Stub("third")
     made = first.answer(2)
     of_that = second.answer(0, [handed_on(made)])
@@ -115,7 +115,7 @@ def test_what_is_made_of_the_lost_is_lost_however_far():
     assert isinstance(third.answer(None, [handed_on(second.answer(1))]), InferResponse)
 
 
-def test_what_was_complete_is_not_lost():
+def test_complete_tensors_are_not_lost():
     first, second = Stub("first"), Stub("second")
     made = first.answer(1, pending=False)
     other = first.answer(2)
@@ -139,7 +139,7 @@ def test_any_response_may_come_of_an_answer_to_a_call():
     asyncio.run(scenario())
 
 
-def test_what_was_executed_when_lost_memory_went_back_is_no_answer():
+def test_a_batch_executed_when_lost_memory_went_back_has_no_answer():
     first, caller = Stub("first"), Stub("caller")
     request, waiting = (InferRequest(b"", None, 0, (), lambda outcome: None) for _ in range(2))
     at_stub = [(3, 0, request), (4, 1, waiting)]
@@ -149,7 +149,7 @@ def test_what_was_executed_when_lost_memory_went_back_is_no_answer():
         caller.events.keep([answer])
         first.events.close()
         # Its streams were let go of, and its look at that ends before it is heard of.
-        caller.events.let_go([answer], lambda: at_stub, 3)
+        caller.events.release([answer], lambda: at_stub, 3)
         del answer
         record = Record(0, Signature((), ()), (), ResponseContext(), 0, "", ())
         response = InferResponse(record.signature, (), [])
@@ -196,7 +196,7 @@ def test_a_stub_that_cannot_say_is_asked_for_what_it_was_lent(full):
     first, second = Stub("first"), Stub("second")
     part = handed_on(first.answer(2))
     lost = frozenset({part.keep.event.name})
-    # It has not looked since, or there is no room for more.
+    # It has not looked since, or its buffer is full.
     shown(second, *(range(1, AWAITED + 1) if full else ()), looked=100 if full else 10)
     assert second.events.waits_for(lost, 50) is False
     second.lent.append([part])
@@ -233,7 +233,7 @@ def test_late_leases_are_looked_at_until_they_are_over(looks):
                 over.set()
             return len(seen) < looks
 
-        late = LateLeases(look)
+        late = LeasePoller(look)
         late.begin()
         late.begin()
         await over.wait()

@@ -10,7 +10,7 @@ import pytest
 from gpubridge import pb_utils
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import host
-from gpubridge.pb_utils.request_fields import NO_TRACE
+from gpubridge.pb_utils.request import NO_TRACE
 from tests.unit.device_doubles import MODEL_STREAM, Memory, seen_by_consumer
 
 Tensor = pb_utils.Tensor

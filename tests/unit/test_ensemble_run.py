@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpubridge.engine.ensemble.run import EnsembleRun, plan_course
+from gpubridge.engine.ensemble.execution_plan import ExecutionState, plan_execution
 from tests.unit.ensembles import ensemble, member, wired
 
 ADD = member("add")
@@ -13,7 +13,7 @@ OPT = member("opt", "X X2?")
 
 def run_of(config, *members, outputs=()):
     graph, wiring = wired(config, *members)
-    return EnsembleRun(plan_course(graph, wiring, outputs))
+    return ExecutionState(plan_execution(graph, wiring, outputs))
 
 
 def calls(progress):
@@ -56,7 +56,7 @@ def test_only_the_steps_that_are_asked_for_run():
     assert end.responses == [{"C": "c"}]
 
 
-def test_what_is_not_there_is_left_out():
+def test_missing_optional_tensors_are_left_out():
     config = ensemble("opt X=A X2=A2 > Y=B", inputs="A A2?", outputs="B")
     run = run_of(config, OPT)
     first = run.begin({"A": "a"})
@@ -76,7 +76,7 @@ def test_an_input_that_is_an_output():
 def test_tensors_are_forgotten_after_their_last_use():
     run = run_of(ensemble("add X=A > Y=t", "add X=t > Y=B"), ADD)
     call = run.begin({"A": "a"}).calls[0]
-    assert call.wave.values == {}
+    assert call.group.values == {}
 
 
 class TestDecoupled:
@@ -86,9 +86,9 @@ class TestDecoupled:
         run = run_of(self.CHAIN, DEC, ADD)
         source = run.begin({"A": "a"}).calls[0]
         waves = [run.answered(source, {"Y": i}, last=False).calls[0] for i in range(3)]
-        assert [wave.inputs for wave in waves] == [{"X": 0}, {"X": 1}, {"X": 2}]
+        assert [group.inputs for group in waves] == [{"X": 0}, {"X": 1}, {"X": 2}]
         assert not run.ended(source).over
-        said = [run.answered(wave, {"Y": i}, last=True) for i, wave in enumerate(waves)]
+        said = [run.answered(group, {"Y": i}, last=True) for i, group in enumerate(waves)]
         assert [progress.responses for progress in said] == [[{"B": 0}], [{"B": 1}], [{"B": 2}]]
         assert [progress.over for progress in said] == [False, False, True]
 
@@ -123,8 +123,8 @@ class TestDecoupled:
     def test_an_answer_is_passed_on_when_all_that_came_of_it_has_left(self):
         run = run_of(self.CHAIN, DEC, ADD)
         source = run.begin({"A": "a"}).calls[0]
-        wave = run.answered(source, {"Y": 0}, last=False).calls[0]
-        said = run.answered(wave, {"Y": "b"}, last=True)
+        group = run.answered(source, {"Y": 0}, last=False).calls[0]
+        said = run.answered(group, {"Y": "b"}, last=True)
         assert said.responses == [{"B": "b"}]
         # The client has not read it yet.
         assert said.passed_on == []

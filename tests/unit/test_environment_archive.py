@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubridge.engine.environments import archive as room
+from gpubridge.engine.environments import archive as archive_module
 from gpubridge.engine.environments.archive import UnpackLimits, unpack
 from gpubridge.errors import BridgeError, ErrorCode
 
@@ -188,7 +188,7 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("case", ESCAPES)
-def test_what_leads_outside_is_refused_by_name(place, case):
+def test_members_that_lead_outside_are_refused_by_name(place, case):
     data, text = ESCAPES[case]
     error = refusal(data, place)
     assert text in error.message
@@ -212,7 +212,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("case", DAMAGED)
-def test_what_is_no_archive_is_refused_with_what_it_is(place, case):
+def test_a_file_that_is_no_archive_is_refused_with_its_kind(place, case):
     data, *texts = DAMAGED[case]
     message = refusal(data, place).message
     assert [text for text in texts if text not in message] == []
@@ -237,7 +237,7 @@ class TestLimits:
     def test_as_much_as_the_limit_is_taken(self, place):
         assert bring(tar(member("a", b"x" * 1000)), place, UnpackLimits(nbytes=1000)).nbytes == 1000
 
-    def test_what_a_header_says_counts(self, place):
+    def test_sizes_in_headers_count(self, place):
         raw = member("a", size=5 * 2**40)[0].tobuf(tarfile.GNU_FORMAT) + bytes(10240)
         assert "expected at most" in refusal(raw, place).message
 
@@ -278,7 +278,7 @@ class TestLimits:
         assert "damaged" in refusal(block * 5000, place).message
 
     def test_the_disk_is_not_filled(self, place, monkeypatch):
-        monkeypatch.setattr(room, "_SPARE_BYTES", 2**62)
+        monkeypatch.setattr(archive_module, "_RESERVED_BYTES", 2**62)
         error = refusal(tar(member("a", b"x")), place)
         assert "does not fit on the disk" in error.message
         assert error.code is ErrorCode.UNAVAILABLE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubridge.engine.environments.store import EnvironmentStore, Facts, open_store
+from gpubridge.engine.environments.store import EntryFacts, EnvironmentStore, open_store
 from gpubridge.errors import BridgeError
 
 DIGEST = "a" * 64
@@ -25,7 +25,7 @@ def entry(store):
     """A whole entry."""
     entry = store.entry(DIGEST)
     entry.begin()
-    entry.complete(Facts(str(entry.environment), "e.tar.gz", 1, 1))
+    entry.complete(EntryFacts(str(entry.environment), "e.tar.gz", 1, 1))
     return entry
 
 
@@ -48,7 +48,7 @@ def test_an_entry_is_whole_when_its_mark_says_so(store):
     assert entry.facts() is None
     entry.begin()
     assert entry.facts() is None
-    facts = Facts(str(entry.environment), "e.tar.gz", 1, 1)
+    facts = EntryFacts(str(entry.environment), "e.tar.gz", 1, 1)
     entry.complete(facts)
     assert store.entry(DIGEST).facts() == facts
     entry.begin()
@@ -88,7 +88,7 @@ def test_an_archive_that_changed_just_now_is_not_remembered(store, entry, archiv
     assert store.find(archive) is None
 
 
-def test_what_is_remembered_of_removed_environments_is_forgotten(store, entry, archive, later):
+def test_records_of_removed_environments_are_dropped(store, entry, archive, later):
     store.remember(archive, archive.stat(), "b" * 64)
     store.remember(archive, archive.stat(), DIGEST)
     other = archive.with_name("other")

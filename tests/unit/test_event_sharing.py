@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.cuda_ipc import Ability, DeviceCheck, no_check
+from gpubridge.cuda_ipc import Ability
+from gpubridge.cuda_ipc.device_check import DeviceCheck, no_check
 from gpubridge.engine.devices import event_sharing
 from gpubridge.engine.devices.event_sharing import EventSharing
 from gpubridge.transport.device_events import arena_region, event_name
@@ -95,7 +97,7 @@ def test_a_gpu_is_tried_once_when_memory_is_handed_on_there(tried, caplog, works
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_what_could_not_be_tried_is_tried_again(tried, caplog, monkeypatch, works):
+def test_a_check_that_could_not_run_is_repeated(tried, caplog, monkeypatch, works):
     monkeypatch.setattr(event_sharing, "_FIRST_PAUSE", 0.001)
     tried.answers += [no_check("no memory"), no_check("no memory"), WORKS if works else STAYS]
 
@@ -111,7 +113,7 @@ def test_what_could_not_be_tried_is_tried_again(tried, caplog, monkeypatch, work
     asyncio.run(scenario())
     assert tried.asked == [GPU] * 3
     said = [record.getMessage().rsplit(": ")[-1] for record in caplog.records]
-    assert said == ["no memory; it is tried again", *([] if works else ["they stay"])]
+    assert said == ["no memory; the test will be repeated", *([] if works else ["they stay"])]
 
 
 @pytest.mark.parametrize("way", ["share", "wait"])
@@ -123,17 +125,16 @@ def test_nothing_is_tried_where_the_setting_says_it(tried, way):
     assert tried.asked == []
 
 
-def test_who_still_waits_is_ended_and_who_waits_for_that_too(caplog):
+def test_blocked_stubs_and_their_waiters_are_ended(caplog):
     sharing = EventSharing("share", 0.001)
     waiting = User(sharing, waits=names(1, 5), made=names(2, 0))
     behind = User(sharing, waits=names(2, 0))
-    for spared in (
-        {"waits": names(1, 4)},
-        {"waits": names(3, 5)},
-        {"waits": names(1, 5), "uuid": "GPU-1"},
-    ):
-        User(sharing, **spared)
-    users = list(sharing._users)
+    spared = [
+        User(sharing, waits=names(1, 4)),
+        User(sharing, waits=names(3, 5)),
+        User(sharing, waits=names(1, 5), uuid="GPU-1"),
+    ]
+    users = [waiting, behind, *spared]
     lose(sharing, 5, 6)
     ended = [user for user in users if user.killed]
     assert set(ended) == {waiting, behind}
@@ -144,7 +145,7 @@ def test_who_still_waits_is_ended_and_who_waits_for_that_too(caplog):
     assert len(caplog.records) == 1
 
 
-def test_who_cannot_say_is_ended_and_proves_nothing_of_the_driver(caplog):
+def test_a_silent_stub_is_ended_and_proves_nothing_about_the_driver(caplog):
     sharing = EventSharing("share", 0.001)
     blind = User(sharing, waits=names(1, 5), blind=True)
     lose(sharing, 5)
@@ -155,6 +156,6 @@ def test_who_cannot_say_is_ended_and_proves_nothing_of_the_driver(caplog):
 
 def test_a_stub_that_is_gone_is_not_waited_for():
     sharing = EventSharing("share", 0.001)
-    User(sharing, waits=names(1, 5))
+    gone = weakref.ref(User(sharing, waits=names(1, 5)))
     lose(sharing, 5)
-    assert not sharing._users
+    assert gone() is None

@@ -5,29 +5,29 @@ from __future__ import annotations
 import pytest
 
 from gpubridge.config import InstanceGroup
-from gpubridge.engine.instance_settings import _least_window
+from gpubridge.engine.supervisor.instance_settings import _least_window
 from gpubridge.request import InferRequest
 from gpubridge.transport.messages import Kind, encode_frame, encode_result_batch
-from tests.fuzz.stub_desk import NOW, Desk, record
+from tests.fuzz.fake_stub import NOW, FakeStub, record
 
 MILLISECOND = 1_000_000
 
 
 @pytest.fixture
-def desk():
-    made = Desk()
+def fake_stub():
+    made = FakeStub()
     yield made
     made.close()
 
 
-def window(desk, execute_ns):
+def window(fake_stub, execute_ns):
     """Return the window after a request that was executed for so long."""
     request = InferRequest(b"", None, 0, (), lambda outcome: None)
-    desk.feed.submit([request])
-    desk.sent += 1
-    made = encode_result_batch(desk.sent, (1, 1, 1 + execute_ns), 0, [record(request.ticket)])
-    desk.in_flight.take(encode_frame(Kind.RESULTS, [made]), NOW)
-    return desk.feed.window
+    fake_stub.feed.submit([request])
+    fake_stub.sent += 1
+    made = encode_result_batch(fake_stub.sent, (1, 1, 1 + execute_ns), 0, [record(request.ticket)])
+    fake_stub.in_flight.take(encode_frame(Kind.RESULTS, [made]), NOW)
+    return fake_stub.feed.window
 
 
 @pytest.mark.parametrize(
@@ -40,27 +40,29 @@ def window(desk, execute_ns):
         (3, MILLISECOND // 10, 9),
     ],
 )
-def test_slow_models_are_fed_as_few_as_they_may_be(desk, least, execute_ns, size):
-    desk.feed.open(least)
-    assert window(desk, execute_ns) == size
+def test_slow_models_are_fed_as_few_as_they_may_be(fake_stub, least, execute_ns, size):
+    fake_stub.feed.open(least)
+    assert window(fake_stub, execute_ns) == size
 
 
-def test_a_model_is_fed_more_while_it_gets_faster(desk):
-    desk.feed.open(1)
-    windows = [window(desk, execute_ns) for execute_ns in (MILLISECOND, *[MILLISECOND // 20] * 40)]
+def test_a_model_is_fed_more_while_it_gets_faster(fake_stub):
+    fake_stub.feed.open(1)
+    windows = [
+        window(fake_stub, execute_ns) for execute_ns in (MILLISECOND, *[MILLISECOND // 20] * 40)
+    ]
     assert windows == sorted(windows)
     assert windows[0] == 1
     assert windows[-1] > 10
 
 
-def test_another_stub_begins_anew(desk):
-    desk.feed.open(1)
-    assert window(desk, MILLISECOND // 10) == 9
-    desk.feed.close()
-    assert desk.feed.window == 0
-    desk.feed.connect(desk.in_flight)
-    desk.feed.open(1)
-    assert desk.feed.window == 1
+def test_another_stub_begins_anew(fake_stub):
+    fake_stub.feed.open(1)
+    assert window(fake_stub, MILLISECOND // 10) == 9
+    fake_stub.feed.close()
+    assert fake_stub.feed.window == 0
+    fake_stub.feed.connect(fake_stub.in_flight)
+    fake_stub.feed.open(1)
+    assert fake_stub.feed.window == 1
 
 
 @pytest.mark.parametrize(
@@ -74,5 +76,5 @@ def test_another_stub_begins_anew(desk):
         ("KIND_CPU", 1, "device", 1),
     ],
 )
-def test_who_uploads_alone_on_a_gpu_has_the_next_requests_there(kind, count, placement, least):
+def test_a_stub_that_uploads_alone_on_a_gpu_is_fed_ahead(kind, count, placement, least):
     assert _least_window(InstanceGroup("group", count, kind, (0,)), placement) == least

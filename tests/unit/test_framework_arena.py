@@ -180,7 +180,7 @@ def test_without_a_gpu_nobody_is_asked(monkeypatch, served):
     host.detach()
 
 
-def test_what_the_model_has_not_imported_is_not_asked(memory, monkeypatch):
+def test_frameworks_that_are_not_imported_are_not_asked(memory, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     before = set(sys.modules)
@@ -235,7 +235,7 @@ def test_threads_share_the_pool(memory, torch):
     assert all(abs(a - b) >= 5000 for a in found for b in found if a != b)
 
 
-def test_what_is_given_back_is_whole_again(memory, torch):
+def test_freed_ranges_are_merged(memory, torch):
     with pb_utils.device_arena(reserve=MB):
         usable = MB - 512
         for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)):
@@ -317,7 +317,7 @@ def test_memory_is_given_without_the_interpreters_lock(memory, torch):
 
 
 @pytest.mark.parametrize("what", ["old", "cpu", "python"])
-def test_where_pytorch_cannot_it_is_told_once(what, memory, log, monkeypatch):
+def test_pytorch_without_support_is_reported_once(what, memory, log, monkeypatch):
     torch = Torch(available=what != "cpu")
     if what == "old":
         torch.__version__ = "2.4.1"

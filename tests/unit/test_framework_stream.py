@@ -99,7 +99,7 @@ def test_a_stream_lives_as_long_as_its_handle_is_remembered(monkeypatch, named):
         streams.remember_unnamed(used, 0)
     watch = weakref.ref(current[0])
     current[:] = [FrameworkStream(9)]
-    # Another one's, or nobody's, does not take its place.
+    # Another one's, or no one's, does not take its place.
     streams.remember(used, 8, 0)
     assert watch() is not None
     assert set(used) == {8} if named else {8, LEGACY_STREAM}

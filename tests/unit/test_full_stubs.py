@@ -63,7 +63,7 @@ async def test_requests_wait_until_the_stub_lets_go_of_memory(kind, sent_first):
         for number in (1, 2, 3)
     ]
     assert not instance.batches
-    assert instance.said_full
+    assert instance.warned_full
     await let_go(instance, kept, 2)
     assert sum(len(batch.requests) for batch in instance.batches) == sent_first
     await let_go(instance, kept, 1)
@@ -103,5 +103,5 @@ async def test_other_instances_take_what_a_full_stub_cannot():
         first.requests.lend([MemoryRange(SEGMENT, 0, 8, None)])
     model.submit()
     assert (len(first.batches), len(second.batches)) == (0, 1)
-    assert not first.said_full
+    assert not first.warned_full
     model.close()

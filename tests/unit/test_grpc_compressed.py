@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
+from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message
 from tests.unit.grpc_requests import raw
 
 CODED = ("grpc-encoding", "gzip")
@@ -26,44 +26,44 @@ def coded(data):
     return message(gzip.compress(data, 1), flag=1)
 
 
-def send(door, stream_id, data, *, end=False):
+def send(endpoint, stream_id, data, *, end=False):
     for at in range(0, len(data), FRAME):
         last = end and at + FRAME >= len(data)
-        door.receive(frame(0, int(last), stream_id, data[at : at + FRAME]))
+        endpoint.receive(frame(0, int(last), stream_id, data[at : at + FRAME]))
 
 
-async def settled(door, done):
+async def settled(endpoint, done):
     """Wait for workers, up to a limit that is only reached where they are not heard of."""
     for _ in range(5000):
         await asyncio.sleep(0.01)
         if done():
             return
-    raise AssertionError(door.statuses())
+    raise AssertionError(endpoint.statuses())
 
 
 def run(scenario):
     async def inside():
-        door = GrpcDoor()
-        await scenario(door)
-        door.lose()
+        endpoint = GrpcEndpoint()
+        await scenario(endpoint)
+        endpoint.lose()
         # Tasks end, and give back what they hold.
         await asyncio.sleep(0.05)
-        assert door.connection.account.held == 0
-        assert door.regions.lent() == (0, 0)
-        door.regions.close()
-        assert door.regions.budget.used == 0
+        assert endpoint.connection.account.held == 0
+        assert endpoint.regions.lent() == (0, 0)
+        endpoint.regions.close()
+        assert endpoint.regions.budget.used == 0
 
     asyncio.run(inside())
 
 
 @pytest.mark.parametrize("values", [1, 100, 50_000, 250_000])
 def test_a_compressed_message_of_a_call_is_understood(values):
-    async def scenario(door):
-        door.receive(PREFACE + head(1, "ModelInfer", CODED))
-        send(door, 1, coded(request(7, values)), end=True)
-        await settled(door, lambda: 1 in door.statuses())
-        assert door.statuses() == {1: [0]}
-        assert struct.pack("<f", 7) in door.data(1)
+    async def scenario(endpoint):
+        endpoint.receive(PREFACE + head(1, "ModelInfer", CODED))
+        send(endpoint, 1, coded(request(7, values)), end=True)
+        await settled(endpoint, lambda: 1 in endpoint.statuses())
+        assert endpoint.statuses() == {1: [0]}
+        assert struct.pack("<f", 7) in endpoint.data(1)
 
     run(scenario)
 
@@ -71,20 +71,20 @@ def test_a_compressed_message_of_a_call_is_understood(values):
 def test_messages_of_a_stream_are_taken_in_their_order():
     sizes = [1, 200_000, 2, 100, 250_000, 3, 150_000, 1]
 
-    async def scenario(door):
-        door.receive(PREFACE + head(1, "ModelStreamInfer", CODED))
+    async def scenario(endpoint):
+        endpoint.receive(PREFACE + head(1, "ModelStreamInfer", CODED))
         for number, size in enumerate(sizes):
             data = request(100 + number, size)
             # Every third comes as it is.
-            send(door, 1, message(data) if number % 3 == 2 else coded(data))
-        door.receive(frame(0, 1, 1))
-        await settled(door, lambda: 1 in door.statuses())
-        assert door.statuses() == {1: [0]}
-        answers = door.data(1)
+            send(endpoint, 1, message(data) if number % 3 == 2 else coded(data))
+        endpoint.receive(frame(0, 1, 1))
+        await settled(endpoint, lambda: 1 in endpoint.statuses())
+        assert endpoint.statuses() == {1: [0]}
+        answers = endpoint.data(1)
         places = [answers.find(struct.pack("<f", 100 + number)) for number in range(len(sizes))]
         assert -1 not in places
         assert places == sorted(places)
-        assert door.submitted == len(sizes)
+        assert endpoint.submitted == len(sizes)
 
     run(scenario)
 
@@ -100,27 +100,27 @@ def test_messages_of_a_stream_are_taken_in_their_order():
     ],
     ids=["one byte", "bomb", "cut short", "plain"],
 )
-def test_what_cannot_be_unpacked_ends_its_call_alone(method, data):
-    async def scenario(door):
-        door.receive(PREFACE + head(1, method, CODED) + head(3, "ModelInfer"))
-        send(door, 1, message(data, flag=1), end=True)
-        send(door, 3, message(request(1, 1)), end=True)
-        await settled(door, lambda: len(door.statuses()) == 2)
-        assert door.statuses() == {1: [INTERNAL], 3: [0]}
-        assert door.submitted == 1
+def test_a_broken_compressed_message_ends_its_call_alone(method, data):
+    async def scenario(endpoint):
+        endpoint.receive(PREFACE + head(1, method, CODED) + head(3, "ModelInfer"))
+        send(endpoint, 1, message(data, flag=1), end=True)
+        send(endpoint, 3, message(request(1, 1)), end=True)
+        await settled(endpoint, lambda: len(endpoint.statuses()) == 2)
+        assert endpoint.statuses() == {1: [INTERNAL], 3: [0]}
+        assert endpoint.submitted == 1
 
     run(scenario)
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 def test_a_client_that_leaves_meanwhile_leaves_nothing(method):
-    async def scenario(door):
+    async def scenario(endpoint):
         streams = range(1, 20, 2)
-        door.receive(PREFACE + b"".join(head(each, method, CODED) for each in streams))
+        endpoint.receive(PREFACE + b"".join(head(each, method, CODED) for each in streams))
         for each in streams:
-            send(door, each, coded(request(1, 250_000)), end=True)
+            send(endpoint, each, coded(request(1, 250_000)), end=True)
         # Some by a reset, the others with the connection.
-        door.receive(b"".join(frame(3, 0, each, bytes(4)) for each in range(1, 10, 2)))
+        endpoint.receive(b"".join(frame(3, 0, each, bytes(4)) for each in range(1, 10, 2)))
         await asyncio.sleep(0.005)
 
     run(scenario)

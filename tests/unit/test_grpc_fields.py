@@ -10,10 +10,11 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Account, Body, Budget
 from gpubridge.protocol.fields import LONGEST_ID
 from gpubridge.protocol.generate import parse_generate
-from gpubridge.protocol.grpc.fields import read_request
-from gpubridge.protocol.grpc.messages import message_class, parse_message
+from gpubridge.protocol.grpc.infer_request import read_request
+from gpubridge.protocol.grpc.messages import parse_message
 from gpubridge.protocol.grpc.receiver import RequestReceiver
 from gpubridge.protocol.infer_request import parse_request
+from gpubridge.schema import message_class
 from tests.unit.model_configs import model_config
 
 Request = message_class("ModelInferRequest")

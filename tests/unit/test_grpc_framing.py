@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gpubridge.frontend.grpc.events import (
+from gpubridge.frontend.grpc.connection import (
     BEGIN,
     CALL,
     DATA,
@@ -15,7 +15,7 @@ from gpubridge.frontend.grpc.events import (
     MESSAGES,
     RESET,
 )
-from tests.fuzz.grpc_door import message
+from tests.fuzz.grpc_endpoint import message
 from tests.unit import http2_frames as frames
 from tests.unit.http2_frames import encode_headers, frame
 from tests.unit.test_http2_peer import REQUEST, Server, data, headers
@@ -139,7 +139,7 @@ def test_a_large_message_is_received_into_its_place():
         ([headers(1, end=True, block=b"")], NONE, 0),
     ],
 )
-def test_what_is_no_message_is_told_once(path, sent, fault, value):
+def test_a_malformed_message_is_reported_once(path, sent, fault, value):
     events = told(path, *sent)
     assert [event[0] for event in events] == [BEGIN, FAILED]
     assert events[1][1:3] == (fault, value)
@@ -217,7 +217,7 @@ def test_the_end_of_input_ends_a_request_whose_last_frame_is_cut_short(come):
 def test_a_stream_gets_credit_for_what_its_reader_consumes():
     made = server(stream_window=1 << 17)
     made.feed(headers(1, block=block(b"/stream")))
-    made.connection.hold(1)
+    made.connection.throttle(1)
     made.frames()
     made.feed(data(1, message(b"", length=LIMIT)) + data(1, bytes((1 << 17) - 5)))
     assert made.frames() == []

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
+from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message
 from tests.unit.grpc_requests import raw
 
 REQUEST = message(raw(("A", "FP32", [1], b"abcd")).SerializeToString())
@@ -17,24 +17,24 @@ RESET = frame(3, 0, 1, (11).to_bytes(4, "big"))
 
 
 def held_back(method, *, end=True):
-    """A door with an answer that must wait."""
-    door = GrpcDoor()
-    door.receive(PREFACE + NO_WINDOW + head(1, method) + frame(0, end, 1, REQUEST))
-    return door
+    """A endpoint with an answer that must wait."""
+    endpoint = GrpcEndpoint()
+    endpoint.receive(PREFACE + NO_WINDOW + head(1, method) + frame(0, end, 1, REQUEST))
+    return endpoint
 
 
-def widen(door, nbytes, stream_id=1):
-    door.receive(frame(8, 0, stream_id, nbytes.to_bytes(4, "big")))
+def widen(endpoint, nbytes, stream_id=1):
+    endpoint.receive(frame(8, 0, stream_id, nbytes.to_bytes(4, "big")))
 
 
-def looked(door, times):
+def looked(endpoint, times):
     """Look at the connection at these times; whether the call was reset by then, and when."""
     for time in times:
         # It answers PINGs, so that it is heard.
-        door.receive(frame(6, 1, 0, b"keepaliv"))
-        door.connection.check(time)
-        door.connection._state.flush()
-        if RESET in bytes(door.sent):
+        endpoint.receive(frame(6, 1, 0, b"keepaliv"))
+        endpoint.connection.check(time)
+        endpoint.connection._state.flush()
+        if RESET in bytes(endpoint.sent):
             return time
     return None
 
@@ -49,74 +49,74 @@ def run(scenario):
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 def test_an_answer_that_no_window_lets_through_ends_its_call(method):
     def scenario():
-        door = held_back(method, end=method == "ModelInfer")
-        assert looked(door, range(TIMEOUT)) is None
-        assert len(door.connection.http2.held_back()) == 1
-        assert looked(door, range(TIMEOUT, 100)) == TIMEOUT
-        assert door.connection.http2.held_back() == []
-        assert door.connection._calls == {}
-        assert not door.closed
+        endpoint = held_back(method, end=method == "ModelInfer")
+        assert looked(endpoint, range(TIMEOUT)) is None
+        assert len(endpoint.connection.http2.held_back()) == 1
+        assert looked(endpoint, range(TIMEOUT, 100)) == TIMEOUT
+        assert endpoint.connection.http2.held_back() == []
+        assert endpoint.connection.calls == {}
+        assert not endpoint.closed
         # Others on the connection go on.
-        door.receive(frame(4, 0, 0, b"\0\4\0\1\0\0"))
-        door.receive(head(3, "ModelInfer") + frame(0, 1, 3, REQUEST))
-        door.connection._state.flush()
-        assert door.statuses()[3] == [0]
+        endpoint.receive(frame(4, 0, 0, b"\0\4\0\1\0\0"))
+        endpoint.receive(head(3, "ModelInfer") + frame(0, 1, 3, REQUEST))
+        endpoint.connection._state.flush()
+        assert endpoint.statuses()[3] == [0]
 
     run(scenario)
 
 
 def test_a_window_that_opens_too_slowly_is_as_good_as_closed():
     def scenario():
-        door = held_back("ModelStreamInfer", end=False)
+        endpoint = held_back("ModelStreamInfer", end=False)
         for time in range(TIMEOUT):
-            assert looked(door, [time]) is None
-            widen(door, 1)
-            door.receive(frame(0, 0, 1, REQUEST))
-        assert looked(door, [TIMEOUT]) == TIMEOUT
+            assert looked(endpoint, [time]) is None
+            widen(endpoint, 1)
+            endpoint.receive(frame(0, 0, 1, REQUEST))
+        assert looked(endpoint, [TIMEOUT]) == TIMEOUT
 
     run(scenario)
 
 
 def test_a_client_that_reads_slowly_but_steadily_is_served():
     def scenario():
-        door = held_back("ModelStreamInfer", end=False)
+        endpoint = held_back("ModelStreamInfer", end=False)
         for time in range(0, 10 * TIMEOUT, 20):
-            assert looked(door, [time]) is None
+            assert looked(endpoint, [time]) is None
             for _ in range(400):
-                door.receive(frame(0, 0, 1, REQUEST))
+                endpoint.receive(frame(0, 0, 1, REQUEST))
             # About 540 bytes a second.
-            widen(door, 10_800)
-            widen(door, 10_800, 0)
-        assert door.connection.http2.held_back()
+            widen(endpoint, 10_800)
+            widen(endpoint, 10_800, 0)
+        assert endpoint.connection.http2.held_back()
 
     run(scenario)
 
 
 def test_time_in_which_nothing_is_held_back_does_not_count():
     def scenario():
-        door = held_back("ModelStreamInfer", end=False)
-        assert looked(door, range(50)) is None
-        widen(door, 10_000)
-        assert looked(door, range(50, 60)) is None
-        door.receive(frame(4, 0, 0, b"\0\4\0\0\0\0"))
-        widen_by = 10_000 - len(door.data(1))
+        endpoint = held_back("ModelStreamInfer", end=False)
+        assert looked(endpoint, range(50)) is None
+        widen(endpoint, 10_000)
+        assert looked(endpoint, range(50, 60)) is None
+        endpoint.receive(frame(4, 0, 0, b"\0\4\0\0\0\0"))
+        widen_by = 10_000 - len(endpoint.data(1))
         for _ in range(widen_by // 10):
-            door.receive(frame(0, 0, 1, REQUEST))
-        assert door.connection.http2.held_back()
-        assert looked(door, range(60, 120)) is None
-        assert looked(door, range(120, 200)) == 120
+            endpoint.receive(frame(0, 0, 1, REQUEST))
+        assert endpoint.connection.http2.held_back()
+        assert looked(endpoint, range(60, 120)) is None
+        assert looked(endpoint, range(120, 200)) == 120
 
     run(scenario)
 
 
 def test_a_socket_that_is_full_is_another_matter():
     def scenario():
-        door = held_back("ModelInfer")
-        door.pause_reading = door.resume_reading = lambda: None
-        door.connection.pause_writing()
-        assert looked(door, range(200)) is None
-        door.connection.resume_writing()
-        assert looked(door, range(200, 300)) == 260
+        endpoint = held_back("ModelInfer")
+        endpoint.pause_reading = endpoint.resume_reading = lambda: None
+        endpoint.connection.pause_writing()
+        assert looked(endpoint, range(200)) is None
+        endpoint.connection.resume_writing()
+        assert looked(endpoint, range(200, 300)) == 260
 
     run(scenario)
 
@@ -124,13 +124,13 @@ def test_a_socket_that_is_full_is_another_matter():
 @pytest.mark.parametrize(("rate", "ends"), [(600, True), (9000, False)])
 def test_an_answer_that_holds_much_has_to_be_let_through_faster(rate, ends):
     def scenario():
-        door = held_back("ModelStreamInfer", end=False)
-        door.connection.http2.send_data(1, [bytes(8 << 20)])
+        endpoint = held_back("ModelStreamInfer", end=False)
+        endpoint.connection.http2.send_data(1, [bytes(8 << 20)])
         for time in range(0, 3 * TIMEOUT, 20):
-            if looked(door, [time]) is not None:
+            if looked(endpoint, [time]) is not None:
                 break
-            widen(door, 20 * rate)
-            widen(door, 20 * rate, 0)
-        assert (RESET in bytes(door.sent)) is ends
+            widen(endpoint, 20 * rate)
+            widen(endpoint, 20 * rate, 0)
+        assert (RESET in bytes(endpoint.sent)) is ends
 
     run(scenario)

@@ -9,7 +9,7 @@ import pytest
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.infer import InferCall
-from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
+from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message
 from tests.unit.grpc_requests import inputs_of, raw
 
 PACKAGES = ("gpubridge.frontend", "gpubridge.protocol", "gpubridge.host_shm")
@@ -28,13 +28,13 @@ def connected(test, **options):
     """Run a test with a connection that knows its form of request."""
 
     async def run():
-        door = GrpcDoor(**options)
-        door.receive(PREFACE, call(1))
-        await door.settle()
-        assert door.statuses() == {1: [0]}
-        await test(door)
-        door.lose()
-        assert door.regions.lent() == (0, 0)
+        endpoint = GrpcEndpoint(**options)
+        endpoint.receive(PREFACE, call(1))
+        await endpoint.settle()
+        assert endpoint.statuses() == {1: [0]}
+        await test(endpoint)
+        endpoint.lose()
+        assert endpoint.regions.lent() == (0, 0)
 
     asyncio.run(run())
 
@@ -47,79 +47,79 @@ def test_a_known_form_of_request_calls_nothing_of_the_frontend():
         if event == "call" and name.startswith(PACKAGES):
             called.append(frame.f_code.co_name)
 
-    async def ask(door):
+    async def ask(endpoint):
         # The first answer with a signature asks for its template.
-        door.receive(call(3))
-        await door.settle()
+        endpoint.receive(call(3))
+        await endpoint.settle()
         sys.setprofile(note)
         try:
             for stream_id in range(5, 25, 2):
-                door.receive(call(stream_id, b"abcd" * stream_id))
-                await door.settle()
+                endpoint.receive(call(stream_id, b"abcd" * stream_id))
+                await endpoint.settle()
         finally:
             sys.setprofile(None)
-        assert door.statuses() == {stream_id: [0] for stream_id in range(1, 25, 2)}
-        assert door.data(23).endswith(b"abcd")
+        assert endpoint.statuses() == {stream_id: [0] for stream_id in range(1, 25, 2)}
+        assert endpoint.data(23).endswith(b"abcd")
         # That of the transport's own is called with what it is to send.
         assert set(called) <= {"flushed"}
 
     connected(ask)
 
 
-def end_connection(door):
-    door.lose()
+def end_connection(endpoint):
+    endpoint.lose()
 
 
-def reset(door):
-    door.receive(frame(RESET, 0, 3, CANCEL))
+def reset(endpoint):
+    endpoint.receive(frame(RESET, 0, 3, CANCEL))
 
 
 @pytest.mark.parametrize("end", [end_connection, reset])
 def test_a_call_that_nobody_waits_for_is_cancelled(end):
-    async def ask(door):
-        door.receive(call(3))
-        assert len(door.waiting) == 1
-        end(door)
-        ((model, request),) = door.waiting
-        assert door.cancelled == [request]
-        assert door.connection._calls == {}
+    async def ask(endpoint):
+        endpoint.receive(call(3))
+        assert len(endpoint.waiting) == 1
+        end(endpoint)
+        ((model, request),) = endpoint.waiting
+        assert endpoint.cancelled == [request]
+        assert endpoint.connection.calls == {}
         model.answer(request)
-        door.waiting.clear()
-        assert 3 not in door.statuses()
+        endpoint.waiting.clear()
+        assert 3 not in endpoint.statuses()
 
     connected(ask, deferred=True)
 
 
 def test_a_server_that_stops_fails_the_calls_that_are_open():
-    async def ask(door):
-        door.receive(call(3))
-        door.connection.finish()
-        await door.settle()
-        assert door.statuses()[3] == [14]
+    async def ask(endpoint):
+        endpoint.receive(call(3))
+        endpoint.connection.finish()
+        await endpoint.settle()
+        assert endpoint.statuses()[3] == [14]
 
     connected(ask, deferred=True)
 
 
 def test_an_error_of_the_model_is_the_status():
-    async def ask(door):
-        door.receive(call(3))
-        ((_, request),) = door.waiting
+    async def ask(endpoint):
+        endpoint.receive(call(3))
+        ((_, request),) = endpoint.waiting
         slot, request.slot = request.slot, None
-        door.regions.arena("m").free(slot)
+        endpoint.regions.arena("m").free(slot)
         request.finish(BridgeError("no luck", ErrorCode.UNAVAILABLE))
-        door.waiting.clear()
-        await door.settle()
-        assert door.statuses()[3] == [14]
+        endpoint.waiting.clear()
+        await endpoint.settle()
+        assert endpoint.statuses()[3] == [14]
 
     connected(ask, deferred=True)
 
 
 def test_without_room_a_call_is_refused():
-    async def ask(door):
+    async def ask(endpoint):
         for stream_id in range(3, 503, 2):
-            door.receive(call(stream_id, b"abcd" * 15_000))
-        await door.settle()
-        statuses = {status for (status,) in door.statuses().values()}
+            endpoint.receive(call(stream_id, b"abcd" * 15_000))
+        await endpoint.settle()
+        statuses = {status for (status,) in endpoint.statuses().values()}
         assert statuses == {0, 14}
 
     connected(ask, deferred=True)
@@ -135,7 +135,7 @@ def test_without_room_a_call_is_refused():
         ((), "missing", 5),
     ],
 )
-def test_what_is_out_of_the_ordinary_is_taken_by_python(monkeypatch, fields, model, status):
+def test_unusual_requests_are_read_by_python(monkeypatch, fields, model, status):
     opened = []
     begin = InferCall.__init__
 
@@ -143,12 +143,12 @@ def test_what_is_out_of_the_ordinary_is_taken_by_python(monkeypatch, fields, mod
         opened.append(self)
         begin(self, *arguments)
 
-    async def ask(door):
+    async def ask(endpoint):
         opened.clear()
         for stream_id in (3, 5):
-            door.receive(call(stream_id, b"goodbad!", *fields, model=model))
-            await door.settle()
-        assert door.statuses() == {1: [0], 3: [status], 5: [status]}
+            endpoint.receive(call(stream_id, b"goodbad!", *fields, model=model))
+            await endpoint.settle()
+        assert endpoint.statuses() == {1: [0], 3: [status], 5: [status]}
         assert len(opened) == (0 if status == 12 and fields else 2)
 
     monkeypatch.setattr(InferCall, "__init__", note)
@@ -188,62 +188,62 @@ def large(stream_id, *, model="m", size=16 * KIB, **fields):
 def large_known(test, **options):
     """Run a test with a connection that knows its form of large request, too."""
 
-    async def run(door):
-        door.receive(large(3))
-        await door.settle()
-        await test(door)
+    async def run(endpoint):
+        endpoint.receive(large(3))
+        await endpoint.settle()
+        await test(endpoint)
 
     connected(run, **options)
 
 
-def held(door):
-    return door.connection.account.held
+def held(endpoint):
+    return endpoint.connection.account.held
 
 
 @pytest.mark.parametrize("size", [1000, 16 * KIB, 512 * KIB])
 @pytest.mark.parametrize("cut", [1, 60, 16 * KIB, 512 * KIB, 512 * KIB + 300, 750 * KIB])
 def test_a_large_message_is_received_and_charged_without_python(opened, cut, size):
-    async def ask(door):
+    async def ask(endpoint):
         opened.clear()
         sent = large(5, size=size)
-        door.receive(sent[:cut])
+        endpoint.receive(sent[:cut])
         if cut > 20 * KIB:
-            assert min(cut, 512 * KIB) <= held(door) <= 512 * KIB + cut
-            assert list(door.regions.budget.arriving)
-        door.receive(sent[cut:] + call(7, b"abcdabcd"))
-        assert not door.regions.budget.arriving
-        assert held(door) >= len(LARGE)
-        (_, request), _ = door.waiting
+            assert min(cut, 512 * KIB) <= held(endpoint) <= 512 * KIB + cut
+            assert list(endpoint.regions.budget.arriving)
+        endpoint.receive(sent[cut:] + call(7, b"abcdabcd"))
+        assert not endpoint.regions.budget.arriving
+        assert held(endpoint) >= len(LARGE)
+        (_, request), _ = endpoint.waiting
         assert inputs_of(request) == [LARGE]
         # Frames of a small size are only received in their place by vectored reads.
         assert request.copied < 100 * KIB or size < 512 * KIB
-        await door.settle()
-        assert (door.statuses()[5], door.statuses()[7], held(door)) == ([0], [0], 0)
+        await endpoint.settle()
+        assert (endpoint.statuses()[5], endpoint.statuses()[7], held(endpoint)) == ([0], [0], 0)
         assert not opened
 
     large_known(ask, deferred=True)
 
 
 def test_a_message_in_pieces_is_taken_without_python(opened):
-    async def ask(door):
+    async def ask(endpoint):
         opened.clear()
         sent = call(5, b"abcd" * 100)
         for at in range(len(sent)):
-            door.receive(sent[at : at + 1])
-        await door.settle()
-        assert door.statuses()[5] == [0]
+            endpoint.receive(sent[at : at + 1])
+        await endpoint.settle()
+        assert endpoint.statuses()[5] == [0]
         assert not opened
 
     connected(ask)
 
 
-def refuse(door):
-    (body,) = door.regions.budget.arriving
+def refuse(endpoint):
+    (body,) = endpoint.regions.budget.arriving
     body.refuse(BridgeError("full", ErrorCode.UNAVAILABLE))
 
 
-def half_close(door):
-    door.end()
+def half_close(endpoint):
+    endpoint.end()
 
 
 @pytest.mark.parametrize(
@@ -251,47 +251,47 @@ def half_close(door):
 )
 @pytest.mark.parametrize("checked", [False, True], ids=["plane", "python"])
 def test_a_large_message_that_does_not_end_gives_its_memory_back(opened, end, status, checked):
-    async def ask(door):
+    async def ask(endpoint):
         sent = large(5)
-        door.receive(sent[: 300 * KIB])
+        endpoint.receive(sent[: 300 * KIB])
         if checked:
             # How fast it comes is Python's to look at, which has it from then on.
             opened.clear()
-            door.connection.check(door.connection._loop.time())
+            endpoint.connection.check(asyncio.get_running_loop().time())
             assert len(opened) == 1
-            door.receive(sent[300 * KIB : 600 * KIB])
-        assert door.regions.lent()[0] == 1
-        end(door)
-        assert (door.regions.lent()[0], held(door)) == (0, 0)
-        await door.settle()
-        assert door.statuses().get(5) == status
-        assert not door.connection._calls
+            endpoint.receive(sent[300 * KIB : 600 * KIB])
+        assert endpoint.regions.lent()[0] == 1
+        end(endpoint)
+        assert (endpoint.regions.lent()[0], held(endpoint)) == (0, 0)
+        await endpoint.settle()
+        assert endpoint.statuses().get(5) == status
+        assert not endpoint.connection.calls
 
     large_known(ask)
 
 
 def test_a_slow_large_message_goes_on_in_python():
-    async def ask(door):
+    async def ask(endpoint):
         sent = large(5)
-        door.receive(sent[: 300 * KIB])
-        door.connection.check(door.connection._loop.time())
-        door.receive(sent[300 * KIB :])
-        ((_, request),) = door.waiting
+        endpoint.receive(sent[: 300 * KIB])
+        endpoint.connection.check(asyncio.get_running_loop().time())
+        endpoint.receive(sent[300 * KIB :])
+        ((_, request),) = endpoint.waiting
         assert inputs_of(request) == [LARGE]
-        await door.settle()
-        assert (door.statuses()[5], held(door)) == ([0], 0)
+        await endpoint.settle()
+        assert (endpoint.statuses()[5], held(endpoint)) == ([0], 0)
 
     large_known(ask, deferred=True)
 
 
 def test_a_large_message_that_is_too_slow_fails():
-    async def ask(door):
-        door.receive(large(5)[: 300 * KIB])
-        now = door.connection._loop.time()
+    async def ask(endpoint):
+        endpoint.receive(large(5)[: 300 * KIB])
+        now = asyncio.get_running_loop().time()
         for seconds in (0, 31, 62):
-            door.connection.check(now + seconds)
-        await door.settle()
-        assert (door.statuses()[5], held(door)) == ([4], 0)
+            endpoint.connection.check(now + seconds)
+        await endpoint.settle()
+        assert (endpoint.statuses()[5], held(endpoint)) == ([4], 0)
 
     large_known(ask)
 
@@ -306,11 +306,11 @@ def test_a_large_message_that_is_too_slow_fails():
     ],
 )
 def test_python_has_a_large_message_with_its_charge(opened, options, status):
-    async def ask(door):
+    async def ask(endpoint):
         opened.clear()
-        door.receive(large(5, **options))
-        await door.settle()
-        assert (door.statuses()[5], held(door)) == ([status], 0)
+        endpoint.receive(large(5, **options))
+        await endpoint.settle()
+        assert (endpoint.statuses()[5], held(endpoint)) == ([status], 0)
         assert len(opened) == 1
 
     large_known(ask)
@@ -322,16 +322,18 @@ def test_connections_without_a_call_stand_in_the_order_in_which_they_became_so(s
     ping = frame(6, 0, 0, b"12345678")
 
     async def ask(first):
-        second, third = GrpcDoor(beside=first), GrpcDoor(beside=first)
-        doors = {door.connection: number for number, door in enumerate((first, second, third))}
+        second, third = GrpcEndpoint(beside=first), GrpcEndpoint(beside=first)
+        endpoints = {
+            endpoint.connection: number for number, endpoint in enumerate((first, second, third))
+        }
 
         def idle():
-            return [doors[connection] for connection in first.idle.first(9)]
+            return [endpoints[connection] for connection in first.idle.first(9)]
 
         second.receive(PREFACE)
         third.receive(PREFACE)
         assert idle() == [0, 1, 2]
-        assert [doors[each] for each in first.idle.first(2)] == [0, 1]
+        assert [endpoints[each] for each in first.idle.first(2)] == [0, 1]
         second.receive(ping)
         assert idle() == [0, 2, 1]
         first.deferred = True

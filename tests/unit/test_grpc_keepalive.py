@@ -6,7 +6,7 @@ import pytest
 
 from gpubridge.config import GrpcConnections
 from gpubridge.errors import BridgeError
-from gpubridge.frontend.grpc.watch import Finding, Keepalive
+from gpubridge.frontend.grpc.connection_timeouts import Keepalive, TimeoutAction
 
 
 def keepalive(**limits):
@@ -15,28 +15,28 @@ def keepalive(**limits):
 
 def pulses(rules, times, *, heard=False, calls=1, sent=0):
     """The times at which something was to be done, and what."""
-    found = [(time, rules.look(time, heard=heard, calls=calls, sent=sent)) for time in times]
+    found = [(time, rules.check(time, heard=heard, calls=calls, sent=sent)) for time in times]
     return [(time, pulse) for time, pulse in found if pulse is not None]
 
 
 def test_a_silent_client_is_pinged_and_then_dead():
     rules = keepalive(keepalive_time=10_000, keepalive_timeout=3_000)
-    assert pulses(rules, range(14)) == [(10, Finding.PING), (13, Finding.END)]
+    assert pulses(rules, range(14)) == [(10, TimeoutAction.PING), (13, TimeoutAction.END)]
 
 
 def test_one_that_is_heard_is_not():
     rules = keepalive(keepalive_time=10_000, keepalive_timeout=3_000)
     assert pulses(rules, range(100), heard=True) == []
-    assert pulses(rules, (109, 110)) == [(109, Finding.PING)]
+    assert pulses(rules, (109, 110)) == [(109, TimeoutAction.PING)]
     assert pulses(rules, (111,), heard=True) == []
-    assert pulses(rules, (112, 120, 121)) == [(121, Finding.PING)]
+    assert pulses(rules, (112, 120, 121)) == [(121, TimeoutAction.PING)]
 
 
 def test_one_without_calls_is_pinged_only_where_permitted():
     limits = {"keepalive_time": 10_000}
     assert pulses(keepalive(**limits), range(50), calls=0) == []
     limits["keepalive_permit_without_calls"] = True
-    assert pulses(keepalive(**limits), range(30), calls=0) == [(10, Finding.PING)]
+    assert pulses(keepalive(**limits), range(30), calls=0) == [(10, TimeoutAction.PING)]
 
 
 def test_pings_without_data_have_an_end():
@@ -46,7 +46,7 @@ def test_pings_without_data_have_an_end():
         # Every ping is answered.
         found += pulses(rules, (time,), heard=any(at == time - 1 for at, _ in found))
     assert len(found) == 2
-    assert pulses(rules, (30,), sent=1) == [(30, Finding.PING)]
+    assert pulses(rules, (30,), sent=1) == [(30, TimeoutAction.PING)]
 
 
 @pytest.mark.parametrize("limits", [{"keepalive_time": 0}, {"keepalive_time": 10**9}])
@@ -57,14 +57,14 @@ def test_without_a_time_nothing_is_sent(limits):
 def test_zero_pings_without_data_is_any_number():
     rules = keepalive(keepalive_time=1_000, http2_max_pings_without_data=0)
     found = pulses(rules, range(1, 21), heard=False)
-    assert found[0] == (1, Finding.PING)
+    assert found[0] == (1, TimeoutAction.PING)
     for time in range(30, 60, 2):
         assert pulses(rules, (time,), heard=True) == []
-        assert pulses(rules, (time + 1,)) == [(time + 1, Finding.PING)]
+        assert pulses(rules, (time + 1,)) == [(time + 1, TimeoutAction.PING)]
 
 
 def strikes(rules, times, *, calls=1, sent=0):
-    return [rules.ping_came(time, calls=calls, sent=sent) for time in times]
+    return [rules.ping_received(time, calls=calls, sent=sent) for time in times]
 
 
 def test_the_third_ping_too_early_is_too_many():
@@ -86,7 +86,7 @@ def test_without_calls_they_must_be_further_apart():
     assert not any(strikes(keepalive(**limits), (0, 300, 600, 900), calls=0))
 
 
-def test_what_is_sent_forgives():
+def test_sent_data_resets_the_count_of_pings():
     rules = keepalive()
     for sent in range(10):
         # A client measures its bandwidth with pings while data comes.

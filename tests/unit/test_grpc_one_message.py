@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
+from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message
 from tests.unit.grpc_requests import raw
 
 REQUEST = message(raw(("A", "FP32", [1], b"abcd")).SerializeToString())
@@ -18,16 +18,16 @@ def converse(*pieces, deferred=True):
     """Send pieces one after the other; returns the statuses and what became of the requests."""
 
     async def scenario():
-        door = GrpcDoor(deferred=deferred)
-        door.receive(PREFACE + head(1, "ModelInfer"))
+        endpoint = GrpcEndpoint(deferred=deferred)
+        endpoint.receive(PREFACE + head(1, "ModelInfer"))
         for piece in pieces:
-            door.receive(piece)
+            endpoint.receive(piece)
             await asyncio.sleep(0)
-        found = door.statuses(), door.submitted, len(door.cancelled)
-        await door.settle()
-        door.lose()
-        assert door.regions.lent() == (0, 0)
-        door.regions.close()
+        found = endpoint.statuses(), endpoint.submitted, len(endpoint.cancelled)
+        await endpoint.settle()
+        endpoint.lose()
+        assert endpoint.regions.lent() == (0, 0)
+        endpoint.regions.close()
         return found
 
     return asyncio.run(scenario())
@@ -43,7 +43,7 @@ def test_two_messages_at_once_are_no_request():
     assert converse(frame(0, 1, 1, REQUEST * 2)) == ({1: [UNIMPLEMENTED]}, 0, 0)
 
 
-def test_what_follows_is_not_kept():
+def test_bytes_after_the_message_are_not_kept():
     flood = frame(0, 0, 1, message(b"") * 3000)
     statuses, submitted, _ = converse(frame(0, 0, 1, REQUEST), *[flood] * 50)
     assert (statuses, submitted) == ({1: [UNIMPLEMENTED]}, 1)

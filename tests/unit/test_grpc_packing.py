@@ -44,12 +44,12 @@ def test_levels_are_zlibs():
     assert sizes["low"] > sizes["medium"]
 
 
-def test_who_accepts_nothing_gets_it_plain():
+def test_clients_without_accepted_codings_get_identity():
     assert accepted_packing(b"identity, br", "high") is None
     assert accepted_packing(b"", "high") is None
     assert accepted_packing(b"gzip", "none") is None
 
 
-def test_what_does_not_become_shorter_stays_as_it_is():
+def test_incompressible_messages_stay_as_they_are():
     segments = [encode_frame(b"tiny")]
     assert accepted_packing(b"gzip", "high").frame(segments) is segments

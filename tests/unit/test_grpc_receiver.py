@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.memory.regions import Regions
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Account, Body, Budget
 from gpubridge.protocol.grpc.receiver import RequestReceiver
@@ -125,8 +125,8 @@ def test_raw_contents_are_received_where_they_stay(arena):
 
 
 def test_unexpected_raw_contents_fill_the_slot_without_gaps(arena):
-    # 4096 bytes are left when the first raw content begins, and nobody knows of any input yet: the
-    # slot has no room to align the second.
+    # 4096 bytes are left when the first raw content begins, and no input is known yet: the
+    # slot has no space to align the second.
     head = Request(model_name="m", id="ident")
     head.inputs.add(name="A", datatype="UINT8", shape=[7])
     head.inputs.add(name="B", datatype="FP32", shape=[1000])
@@ -223,7 +223,7 @@ def test_contents_for_another_model_than_was_named_first_move_to_its_memory(aren
     other.close()
 
 
-def test_what_no_model_has_been_named_for_takes_nobodys_memory():
+def test_contents_before_the_models_name_take_no_models_memory():
     receiver = RequestReceiver(len(MESSAGE), lambda _: None, new_body())
     receiver.feed(memoryview(MESSAGE))
     receiver.close()

@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2
 from gpubridge import dataplane
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol.grpc import infer_request
-from gpubridge.protocol.grpc.fields import read_request
+from gpubridge.protocol.grpc.infer_request import read_request
 from gpubridge.protocol.request_templates import TEMPLATE_BYTES
 from gpubridge.request import RequestOptions
 from gpubridge.transport.context import RequestContext
@@ -100,7 +100,7 @@ def test_models_are_looked_up_again_when_they_changed():
     assert second is not first
 
 
-def test_what_is_remembered_is_bounded():
+def test_remembered_templates_are_bounded():
     forms = cache()
     for version in range(3000):
         request = two_inputs(model_version=str(version) * 100)

@@ -14,9 +14,9 @@ from gpubridge.protocol.grpc.infer_response import (
     encode_frame,
     encode_response,
 )
-from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import NO_CONTEXT, InferResponse
+from gpubridge.schema import message_class
 from gpubridge.transport.signatures import SignatureCache, decode_shapes, encode_tensors
 from tests.unit.model_configs import model_config
 
@@ -27,7 +27,7 @@ StreamResponse = message_class("ModelStreamInferResponse")
 
 
 def form():
-    return RequestForm("", [], [], None, True, b"", NO_CONTEXT, 0, (), (), True, False)
+    return RequestForm("", [], [], None, True, b"", NO_CONTEXT, 0, (), (), True)
 
 
 def answer(*tensors, parameters=None):

@@ -7,7 +7,7 @@ from dataclasses import astuple, replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.memory.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Account, Body, Budget
 from gpubridge.protocol.grpc.infer_request import FormCache
@@ -226,7 +226,7 @@ def test_a_shape_that_is_not_packed_is_the_same_shape(arena):
         b"\x3a\x00",  # one raw content more
     ],
 )
-def test_what_protobuf_alone_understands_has_no_template(arena, extra):
+def test_messages_that_only_protobuf_reads_have_no_template(arena, extra):
     first = two().SerializeToString()
     assert taken(first, first, arena)
     assert not taken(first, first + extra, arena)

@@ -1,4 +1,4 @@
-"""Pinning in the background: nobody waits for the driver, whatever is added or removed meanwhile."""
+"""Pinning in the background: no request waits for the driver, whatever is added or removed meanwhile."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_old_kernel_makes_pages_without_losing_a_write(worker):
     ) == [8 * MIB, 7, True]
 
 
-def test_nobody_waits_for_a_registration_that_is_under_way(machine, worker):
+def test_a_registration_under_way_is_not_waited_for(machine, worker):
     """The memory of one that is removed stays mapped for the driver, and no longer than that."""
     assert worker.do(
         f"""
@@ -114,7 +114,7 @@ answer += [mapped({3 * MIB}), mapped({5 * MIB}), said]
     assert names == ["cuMemHostRegister", "cuMemHostUnregister"] * 2
 
 
-def test_what_is_removed_before_its_turn_takes_no_memory(machine, worker):
+def test_memory_removed_before_its_turn_is_not_pinned(machine, worker):
     assert (
         worker.do(
             f"slow(); first, second = Segment.create(1, 4096), Segment.create(2, {MIB});"

@@ -137,7 +137,7 @@ def test_more_than_the_limit_is_never_there():
     arena.close()
 
 
-def test_what_is_pinned_stays_while_there_is_room():
+def test_pinned_segments_stay_below_the_limit():
     arena = HostArena(1, 1 << 20)
     slot = arena.allocate(1)
     slot.segment.pinned = True

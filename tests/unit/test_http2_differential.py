@@ -39,7 +39,7 @@ class Exchange:
         self.started = set()
 
     def carry(self, chunk=1 << 30):
-        """Carry bytes both ways until nobody has any."""
+        """Carry bytes both ways until neither side has any."""
         for _ in range(1000):
             up = self.client.data_to_send()
             self.server.feed(up, chunk)
@@ -233,7 +233,7 @@ def check_manners(server):
     st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=5),
     st.sampled_from([1 << 30, 100, 3]),
 )
-def test_nothing_that_comes_gets_an_exception_out(sequence, mutations, chunk):
+def test_no_input_raises_an_exception(sequence, mutations, chunk):
     server = Server()
     stream = bytearray(b"".join(sequence))
     for place, value in mutations:
@@ -254,7 +254,7 @@ def test_noise_is_survived(noise, chunk):
         server = Server()
         server.open(1, block=block)
         check_manners(server)
-        # Whoever has not lost the connection is told of a proper request.
+        # Each side that still has the connection reports a proper request.
         if not server.connection.closed:
             server.open(3)
             assert ("headers", 3, b"/service/method") in server.recorder.events
@@ -262,7 +262,7 @@ def test_noise_is_survived(noise, chunk):
 
 @FEW
 @given(st.lists(LEGAL, max_size=12))
-def test_what_h2_refuses_is_refused(sequence):
+def test_frames_that_h2_refuses_are_refused(sequence):
     """Ours ends the connection, or resets the stream, exactly where h2 as a server does."""
     theirs = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
     theirs.initiate_connection()

@@ -269,7 +269,7 @@ LISTS = st.lists(st.tuples(NAMES, VALUES), max_size=8)
         max_size=12,
     )
 )
-def test_what_hpack_encodes_is_decoded(requests):
+def test_headers_encoded_by_hpack_are_decoded(requests):
     encoder = hpack.Encoder()
     server = Server(Fields())
     for number, (fields, huffman, size) in enumerate(requests):
@@ -291,7 +291,7 @@ def test_what_hpack_encodes_is_decoded(requests):
         max_size=6,
     ).map(b"".join)
 )
-def test_what_hpack_refuses_is_refused(noise):
+def test_headers_that_hpack_refuses_are_refused(noise):
     """Of blocks of any bytes, those and only those that hpack decodes are decoded."""
     block = encode_headers([(b"x", b"y")]) + noise
     try:
@@ -315,7 +315,7 @@ def test_what_hpack_refuses_is_refused(noise):
         max_size=12,
     )
 )
-def test_what_is_encoded_hpack_decodes(responses):
+def test_hpack_decodes_the_encoded_headers(responses):
     decoder = hpack.Decoder()
     server = Server()
     repeated = [HeaderFields(fields, repeat=repeat) for fields, repeat, _ in responses]
@@ -331,7 +331,7 @@ def test_what_is_encoded_hpack_decodes(responses):
         assert [(bytes(name), bytes(value)) for name, value in decoded] == fields
 
 
-def test_what_repeats_costs_a_byte_a_field():
+def test_repeated_fields_cost_a_byte_each():
     fields = HeaderFields([(b":status", b"200"), (b"content-type", b"any"), (b"x", b"y")], True)
     server = Server()
     sizes = []

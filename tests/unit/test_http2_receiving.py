@@ -158,7 +158,7 @@ def test_credit_comes_by_halves():
 def test_a_stream_on_hold_gets_credit_for_what_is_consumed(whole):
     server = Server(stream_window=WINDOW)
     server.open(1)
-    server.connection.hold(1)
+    server.connection.throttle(1)
     for _ in range(8):
         server.feed(data(1, bytes(WINDOW // 8)), 1 << 30 if whole else 1000)
     assert updates(server) == {}
@@ -173,7 +173,7 @@ def test_a_stream_on_hold_gets_credit_for_what_is_consumed(whole):
 def test_a_stream_on_hold_does_not_stop_the_others():
     server = Server(stream_window=WINDOW, connection_window=2 * WINDOW)
     server.open(1)
-    server.connection.hold(1)
+    server.connection.throttle(1)
     server.open(3)
     for _ in range(20):
         server.feed(data(3, bytes(WINDOW // 2)))
@@ -206,7 +206,7 @@ def test_a_place_in_the_middle_of_a_frame_needs_no_credit_for_what_is_under_way(
     server = Server(stream_window=WINDOW)
     server.open(1)
     whole = data(1, bytes(WINDOW - 10))
-    server.connection.hold(1)
+    server.connection.throttle(1)
     server.feed(whole[:1000])
     server.connection.receive_into(1, memoryview(bytearray(WINDOW)))
     assert updates(server) == {1: 1000 - 9}

@@ -100,7 +100,7 @@ FORGIVEN = {
     "PRIORITY of an idle stream": frame(2, 0, 99, bytes(5)),
     "PRIORITY of a finished stream": frame(2, 0, 5, bytes(5)),
     "a frame of an unknown type": frame(99, 0xFF, 1, b"anything"),
-    "a setting that nobody knows": settings((0xAAAA, 0xFFFFFFFF)),
+    "an unknown setting": settings((0xAAAA, 0xFFFFFFFF)),
     "an acknowledgement that is not awaited": frame(4, 1, 0),
     "GOAWAY": frames.goaway_frame(0, 0, "bye"),
 }

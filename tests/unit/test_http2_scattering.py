@@ -104,7 +104,7 @@ def test_reads_may_end_anywhere(chunk, size):
     assert server.recorder.ended == {1}
 
 
-def test_what_stands_between_the_frames_is_taken_in_its_order():
+def test_other_frames_between_data_are_read_in_order():
     place = bytearray(len(BODY))
     sent = framed(1, BODY)
     sent.insert(20, frame(frames.PING, 0, 0, b"12345678"))
@@ -248,7 +248,7 @@ def test_a_stream_that_goes_on_behind_a_full_target_gets_its_credit(size):
 
 
 @pytest.mark.parametrize("size", [FRAME, 1 << 17])
-def test_what_follows_a_target_that_used_up_the_window_gets_its_credit(size):
+def test_data_after_a_full_window_gets_its_credit(size):
     server = Reader()
     server.open(1)
     server.frames()

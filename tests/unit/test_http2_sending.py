@@ -192,7 +192,7 @@ def test_the_handler_is_told_when_nothing_is_queued_any_more():
     assert server.recorder.events[1:] == [("writable", 1)] * 5
 
 
-def test_what_has_ended_takes_nothing_more(server):
+def test_ended_streams_take_nothing_more(server):
     connection = server.connection
     connection.send_data(1, [bytes(50_000)])
     with pytest.raises(RuntimeError, match="expected trailers"):
@@ -208,7 +208,7 @@ def test_what_has_ended_takes_nothing_more(server):
         connection.send_data(stream_id, [b"nobody"], end=True)
         connection.reset(stream_id, Code.CANCEL)
         connection.receive_into(stream_id, memoryview(bytearray(5)))
-        connection.hold(stream_id)
+        connection.throttle(stream_id)
         connection.consume(stream_id, 5)
     assert server.output() == b""
 
@@ -305,7 +305,7 @@ def drain(source):
 
 
 @pytest.mark.parametrize("frame_size", [16_384, 1 << 20])
-def test_what_the_socket_does_not_take_is_returned_in_order(server, sockets, frame_size):
+def test_unsent_bytes_are_returned_in_order(server, sockets, frame_size):
     ours, theirs = sockets
     server.feed(settings((5, frame_size)))
     server.output()

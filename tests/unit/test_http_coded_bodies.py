@@ -11,7 +11,7 @@ import pytest
 
 from gpubridge.frontend import coding
 from gpubridge.frontend.http import coded_bodies
-from tests.unit.http_door import GET, Door, chunked, parse_answers, post
+from tests.unit.http_endpoint import GET, Endpoint, chunked, parse_answers, post
 
 LIMIT = 8 << 20
 BODY = bytes(range(256)) * 8192
@@ -19,43 +19,43 @@ GZIP = b"Content-Encoding: gzip"
 ACCEPT = b"Accept-Encoding: gzip"
 
 
-class Gate:
-    """Holds workers up until it is opened."""
+class HeldWorkers:
+    """Worker threads that wait in a function until they are released."""
 
     def __init__(self):
         self.reached = threading.Event()
-        self.open = threading.Event()
+        self.released = threading.Event()
 
     def before(self, function):
         def held(*arguments):
             if threading.current_thread() is not threading.main_thread():
                 self.reached.set()
-                assert self.open.wait(60)
+                assert self.released.wait(60)
             return function(*arguments)
 
         return held
 
 
 @pytest.fixture
-def gate(monkeypatch):
-    gate = Gate()
-    monkeypatch.setattr(coding.Inflater, "read", gate.before(coding.Inflater.read))
-    monkeypatch.setattr(coded_bodies, "compress", gate.before(coding.compress))
-    yield gate
-    gate.open.set()
+def held_workers(monkeypatch):
+    held_workers = HeldWorkers()
+    monkeypatch.setattr(coding.Inflater, "read", held_workers.before(coding.Inflater.read))
+    monkeypatch.setattr(coded_bodies, "compress", held_workers.before(coding.compress))
+    yield held_workers
+    held_workers.released.set()
 
 
-async def reached(gate):
-    assert await asyncio.to_thread(gate.reached.wait, 60)
+async def reached(held_workers):
+    assert await asyncio.to_thread(held_workers.reached.wait, 60)
 
 
-async def finished(door):
+async def finished(endpoint):
     """Wait until everything heavy is done."""
-    await door.listener.coded._tasks.finished()
+    await endpoint.listener.coded.tasks.finished()
 
 
-def large_door(**options):
-    return Door(body_limit=LIMIT, **options)
+def large_endpoint(**options):
+    return Endpoint(body_limit=LIMIT, **options)
 
 
 REQUESTS = {
@@ -66,50 +66,50 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_others_are_served_meanwhile_and_answers_keep_their_order(gate, kind):
+def test_others_are_served_meanwhile_and_answers_keep_their_order(held_workers, kind):
     async def converse():
-        door = large_door()
-        neighbour = large_door(beside=door)
-        door.receive(REQUESTS[kind] + GET)
-        await reached(gate)
-        assert door.answers() == []
+        endpoint = large_endpoint()
+        neighbour = large_endpoint(beside=endpoint)
+        endpoint.receive(REQUESTS[kind] + GET)
+        await reached(held_workers)
+        assert endpoint.answers() == []
         neighbour.receive(post(b"x") + post(gzip.compress(b"y"), b"/echo", GZIP, ACCEPT))
         assert neighbour.answers() == [(200, b"x"), (200, b"y")]
-        gate.open.set()
-        await finished(door)
-        assert door.answers() == [(200, BODY), (200, b"")]
-        assert door.transport.state == "open"
+        held_workers.released.set()
+        await finished(endpoint)
+        assert endpoint.answers() == [(200, BODY), (200, b"")]
+        assert endpoint.transport.state == "open"
 
     asyncio.run(converse())
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_a_connection_that_is_lost_meanwhile_ends_its_request_once(gate, kind):
+def test_a_connection_that_is_lost_meanwhile_ends_its_request_once(held_workers, kind):
     async def converse():
-        door = large_door()
-        door.receive(REQUESTS[kind])
-        await reached(gate)
-        door.lose()
-        gate.open.set()
-        await finished(door)
-        (handler,) = door.handlers
+        endpoint = large_endpoint()
+        endpoint.receive(REQUESTS[kind])
+        await reached(held_workers)
+        endpoint.lose()
+        held_workers.released.set()
+        await finished(endpoint)
+        (handler,) = endpoint.handlers
         assert handler.ends == (["completed"] if kind == "packed" else ["aborted"])
         assert handler.memory is None or kind == "packed"
-        assert not door.transport.sent
+        assert not endpoint.transport.sent
 
     asyncio.run(converse())
 
 
-def test_a_client_that_ends_its_side_meanwhile_gets_its_answer(gate):
+def test_a_client_that_ends_its_side_meanwhile_gets_its_answer(held_workers):
     async def converse():
-        door = large_door()
-        door.receive(REQUESTS["unpacked"])
-        await reached(gate)
-        door.end()
-        gate.open.set()
-        await finished(door)
-        assert door.answers() == [(200, BODY)]
-        assert door.transport.state == "closed"
+        endpoint = large_endpoint()
+        endpoint.receive(REQUESTS["unpacked"])
+        await reached(held_workers)
+        endpoint.end()
+        held_workers.released.set()
+        await finished(endpoint)
+        assert endpoint.answers() == [(200, BODY)]
+        assert endpoint.transport.state == "closed"
 
     asyncio.run(converse())
 
@@ -124,42 +124,42 @@ def test_a_client_that_ends_its_side_meanwhile_gets_its_answer(gate):
 )
 def test_a_fault_that_shows_late_is_the_answer(body, words):
     async def converse():
-        door = large_door()
-        door.receive(post(body, b"/echo", GZIP) + GET)
-        await finished(door)
-        (first, told), second = door.answers()
+        endpoint = large_endpoint()
+        endpoint.receive(post(body, b"/echo", GZIP) + GET)
+        await finished(endpoint)
+        (first, told), second = endpoint.answers()
         assert (first, second) == (400, (200, b""))
         assert words in told
-        assert door.handlers[0].ends == ["aborted"]
-        assert door.handlers[0].memory is None
+        assert endpoint.handlers[0].ends == ["aborted"]
+        assert endpoint.handlers[0].memory is None
 
     asyncio.run(converse())
 
 
 def test_a_handler_without_memory_for_what_a_body_becomes():
     async def converse():
-        door = large_door()
-        door.receive(post(zlib.compress(BODY), b"/full", b"Content-Encoding: deflate"))
-        await finished(door)
-        assert [status for status, _ in door.answers()] == [503]
-        assert door.handlers[0].ends == ["refused", "aborted"]
+        endpoint = large_endpoint()
+        endpoint.receive(post(zlib.compress(BODY), b"/full", b"Content-Encoding: deflate"))
+        await finished(endpoint)
+        assert [status for status, _ in endpoint.answers()] == [503]
+        assert endpoint.handlers[0].ends == ["refused", "aborted"]
 
     asyncio.run(converse())
 
 
-def test_what_bodies_become_counts_against_their_connection(monkeypatch, gate):
+def test_decompressed_bytes_count_against_their_connection(monkeypatch, held_workers):
     monkeypatch.setattr("gpubridge.frontend.http.connection._HELD_LIMIT", 4 << 20)
 
     async def converse():
-        door = large_door(deferred=True)
-        gate.open.set()
-        door.receive(*[REQUESTS["unpacked"]] * 2)
-        await finished(door)
-        assert not door.transport.reading
-        for handler in door.handlers:
+        endpoint = large_endpoint(deferred=True)
+        held_workers.released.set()
+        endpoint.receive(*[REQUESTS["unpacked"]] * 2)
+        await finished(endpoint)
+        assert not endpoint.transport.reading
+        for handler in endpoint.handlers:
             handler.answer()
-        assert door.transport.reading
-        assert door.answers() == [(200, BODY)] * 2
+        assert endpoint.transport.reading
+        assert endpoint.answers() == [(200, BODY)] * 2
 
     asyncio.run(converse())
 
@@ -171,10 +171,10 @@ def test_a_fault_of_ours_is_an_answer_too(monkeypatch, caplog):
     monkeypatch.setattr(coded_bodies, "compress", fail)
 
     async def converse():
-        door = large_door()
-        door.receive(REQUESTS["packed"])
-        await finished(door)
-        ((status, _, _),) = parse_answers(bytes(door.transport.sent))
+        endpoint = large_endpoint()
+        endpoint.receive(REQUESTS["packed"])
+        await finished(endpoint)
+        ((status, _, _),) = parse_answers(bytes(endpoint.transport.sent))
         assert status == 500
 
     asyncio.run(converse())

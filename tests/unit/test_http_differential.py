@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gpubridge.dataplane import HttpConnectionState, IdleConnections, InferTargets
-from gpubridge.frontend.http.faults import FAULTS
+from gpubridge.frontend.http.message import FAULTS
 from tests.fuzz.budget import fuzzed, mutations, splits
 
 NAMES = (b"host", b"x", b"content-encoding", b"accept-encoding", b"inference-header-content-length")
@@ -80,7 +80,7 @@ class Requests:
     def pack(self, *answer):
         raise AssertionError("answers are plain")
 
-    def failure(self, error, status):
+    def failure(self, error, status, _):
         return 400, [b""]
 
     def changed(self, close):
@@ -245,7 +245,7 @@ STREAMS = st.lists(messages(), min_size=1, max_size=4).map(b"".join)
 
 @fuzzed(4)
 @given(st.data(), st.one_of(STREAMS, STREAMS, mutations(STREAMS, 2), mutations(STREAMS, 5)))
-def test_where_both_take_a_request_it_is_the_same(data, stream):
+def test_requests_that_both_accept_are_equal(data, stream):
     oracle = Oracle()
     oracle.feed(stream)
     requests, fault = read(data.draw(splits(stream)))
@@ -260,7 +260,7 @@ def test_where_both_take_a_request_it_is_the_same(data, stream):
 
 
 @pytest.mark.parametrize("reason", STRICTER)
-def test_what_only_we_refuse(reason):
+def test_requests_that_only_gpubridge_refuses(reason):
     stream, words = STRICTER[reason]
     oracle = Oracle()
     oracle.feed(stream)
@@ -271,7 +271,7 @@ def test_what_only_we_refuse(reason):
 
 
 @pytest.mark.parametrize("reason", LENIENT)
-def test_what_only_we_take(reason):
+def test_requests_that_only_gpubridge_accepts(reason):
     stream, words = LENIENT[reason]
     oracle = Oracle()
     oracle.feed(stream)

@@ -9,10 +9,10 @@ import orjson
 import pytest
 
 from gpubridge.config import HttpConnections
-from gpubridge.dataplane import InferTargets
+from gpubridge.dataplane import InferTargets, TraceSampling
 from gpubridge.engine.client_regions import ClientRegions
-from gpubridge.engine.devices.memory import DeviceMemory
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.devices.manager import DeviceManager
+from gpubridge.engine.memory.regions import Regions
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener
@@ -22,7 +22,7 @@ from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.request import InferResponse
 from gpubridge.transport.signatures import Signature, TensorSpec
-from tests.unit.http_door import Transport, parse_answers, post
+from tests.unit.http_endpoint import Transport, parse_answers, post
 from tests.unit.model_configs import model_config
 
 CONFIG = model_config("A FP32 [-1]", "OUT FP32 [-1]")
@@ -40,7 +40,8 @@ class Model:
     def __init__(self, arena, version=1):
         self.arena = arena
         self.version = version
-        self.traces = SimpleNamespace(active=False)
+        self.traces = SimpleNamespace(sampling=TraceSampling())
+        self.sampling = self.traces.sampling
         self.waiting = []
         self.origins = []
         self.refusal = None
@@ -79,7 +80,7 @@ class Server:
         self.regions = Regions(limit)
         self.arena = self.regions.arena("m")
         self.model = Model(self.arena)
-        registry = ClientRegions(self.regions, DeviceMemory(0), allowed=True, most=4)
+        registry = ClientRegions(self.regions, DeviceManager(0), allowed=True, most=4)
         memory = RequestMemory(self.regions, registry)
         self.endpoint = InferEndpoint(self.model, memory, WORKERS)
         self.route = self.endpoint.request
@@ -91,7 +92,7 @@ class Server:
         self.transport = Transport()
         self.connection.connection_made(self.transport)
 
-    def failure(self, error, status):
+    def failure(self, error, status, _):
         return status or http_status(error.code), error_body(error)
 
     def receive(self, *pieces):
@@ -205,7 +206,7 @@ def test_answers_keep_the_order_of_their_requests(server):
     assert [header["id"] for _, header, _ in server.answers()] == ["1", "2"]
 
 
-def test_who_waits_to_send_the_body_is_told_to(server):
+def test_a_client_that_expects_100_is_told_to_continue(server):
     request = infer(b"abcd", "x", b"Expect: 100-continue")
     head = request.index(b"\r\n\r\n") + 4
     server.receive(request[:head])
@@ -266,7 +267,7 @@ def test_the_error_with_which_a_model_refuses_is_the_answer(server):
         (infer(b"abcd", "x", b"Inference-Header-Content-Length: 1000"), "should be in range"),
     ],
 )
-def test_what_is_wrong_is_worded_by_the_parser(server, request_, text):
+def test_the_parser_formulates_errors(server, request_, text):
     server.receive(request_)
     if text is None:
         server.model.answer()
@@ -276,7 +277,7 @@ def test_what_is_wrong_is_worded_by_the_parser(server, request_, text):
         assert text in document["error"]
 
 
-def test_what_is_out_of_the_ordinary_is_answered_by_python(server):
+def test_unusual_requests_are_answered_by_python(server):
     server.receive(infer(b"abcd", "x"))
     server.model.answer(parameters={"mine": 1})
     server.receive(infer(b"abcd", "y", parameters={}))
@@ -288,10 +289,10 @@ def test_what_is_out_of_the_ordinary_is_answered_by_python(server):
 
 
 def test_a_traced_request_says_when_it_came(server):
-    server.model.traces.active = True
+    server.model.sampling.active = server.model.sampling.every = True
     server.receive(infer(b"abcd", "x"))
     server.model.answer()
-    assert server.model.origins[-1].door == "HTTP"
+    assert server.model.origins[-1].protocol == "HTTP"
     assert server.answers() == [(200, header_of("x", 4), b"abcd")]
 
 
@@ -325,7 +326,7 @@ def unrouted(server):
 
 
 def held(server):
-    return server.connection._account.held
+    return server.connection.account.held
 
 
 def test_a_large_body_is_charged_as_it_arrives(unrouted):
@@ -346,7 +347,7 @@ def test_a_large_body_is_charged_as_it_arrives(unrouted):
 
 
 @pytest.mark.parametrize("cut", [1, 100, 16 * KIB, 512 * KIB, 512 * KIB + 300, 700 * KIB])
-def test_where_a_large_body_is_cut_does_not_matter(unrouted, cut):
+def test_any_split_of_a_large_body_is_read_alike(unrouted, cut):
     message = infer(LARGE, "large") + infer(b"abcd", "small")
     unrouted.receive(message[:cut], message[cut:])
     unrouted.model.answer(1)

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from tests.unit.http_door import BODY_LIMIT, GET, Door, chunked, post
+from tests.unit.http_endpoint import BODY_LIMIT, GET, Endpoint, chunked, post
 
 
 @pytest.mark.parametrize(
@@ -40,70 +40,70 @@ from tests.unit.http_door import BODY_LIMIT, GET, Door, chunked, post
     ],
 )
 @pytest.mark.parametrize("piece", [1 << 20, 1])
-def test_what_cannot_be_read_is_refused_once_and_nothing_after_it_is_looked_at(raw, status, piece):
-    door = Door()
+def test_unreadable_bytes_are_refused_once_and_end_the_reading(raw, status, piece):
+    endpoint = Endpoint()
     stream = raw + b"\r\n\r\n" + GET
     if piece == 1:
         stream = stream[:200] if len(stream) < 1000 else stream
-    door.receive(*(stream[at : at + piece] for at in range(0, len(stream), piece)))
-    assert [answer[0] for answer in door.answers()] == [status]
-    assert b"Connection: close\r\n" in door.transport.sent
-    assert all(handler.ends == ["aborted"] for handler in door.handlers)
+    endpoint.receive(*(stream[at : at + piece] for at in range(0, len(stream), piece)))
+    assert [answer[0] for answer in endpoint.answers()] == [status]
+    assert b"Connection: close\r\n" in endpoint.transport.sent
+    assert all(handler.ends == ["aborted"] for handler in endpoint.handlers)
     # The answer would be lost to a client that is still sending if this end closed first.
-    assert door.transport.state == "half"
-    door.end()
-    assert door.transport.state == "closed"
+    assert endpoint.transport.state == "half"
+    endpoint.end()
+    assert endpoint.transport.state == "closed"
 
 
 def test_a_refused_message_waits_for_the_answers_before_it():
-    door = Door(deferred=True)
-    door.receive(GET, b"junk\r\n\r\n", GET)
-    assert door.answers() == []
-    assert len(door.handlers) == 1
-    door.handlers[0].answer()
-    assert [status for status, _ in door.answers()] == [200, 400]
+    endpoint = Endpoint(deferred=True)
+    endpoint.receive(GET, b"junk\r\n\r\n", GET)
+    assert endpoint.answers() == []
+    assert len(endpoint.handlers) == 1
+    endpoint.handlers[0].answer()
+    assert [status for status, _ in endpoint.answers()] == [200, 400]
 
 
 def test_a_broken_body_of_a_refused_request_is_not_answered_twice():
-    door = Door()
-    door.receive(chunked(b"a" * 10, 5, b"/missing")[:-15] + b"zz\r\n")
-    assert [status for status, _ in door.answers()] == [404]
-    assert door.transport.state == "half"
+    endpoint = Endpoint()
+    endpoint.receive(chunked(b"a" * 10, 5, b"/missing")[:-15] + b"zz\r\n")
+    assert [status for status, _ in endpoint.answers()] == [404]
+    assert endpoint.transport.state == "half"
 
 
 def test_no_memory_of_an_aborted_handler_is_written_to():
-    door = Door()
-    door.receive(post(b"a" * 30_000)[:-10_000])
-    memory = door.handlers[0].memory
-    door.lose()
+    endpoint = Endpoint()
+    endpoint.receive(post(b"a" * 30_000)[:-10_000])
+    memory = endpoint.handlers[0].memory
+    endpoint.lose()
     before = bytes(memory)
     memory[:] = b"z" * len(memory)
     assert before != bytes(memory)
-    assert door.connection.get_buffer(-1) is not memory
-    assert len(door.connection.get_buffer(-1)) == 16 * 1024
+    assert endpoint.connection.get_buffer(-1) is not memory
+    assert len(endpoint.connection.get_buffer(-1)) == 16 * 1024
 
 
 def test_head_of_nearly_the_limit_is_taken():
-    door = Door()
-    door.receive(b"GET /echo HTTP/1.1\r\nX: " + b"a" * 60_000 + b"\r\n\r\n")
-    assert door.answers() == [(200, b"")]
+    endpoint = Endpoint()
+    endpoint.receive(b"GET /echo HTTP/1.1\r\nX: " + b"a" * 60_000 + b"\r\n\r\n")
+    assert endpoint.answers() == [(200, b"")]
 
 
 def test_body_of_the_limit_is_taken():
-    door = Door()
+    endpoint = Endpoint()
     body = b"a" * BODY_LIMIT
-    door.receive(post(body), chunked(body, 5_000), post(gzip.compress(body), b"/echo"))
-    assert [status for status, _ in door.answers()] == [200, 200, 200]
+    endpoint.receive(post(body), chunked(body, 5_000), post(gzip.compress(body), b"/echo"))
+    assert [status for status, _ in endpoint.answers()] == [200, 200, 200]
 
 
 def test_decompression_stops_at_the_limit():
-    door = Door()
+    endpoint = Endpoint()
     bomb = gzip.compress(b"\0" * (BODY_LIMIT + 1))
-    door.receive(post(bomb, b"/echo", b"Content-Encoding: gzip"))
-    assert door.answers()[0][0] == 400
-    assert b"longer than the limit of 100000" in door.answers()[0][1]
-    assert door.handlers[0].ends == ["aborted"]
-    assert door.handlers[0].memory is None
+    endpoint.receive(post(bomb, b"/echo", b"Content-Encoding: gzip"))
+    assert endpoint.answers()[0][0] == 400
+    assert b"longer than the limit of 100000" in endpoint.answers()[0][1]
+    assert endpoint.handlers[0].ends == ["aborted"]
+    assert endpoint.handlers[0].memory is None
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,6 @@ def test_decompression_stops_at_the_limit():
     ],
 )
 def test_content_codings(coding, body, status):
-    door = Door()
-    door.receive(post(body, b"/echo", b"Content-Encoding: " + coding), GET)
-    assert [answer[0] for answer in door.answers()] == [status, 200]
+    endpoint = Endpoint()
+    endpoint.receive(post(body, b"/echo", b"Content-Encoding: " + coding), GET)
+    assert [answer[0] for answer in endpoint.answers()] == [status, 200]

@@ -22,7 +22,7 @@ from tests.image_corpus import GOOD_FILES, HOSTILE_FILES
 from tests.photos import PHOTO, as_jpeg
 
 
-@pytest.fixture(params=["pillow", "nvimagecodec"])
+@pytest.fixture(params=["pillow", pytest.param("nvimagecodec", marks=pytest.mark.extra)])
 def decoder(request):
     if request.param == "nvimagecodec":
         pytest.importorskip("nvidia.nvimgcodec")

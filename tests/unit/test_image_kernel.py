@@ -74,6 +74,7 @@ def test_extreme_sizes(width, height, size, interpolation):
     )
 
 
+@pytest.mark.slow
 def test_a_photograph_of_48_million_pixels():
     settings = levels(SIZE="24, 32", INTERPOLATION="bicubic")
     rows = noise(8000, 60)

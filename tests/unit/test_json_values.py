@@ -74,6 +74,7 @@ def reference(text, datatype, count):
         return None
 
 
+@pytest.mark.slow
 @settings(max_examples=1500)
 @given(ARRAYS, st.sampled_from(sorted(JSON_DATATYPES)), st.integers(0, 6))
 @example(b'["\xff"]', "BYTES", 1)

@@ -96,7 +96,7 @@ def test_a_gpu_that_is_newer_than_the_compiler_gets_code_for_the_driver_to_compi
 def test_a_compiler_that_is_newer_than_the_driver_is_not_used(compiler, source, monkeypatch):
     compiler.version = (13, 5)
     monkeypatch.setattr(kernels, "_load_nvrtc", lambda: (compiler, compiler.version))
-    monkeypatch.setattr("gpubridge.cuda_ipc.releases.driver_release", lambda: "12.4")
+    monkeypatch.setattr("gpubridge.cuda_ipc.devices.driver_release", lambda: "12.4")
     with pytest.raises(
         KernelUnavailable, match=r"for CUDA 13, and the driver knows 12\.4: .*-cu12"
     ):
@@ -104,7 +104,7 @@ def test_a_compiler_that_is_newer_than_the_driver_is_not_used(compiler, source, 
     assert not compiler.compiled
 
 
-def test_what_the_compiler_says_is_told(compiler, source):
+def test_compiler_messages_are_reported(compiler, source):
     compiler.fails = True
     with pytest.raises(KernelUnavailable, match="NVRTC does not compile the kernel"):
         kernel_image(source, (9, 0), None)
@@ -149,6 +149,7 @@ def test_no_place_for_a_cache_is_no_error(compiler, source, tmp_path):
     assert len(compiler.compiled) == 3
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0)])
 def test_nvrtc_compiles_the_kernel(capability):
     try:

@@ -1,4 +1,4 @@
-"""Leases: memory is lent until nobody looks at it any more, and not one moment longer or shorter."""
+"""Leases: memory is lent until its last reference ends, no longer and no shorter."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def test_byte_is_set_until_the_last_view_dies(wall):
     slot, lease = wall.lend(b"abcdef")
     assert wall.table[lease] == 1
     first, second = wall.view(slot, lease, 0, 3), wall.view(slot, lease, 3, 3)
-    assert not wall.lender.settle(lease)
+    assert not wall.lender.reclaim(lease)
     del first
     assert wall.table[lease] == 1
     del second
     assert wall.table[lease] == 0
-    assert wall.lender.settle(lease)
+    assert wall.lender.reclaim(lease)
     assert wall.arena.lent() == (0, 0)
 
 
@@ -139,7 +139,7 @@ DERIVED = {
 
 
 @pytest.mark.parametrize("derive", DERIVED.values(), ids=DERIVED.keys())
-def test_whatever_is_made_of_a_view_keeps_the_lease(wall, derive):
+def test_everything_made_of_a_view_keeps_the_lease(wall, derive):
     slot, lease = wall.lend(bytes(range(16)))
     derived = derive(wall.view(slot, lease, 0, 16))
     gc.collect()
@@ -209,7 +209,7 @@ def test_a_kept_slot_is_not_lent_again(wall):
     assert bytes(kept[:4]) == b"kept"
 
 
-def test_sweeping_settles_only_what_is_back(wall):
+def test_sweeping_reclaims_only_what_is_back(wall):
     lent = [wall.lend(bytes(16)) for _ in range(4)]
     views = [wall.view(slot, lease) for slot, lease in lent]
     views[0] = views[2] = None
@@ -247,10 +247,10 @@ def test_leases_run_out_and_come_back(wall):
     assert not wall.lender.exhausted
 
 
-def test_a_number_without_a_slot_settles_at_once(wall):
+def test_a_number_without_a_slot_is_reclaimed_at_once(wall):
     lease = wall.lender.lend(None)
     assert wall.table[lease] == 0
-    assert wall.lender.settle(lease)
+    assert wall.lender.reclaim(lease)
     assert wall.arena.lent() == (0, 0)
 
 

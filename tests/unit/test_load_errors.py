@@ -5,16 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.config import Backends, ServerSettings
-from gpubridge.engine import model_loader
+from gpubridge.config import Backends
+from gpubridge.engine.load_progress import LoadProgress
 from gpubridge.engine.load_threads import LoadThreads
-from gpubridge.engine.model_loader import ModelLoader, ModelSource, NotPrepared
+from gpubridge.engine.repository import loader as model_loader
+from gpubridge.engine.repository.loader import ModelLoader, ModelSource, NotPrepared
+from tests.unit.server_settings import server_settings
 
 
 @pytest.fixture
 def loader(tmp_path):
-    settings = ServerSettings(model_repositories=(tmp_path,))
-    context = SimpleNamespace(settings=settings, threads=LoadThreads())
+    settings = server_settings(repositories=(tmp_path,))
+    context = SimpleNamespace(settings=settings, threads=LoadThreads(), progress=LoadProgress())
     return ModelLoader(context, lambda: 0, "none", Backends())
 
 
@@ -32,5 +34,5 @@ def test_of_its_processes(loader):
         raise ValueError("planted")
 
     model = SimpleNamespace(name="m", version=3, load=load)
-    errors = asyncio.run(loader.bring_up([model]))
+    errors = asyncio.run(loader.load_versions([model]))
     assert "internal error: ValueError: planted; this is a bug of gpubridge" in errors[3].message

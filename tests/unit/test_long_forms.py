@@ -12,13 +12,12 @@ from hypothesis import given, settings, strategies as st
 from gpubridge import dataplane
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc import packing, stream
-from gpubridge.protocol import body
+from gpubridge.protocol import body, response_encoding
 from gpubridge.protocol.fields import parse_json
-from gpubridge.protocol.grpc import infer_request, infer_response as grpc_response, receiver
-from gpubridge.protocol.grpc.fields import read_request
-from gpubridge.protocol.grpc.infer_request import FormCache, build_form, parse_form
+from gpubridge.protocol.grpc import infer_request, receiver
+from gpubridge.protocol.grpc.infer_request import FormCache, build_form, parse_form, read_request
 from gpubridge.transport.signatures import Signature
-from tests.fuzz.grpc_door import PREFACE, GrpcDoor, frame, head, message
+from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message
 from tests.unit.grpc_requests import Request, raw
 from tests.unit.model_configs import model_config
 
@@ -199,7 +198,7 @@ UNUSUAL = [
 
 
 @pytest.mark.parametrize("part", UNUSUAL)
-def test_what_is_unusual_is_left_whole(monkeypatch, part):
+def test_unusual_documents_are_left_whole(monkeypatch, part):
     agree(request("F", count=3).SerializeToString() + part, monkeypatch, split=False)
 
 
@@ -258,21 +257,21 @@ async def wait(condition, seconds=0.01):
 @pytest.mark.parametrize("model", ["m", "missing"])
 def test_a_worker_reads_long_parameters(readers, method, model):
     async def run():
-        door = GrpcDoor(deferred=True)
-        door.receive(PREFACE, long_call(1, method, model=model))
+        endpoint = GrpcEndpoint(deferred=True)
+        endpoint.receive(PREFACE, long_call(1, method, model=model))
         # Others are not held up by it.
-        door.receive(long_call(3, "ModelInfer")[:100])
+        endpoint.receive(long_call(3, "ModelInfer")[:100])
         if model == "m":
-            await wait(lambda: door.waiting)
-            ((_, request),) = door.waiting
+            await wait(lambda: endpoint.waiting)
+            ((_, request),) = endpoint.waiting
             assert bytes(request.context.parameters) == b'{"text":"%b"}' % TEXT.encode()
-            await door.settle()
-        await wait(lambda: 1 in door.statuses())
-        assert door.statuses()[1] == [0 if model == "m" or "Stream" in method else 5]
+            await endpoint.settle()
+        await wait(lambda: 1 in endpoint.statuses())
+        assert endpoint.statuses()[1] == [0 if model == "m" or "Stream" in method else 5]
         assert threading.main_thread() not in readers
         assert len(readers) == 1
-        door.lose()
-        assert door.regions.lent() == (0, 0)
+        endpoint.lose()
+        assert endpoint.regions.lent() == (0, 0)
 
     asyncio.run(run())
 
@@ -280,16 +279,16 @@ def test_a_worker_reads_long_parameters(readers, method, model):
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 def test_a_call_that_is_gone_before_it_is_read_leaves_nothing(readers, method):
     async def run():
-        door = GrpcDoor(deferred=True)
-        door.receive(PREFACE, long_call(1, method))
+        endpoint = GrpcEndpoint(deferred=True)
+        endpoint.receive(PREFACE, long_call(1, method))
         # A worker begins to read it.
         await asyncio.sleep(0)
-        door.lose()
+        endpoint.lose()
         await wait(lambda: readers)
         await asyncio.sleep(0.05)
-        assert not door.waiting
-        assert door.regions.lent() == (0, 0)
-        assert door.connection.account.held == 0
+        assert not endpoint.waiting
+        assert endpoint.regions.lent() == (0, 0)
+        assert endpoint.connection.account.held == 0
 
     asyncio.run(run())
 
@@ -303,26 +302,26 @@ def test_long_contents_are_copied_in_turns(readers, monkeypatch, lost):
     monkeypatch.setattr(body, "_PIECE", 1000)
 
     async def run():
-        door = GrpcDoor(deferred=True)
+        endpoint = GrpcEndpoint(deferred=True)
         made = Request(model_name="m")
         made.inputs.add(name="A", datatype="FP32", shape=[COUNT])
         made.inputs[0].contents.fp32_contents.extend(range(COUNT))
-        door.receive(PREFACE, unary(made))
+        endpoint.receive(PREFACE, unary(made))
         if lost:
-            await wait(lambda: door.regions.lent() != (0, 0), 0)
-            assert not door.waiting
-            door.lose()
+            await wait(lambda: endpoint.regions.lent() != (0, 0), 0)
+            assert not endpoint.waiting
+            endpoint.lose()
             await asyncio.sleep(0)
         else:
-            await wait(lambda: door.waiting)
-            ((_, sent),) = door.waiting
+            await wait(lambda: endpoint.waiting)
+            ((_, sent),) = endpoint.waiting
             ((at, nbytes),) = sent.places
             assert sent.slot.memory[at : at + nbytes].cast("f").tolist() == list(range(COUNT))
-            await door.settle()
-            door.lose()
-        assert not door.waiting
-        assert door.regions.lent() == (0, 0)
-        assert door.connection.account.held == 0
+            await endpoint.settle()
+            endpoint.lose()
+        assert not endpoint.waiting
+        assert endpoint.regions.lent() == (0, 0)
+        assert endpoint.connection.account.held == 0
 
     asyncio.run(run())
 
@@ -332,16 +331,16 @@ def test_a_worker_checks_long_strings(readers, monkeypatch, count):
     monkeypatch.setattr(receiver, "LONG_STRINGS", 100_000)
 
     async def run():
-        door = GrpcDoor()
+        endpoint = GrpcEndpoint()
         string = b"s" * 200_000
         tensors = ("A", "FP32", [1], b"good"), ("S", "BYTES", [1])
         strings = count * (len(string).to_bytes(4, "little") + string)
-        door.receive(PREFACE, unary(raw(tensors[0], (*tensors[1], strings))))
-        await wait(lambda: 1 in door.statuses())
-        assert door.statuses()[1] == [0 if count == 1 else 3]
+        endpoint.receive(PREFACE, unary(raw(tensors[0], (*tensors[1], strings))))
+        await wait(lambda: 1 in endpoint.statuses())
+        assert endpoint.statuses()[1] == [0 if count == 1 else 3]
         assert threading.main_thread() not in readers
-        door.lose()
-        assert door.regions.lent() == (0, 0)
+        endpoint.lose()
+        assert endpoint.regions.lent() == (0, 0)
 
     asyncio.run(run())
 
@@ -356,7 +355,7 @@ def test_a_worker_checks_long_strings(readers, monkeypatch, count):
 def test_a_worker_finds_classes_of_much(monkeypatch, model, method, datatype):
     monkeypatch.setattr(packing, "HEAVY_BYTES", 3)
     threads = []
-    find = grpc_response.classified
+    find = response_encoding.classified
 
     def note(response, classes, config):
         threads.append(threading.current_thread())
@@ -364,24 +363,24 @@ def test_a_worker_finds_classes_of_much(monkeypatch, model, method, datatype):
         response.signature = Signature((spec._replace(datatype=datatype),), ())
         return find(response, classes, config)
 
-    monkeypatch.setattr(grpc_response, "classified", note)
+    monkeypatch.setattr(response_encoding, "classified", note)
 
     async def run():
-        door = GrpcDoor()
+        endpoint = GrpcEndpoint()
         made = raw(("A", "FP32", [1], struct.pack("<f", 2.5)), id="one")
         made.model_name = model
         made.outputs.add(name="OUT").parameters["classification"].int64_param = 1
         sent = message(made.SerializeToString())
         streamed = "Stream" in method
-        door.receive(PREFACE, head(1, method) + frame(0, 1, 1, sent))
-        await wait(lambda: 1 in door.statuses())
-        assert door.statuses()[1] == [0 if datatype == "FP32" or streamed else 3]
-        data = door.data(1)
+        endpoint.receive(PREFACE, head(1, method) + frame(0, 1, 1, sent))
+        await wait(lambda: 1 in endpoint.statuses())
+        assert endpoint.statuses()[1] == [0 if datatype == "FP32" or streamed else 3]
+        data = endpoint.data(1)
         assert (b"2.500000:0" in data) == (datatype == "FP32")
         assert (b"unsupported type" in data) == (datatype == "FP16" and streamed)
         assert threads
         assert threading.main_thread() not in threads
-        door.lose()
-        assert door.regions.lent() == (0, 0)
+        endpoint.lose()
+        assert endpoint.regions.lent() == (0, 0)
 
     asyncio.run(run())

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from gpubridge import dataplane
-from gpubridge.engine.long_messages import read_message
-from gpubridge.protocol.grpc.messages import message_class
+from gpubridge.engine.ipc.long_messages import read_message
 from gpubridge.request import EncodedParameters, LongParameters, merged_parameters
+from gpubridge.schema import message_class
 from gpubridge.transport.context import ResponseContext
 from gpubridge.transport.messages import encode_responses
 from gpubridge.transport.records import record_encoder
@@ -112,7 +112,7 @@ def test_others_run_while_a_long_message_is_read(context):
     assert len(read.texts) == 1
 
 
-def test_what_is_no_long_parameter_is_decoded():
+def test_short_parameters_are_decoded():
     text = json.dumps({"a": "x" * 100_000, "b": "\ud800", "c": 10**30, "d": None})
     (texts,) = read_message(message_of(ResponseContext(parameters=text))).texts
     assert texts.parameters == json.loads(text)

@@ -1,4 +1,4 @@
-"""Long parameters of calls and requests cross the server as they are: nobody decodes or copies them."""
+"""Long parameters of calls and requests cross the server as they are: they are neither decoded nor copied."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.engine.stub_connection import StubConnection
+from gpubridge.engine.ipc.stub_connection import StubConnection
 from gpubridge.protocol.fields import json_parameters
 from gpubridge.request import InferRequest, RequestContext
 from gpubridge.transport.calls import (
@@ -20,26 +20,26 @@ from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import CallContext
 from gpubridge.transport.records import record_encoder, record_reader
 from gpubridge.transport.signatures import encode_tensors
-from tests.fuzz.stub_desk import Desk
+from tests.fuzz.fake_stub import FakeStub
 
 LONG = '{"text":"' + "é😀" * 50_000 + '"}'
 
 
 @pytest.fixture
-def desk():
-    made = Desk()
+def fake_stub():
+    made = FakeStub()
     yield made
     made.close()
 
 
-def sent(desk, parameters):
+def sent(fake_stub, parameters):
     """Return the message with a batch of requests that have such parameters, in pieces."""
     requests = []
     for number, each in enumerate(parameters):
         context = RequestContext(parameters=each, trace=number, timeout=5)
         requests.append(InferRequest(b"", None, 0, (), lambda outcome: None, f"r{number}", context))
-    desk.feed.submit(requests)
-    (message,) = desk.messages
+    fake_stub.feed.submit(requests)
+    (message,) = fake_stub.messages
     if isinstance(message, bytes):
         return [message]
     pieces = []
@@ -49,25 +49,25 @@ def sent(desk, parameters):
 
 
 @pytest.mark.parametrize("at", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
-def test_long_parameters_are_sent_where_short_ones_are(desk, at):
+def test_long_parameters_are_sent_where_short_ones_are(fake_stub, at):
     views = {number: memoryview(LONG.encode()) for number in at}
     texts = ["{}", '{"a":1}', ""]
     given = [views.get(number, text) for number, text in enumerate(texts)]
-    pieces = sent(desk, given)
+    pieces = sent(fake_stub, given)
     assert [piece for piece in pieces if isinstance(piece, memoryview)] == list(views.values())
-    other = Desk()
+    other = FakeStub()
     (whole,) = sent(other, [LONG if number in at else text for number, text in enumerate(texts)])
     assert b"".join(pieces) == whole
     other.close()
 
 
-def test_batches_keep_their_order_around_long_parameters(desk):
+def test_batches_keep_their_order_around_long_parameters(fake_stub):
     for parameters in ("{}", "{}", memoryview(LONG.encode()), "{}"):
         context = RequestContext(parameters=parameters)
-        desk.feed.submit([InferRequest(b"", None, 0, (), print, "", context)])
-    desk.in_flight.flush()
+        fake_stub.feed.submit([InferRequest(b"", None, 0, (), print, "", context)])
+    fake_stub.in_flight.flush()
     # The first goes at once; the next waits for what else comes, but not behind the long one.
-    assert [type(message) for message in desk.messages] == [bytes, bytes, list, bytes]
+    assert [type(message) for message in fake_stub.messages] == [bytes, bytes, list, bytes]
 
 
 def message_of_calls(*contexts):

@@ -76,7 +76,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_wrong_is_what_the_whole_document_says(monkeypatch, text):
+def test_errors_equal_those_of_the_whole_document(monkeypatch, text):
     found = agree(monkeypatch, parse_request, (text % ("x" * 70_000)).encode(), CONFIG, 0)
     assert isinstance(found, tuple)
 
@@ -119,7 +119,7 @@ def test_long_files_are_loaded(size, escaped):
 
 @pytest.mark.parametrize("text", ["%s=AAA", "%sAA==" * 2, "%s*", "%sA", '%s","config":1,"b":"'])
 @pytest.mark.parametrize("count", [70_000, control._PIECE, 2 * control._PIECE])
-def test_what_is_no_base64_is_told(monkeypatch, text, count):
+def test_malformed_base64_is_reported(monkeypatch, text, count):
     filled = text.replace("%s", "A" * count)
     body = b'{"parameters":{"file:1/a":"%b"}}' % filled.encode()
     assert isinstance(agree(monkeypatch, read_load, body), tuple)

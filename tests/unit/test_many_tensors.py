@@ -5,6 +5,7 @@ Counted are lines of Python that are executed, and comparisons of names, never t
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import SimpleNamespace
 
@@ -15,28 +16,27 @@ import pytest
 from gpubridge import pb_utils
 from gpubridge.errors import BridgeError
 from gpubridge.model_io import as_configured, check_inputs, model_shape
-from gpubridge.pb_utils import lookup
+from gpubridge.pb_utils.response import find_tensor
 from gpubridge.protocol import generate
 from gpubridge.protocol.grpc import infer_response as grpc_response
-from gpubridge.protocol.grpc.fields import RequestHead
-from gpubridge.protocol.grpc.infer_request import build_form
-from gpubridge.protocol.grpc.messages import message_class
+from gpubridge.protocol.grpc.infer_request import RequestHead, build_form
 from gpubridge.protocol.infer_request import parse_request
 from gpubridge.protocol.infer_response import encode_response
 from gpubridge.protocol.request_form import InputForm
 from gpubridge.request import InferResponse
-from gpubridge.stub import passing_on
-from gpubridge.stub.answers import AnswerEncoder
-from gpubridge.stub.client_memory import target_of
-from gpubridge.stub.output_check import OutputCheck
+from gpubridge.schema import message_class
+from gpubridge.stub.memory import output_aliasing
+from gpubridge.stub.memory.client_memory import target_of
+from gpubridge.stub.response_encoder import OutputCheck, ResponseEncoder
 from gpubridge.tensor.native import native
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import SignatureCache, decode_shapes, encode_tensors
+from gpubridge.transport.stub_settings import StubModel, StubSettings
 from tests.unit.model_configs import model_config
 
 FEW, MANY = 48, 500
-SETTINGS = {"args": {"model_config": "{}"}, "decoupled": False, "outputs": (), "states": ()}
+SETTINGS = StubSettings(StubModel("m", 1, "python", "", "", ()), "m_0_0", {"model_config": "{}"})
 MOST_TIMES = 12
 """So many times what 48 tensors cost may 500 cost."""
 
@@ -136,7 +136,7 @@ def inputs_by_name(count, _config):
 
     def look_up():
         for i in range(count):
-            assert lookup._named(request, tensors, f"IN{i}") is tensors[i]
+            assert find_tensor(request, tensors, f"IN{i}") is tensors[i]
 
     return look_up
 
@@ -152,8 +152,8 @@ def passed_on(count, _config):
     record = Record(0, None, (), RequestContext(), 0, "", refs)
 
     def place():
-        passing = passing_on.PassingOn(None, borrowed)
-        fields, free = passing.settle(*passing.place(record, outputs), "", memoryview(bytes(1)))
+        passing = output_aliasing.OutputAliasing(None, borrowed)
+        fields, free = passing.finish(*passing.place(record, outputs), "", memoryview(bytes(1)))
         assert free
         assert fields == [field for ref in refs for field in ref]
 
@@ -194,11 +194,14 @@ def test_a_generate_body_is_not_searched_for_every_name(count):
             return bytes.count(self, *arguments)
 
     document = {f"IN{i}": 1 for i in range(count)}
-    generate._check_unique(Body(orjson.dumps(document)), document, document)
-    assert Body.searches <= FEW
-    twice = Body(orjson.dumps(document)[:-1] + b',"IN0":2}')
+    config = config_of(count)
+    for body in (orjson.dumps(document), orjson.dumps(document)[:-1] + b',"IN0":2}'):
+        Body.searches = 0
+        with contextlib.suppress(BridgeError):
+            generate.parse_generate(Body(body), config)
+        assert Body.searches <= FEW
     with pytest.raises(BridgeError, match="IN0"):
-        generate._check_unique(twice, document, document)
+        generate.parse_generate(Body(body), config)
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -252,7 +255,7 @@ def test_outputs_that_are_asked_for_are_looked_up():
             _parameters="{}",
             _tensors=[SimpleNamespace(_name=name, _datatype="FP32", _shape=(4,)) for name in names],
         )
-        encoder = object.__new__(AnswerEncoder)
+        encoder = object.__new__(ResponseEncoder)
         encoder._states, encoder._signatures = None, {}
         encoder._identity = SimpleNamespace(check=OutputCheck(SETTINGS, None))
 
@@ -281,7 +284,7 @@ def test_tensors_are_found_by_name_however_many_there_are(count, compiled):
         ]
     else:
         held = SimpleNamespace()
-        finds = [lambda name: lookup._named(held, inputs, name)]
+        finds = [lambda name: find_tensor(held, inputs, name)]
     for find in finds:
         for _ in range(2):
             assert [find(f"T{i}") for i in range(count)] == inputs[:count]

@@ -1,4 +1,4 @@
-"""Cells of a time series: whoever counts in them, they say the same as one number would."""
+"""Cells of a time series: their sum is that of one number, in any process that counts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_counter_whose_cell_goes_while_it_is_looked_at(reads):
     assert reader.total() == 3
 
 
-def test_what_one_process_does_to_a_gauge_is_exact():
+def test_a_gauge_of_one_process_is_exact():
     _, cells = series(GaugeCell)
     cells[1].set(1e17)
     cells[2].add(1e17)

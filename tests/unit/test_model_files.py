@@ -6,8 +6,8 @@ import os
 import pytest
 
 from gpubridge.engine.load_threads import LoadThreads
-from gpubridge.engine.model_files import read_model_files
-from gpubridge.engine.model_sources import ModelSources
+from gpubridge.engine.repository.model_files import read_model_files
+from gpubridge.engine.repository.model_sources import ModelSources
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_file_of_the_same_size_differs_by_its_time(model):
     assert parts_that_differ(before, read_model_files(model)) == {1}
 
 
-def test_what_the_interpreter_writes_is_no_change(model):
+def test_bytecode_caches_are_no_change(model):
     before = read_model_files(model)
     (model / "1" / "__pycache__").mkdir()
     (model / "1" / "__pycache__" / "model.pyc").write_text("a")

@@ -7,7 +7,7 @@ from contextvars import copy_context
 
 import pytest
 
-from gpubridge.engine.model_locks import ASKED_BY, ModelLocks
+from gpubridge.engine.repository.locks import ASKED_BY, ModelLocks
 from gpubridge.errors import BridgeError, ErrorCode
 
 
@@ -73,7 +73,7 @@ def test_loads_that_begin_at_the_same_time_and_ask_for_each_other():
     asyncio.run(run())
 
 
-def test_who_was_asked_by_nobody_waits():
+def test_changes_of_one_model_wait_for_each_other():
     async def run():
         locks = ModelLocks()
         order = []

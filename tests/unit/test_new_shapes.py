@@ -11,11 +11,11 @@ from gpubridge.errors import BridgeError
 from gpubridge.frontend.bls import requests
 from gpubridge.frontend.bls.requests import CalledModels
 from gpubridge.request import RequestOptions
-from gpubridge.stub.answers import AnswerEncoder
-from gpubridge.stub.output_check import OutputCheck
+from gpubridge.stub.response_encoder import OutputCheck, ResponseEncoder
 from gpubridge.transport.context import CallContext, RequestContext
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature, TensorSpec, encode_dims
+from gpubridge.transport.stub_settings import StubModel, StubSettings
 from tests.unit.model_configs import model_config
 
 
@@ -36,9 +36,11 @@ def tensor(shape):
 
 
 def test_a_stub_makes_one_signature_for_all_shapes_of_an_answer():
-    encoder = object.__new__(AnswerEncoder)
+    encoder = object.__new__(ResponseEncoder)
     encoder._states, encoder._signatures = None, {}
-    settings = {"args": {"model_config": "{}"}, "decoupled": False, "outputs": (), "states": ()}
+    settings = StubSettings(
+        StubModel("m", 1, "python", "", "", ()), "m_0_0", {"model_config": "{}"}
+    )
     check = OutputCheck(settings, None)
     encoder._identity = SimpleNamespace(outputs=frozenset(["OUT"]), check=check)
     record = Record(0, Signature((), ()), (), RequestContext(), 0, "", ())

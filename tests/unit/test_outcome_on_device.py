@@ -1,4 +1,4 @@
-"""An output on a device reaches only who has asked for it there: nobody else could look at it."""
+"""An output on a device reaches only clients that have asked for it there: others cannot read it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.engine.decode_response import decode_response
+from gpubridge.engine.ipc.decode_response import decode_response
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import RequestContext, ResponseContext
 from gpubridge.transport.device_events import arena_region, reserve_addresses
@@ -20,7 +20,7 @@ REGION = arena_region(3)
 @pytest.fixture
 def borrowed():
     memory = BorrowedMemory(memoryview(bytearray(16)))
-    memory.know(SimpleNamespace(region=REGION, view=reserve_addresses(4096)))
+    memory.add_segment(SimpleNamespace(region=REGION, view=reserve_addresses(4096)))
     return memory
 
 
@@ -39,5 +39,5 @@ def test_it_is_handed_on_to_who_has_asked(borrowed):
 
 def test_it_is_refused_for_anybody_else(borrowed):
     request = SimpleNamespace(client=None, context=RequestContext())
-    with pytest.raises(MalformedMessage, match="which nobody has asked for"):
+    with pytest.raises(MalformedMessage, match="an output on a device that was not requested"):
         decode_response(record(), borrowed, request, lambda ref: None, ())

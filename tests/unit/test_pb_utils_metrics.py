@@ -114,7 +114,7 @@ KIND_TEXTS = [
 
 
 @pytest.mark.parametrize(("kind", "method", "verb", "operation"), KIND_TEXTS)
-def test_what_a_kind_does_not_do(kind, method, verb, operation):
+def test_operations_that_a_kind_of_metric_lacks(kind, method, verb, operation):
     family = Family("n", "d", getattr(Family, kind))
     metric = family.Metric(buckets=[1.0] if kind == "HISTOGRAM" else None)
     with pytest.raises(Failure) as caught:

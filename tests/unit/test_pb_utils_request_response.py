@@ -154,7 +154,7 @@ def test_other_sequences_are_lists(kind):
 @pytest.mark.parametrize(
     "what", ["A", b"A", {"A": 1}, iter(["A"]), np.array("A"), np.array([["A"]])]
 )
-def test_what_is_no_list_is_refused(what):
+def test_values_other_than_lists_are_refused(what):
     with pytest.raises(TypeError, match="expected list for requested_output_names"):
         request(requested_output_names=what)
 
@@ -165,7 +165,7 @@ def test_decoupled_is_a_truth_value(decoupled):
         request().exec(decoupled=decoupled)
 
 
-def test_what_a_request_can_just_carry():
+def test_the_largest_values_of_a_request_are_carried():
     most = (1 << 64) - 1
     made = request(correlation_id=most, timeout=most, flags=(1 << 32) - 1, request_id="ü")
     assert (made.correlation_id(), made.timeout(), made.flags()) == (most, most, (1 << 32) - 1)

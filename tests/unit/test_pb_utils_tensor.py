@@ -186,7 +186,7 @@ def test_strings_are_sent_as_they_were_when_the_tensor_came_to_be():
         assert bytes_codec.decode(tensor._payload()).tolist() == [b"a", b"b"]
 
 
-def test_what_has_no_text_is_told_when_the_tensor_is_made():
+def test_values_without_a_text_are_refused_at_construction():
     class Mute:
         def __str__(self):
             raise KeyError("mute")
@@ -209,7 +209,7 @@ def shared(array, datatype):
     return tensor, copied
 
 
-def test_what_is_shown_of_a_shared_tensor_is_the_models_own():
+def test_the_array_of_a_shared_tensor_is_the_models_own():
     tensor, copied = shared(np.arange(3, dtype=np.float32), "FP32")
     assert not copied
     tensor.as_numpy()[:] = 7

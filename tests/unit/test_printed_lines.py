@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.engine import stub_process
-from gpubridge.engine.stub_process import PrintedLines
+from gpubridge.engine.supervisor import stub_process
+from gpubridge.engine.supervisor.stub_process import PrintedLines
 
 
 class Printed:

@@ -14,7 +14,7 @@ from gpubridge.host_shm import HostArena
 from gpubridge.protocol.body import (
     ALIGNMENT,
     align_inputs,
-    body_room,
+    body_slot_size,
     check_strings,
     input_copy,
     write_length,
@@ -67,7 +67,7 @@ def test_every_input_is_aligned_and_whole(tensors, lines):
     form, data = request(tensors)
     body = b"".join(data)
     start = lines * ALIGNMENT
-    memory = memoryview(bytearray(start + body_room(len(body), len(tensors))))
+    memory = memoryview(bytearray(start + body_slot_size(len(body), len(tensors))))
     memory[start : start + len(body)] = body
     places, copied = align_inputs(form, memory, start)
     moved = 0
@@ -86,7 +86,7 @@ def test_every_input_is_aligned_and_whole(tensors, lines):
 def test_only_what_is_misaligned_moves():
     form, data = request([("UINT8", 3), ("FP32", 10), ("FP64", 2), ("UINT8", 5)])
     body = b"".join(data)
-    memory = memoryview(bytearray(body_room(len(body), 4)))
+    memory = memoryview(bytearray(body_slot_size(len(body), 4)))
     memory[: len(body)] = body
     places, copied = align_inputs(form, memory, 0)
     assert [at for at, _ in places] == [0, 4, 48, 64]

@@ -224,7 +224,7 @@ def test_a_byte_order_mark_is_skipped():
         ),
     ],
 )
-def test_how_outputs_are_wanted(members, named, unnamed):
+def test_requested_forms_of_outputs(members, named, unnamed):
     form = parse_request(document(entry(data=[1, 2]), entry("B", data=[1, 2]), **members), TWO)
     outputs = form.outputs and {name: output.binary for name, output in form.outputs.items()}
     assert outputs == named

@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from gpubridge.engine import ready_check
-from gpubridge.engine.ready_check import ReadyCheck
+from gpubridge.engine.supervisor import ready_check
+from gpubridge.engine.supervisor.ready_check import ReadyCheck
 from gpubridge.errors import BridgeError
 from gpubridge.transport.channel import MalformedMessage
 
@@ -85,7 +85,7 @@ def test_an_answer_that_is_none_is_no(asked, said):
         asking = asyncio.ensure_future(refusal(check))
         await answer(theirs, said)
         assert await asking
-        # An answer that nobody has asked for changes nothing.
+        # An answer without a question changes nothing.
         theirs.send(b'{"ready": true}')
         await asyncio.sleep(0)
         asking = asyncio.ensure_future(refusal(check))
@@ -108,7 +108,7 @@ def test_a_stub_that_is_gone(asked):
     asked(test)
 
 
-def test_what_is_no_socket_is_refused_and_closed(asked):
+def test_a_descriptor_of_no_socket_is_refused_and_closed(asked):
     async def test(check, _):
         reading, writing = os.pipe()
         with pytest.raises(MalformedMessage, match="no socket"):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gpubridge.engine.regions import Regions
+from gpubridge.engine.memory.regions import Regions
 
 
 class Stub:
@@ -28,7 +28,7 @@ async def turn():
     await asyncio.sleep(0)
 
 
-def test_what_a_maker_leaves_is_dropped_by_whoever_has_mapped_it(regions):
+def test_regions_of_an_ended_maker_are_dropped_by_their_readers(regions):
     async def scenario():
         owner, stub, other = regions.new_owner(), Stub(), Stub()
         first, second = owner << 32 | 1, owner << 32 | 2
@@ -42,7 +42,7 @@ def test_what_a_maker_leaves_is_dropped_by_whoever_has_mapped_it(regions):
     asyncio.run(scenario())
 
 
-def test_what_is_handed_on_after_its_maker_died_is_dropped_behind_its_message(regions):
+def test_regions_of_a_dead_maker_are_dropped_after_their_message(regions):
     async def scenario():
         owner, stub = regions.new_owner(), Stub()
         region = owner << 32 | 1

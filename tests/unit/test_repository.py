@@ -5,22 +5,23 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.config import ServerSettings
-from gpubridge.config.schema import model_config_schema
-from gpubridge.engine import model_loader
-from gpubridge.engine.devices.memory import DeviceMemory
+from gpubridge.engine.devices.manager import DeviceManager
 from gpubridge.engine.environments.provider import ModelEnvironments
-from gpubridge.engine.instance import InstanceState
+from gpubridge.engine.load_progress import LoadProgress
 from gpubridge.engine.load_threads import LoadThreads
-from gpubridge.engine.model_files import FileOverrides, ModelFiles
-from gpubridge.engine.model_loader import NotPrepared, PreparedModel
-from gpubridge.engine.model_sources import ModelSources, RepositoryPoller
-from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.repository import loader as model_loader
+from gpubridge.engine.repository.loader import NotPrepared, PreparedModel
+from gpubridge.engine.repository.model_files import FileOverrides, ModelFiles
+from gpubridge.engine.repository.model_sources import ModelSources, RepositoryPoller
+from gpubridge.engine.repository.repository import ModelRepository
+from gpubridge.engine.supervisor.instance import InstanceState
 from gpubridge.errors import BridgeError
+from gpubridge.schema import message_class
+from tests.unit.server_settings import server_settings
 
 
 class FakeModel:
-    """A version of a model that comes up at once, and ends when it is told to hurry or let go."""
+    """A version of a model that comes up at once, and ends at its deadline or when it is released."""
 
     def __init__(self, config, version):
         self.config, self.name, self.version = config, config.name, version
@@ -30,7 +31,7 @@ class FakeModel:
     async def unload(self, seconds):
         await self.over.wait()
 
-    def hurry(self, seconds):
+    def set_deadline(self, seconds):
         self.over.set()
 
 
@@ -45,14 +46,15 @@ class FakeLoader:
             backend=SimpleNamespace(execute_timeout_seconds=None),
             telemetry=SimpleNamespace(log=SimpleNamespace(on_change=lambda listener: None)),
             metrics=SimpleNamespace(close=lambda: None),
-            devices=DeviceMemory(0),
+            devices=DeviceManager(0),
+            progress=LoadProgress(),
         )
         self._required = required
         self._broken = broken
         self.up = []
 
     async def prepare(self, name, source):
-        message = model_config_schema().ModelConfig(name=name)
+        message = message_class("ModelConfig")(name=name)
         for other in self._required[name]:
             message.ensemble_scheduling.step.add(model_name=other)
         config = SimpleNamespace(name=name, message=message)
@@ -62,7 +64,7 @@ class FakeLoader:
     def model(self, prepared, version, members):
         return FakeModel(prepared.config, version)
 
-    async def bring_up(self, models):
+    async def load_versions(self, models):
         self.up += [model.name for model in models]
         return {m.version: BridgeError("broken") for m in models if m.name in self._broken}
 
@@ -74,7 +76,7 @@ def made(tmp_path):
             (tmp_path / name).mkdir()
         loader = FakeLoader(required, broken)
         return ModelRepository(
-            ServerSettings(model_repositories=(tmp_path,), model_control_mode="explicit"), loader
+            server_settings({"repository.model_control_mode": "explicit"}, (tmp_path,)), loader
         ), loader
 
     return make
@@ -84,7 +86,7 @@ def served(repository):
     return [model.name for model in repository.loaded()]
 
 
-def test_what_a_model_requires_is_loaded_before_it_and_may_be_unloaded_with_it(made):
+def test_required_models_load_first_and_may_be_unloaded_too(made):
     async def work():
         repository, loader = made({"top": ["a", "b"], "a": ["b"], "b": [], "other": []})
         await repository.load("top")
@@ -158,14 +160,14 @@ def test_a_caller_that_goes_away_does_not_stop_a_load(made):
     async def work():
         repository, loader = made({"m": []})
         begun, go_on = asyncio.Event(), asyncio.Event()
-        at_once = loader.bring_up
+        at_once = loader.load_versions
 
         async def later(models):
             begun.set()
             await go_on.wait()
             return await at_once(models)
 
-        loader.bring_up = later
+        loader.load_versions = later
         caller = asyncio.create_task(repository.load("m"))
         await begun.wait()
         caller.cancel()
@@ -231,26 +233,16 @@ class _Holder:
 
 
 @pytest.mark.parametrize("draft", [False, True])
-def test_progress_names_what_is_waited_for(caplog, draft):
+def test_progress_names_what_is_waited_for(draft):
     instances = [
         SimpleNamespace(name="m_0", state=InstanceState.READY),
         SimpleNamespace(name="m_1", state=InstanceState.STARTING),
         SimpleNamespace(name="m_2", state=InstanceState.STARTING),
+        SimpleNamespace(name="m_3", state=InstanceState.READY),
     ]
-    model = SimpleNamespace(name="m", version=7, instances=instances)
-    model.config = SimpleNamespace(draft=draft)
-
-    async def work():
-        task = asyncio.create_task(model_loader.report_progress(model, 0.01))
-        await asyncio.wait([task], timeout=0.2)
-        task.cancel()
-
-    caplog.set_level("INFO", "gpubridge")
-    asyncio.run(work())
-    told = caplog.records[0].getMessage()
-    assert told.startswith("model 'm' version 7 is loading for ")
+    model = SimpleNamespace(instances=instances, config=SimpleNamespace(draft=draft))
     where = "auto_complete_config" if draft else "initialize"
-    assert told.endswith(f" s: instances m_1, m_2 in {where}")
+    assert model_loader.starting_step(model) == (f"instances m_1, m_2 in {where}", 0.5)
 
 
 def test_a_clients_files_go_with_the_last_who_needs_them(monkeypatch, tmp_path):

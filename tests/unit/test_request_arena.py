@@ -83,7 +83,7 @@ class ArenasMachine(RuleBasedStateMachine):
         try:
             slot = self.arenas[which].allocate(nbytes)
         except BridgeError:
-            # What nobody has is given back for it, pinned or not.
+            # Unused memory is given back for it, pinned or not.
             most = LIMIT if slot_size(nbytes) <= LARGE_BYTES else LARGE_LIMIT
             assert lent + slot_size(nbytes) > most
             return None
@@ -189,7 +189,7 @@ def test_one_size_does_not_starve_another():
     segment = slots[0].segment
     assert resident(segment) == LIMIT
     large = arena.allocate(3 << 20)
-    # The pages of the free ones made room.
+    # The pages of the free ones were given back.
     assert resident(segment) == LIMIT // 2
     assert memory.used == LIMIT // 2 + (3 << 20)
     assert all(slot.memory[0] == slot.memory[-1] == ord("x") for slot in slots[1::2])
@@ -226,7 +226,7 @@ def test_full_it_says_so_and_recovers():
     arena.close()
 
 
-def test_what_can_never_be_is_refused_with_both_numbers():
+def test_a_size_beyond_the_limit_is_refused_with_both_numbers():
     memory, _, arena = new_arena()
     expected = f"of {9 << 20} bytes is too large: .* {LARGE_LIMIT} of the {LIMIT} bytes"
     with pytest.raises(BridgeError, match=expected):
@@ -256,7 +256,7 @@ def test_pinned_pages_stay_until_their_segment_goes():
     arena.free(first)
     assert arena.trim(0.0) == 0
     assert resident(kept.segment) == (5 << 20) + 4096
-    # Without room, all of it is unpinned, and nothing lent again; another segment takes its place.
+    # Without space, all of it is unpinned, and nothing lent again; another segment takes its place.
     assert arena.allocate(6 << 20).segment is kept.segment
     assert events.pinned == {}
     assert resident(kept.segment) == 4096
@@ -289,7 +289,7 @@ def test_a_long_request_in_pinned_memory_does_not_starve_other_models():
     other.close()
 
 
-def test_what_is_pinned_is_charged_and_stays_while_idle():
+def test_pinned_memory_is_charged_and_stays_while_idle():
     memory, events, arena = new_arena()
     slot = arena.allocate(100)
     assert memory.used == 4096
@@ -301,7 +301,7 @@ def test_what_is_pinned_is_charged_and_stays_while_idle():
     for each in (slot, *more):
         arena.free(each)
     assert arena.trim(0.0) == 0
-    # Whoever had it pinned is gone: what no slot was ever made of goes back at once.
+    # The stub that had it pinned is gone: what no slot was ever made of goes back at once.
     arena.unpin(slot.segment.region)
     assert memory.used == 11 * 4096
     arena.trim(0.0)
@@ -309,7 +309,7 @@ def test_what_is_pinned_is_charged_and_stays_while_idle():
 
 
 def test_a_body_that_arrives_is_not_pinned_before_it_is_there():
-    """Pinning takes all of the memory, of which whoever promises much may never send the rest."""
+    """Pinning takes all of the memory, of which a client that promises much may never send the rest."""
     memory, events, arena = new_arena()
     slot = arena.reserve(5 << 20, Body(memory, Account(int), lambda _: None))
     granted = arena.grow(slot, 0, 5 << 20)
@@ -344,7 +344,7 @@ def test_nothing_goes_for_the_sake_of_pinning():
     other.close()
 
 
-def test_what_is_idle_goes_back_with_its_descriptor():
+def test_idle_memory_goes_back_with_its_descriptor():
     memory, events, arena = new_arena()
     slot = arena.allocate(100)
     arena.free(slot)

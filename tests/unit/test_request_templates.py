@@ -241,7 +241,7 @@ def agree(config, cache, header, data):
 
 @settings(max_examples=400)
 @given(st.data())
-def test_what_matches_is_what_the_parser_says(data):
+def test_matching_requests_equal_the_parsers_result(data):
     config = data.draw(st.sampled_from(CONFIGS))
     skeleton = data.draw(skeletons())
     cache = FormCache(config, any_region)
@@ -358,7 +358,7 @@ def test_ids_dims_sizes_and_values_may_differ():
         (b'"x":[1]', b'"x":[2]'),
     ],
 )
-def test_what_is_no_placeholder_is_another_skeleton(first, second):
+def test_other_values_make_another_skeleton(first, second):
     inputs = b',"inputs":[' + orjson.dumps(entry()) + b"]}"
     assert matches(b"{" + first + inputs, b"{" + first + inputs)
     assert not matches(b"{" + first + inputs, b"{" + second + inputs)
@@ -411,7 +411,7 @@ def test_many_tensors_have_a_template():
     assert agree(config, cache, second, bytes(500 * 32))
 
 
-def test_what_is_remembered_has_a_limit():
+def test_remembered_templates_have_a_limit():
     cache = FormCache(ONE)
     for number in range(6000):
         header = orjson.dumps({"inputs": [entry()], "x": [number] * 30})

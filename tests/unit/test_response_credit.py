@@ -6,49 +6,70 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpubridge.pb_utils import InferenceResponse
 from gpubridge.request import InferRequest
-from gpubridge.stub.response_lines import _WAITING_RESPONSES, _Line
+from gpubridge.stub import response_stream
+from gpubridge.stub.response_stream import StubResponseStream
 from gpubridge.transport.messages import ResponseFlag
-from tests.fuzz.stub_desk import Desk, record
+from tests.fuzz.fake_stub import FakeStub, record
+
+LIMIT = 64
+
+
+class Blocked(Exception):
+    """Raised where a stream would wait for its client."""
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch):
+    def sleep(seconds):
+        raise Blocked
+
+    monkeypatch.setattr(response_stream.time, "sleep", sleep)
 
 
 @pytest.fixture
-def desk():
-    made = Desk()
+def fake_stub():
+    made = FakeStub()
     yield made
     made.close()
 
 
-def run(desk, request):
-    """Begin a run; returns the sender's end of the request's line."""
-    desk.sent += 1
-    desk.feed.submit([request])
-    stub = SimpleNamespace(control=desk.control, identity=SimpleNamespace(decoupled=True))
-    return _Line(stub, SimpleNamespace(ticket=request.ticket))
+def run(fake_stub, request):
+    """Begin a run; returns the request's response stream."""
+    fake_stub.sent += 1
+    fake_stub.feed.submit([request])
+    stub = SimpleNamespace(control=fake_stub.control, identity=SimpleNamespace(decoupled=True))
+    return StubResponseStream(stub, SimpleNamespace(ticket=request.ticket))
 
 
-def room(line):
-    """Send as much as may be sent; returns how much that was."""
-    return next(count for count in range(2 * _WAITING_RESPONSES) if not line._has_room(1))
+def credit(stream):
+    """Use up the credit of a stream; returns how many responses that was."""
+    for count in range(2 * LIMIT):
+        try:
+            stream.wait_for_credit(InferenceResponse([]))
+        except Blocked:
+            return count
+    return None
 
 
-def test_what_an_earlier_run_sent_counts_until_it_is_passed_on(desk):
+def test_responses_of_an_earlier_run_count_until_they_are_passed_on(fake_stub):
     request = InferRequest(b"", None, 0, (), lambda outcome: None)
     request.on_partial = lambda outcome: None
-    line = run(desk, request)
-    assert room(line) == _WAITING_RESPONSES
-    for _ in range(_WAITING_RESPONSES):
+    stream = run(fake_stub, request)
+    assert credit(stream) == LIMIT
+    for _ in range(LIMIT):
         request.respond("response")
     request.passed_on(10)
-    assert room(line) == 10
+    assert credit(stream) == 10
     for _ in range(10):
         request.respond("response")
-    # Between two runs it is nowhere, but its client reads on.
-    desk.complete((desk.sent, [record(request.ticket, ResponseFlag.RESCHEDULED)]))
+    # Between two runs the request is in no batch, but its client reads on.
+    fake_stub.complete((fake_stub.sent, [record(request.ticket, ResponseFlag.RESCHEDULED)]))
     request.passed_on(4)
-    line = run(desk, request)
-    assert room(line) == 4
+    stream = run(fake_stub, request)
+    assert credit(stream) == 4
     for _ in range(4):
         request.respond("response")
-    request.passed_on(_WAITING_RESPONSES)
-    assert room(line) == _WAITING_RESPONSES
+    request.passed_on(LIMIT)
+    assert credit(stream) == LIMIT

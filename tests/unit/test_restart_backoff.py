@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate, repeat
 
-from gpubridge.engine.stub_process import next_backoff, was_healthy
+from gpubridge.engine.supervisor.stub_process import next_backoff, was_healthy
 
 
 def test_waits_double_up_to_the_limit() -> None:
@@ -16,7 +16,7 @@ def test_a_limit_below_the_first_wait_holds() -> None:
     assert next_backoff(0.0, 0.01) == 0.01
 
 
-def test_who_ran_for_long_is_healthy() -> None:
+def test_a_stub_that_ran_for_long_is_healthy() -> None:
     assert was_healthy(11.0, answered=False)
     assert not was_healthy(9.0, answered=False)
     assert was_healthy(0.1, answered=True)

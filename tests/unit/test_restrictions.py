@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from gpubridge.config import ServerSettings
 from gpubridge.config.restrictions import read_grpc_restrictions, read_http_restrictions
 from gpubridge.errors import BridgeError, ErrorCode
+from tests.unit.server_settings import server_settings
 
 HTTP = ("--http-restricted-api", "api", read_http_restrictions)
 GRPC = ("--grpc-restricted-protocol", "protocol", read_grpc_restrictions)
@@ -53,7 +52,7 @@ def test_settings_are_traces_and_logs(read):
     ["", "health", "health:key", ":key=secret", "health:=secret", "health:key=", "health=a:b"],
 )
 @pytest.mark.parametrize(("flag", "_", "read"), [HTTP, GRPC])
-def test_what_is_no_setting(flag, _, read, text):
+def test_malformed_restrictions_are_refused(flag, _, read, text):
     with pytest.raises(BridgeError) as caught:
         read([text])
     assert caught.value.message == f"{flag} option format is '<config name>:<setting>=<value>'"
@@ -112,10 +111,11 @@ def test_binary_headers_of_grpc_have_other_bytes_on_their_way():
 
 
 def test_values_are_in_no_description_of_the_settings():
-    settings = ServerSettings(
-        model_repositories=(Path("models"),),
-        http_restricted_api=read_http_restrictions(["health:key=secret"]),
-        grpc_restricted_protocol=read_grpc_restrictions(["health:key=secret"]),
+    settings = server_settings(
+        {
+            "http.restrictions": read_http_restrictions(["health:key=secret"]),
+            "grpc.restrictions": read_grpc_restrictions(["health:key=secret"]),
+        }
     )
     assert "secret" not in repr(settings)
-    assert "secret" not in repr(replace(settings, http_port=1))
+    assert "secret" not in repr(replace(settings, http=replace(settings.http, port=1)))

@@ -137,7 +137,7 @@ def test_requests_are_spread_where_they_take_long_or_cannot_be_withdrawn(window,
     model.close()
 
 
-def test_what_waits_behind_a_request_that_takes_long_is_given_to_others():
+def test_requests_behind_a_long_one_go_to_others():
     model = quick_model()
     slow, *waiting = [model.submit() for _ in range(3)]
     first, second = model.instances
@@ -196,7 +196,7 @@ def test_a_withdrawn_request_has_its_memory_whomever_a_stub_has_handed_that_on_t
     model.close()
 
 
-def test_what_waits_stays_where_no_instance_gets_on():
+def test_requests_stay_if_no_instance_makes_progress():
     model = quick_model()
     for _ in range(8):
         model.submit()

@@ -72,7 +72,7 @@ def test_default_puts_orphans_back_to_the_front_in_order():
 
 
 @pytest.mark.parametrize("make", [default, dynamic])
-def test_what_was_cancelled_is_not_kept(make):
+def test_cancelled_requests_are_not_kept(make):
     scheduler = make()
     add(scheduler, "first")
     (item,) = add(scheduler, "second")
@@ -276,7 +276,7 @@ def test_a_full_queue_refuses_with_tritons_words_and_counts_requests_of_its_own_
     add(scheduler, "d", priority=1)
 
 
-def test_who_is_late_no_longer_counts_against_the_limit():
+def test_expired_requests_free_their_place_in_the_queue():
     policy = QueuePolicy(default_timeout_us=10, max_queue_size=1)
     scheduler = dynamic(8, default_queue_policy=policy, max_queue_delay_us=100)
     add(scheduler, "a")

@@ -178,7 +178,7 @@ class BatchingMachine(RuleBasedStateMachine):
             before = later
         due_now = self.probe_due()
         if before >= self.now:
-            assert self.probe(before, due_now) is False, "something was due that nobody announced"
+            assert self.probe(before, due_now) is False, "something was due without an announcement"
         if wake is not None and not due_now:
             assert self.probe(wake, due_now), "woken for nothing"
         self.now = later

@@ -221,7 +221,7 @@ class SequenceMachine(RuleBasedStateMachine):
     def counts_and_slots(self):
         if hasattr(self, "scheduler"):
             assert self.scheduler.pending == len(self.queued)
-            seats = self.scheduler._seats
+            seats = self.scheduler._assigned
             assert set(seats) == self.up
             for instance, places in seats.items():
                 free = [slot for slot, where in self.scheduler._free if where == instance]

@@ -177,7 +177,7 @@ def test_sequences_are_spread_over_instances_and_stay_there(make):
 
 
 @BOTH
-def test_who_finds_no_slot_waits_until_one_is_free(make):
+def test_a_sequence_without_a_slot_waits_for_one(make):
     scheduler = make(size=1)
     add(scheduler, "a", 1, "s")
     add(scheduler, "b", 2, "s")
@@ -298,7 +298,7 @@ def test_a_cancelled_request_ends_its_sequence(make):
 
 
 @BOTH
-def test_what_was_taken_cannot_be_cancelled(make):
+def test_started_items_cannot_be_cancelled(make):
     scheduler = make()
     item = add(scheduler, "a", 5, "s")
     take(scheduler)
@@ -340,7 +340,7 @@ def test_a_sequence_of_which_nothing_was_started_goes_to_another_instance(make):
 
 
 @BOTH
-def test_who_lost_its_slot_comes_before_those_who_never_had_one(make):
+def test_sequences_that_lost_their_slot_come_first(make):
     scheduler = make(size=1)
     add(scheduler, "a", 5, "se")
     add(scheduler, "b", 6, "se")
@@ -365,7 +365,7 @@ def test_a_dead_instance_takes_only_the_requests_before_the_next_start(make):
 
 
 @BOTH
-def test_what_is_put_back_is_first_again(make):
+def test_requeued_items_come_first(make):
     scheduler = make()
     add(scheduler, "a", 5, "s")
     add(scheduler, "b", 5)

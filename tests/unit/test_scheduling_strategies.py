@@ -219,7 +219,7 @@ def test_only_iterative_models_reschedule(make):
 
 
 @BOTH
-def test_what_lost_its_instance_cannot_be_rescheduled(make):
+def test_items_of_a_dead_instance_cannot_be_rescheduled(make):
     scheduler = make(iterative=True)
     add(scheduler, "a", 5, "s")
     (item,) = scheduler.take(0, 0)

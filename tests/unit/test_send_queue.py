@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpubridge.engine.send_queue import SendQueue
+from gpubridge.engine.ipc.send_queue import SendQueue
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.transport.channel import Channel, pair
 from tests.unit.test_long_messages import LEAST_TURNS

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gpubridge.dataplane import SendTurn
-from tests.fuzz.stub_desk import Desk, record
+from tests.fuzz.fake_stub import FakeStub, record
 
 _FULL = 6
 
@@ -48,24 +48,26 @@ def turns() -> Iterator[Turns]:
 
 
 @pytest.fixture
-def desks(turns: Turns) -> Iterator[list[Desk]]:
+def fake_stubs(turns: Turns) -> Iterator[list[FakeStub]]:
     """Two stubs of one event loop."""
-    desks = [Desk(turn=turns.turn) for _ in range(2)]
-    yield desks
-    for desk in desks:
-        desk.die(0)
-        desk.close()
+    fake_stubs = [FakeStub(turn=turns.turn) for _ in range(2)]
+    yield fake_stubs
+    for fake_stub in fake_stubs:
+        fake_stub.die(0)
+        fake_stub.close()
 
 
-def batches(desk: Desk) -> list[int]:
+def batches(fake_stub: FakeStub) -> list[int]:
     """Return how many batches each message to a stub had."""
-    return [int.from_bytes(message[4:8], "little") for message in desk.messages]
+    return [int.from_bytes(message[4:8], "little") for message in fake_stub.messages]
 
 
-def test_a_request_that_comes_alone_leaves_at_once(turns: Turns, desks: list[Desk]) -> None:
-    for desk in desks:
-        desk.enter(1)
-        assert batches(desk) == [1]
+def test_a_request_that_comes_alone_leaves_at_once(
+    turns: Turns, fake_stubs: list[FakeStub]
+) -> None:
+    for fake_stub in fake_stubs:
+        fake_stub.enter(1)
+        assert batches(fake_stub) == [1]
     assert not turns.end()
 
 
@@ -83,101 +85,107 @@ class Likely:
         pass
 
 
-def answer(desk: Desk) -> None:
+def answer(fake_stub: FakeStub) -> None:
     """Answer all that a stub has."""
-    for sequence, (asked,) in list(desk.flights.items()):
-        desk.complete((sequence, [record(asked.request.ticket)]))
-    desk.flights.clear()
-    desk.messages.clear()
+    for sequence, (asked,) in list(fake_stub.flights.items()):
+        fake_stub.complete((sequence, [record(asked.request.ticket)]))
+    fake_stub.flights.clear()
+    fake_stub.messages.clear()
 
 
 def test_one_after_the_other_leave_at_once_whatever_else_comes(
-    turns: Turns, desks: list[Desk]
+    turns: Turns, fake_stubs: list[FakeStub]
 ) -> None:
-    desk, waits = desks[0], Likely()
-    desk.in_flight.poll_with(waits)
-    desk.enter(1)
-    answer(desk)
+    fake_stub, waits = fake_stubs[0], Likely()
+    fake_stub.in_flight.poll_with(waits)
+    fake_stub.enter(1)
+    answer(fake_stub)
     turns.have_events()
-    desk.enter(1)
-    assert batches(desk) == [1]
-    desk.enter(1)
-    assert batches(desk) == [1]
+    fake_stub.enter(1)
+    assert batches(fake_stub) == [1]
+    fake_stub.enter(1)
+    assert batches(fake_stub) == [1]
     turns.take_events()
     turns.end()
-    assert batches(desk) == [1, 1]
+    assert batches(fake_stub) == [1, 1]
     assert waits.told == [True, True, False]
-    answer(desk)
+    answer(fake_stub)
     # They do not come one after the other any more.
     turns.have_events()
-    desk.enter(1)
-    assert batches(desk) == []
+    fake_stub.enter(1)
+    assert batches(fake_stub) == []
     turns.take_events()
     turns.end()
-    assert batches(desk) == [1]
+    assert batches(fake_stub) == [1]
 
 
-def test_requests_of_a_turn_leave_together_for_each_stub(turns: Turns, desks: list[Desk]) -> None:
+def test_requests_of_a_turn_leave_together_for_each_stub(
+    turns: Turns, fake_stubs: list[FakeStub]
+) -> None:
     turns.have_events()
     for _ in range(3):
-        for desk in desks:
-            desk.enter(1)
-    assert [batches(desk) for desk in desks] == [[], []]
+        for fake_stub in fake_stubs:
+            fake_stub.enter(1)
+    assert [batches(fake_stub) for fake_stub in fake_stubs] == [[], []]
     turns.take_events()
     assert turns.end()
-    assert [batches(desk) for desk in desks] == [[3], [3]]
+    assert [batches(fake_stub) for fake_stub in fake_stubs] == [[3], [3]]
     assert not turns.end()
 
 
-def test_requests_wait_for_those_still_to_be_read(turns: Turns, desks: list[Desk]) -> None:
-    desk = desks[0]
+def test_requests_wait_for_those_still_to_be_read(turns: Turns, fake_stubs: list[FakeStub]) -> None:
+    fake_stub = fake_stubs[0]
     turns.have_events()
-    desk.enter(1)
+    fake_stub.enter(1)
     turns.end()
-    desk.enter(1)
+    fake_stub.enter(1)
     turns.take_events()
     turns.end()
     # However many turns that was: nothing is sent twice, nothing is forgotten.
-    assert sum(batches(desk)) == 2
+    assert sum(batches(fake_stub)) == 2
 
 
-def test_no_request_waits_for_ever(turns: Turns, desks: list[Desk]) -> None:
+def test_no_request_waits_for_ever(turns: Turns, fake_stubs: list[FakeStub]) -> None:
     turns.have_events()
-    desks[0].enter(1)
+    fake_stubs[0].enter(1)
     until = time.monotonic() + 30
     while turns.end():
         assert time.monotonic() < until
-    assert batches(desks[0]) == [1]
+    assert batches(fake_stubs[0]) == [1]
 
 
-def test_a_full_message_leaves_at_once(turns: Turns, desks: list[Desk]) -> None:
-    desk = desks[0]
+def test_a_full_message_leaves_at_once(turns: Turns, fake_stubs: list[FakeStub]) -> None:
+    fake_stub = fake_stubs[0]
     turns.have_events()
     for _ in range(_FULL + 1):
-        desk.enter(1)
-    assert batches(desk) == [_FULL]
+        fake_stub.enter(1)
+    assert batches(fake_stub) == [_FULL]
     turns.take_events()
     turns.end()
-    assert batches(desk) == [_FULL, 1]
+    assert batches(fake_stub) == [_FULL, 1]
 
 
-def test_a_stub_that_dies_keeps_nothing_from_others(turns: Turns, desks: list[Desk]) -> None:
-    dying = desks[0]
+def test_a_stub_that_dies_keeps_nothing_from_others(
+    turns: Turns, fake_stubs: list[FakeStub]
+) -> None:
+    dying = fake_stubs[0]
     turns.have_events()
-    for desk in desks:
-        desk.enter(1)
+    for fake_stub in fake_stubs:
+        fake_stub.enter(1)
     _, unstarted = dying.die(0)
     assert unstarted == [dying.asked[0].request]
     turns.take_events()
     turns.end()
-    assert [batches(desk) for desk in desks] == [[], [1]]
+    assert [batches(fake_stub) for fake_stub in fake_stubs] == [[], [1]]
 
 
-def test_what_follows_an_answer_may_come_alone_again(turns: Turns, desks: list[Desk]) -> None:
-    desk = desks[0]
+def test_a_request_after_a_response_may_come_alone_again(
+    turns: Turns, fake_stubs: list[FakeStub]
+) -> None:
+    fake_stub = fake_stubs[0]
     for sequence in (1, 2):
-        desk.enter(1)
-        (asked,) = desk.flights[sequence]
-        desk.complete((sequence, [record(asked.request.ticket)]))
-    assert batches(desk) == [1, 1]
+        fake_stub.enter(1)
+        (asked,) = fake_stub.flights[sequence]
+        fake_stub.complete((sequence, [record(asked.request.ticket)]))
+    assert batches(fake_stub) == [1, 1]
     assert not turns.end()

@@ -11,7 +11,7 @@ from gpubridge.transport.channel import Channel, ChannelClosed, close_all, pair
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.messages import Kind, control_message, decode_control, encode_frame
 from gpubridge.transport.records import record_reader
-from gpubridge.transport.short_waits import ShortWaits
+from gpubridge.transport.wait_predictor import WaitPredictor
 from tests.unit.server_messages import encode_batch
 
 
@@ -67,7 +67,7 @@ def test_the_next_batch_is_seen_in_its_message_or_in_the_next(ends):
     assert ends.run() == [(4, None)]
 
 
-def test_what_has_not_come_is_not_waited_for(ends):
+def test_missing_batches_are_not_waited_for(ends):
     ends.server.send(execute(1))
     assert ends.run() == [(1, None)]
     ends.server.send(execute(2))
@@ -102,7 +102,7 @@ def test_a_message_that_was_seen_is_there_without_a_wait(ends):
     ends.server.send(execute(2))
     assert ends.run() == [(1, 2)]
     assert ends.ahead.wait(0)
-    ends.ahead.poll(10**12, ShortWaits(0))
+    ends.ahead.poll(10**12, WaitPredictor(0))
     assert ends.run() == [(2, None)]
     assert not ends.ahead.wait(0)
 

@@ -1,4 +1,4 @@
-"""The desk of a model's calls and questions: who reads its channel, and when."""
+"""The client of a model's calls (BLS): which thread reads its channel, and when."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import threading
 
 import pytest
 
-from gpubridge.stub.bls_client import BlsClient
+from gpubridge.stub.bls.client import BlsClient
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import Channel
 from gpubridge.transport.messages import control_message, decode_control
-from gpubridge.transport.short_waits import ShortWaits
+from gpubridge.transport.wait_predictor import WaitPredictor
 
 
 @pytest.fixture
-def desk():
-    """A desk, and the server's end of its channel."""
+def client_and_server():
+    """A client, and the server's end of its channel."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     server, model = Channel(theirs), Channel(ours)
-    yield BlsClient(model, memoryview(bytearray(16)), None, ShortWaits(0), 0), server
+    yield BlsClient(model, memoryview(bytearray(16)), None, WaitPredictor(0), 0), server
     server.close()
     model.close()
 
 
-def test_memory_is_looked_after_while_another_thread_waits_for_an_answer(desk):
-    calls, server = desk
+def test_memory_is_looked_after_while_another_thread_waits_for_an_answer(client_and_server):
+    calls, server = client_and_server
     answers = []
     asker = threading.Thread(target=lambda: answers.append(calls.ask("ready", model="m").answer))
     asker.start()
@@ -51,11 +51,11 @@ class Watched(Channel):
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_who_has_one_request_at_a_time_stays_awake_for_answers_that_come_soon(alone):
+def test_a_thread_with_one_request_at_a_time_polls_for_answers_that_come_soon(alone):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server, model = Channel(theirs), Watched(ours)
     model.looks = 0
-    requests = ShortWaits(0)
+    requests = WaitPredictor(0)
     requests.alone = alone
     calls = BlsClient(model, memoryview(bytearray(16)), None, requests, 10**12)
 

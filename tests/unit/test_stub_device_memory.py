@@ -17,7 +17,7 @@ def worker(stub_device_process):
 def test_a_slot_returns_when_the_streams_that_used_it_have_passed(worker):
     assert worker.do(
         "data = device.allocate_device(whole); data.hand_out(stream); hold(stream); del data;"
-        "device.settle(); answer = [room_for(whole), device.busy]"
+        "device.reclaim(); answer = [room_for(whole), device.busy]"
     ) == [False, True]
     assert worker.do("released.set(); ok(d.cuStreamSynchronize(stream)); answer = room_for(whole)")
 
@@ -26,9 +26,9 @@ def test_a_lease_lasts_until_the_streams_that_used_it_have_passed(worker):
     said = worker.do(
         "view = memoryview(bytearray(8)); import weakref, numpy as np;"
         "array = np.zeros(8, np.uint8); watch = weakref.ref(array);"
-        "data = device.borrowed((device.own.region, 256, 8, 0), memoryview(array), None); del array;"
-        "answer = [data.pointer - device.own.pointer];"
-        "data.hand_out(stream); hold(stream); del data; device.settle();"
+        "data = device.borrowed((device.first_region.region, 256, 8, 0), memoryview(array), None); del array;"
+        "answer = [data.pointer - device.first_region.pointer];"
+        "data.hand_out(stream); hold(stream); del data; device.reclaim();"
         "answer.append(watch() is None)"
     )
     assert said == [256, False]
@@ -36,7 +36,7 @@ def test_a_lease_lasts_until_the_streams_that_used_it_have_passed(worker):
 
 
 def test_memory_that_nobody_gave_to_a_stream_returns_at_once_without_the_driver(worker):
-    worker.do("calls = device.allocate_device(whole); del calls; device.settle()")
+    worker.do("calls = device.allocate_device(whole); del calls; device.reclaim()")
     assert worker.do("answer = room_for(whole)")
 
 
@@ -52,12 +52,12 @@ def test_an_upload_holds_its_source_until_it_is_done(worker):
 def test_a_stream_that_cannot_be_asked_any_more_is_waited_for_with_all_others(machine, worker):
     worker.do("data = device.allocate_device(whole); data.hand_out(stream); del data")
     machine.fail("cuEventRecord", INVALID_HANDLE, nth=1)
-    assert worker.do("device.settle(); answer = room_for(whole)")
+    assert worker.do("device.reclaim(); answer = room_for(whole)")
     assert machine.calls("cuCtxSynchronize", worker.pid)
 
 
-def test_where_an_arena_is_not_shared_that_is_said(worker):
-    assert worker.do("answer = [device.hands_on, said[0][0]]") == [False, "device_not_shared"]
+def test_an_arena_that_is_not_shared_is_reported(worker):
+    assert worker.do("answer = [device.shares_arena, said[0][0]]") == [False, "device_not_shared"]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_where_an_arena_is_not_shared_that_is_said(worker):
     ],
     ids=["read", "write", "order"],
 )
-def test_what_a_model_writes_on_a_stream_that_it_named_is_waited_for(worker, begin):
+def test_writes_on_a_stream_that_the_model_named_are_waited_for(worker, begin):
     worker.do(
         "data = device.allocate_device(64); data.hand_out(stream); copies = device.transfers();"
         "fill(data.pointer, 0, 64, stream); ok(d.cuStreamSynchronize(stream));"
@@ -110,7 +110,7 @@ def test_a_stream_that_was_local_to_the_model_lives_until_its_memory_is_back(wor
         f"data = device.allocate_device(whole); data.{take}; fill(data.pointer, 7, 64, current[0].ptr);"
         "current[0] = types.SimpleNamespace(ptr=0)"
     )
-    # It is destroyed by now unless somebody holds it, and to use it would break a rule.
+    # It is destroyed by now unless it is held, and to use it would break a rule.
     worker.do(
         "copies = device.transfers(); copies.order(data); del data; copies.finish(); passed()"
     )
@@ -157,11 +157,11 @@ def answered():
     "begin",
     [
         "first = device.transfers(); first.order(slow)",
-        "first = device.transfers(); first.copy(slow); first.leave()",
+        "first = device.transfers(); first.copy(slow); first.detach()",
         "copy = device.copy_on_device(slow)",
         "slow = taken(slow, held); quick = taken(quick, free)",
         "slow = taken(slow, held); copy = device.copy_on_device(slow); quick = taken(quick, free)",
-        "del slow; slots.clear(); device.settle()",
+        "del slow; slots.clear(); device.reclaim()",
         "copies = device.copies_on_device([slow] * 5)",
     ],
     ids=["ordered", "left", "copied", "taken", "taken and copied", "given up", "copied often"],
@@ -185,12 +185,12 @@ def test_more_copies_than_streams_share_them_in_order(machine, worker):
     )
 
 
-def test_what_a_copy_reads_and_writes_stays_until_it_is_made(worker):
+def test_memory_of_a_copy_stays_until_it_is_made(worker):
     worker.do(
         "half = whole // 2; data = device.allocate_device(half); fill(data.pointer, 7, half, stream);"
         "ok(d.cuStreamSynchronize(stream)); held = int(ok(d.cuStreamCreate(1))); hold(held);"
         "data.ready = device.stream.mark(held); copy = device.copy_on_device(data);"
-        "del data, copy; device.settle()"
+        "del data, copy; device.reclaim()"
     )
     assert worker.do("answer = [room_for(512), device.busy]") == [False, True]
     worker.do("released.set(); passed()")
@@ -211,14 +211,14 @@ copy = device.copy_on_device(data); del data, owner
 """
 
 
-def test_what_a_library_writes_into_its_memory_next_comes_after_the_copy_of_it(worker):
-    worker.do(USER_MEMORY + "fill(pointer, 9, 64, stream); device.settle()")
+def test_a_librarys_next_writes_come_after_the_copy(worker):
+    worker.do(USER_MEMORY + "fill(pointer, 9, 64, stream); device.reclaim()")
     worker.do("threading.Timer(0.2, released.set).start(); ok(d.cuStreamSynchronize(stream))")
     assert worker.do("passed(); answer = read(copy.pointer, 64) == bytes([7]) * 64")
 
 
 def test_a_library_has_its_memory_back_when_the_copy_of_it_is_made(worker):
-    assert worker.do(USER_MEMORY + "device.settle(); answer = watch() is None") is False
+    assert worker.do(USER_MEMORY + "device.reclaim(); answer = watch() is None") is False
     worker.do("released.set(); ok(d.cuStreamSynchronize(stream))")
     assert worker.do("passed(); answer = watch() is None") is True
 
@@ -230,7 +230,7 @@ def test_a_stream_that_a_library_has_destroyed_holds_nothing_up(machine, worker)
     assert worker.do("passed(); answer = read(copy.pointer, 64) == bytes([7]) * 64")
 
 
-def test_what_is_read_into_memory_of_the_models_is_copied_in_pinned_pieces(machine, worker):
+def test_reads_into_memory_of_the_model_go_in_pinned_pieces(machine, worker):
     """The model's memory is not: the driver would copy it alone, and burn a processor meanwhile."""
     assert worker.do(
         "import numpy as np\n"
@@ -240,7 +240,7 @@ def test_what_is_read_into_memory_of_the_models_is_copied_in_pinned_pieces(machi
         "device.copy_to_host(data, target.data)\n"
         "answer = [released.is_set(), bool((target[10:] == 7).all()), int(target[:10].sum())]"
     ) == [True, True, 0]
-    assert worker.do("device.settle(); answer = list(work) == [0, whole, 0, 0, 0, 1, 0, 0, 1]")
+    assert worker.do("device.reclaim(); answer = list(work) == [0, whole, 0, 0, 0, 1, 0, 0, 1]")
     copies = machine.calls("cuMemcpyDtoHAsync")
     assert {call.arguments[1] for call in copies} == {1}
     assert machine.activity(worker.pid).spun == 0
@@ -261,7 +261,7 @@ def test_a_device_that_cannot_be_made_leaves_nothing_behind(machine, worker, nth
         ]
 
     worker.do(
-        "of = {'uuid': device.uuid, 'limit': whole, 'server': os.getpid()}\n"
+        "of = StubGpu(device.uuid, [], whole, os.getpid())\n"
         "again = StubDevice(of, 0, work, cells, None, lambda *what: None, lambda: None,"
         "lambda *what: None)\n"
         "def pinning(): return sum(each.name == 'pinning' for each in threading.enumerate())\n"

@@ -53,7 +53,7 @@ def worker(stub_device_process, others):
     return stub_device_process
 
 
-def test_who_hears_of_a_region_does_not_wait_until_it_is_open(worker, others):
+def test_an_announcement_of_a_region_does_not_wait_until_it_is_open(worker, others):
     assert worker.do(
         "one = announce(1); answer = [regions.get(1) is one, one.size, len(one.view), go.is_set()]",
         others,
@@ -61,7 +61,7 @@ def test_who_hears_of_a_region_does_not_wait_until_it_is_open(worker, others):
     assert worker.do("go.set(); answer = [read(one.pointer, 1)[0], callers]") == [1, [False]]
 
 
-def test_who_needs_an_open_region_does_not_wait_for_another(worker, others):
+def test_use_of_an_open_region_does_not_wait_for_another(worker, others):
     worker.do("go.set(); one = announce(1); regions.wait_for([1]); go.clear()", others)
     assert worker.do(
         "two = announce(2); waiting = threading.Thread(target=regions.wait_for, args=([2],));"
@@ -116,7 +116,7 @@ answer += [list(closed), regions.get(1) is None]
 def test_closing_waits_for_the_gpu_and_nobody_for_closing(machine, worker, others):
     assert worker.do(
         "go.set(); one = announce(1); regions.wait_for([1]); hold(stream); del one;"
-        "device.settle(); device.check(); answer = [list(closed), released.is_set()]",
+        "device.reclaim(); device.check(); answer = [list(closed), released.is_set()]",
         others,
     ) == [[], False]
     # What comes for another region meanwhile is not lost.
@@ -128,14 +128,14 @@ def test_closing_waits_for_the_gpu_and_nobody_for_closing(machine, worker, other
     assert len(machine.calls("cuIpcCloseMemHandle")) == 1
 
 
-def test_what_is_told_of_again_while_it_is_closed_is_open_once(machine, worker, others):
+def test_a_region_announced_again_while_it_is_closed_is_open_once(machine, worker, others):
     """A handle may be open once in a process, and the server counts how often it has told of it."""
     assert worker.do(
         """
 go.set()
 one = announce(1)
 regions.wait_for([1])
-# Another thread lets go of it: nobody finds it any more, and it is not closed yet.
+# Another thread lets go of it: no lookup finds it any more, and it is not closed yet.
 end = one._end
 del one
 answer = [regions.get(1) is None]

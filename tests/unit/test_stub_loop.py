@@ -5,220 +5,26 @@ from __future__ import annotations
 import ast
 import json
 import os
-import socket
 import struct
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import gpubridge
-from gpubridge.host_shm import Segment
 from gpubridge.tensor import native
-from gpubridge.transport.channel import Channel, pair
-from gpubridge.transport.context import RequestContext, ResponseContext
-from gpubridge.transport.control import NOBODY_WAITS, ControlPage
+from gpubridge.transport.context import RequestContext
+from gpubridge.transport.control import ABANDONED
 from gpubridge.transport.messages import (
     Kind,
     ResponseFlag,
     control_message,
-    decode_control,
     encode_frame,
 )
-from gpubridge.transport.records import record_encoder, record_reader
+from gpubridge.transport.records import record_encoder
 from gpubridge.transport.signatures import encode_tensors
-from tests.unit.server_messages import decode_responses, decode_results, encode_batch
-
-NO_CONTEXT = RequestContext()
-BOOTSTRAP = Path(gpubridge.__file__).parent / "stub" / "bootstrap.py"
-REGION = 77
-CLAIMS = 1 << 63
-"""In the cell of claims: the stub claims batches."""
-REGION_BYTES = 8 << 20
-
-MODEL = """
-import os
-import threading
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-kept = []
-silent = {decoupled}
-
-class TritonPythonModel:
-    def execute(self, requests):
-        answers = [self.answer(request) for request in requests]
-        return None if silent else answers
-
-    def answer(self, request):
-        tensor = pb_utils.get_input_tensor_by_name(request, "IN")
-        data = tensor.as_numpy()
-{body}
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)])
-"""
-
-
-class Stub:
-    """A stub's process and what its server shares with it."""
-
-    def __init__(self, folder, runtime, body, outputs, output_limit, **settings):
-        (folder / "1").mkdir()
-        path = folder / "1" / "model.py"
-        path.write_text(
-            MODEL.format(
-                body="\n".join(f"        {line}" for line in body),
-                decoupled=settings.get("decoupled", False),
-            )
-        )
-        ours, theirs = pair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 30, 0))
-        calls, their_calls = pair()
-        self._calls = calls
-        control = Segment.create(0, ControlPage.SIZE)
-        self.page = ControlPage(control)
-        self.process = subprocess.Popen(
-            [sys.executable, str(BOOTSTRAP), str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, native.DISABLE_VARIABLE: str(int(runtime == "python"))},
-        )
-        theirs.close()
-        self.channel = Channel(ours)
-        given = {
-            "owner": 1,
-            "output_limit": output_limit,
-            "path": str(path),
-            "version": 1,
-            "name": "m",
-            "instance": "m_0_0",
-            "backend": "python",
-            "model_dir": str(folder),
-            "outputs": outputs,
-            "decoupled": False,
-            "iterative": False,
-            "batched": False,
-            "completion": "",
-            "states": [],
-            "busy_poll_us": 0,
-            "input_sharing": "",
-            "input_placement": "host",
-            "args": {"model_config": json.dumps({})},
-            **settings,
-        }
-        self.channel.send(
-            control_message(Kind.INITIALIZE, **given), [control.fd, their_calls.fileno()]
-        )
-        their_calls.close()
-        self.segments = {}
-        self.logged = []
-        self._kept = []
-        self._reader = record_reader(ResponseContext)
-        while self._receive()[0] != Kind.READY:
-            pass
-        self.region = Segment.create(REGION, REGION_BYTES)
-        self.channel.send(
-            control_message(Kind.REGION, region=REGION, size=REGION_BYTES, client=False),
-            [self.region.fd],
-        )
-        self._sequence = 0
-
-    def _receive(self):
-        message, fds = self.channel.receive()
-        if message[0] == Kind.REGION:
-            fields = decode_control(message)
-            self.segments[fields["region"]] = Segment.open(
-                fields["region"], fds.pop(), fields["size"]
-            )
-        elif message[0] == Kind.DROP_REGION:
-            # What was read of it stays mapped.
-            self._kept.append(self.segments.pop(decode_control(message)["region"]))
-        elif message[0] == Kind.LOG:
-            self.logged.append(decode_control(message)["text"])
-        for fd in fds:
-            os.close(fd)
-        return message
-
-    def record(
-        self,
-        ticket,
-        array,
-        *,
-        requested=(),
-        identifier=b"",
-        datatype="FP32",
-        at=None,
-        context=NO_CONTEXT,
-    ):
-        """Put an input into memory that is lent, and make the record of its request."""
-        at = ticket * 4096 if at is None else at
-        data = array if isinstance(array, bytes) else array.tobytes()
-        shape = (1,) if isinstance(array, bytes) else array.shape
-        self.region.view[at : at + len(data)] = data
-        self.page.lent[ticket] = 1
-        signature, dims = encode_tensors([("IN", datatype, shape)], requested)
-        refs = [REGION, at, len(data), ticket]
-        return record_encoder()(
-            ticket, signature, dims, refs, identifier=identifier, context=context.encoded()
-        )
-
-    def send(self, *batches):
-        encoded = []
-        for records in batches:
-            self._sequence += 1
-            encoded.append(encode_batch(self._sequence, records))
-        self.channel.send(encode_frame(Kind.EXECUTE, encoded))
-
-    def results(self, count):
-        """Return so many results, in the order in which they came."""
-        found = []
-        while len(found) < count:
-            message = self._receive()
-            if message[0] == Kind.RESULTS:
-                found += decode_results(message, self._reader)
-        return found
-
-    def responses(self, count):
-        """Return so many responses that the model sent by itself."""
-        found = []
-        while len(found) < count:
-            message = self._receive()
-            if message[0] == Kind.RESPONSES:
-                found += decode_responses(message, self._reader)[0]
-        return found
-
-    def execute(self, *records):
-        """Execute one batch; returns its answers."""
-        self.send(records)
-        (result,) = self.results(1)
-        return result.records
-
-    def data(self, record, index=0):
-        """Return the bytes of an output, and take note that it was read."""
-        region, offset, nbytes, lease = record.refs[index]
-        if not nbytes:
-            return b""
-        assert self.page.outputs[lease] == 1
-        return bytes(self.segments[region].view[offset : offset + nbytes])
-
-    def release(self, record):
-        for ref in record.refs:
-            self.page.outputs[ref[3]] = 0
-
-    def array(self, record, dtype=np.float32):
-        return np.frombuffer(self.data(record), dtype).reshape(record.shapes[0])
-
-    def error(self, record):
-        assert record.word & ResponseFlag.ERROR
-        return record.context.error
-
-    def close(self):
-        self.channel.close()
-        self._calls.close()
-        code = self.process.wait(30)
-        self.page.close()
-        return code
+from tests.unit.looped_stub import CLAIMS, REGION, REGION_BYTES, Stub
+from tests.unit.server_messages import encode_batch
 
 
 @pytest.fixture(params=["native", "python"])
@@ -331,12 +137,12 @@ def test_arrays_of_any_layout_are_sent_as_they_look(start, body, expected):
 def test_cancelled_requests_are_not_executed(start):
     stub = start("kept.append(1)", "data = np.array([[len(kept)]], np.float32)")
     records = [stub.record(ticket, row(1)) for ticket in (3, 4, 5)]
-    stub.page.cancelled[4] = NOBODY_WAITS
+    stub.page.cancelled[4] = ABANDONED
     answers = {record.ticket: record for record in stub.execute(*records)}
     assert stub.array(answers[5]).tolist() == [[2]]
     assert answers[4].word == ResponseFlag.CANCELLED
     assert bytes(stub.page.lent[3:6]) == b"\0\0\0"
-    stub.page.cancelled[3] = stub.page.cancelled[5] = NOBODY_WAITS
+    stub.page.cancelled[3] = stub.page.cancelled[5] = ABANDONED
     answers = stub.execute(stub.record(3, row(1)), stub.record(4, row(1)), stub.record(5, row(1)))
     assert [record.word for record in answers] == [ResponseFlag.CANCELLED] * 3
 
@@ -373,7 +179,7 @@ def test_a_kept_request_says_what_became_of_it(start):
     # The ticket is another request's by now: that one is cancelled while it is executed.
     (second,) = stub.execute(stub.record(1, row(1)))
     assert stub.array(second).tolist() == [[0, 0]]
-    stub.page.cancelled[0] = stub.page.cancelled[1] = NOBODY_WAITS
+    stub.page.cancelled[0] = stub.page.cancelled[1] = ABANDONED
     (third,) = stub.execute(stub.record(2, row(1)))
     assert stub.array(third).tolist() == [[0, 0, 0]]
 
@@ -465,7 +271,7 @@ def test_parameters_of_responses_arrive(start):
     assert stub.array(record).tolist() == [[5]]
 
 
-def test_what_is_said_of_a_request_arrives(start):
+def test_properties_of_a_request_arrive(start):
     stub = start(
         "said = [request.flags(), request.correlation_id(), request.timeout(), request.parameters()]",
         "said += [request._trace._identifier, data.tolist()]",
@@ -573,15 +379,15 @@ def test_threads_of_a_decoupled_model_send_at_the_same_time(start):
 
 def test_a_request_that_two_threads_ask_for_its_sender_at_once_has_one_end(start):
     stub = start(
-        "from gpubridge.stub.response_lines import DecoupledOrigin",
-        "made, both = DecoupledOrigin.__init__, threading.Barrier(2, timeout=20)",
+        "from gpubridge.stub.response_stream import DecoupledRequestHandle",
+        "made, both = DecoupledRequestHandle.__init__, threading.Barrier(2, timeout=20)",
         "def make(origin, *arguments):",
         "    both.wait()",
         "    made(origin, *arguments)",
-        "DecoupledOrigin.__init__ = make",
+        "DecoupledRequestHandle.__init__ = make",
         "def send():",
         "    sender = request.get_response_sender()",
-        "    DecoupledOrigin.__init__ = made",
+        "    DecoupledRequestHandle.__init__ = made",
         "    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor('OUT', data)]), 1)",
         "threading.Thread(target=send).start()",
         decoupled=True,
@@ -661,7 +467,7 @@ def test_a_slow_batch_does_not_hold_up_the_result_before_it(start):
     stub.send([stub.record(1, row(0))], [stub.record(2, row(2))])
     (first,) = stub.results(1)
     assert first.sequence == 2
-    stub.page.cancelled[2] = NOBODY_WAITS
+    stub.page.cancelled[2] = ABANDONED
     (second,) = stub.results(1)
     assert second.sequence == 3
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpubridge.errors import BridgeError
-from gpubridge.stub.outputs import OutputMemory
+from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.transport.control import NO_LEASE
 
 SIZE = 1 << 20
@@ -31,7 +31,7 @@ def fill(outputs):
     taken = []
     while True:
         try:
-            taken.append(outputs.lend_to_model(SIZE)[1])
+            taken.append(outputs.allocate_for_model(SIZE)[1])
         except BridgeError:
             return len(taken)
 
@@ -44,7 +44,7 @@ def test_a_slot_that_is_dropped_comes_back(outputs):
 
 
 def test_any_array_of_a_slot_keeps_it(outputs):
-    slot, memory = outputs.lend_to_model(SIZE)
+    slot, memory = outputs.allocate_for_model(SIZE)
     view = memory.view(np.float32).reshape(-1, 4)[3:5].T
     del memory
     assert fill(outputs) == 3
@@ -57,7 +57,7 @@ def test_any_array_of_a_slot_keeps_it(outputs):
 
 def test_a_slot_that_was_sent_comes_back_when_both_are_done(outputs, table):
     for first in ("server", "model"):
-        slot, memory = outputs.lend_to_model(SIZE)
+        slot, memory = outputs.allocate_for_model(SIZE)
         region, offset, nbytes, lease = outputs.send(slot, SIZE)
         assert (region, offset, nbytes) == (slot.segment.region, slot.offset, SIZE)
         assert table[lease] == 1
@@ -75,7 +75,7 @@ def test_a_slot_that_was_sent_comes_back_when_both_are_done(outputs, table):
 
 
 def test_a_slot_is_sent_once_at_a_time(outputs, table):
-    slot, memory = outputs.lend_to_model(SIZE)
+    slot, memory = outputs.allocate_for_model(SIZE)
     lease = outputs.send(slot, SIZE)[3]
     assert outputs.send(slot, SIZE) is None
     table[lease] = 0
@@ -85,14 +85,14 @@ def test_a_slot_is_sent_once_at_a_time(outputs, table):
 
 
 def test_without_a_lease_it_is_not_sent(outputs):
-    slots = [outputs.lend_to_model(64) for _ in range(LEASES + 1)]
+    slots = [outputs.allocate_for_model(64) for _ in range(LEASES + 1)]
     leases = [outputs.send(slot, 64) for slot, _ in slots]
     assert leases[-1] is None
     assert None not in leases[:-1]
 
 
 def test_no_bytes_are_no_slot(outputs):
-    slot, memory = outputs.lend_to_model(0)
+    slot, memory = outputs.allocate_for_model(0)
     assert memory.size == 0
     assert outputs.send(slot, 0) is None
     assert outputs.place([memory]) == [0, 0, 0, NO_LEASE]

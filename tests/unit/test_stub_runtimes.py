@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from gpubridge import pb_utils
-from gpubridge.pb_utils.request_fields import RequestFields
+from gpubridge.pb_utils.request import RequestFields
 from gpubridge.pb_utils.response import ResponseFields
-from gpubridge.pb_utils.tensor_fields import TensorFields
+from gpubridge.pb_utils.tensor import TensorFields
 from gpubridge.tensor import native
 
 HERE = Path(__file__).parent
@@ -23,7 +23,7 @@ BOTH = (
     "test_pb_utils_request_response.py",
     "test_pb_utils_surface.py",
     "test_pb_utils_tensor.py",
-    "test_request_origin.py",
+    "test_request_handle.py",
     "test_response_sender.py",
     "test_stub_calls.py",
     "test_stub_outputs.py",
@@ -31,6 +31,7 @@ BOTH = (
 compiled_only = pytest.mark.skipif(native.native() is None, reason=str(native.absence()))
 
 
+@pytest.mark.slow
 @compiled_only
 def test_tests_of_the_compiled_runtime_pass_on_the_python_one():
     tests = [str(HERE / name) for name in BOTH]
@@ -59,7 +60,7 @@ def test_the_variable_chooses_the_runtime_of_a_process(setting):
     )
     compiled = setting == "0" and native.native() is not None
     assert ("gpubridge._native" in found.stdout) is compiled
-    assert ("pb_utils.tensor_fields" in found.stdout) is not compiled
+    assert ("pb_utils.tensor" in found.stdout) is not compiled
 
 
 @compiled_only
@@ -110,7 +111,7 @@ def test_cycles_through_what_models_see_are_collected(make):
     assert ended() is None
 
 
-def test_what_was_not_initialized_is_told_by_an_attribute_error():
+def test_uninitialized_objects_raise_attribute_errors():
     for kind, name in (
         (pb_utils.Tensor, "name"),
         (pb_utils.Tensor, "shape"),

@@ -10,7 +10,7 @@ from gpubridge.stub.uploading import UploadingExecutor
 
 START = """
 import time, weakref, numpy as np
-from gpubridge.stub.device.inputs_ahead import InputsAhead
+from gpubridge.stub.device.input_prefetch import InputPrefetcher
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.records import Record
@@ -52,7 +52,7 @@ def record(ticket, count=1, nbytes=part, client=None, datatype="UINT8", region=5
     return Record(ticket, Signature(tensors, ()), ((nbytes,),) * count, RequestContext(client=client), 0, "", refs)
 
 def ahead(records, inputs):
-    inputs.look_ahead(records)
+    inputs.prefetch(records)
     return sorted(inputs._next.tensors)
 
 """
@@ -69,9 +69,9 @@ def worker(stub_device_process):
 
 @pytest.fixture
 def ahead(worker):
-    worker.do("inputs = InputsAhead(device, lambda *what: said.append(what[0]), borrowed)")
+    worker.do("inputs = InputPrefetcher(device, lambda *what: said.append(what[0]), borrowed)")
     # Its arena is there, and what was said of that.
-    worker.do("device.own; said.clear()")
+    worker.do("device.first_region; said.clear()")
     return worker
 
 
@@ -107,7 +107,7 @@ def test_a_response_does_not_wait_for_the_uploads_of_the_next_request(worker):
 def test_a_response_does_not_wait_for_uploads_that_are_given_up(worker):
     """Their slots are given up before they are filled: the model has not looked at them."""
     worker.do("other = device.allocate_device(64); hold(uploads.stream.handle); begin(source(7))")
-    worker.do("timer = threading.Timer(5, released.set); timer.start(); device.settle()")
+    worker.do("timer = threading.Timer(5, released.set); timer.start(); device.reclaim()")
     assert worker.do(
         "target = source(0, 64); copies = device.transfers();"
         "copies.read(other, memoryview(target)); copies.finish();"
@@ -116,10 +116,10 @@ def test_a_response_does_not_wait_for_uploads_that_are_given_up(worker):
     ) == [False, False, True]
 
 
-def test_what_an_upload_reads_is_held_until_it_is_done_whoever_lets_go(worker):
+def test_an_upload_holds_its_source_until_it_is_done(worker):
     assert worker.do(
         "array = source(7); watch = weakref.ref(array); hold(uploads.stream.handle);"
-        "slots = begin(array); del array, slots; device.settle(); device.settle();"
+        "slots = begin(array); del array, slots; device.reclaim(); device.reclaim();"
         "answer = [watch() is not None, device.busy]; released.set(); passed();"
         "answer += [watch() is None, device.busy]"
     ) == [True, True, True, False]
@@ -133,7 +133,7 @@ def test_a_slot_that_is_given_up_is_nobody_elses_before_its_upload_is_done(worke
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_where_one_copy_fails_the_others_hold_what_they_read(machine, worker, nth):
+def test_a_failed_copy_leaves_the_sources_of_others_held(machine, worker, nth):
     worker.do("first, second = source(1), source(2); watch = weakref.ref(first)")
     machine.fail("cuMemcpyHtoDAsync", INVALID_VALUE, nth=nth)
     assert worker.do(
@@ -144,7 +144,7 @@ try:
 except BridgeError as error:
     told = error.call
 del first, second
-device.settle()
+device.reclaim()
 answer = [told, watch() is not None, room_for(whole)]
 released.set(); passed()
 answer += [watch() is None, room_for(whole)]
@@ -152,13 +152,13 @@ answer += [watch() is None, room_for(whole)]
     ) == ["cuMemcpyHtoDAsync", True, False, True, True]
 
 
-def test_where_no_mark_can_be_made_the_upload_is_waited_for(machine, worker):
+def test_uploads_without_an_event_are_waited_for(machine, worker):
     machine.fail("cuEventRecord", INVALID_VALUE, nth=1)
     assert worker.do(
         "(data,) = begin(source(7)); answer = [data.ready is None, uploads.busy,"
         "read(data.pointer, part) == bytes([7]) * part]"
     ) == [True, False, True]
-    assert worker.do("device.settle(); answer = work[8]") == 1
+    assert worker.do("device.reclaim(); answer = work[8]") == 1
 
 
 def test_uploads_are_counted_with_the_other_copies(worker):
@@ -178,34 +178,34 @@ def test_at_the_end_uploads_that_nobody_waits_for_are_waited_for(worker):
 # -- ahead of their turn ---------------------------------------------------------------------------
 
 
-def test_what_was_placed_ahead_is_there_at_its_turn_and_copied_once(ahead):
+def test_inputs_placed_ahead_are_copied_once(ahead):
     assert ahead.do("answer = ahead([record(0), record(1)], inputs)") == [0, 1]
     assert ahead.do(
-        "inputs.begin([record(0), record(1)]); tensors = inputs.taken(0) + inputs.taken(1);"
+        "inputs.begin_batch([record(0), record(1)]); tensors = inputs.take(0) + inputs.take(1);"
         "targets = [consumed(t._device_bytes) for t in tensors];"
         "ok(d.cuStreamSynchronize(stream)); passed();"
-        "answer = [[int(t[0]), int(t[-1])] for t in targets] + [work[4], inputs.taken(0)]"
+        "answer = [[int(t[0]), int(t[-1])] for t in targets] + [work[4], inputs.take(0)]"
     ) == [[1, 1], [2, 2], 2, None]
 
 
-def test_what_has_no_room_ahead_is_placed_at_its_turn(ahead):
+def test_inputs_that_do_not_fit_ahead_are_placed_in_turn(ahead):
     ahead.do("held = device.allocate_device(3 * part)")
     assert ahead.do("answer = ahead([record(0), record(1)], inputs)") == [0]
     assert ahead.do("answer = said") == ["device_inputs_in_turn"]
     assert ahead.do(
-        "del held; device.settle(); inputs.begin([record(0), record(1)]);"
-        "answer = [list(t.shape()) for ticket in (0, 1) for t in inputs.taken(ticket)] == [[part]] * 2"
+        "del held; device.reclaim(); inputs.begin_batch([record(0), record(1)]);"
+        "answer = [list(t.shape()) for ticket in (0, 1) for t in inputs.take(ticket)] == [[part]] * 2"
     )
 
 
-def test_what_the_model_has_no_room_for_comes_before_what_was_placed_ahead(ahead):
+def test_a_models_own_allocation_precedes_inputs_placed_ahead(ahead):
     assert ahead.do("answer = ahead([record(0), record(1)], inputs)") == [0, 1]
     # More than what is left, so that its model would fail for the sake of one that is not its turn.
     assert ahead.do(
-        "data = device.allocate_device(3 * part); answer = [device.own.size >= 4 * part, said]"
+        "data = device.allocate_device(3 * part); answer = [device.first_region.size >= 4 * part, said]"
     ) == [True, ["device_inputs_in_turn"]]
     assert ahead.do(
-        "del data; inputs.begin([record(0)]); (tensor,) = inputs.taken(0);"
+        "del data; inputs.begin_batch([record(0)]); (tensor,) = inputs.take(0);"
         "target = consumed(tensor._device_bytes); ok(d.cuStreamSynchronize(stream));"
         "answer = bool((target == 1).all())"
     )
@@ -213,14 +213,14 @@ def test_what_the_model_has_no_room_for_comes_before_what_was_placed_ahead(ahead
 
 def test_after_want_of_room_nothing_is_placed_ahead_for_a_while(ahead):
     ahead.do("held = device.allocate_device(whole); ahead([record(0)], inputs); del held")
-    ahead.do("device.settle()")
+    ahead.do("device.reclaim()")
     assert (
         ahead.do(
             """
 answer = []
 for _ in range(20):
     answer.append(len(ahead([record(0)], inputs)))
-    inputs.begin([]); inputs.end(); passed()
+    inputs.begin_batch([]); inputs.end_batch(); passed()
 """
         )
         == [0] * 16 + [1] * 4
@@ -229,18 +229,18 @@ for _ in range(20):
 
 def test_memory_that_was_looked_at_goes_back_after_its_copy(ahead):
     assert ahead.do(
-        "hold(uploads.stream.handle); ahead([record(0), record(1)], inputs); inputs.begin([]);"
-        "answer = [inputs.has_looked_at(0), inputs.has_looked_at(2)];"
-        "inputs.end(); device.settle(); answer.append(list(table)[:2]);"
+        "hold(uploads.stream.handle); ahead([record(0), record(1)], inputs); inputs.begin_batch([]);"
+        "answer = [inputs.has_views(0), inputs.has_views(2)];"
+        "inputs.end_batch(); device.reclaim(); answer.append(list(table)[:2]);"
         "released.set(); passed(); answer.append(list(table)[:2])"
     ) == [True, False, [1, 1], [0, 0]]
 
 
-def test_what_is_withdrawn_and_then_cancelled_was_looked_at_all_the_same(ahead):
+def test_withdrawn_and_cancelled_requests_were_looked_at(ahead):
     assert ahead.do(
-        "hold(uploads.stream.handle); ahead([record(0)], inputs); device.make_room();"
-        "inputs.begin([]); answer = [inputs.taken(0), inputs.has_looked_at(0)];"
-        "device.settle(); answer.append(table[0]); released.set(); passed();"
+        "hold(uploads.stream.handle); ahead([record(0)], inputs); device.evict_prefetched();"
+        "inputs.begin_batch([]); answer = [inputs.take(0), inputs.has_views(0)];"
+        "device.reclaim(); answer.append(table[0]); released.set(); passed();"
         "answer.append(table[0])"
     ) == [None, True, 1, 0]
 
@@ -250,36 +250,36 @@ def test_what_is_withdrawn_and_then_cancelled_was_looked_at_all_the_same(ahead):
     [
         "datatype='BYTES'",
         "client={'in': [0]}",
-        "region=device.own.region",
+        "region=device.first_region.region",
         "nbytes=0",
         "nbytes=whole + 1",
     ],
 )
 def test_only_what_is_plain_is_placed_ahead(ahead, given):
     assert ahead.do(f"answer = ahead([record(0, {given})], inputs)") == []
-    assert ahead.do("inputs.begin([]); answer = [inputs.has_looked_at(0), work[4]]") == [False, 0]
+    assert ahead.do("inputs.begin_batch([]); answer = [inputs.has_views(0), work[4]]") == [False, 0]
 
 
 def test_an_upload_that_fails_ahead_fails_its_request_and_no_other(machine, ahead):
     machine.fail("cuMemcpyHtoDAsync", INVALID_VALUE, nth=2)
     assert ahead.do("answer = ahead([record(0), record(1), record(2)], inputs)") == [0, 2]
     assert ahead.do(
-        "inputs.begin([record(0), record(1), record(2)]);"
+        "inputs.begin_batch([record(0), record(1), record(2)]);"
         "answer = [None if inputs.failure(t) is None else inputs.failure(t).call for t in range(3)]"
-        "+ [inputs.taken(1)]"
+        "+ [inputs.take(1)]"
     ) == [None, "cuMemcpyHtoDAsync", None, None]
 
 
 def test_a_device_that_is_lost_ahead_is_found_out_by_what_runs(machine, ahead):
     machine.fail("cuMemcpyHtoDAsync", ILLEGAL_ADDRESS, nth=1)
     assert ahead.do("answer = ahead([record(0)], inputs)") == []
-    assert ahead.do("inputs.begin([]); answer = inputs.failure(0)") is None
+    assert ahead.do("inputs.begin_batch([]); answer = inputs.failure(0)") is None
 
 
-def test_a_cancelled_request_is_let_go_by_whoever_still_looks_at_it():
+def test_a_cancelled_request_is_released_once_no_copy_reads_it():
     executor = object.__new__(UploadingExecutor)
-    executor._inputs = SimpleNamespace(has_looked_at={1}.__contains__)
+    executor._inputs = SimpleNamespace(has_views={1}.__contains__)
     executor._control = SimpleNamespace(lent=bytearray((1, 1)))
     for ticket in (0, 1):
-        executor._let_go(ticket)
+        executor._release(ticket)
     assert list(executor._control.lent) == [0, 1]

@@ -115,11 +115,43 @@ def test_quantiles_are_those_of_the_last_minute():
     assert all(value != value for value in window.quantiles((0.5,), now=3 * minute)[0])
 
 
-def test_the_window_is_bounded():
+def test_the_window_keeps_the_latest_observations_only():
     window = LatencyWindow()
     for number in range(100_000):
-        window.observe(1, (number, 0, 0, 0, 0))
-    assert len(window._observations) == 8192
+        window.observe(1, (number * 1000, 0, 0, 0, 0))
+    ((least,), *_) = window.quantiles((0.0,), now=1)
+    assert 50_000 < least < 99_999
+
+
+def test_durations_and_batch_sizes_are_histograms():
+    assert b"gpubridge_batch_size" not in page_of(ModelStatistics("m", 1))
+    statistics = ModelStatistics("m", 1)
+    for size, times in ((1, 2), (3, 1), (1000, 1)):
+        statistics.executed(times, size, (times, 9_000_000 * times, 0), (0, 0, 0))
+    for spent, answer in ((99_000, 1_000), (100_001, 0), (9_000_000, 0), (200_000_000_000, 0)):
+        statistics.passed_on("", 1, spent, 0, answer)
+    page = page_of(statistics)
+    found = samples(page)
+
+    def buckets(name):
+        rows = [(key[1][1], value) for key, value in found.items() if key[0] == f"{name}_bucket"]
+        return dict(rows)
+
+    labels = ("model", "m"), ("version", "1")
+    sizes = buckets("gpubridge_batch_size")
+    assert list(sizes) == ["1", "2", "4", "8", "16", "32", "64", "128", "256", "+Inf"]
+    assert [sizes[le] for le in ("1", "2", "4", "256", "+Inf")] == [2, 2, 3, 3, 4]
+    assert found[("gpubridge_batch_size_count", *labels)] == 4
+    assert found[("gpubridge_batch_size_sum", *labels)] == 1005
+    durations = buckets("gpubridge_request_duration_seconds")
+    assert len(durations) == 17
+    assert [durations[le] for le in ("0.0001", "0.00025", "0.005", "0.01", "10", "+Inf")] == [
+        *(1, 2, 2, 3, 3, 4)
+    ]
+    assert found[("gpubridge_request_duration_seconds_count", *labels)] == 4
+    assert found[("gpubridge_request_duration_seconds_sum", *labels)] == pytest.approx(0.036001)
+    assert found[("gpubridge_answer_duration_us", *labels)] == 1
+    assert b"_bucket" not in page_of(statistics, histograms=False)
 
 
 def test_summaries_count_what_the_counters_count():

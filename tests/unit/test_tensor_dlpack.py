@@ -109,7 +109,7 @@ def test_other_strides_are_not_contiguous(strides):
         ({"device": 2}, "got one in CUDA memory"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_and_not_consumed(fields, text):
+def test_a_capsule_that_is_refused_is_not_consumed(fields, text):
     producer = Producer(np.zeros(4, np.float32), **fields)
     with pytest.raises(BridgeError, match=text) as caught:
         dlpack.import_capsule(producer.capsule)

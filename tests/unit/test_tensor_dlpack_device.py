@@ -53,7 +53,7 @@ def exported(datatype="FP32", shape=(2, 3), version=None, owner=None, **fields):
 @pytest.mark.parametrize("version", [None, (1, 0)])
 @pytest.mark.parametrize("datatype", [*NUMERIC, "BF16"])
 def test_nothing_of_the_memory_is_looked_at(datatype, version):
-    # The address is nobody's: a look would end the process.
+    # The address is not mapped: a read would end the process.
     capsule = exported(datatype, (2, 3), version)
     assert seen_by_consumer(capsule)[:3] == (POINTER, (2, 1), (2, 3))
     taken = dlpack.import_capsule(capsule, Stream(), 1)
@@ -221,7 +221,7 @@ def test_byte_offset_and_null_strides():
         (np.zeros((2, 3), np.int64), {"device_id": 1}, "INT64"),
     ],
 )
-def test_what_is_taken(array, fields, datatype):
+def test_accepted_capsules(array, fields, datatype):
     taken = dlpack.import_object(CudaArray(array, **fields), Stream())
     assert (taken.datatype, taken.shape) == (datatype, array.shape)
     assert taken.memory.nbytes == array.nbytes
@@ -266,7 +266,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "text"), REFUSED)
-def test_what_cannot_be_taken_is_refused_and_not_consumed(fields, text):
+def test_a_capsule_that_is_refused_is_not_consumed(fields, text):
     producer, stream = CudaArray(np.zeros(4, np.float32), **fields), Stream()
     capsule = producer.capsule()
     with pytest.raises(BridgeError, match=text):

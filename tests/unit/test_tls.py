@@ -8,7 +8,7 @@ import ssl
 import pytest
 import trustme
 
-from gpubridge.frontend.tls.connection import TlsConnection, TlsListener
+from gpubridge.frontend.tls_connection import TlsConnection, TlsListener
 
 PIECE = 1 << 18
 OVERHEAD = 1 << 13

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.telemetry.settings import TraceSettings, trace_settings_from_flags
+from gpubridge.telemetry.settings import (
+    OpenTelemetrySettings,
+    TraceSettings,
+    trace_settings_from_flags,
+)
 from gpubridge.telemetry.traces import TensorRecord, Traces, TraceWriter
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.bytes_codec import spell_values
@@ -83,7 +87,7 @@ def test_a_change_of_something_else_does_not_refill_the_count(traces):
     assert traces.settings("a").count == 2
 
 
-def test_what_makes_no_sense_changes_nothing(traces):
+def test_trace_settings_without_sense_change_nothing(traces):
     before = traces.settings()
     with pytest.raises(BridgeError, match="sample rate must be non-zero"):
         traces.update({"level": (), "rate": 0})
@@ -117,18 +121,22 @@ def test_a_file_is_an_array_from_the_first_record_on(tmp_path):
     ]
 
 
-def test_tensors_that_come_too_fast_are_dropped(tmp_path, monkeypatch):
+def test_tensors_that_come_too_fast_are_dropped(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("gpubridge.telemetry.traces._MOST_BYTES", 100)
     writer = TraceWriter()
     gate = threading.Event()
     record = TensorRecord(1, "A", "x", "FP32", (1,), lambda: gate.wait(10) and "1", 80)
     writer.put(str(tmp_path / "t"), [record])
     writer.put(str(tmp_path / "t"), [record])
+    assert "traces are dropped" in caplog.text
     gate.set()
+    # Written tensors free the space of others.
+    written = threading.Event()
+    later = TensorRecord(1, "A", "x", "FP32", (1,), lambda: written.set() or "2", 80)
+    while not written.wait(0.01):
+        writer.put(str(tmp_path / "u"), [later])
     writer.close()
-    assert writer._dropped == 1
     assert len(json.loads((tmp_path / "t").read_text())) == 1
-    assert writer._waiting_bytes == 0
 
 
 def test_a_fifo_that_nobody_reads_is_refused_and_holds_up_no_other_file(tmp_path, caplog):
@@ -188,14 +196,59 @@ def test_flags(entries, expected):
         (["level=LOUD"], ErrorCode.INVALID_ARG),
         (["level=OFF", "level=TENSORS"], ErrorCode.INVALID_ARG),
         (["count=0"], ErrorCode.INVALID_ARG),
-        (["mode=opentelemetry"], ErrorCode.UNSUPPORTED),
-        (["opentelemetry,url=x"], ErrorCode.UNSUPPORTED),
+        (["mode=jaeger"], ErrorCode.INVALID_ARG),
+        (["mode=opentelemetry", "level=TENSORS"], ErrorCode.INVALID_ARG),
+        (["opentelemetry,rate=1"], ErrorCode.INVALID_ARG),
+        (["opentelemetry,colour=red"], ErrorCode.INVALID_ARG),
+        (["opentelemetry,url=ftp://x"], ErrorCode.INVALID_ARG),
+        (["opentelemetry,url=http://:1"], ErrorCode.INVALID_ARG),
+        (["opentelemetry,url=x:99999"], ErrorCode.INVALID_ARG),
+        (["opentelemetry,resource=x"], ErrorCode.INVALID_ARG),
+        (["opentelemetry,bsp_max_queue_size=0"], ErrorCode.INVALID_ARG),
+        (["opentelemetry,bsp_schedule_delay=x"], ErrorCode.INVALID_ARG),
+        (
+            [
+                "mode=opentelemetry",
+                "opentelemetry,bsp_max_queue_size=5",
+                "opentelemetry,bsp_max_export_batch_size=6",
+            ],
+            ErrorCode.INVALID_ARG,
+        ),
     ],
 )
 def test_flags_that_are_refused(entries, code):
     with pytest.raises(BridgeError) as caught:
         trace_settings_from_flags(entries)
     assert caught.value.code == code
+
+
+def test_settings_of_opentelemetry(monkeypatch):
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "70")
+    entries = (
+        "mode=OpenTelemetry",
+        "rate=0",
+        "opentelemetry,url=x:1",
+        "opentelemetry,resource=a=b=c",
+    )
+    settings = trace_settings_from_flags([*entries, "opentelemetry,bsp_max_queue_size=5"])
+    assert (settings.mode, settings.rate) == ("opentelemetry", 0)
+    expected = OpenTelemetrySettings("http://x:1/v1/traces", (("a", "b=c"),), 5, 70, 5)
+    assert settings.opentelemetry == expected
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "soon")
+    with pytest.raises(BridgeError, match="bsp_schedule_delay"):
+        trace_settings_from_flags(entries)
+
+
+def test_requests_that_python_does_not_see_are_counted(traces):
+    traces.update({"rate": 10})
+    sampling = traces.sampling
+    for _ in range(25):
+        sampling.count()
+    assert chosen(traces, "a", 5) == [True, True, False, False, True]
+    # Requests that never arrive do not have all that follow traced.
+    for _ in range(1000):
+        sampling.count()
+    assert sum(chosen(traces, "a", 100)) == (10 + 64 + 100) // 10
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_signal_does_not_end_the_wait(ends):
     assert seen
 
 
-def test_what_a_signal_raises_ends_the_wait(ends):
+def test_an_exception_of_a_signal_handler_ends_the_wait(ends):
     class Stop(Exception):
         pass
 

@@ -137,7 +137,7 @@ def test_results_round_trip(batches):
             assert got.word == word
 
 
-def test_what_each_field_of_a_reference_is():
+def test_fields_of_a_reference():
     described = encode_tensors([("A", "UINT8", [3])])
     record = record_encoder()(5, *described, [11, 12, 3, 14])
     message = encode_frame(Kind.EXECUTE, [encode_batch(9, [record])])

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from types import SimpleNamespace
 from unittest import mock
 
 from gpubridge.dataplane import InstanceFeed, SendTurn
-from gpubridge.engine import dispatcher as dispatcher_module
-from gpubridge.engine.decode_response import decode_response, failure_reason
-from gpubridge.engine.dispatcher import Dispatcher
-from gpubridge.engine.in_flight import InFlightHooks, requests_at_stub
-from gpubridge.engine.instance import InstanceState
-from gpubridge.engine.lent_memory import SharedSlot
+from gpubridge.engine.ipc.decode_response import decode_response, failure_reason
+from gpubridge.engine.ipc.in_flight import InFlightHooks, requests_at_stub
+from gpubridge.engine.models import dispatcher as dispatcher_module
+from gpubridge.engine.models.dispatcher import Dispatcher
+from gpubridge.engine.supervisor.instance import InstanceState
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, RequestOptions
@@ -75,7 +73,7 @@ class Execution:
     started: bool = False
 
 
-class VirtualAlarm:
+class VirtualTimer:
     def __init__(self, on_due):
         self.on_due = on_due
         self.due = None
@@ -108,10 +106,10 @@ class VirtualInstance:
         self.tickets: dict[InferRequest, int] = {}
         self.started = self.sent = self.life = 0
         self.requests = None
-        self.said_full = False
+        self.warned_full = False
 
-    def say_full(self):
-        self.said_full = True
+    def warn_full(self):
+        self.warned_full = True
 
     def cancel(self, request, *, running_only=False):
         if request.instance is not None and request.instance is self.requests:
@@ -150,11 +148,10 @@ class VirtualInstance:
         self.started = self.sent = 0
         hooks = InFlightHooks(
             free=self.model.free,
-            share=partial(SharedSlot, self.model.free),
             memory=self.memory,
             owner=1,
             counters=self.model.statistics,
-            announcements=SimpleNamespace(
+            announcer=SimpleNamespace(
                 known={REGION.region}, name=lambda segment, read_only: segment.region
             ),
             context=None,
@@ -171,7 +168,7 @@ class VirtualInstance:
         self.requests = requests_at_stub(self.control, hooks, -1)
         self.feed.connect(self.requests)
         self.feed.open(self.least_window)
-        self.model.dispatcher.on_up(self)
+        self.model.dispatcher.on_ready(self)
 
     @staticmethod
     def fail(error):
@@ -272,7 +269,7 @@ class VirtualModel:
         self.idle = 0
         self.statistics = ModelStatistics("m", 1)
         arena = SimpleNamespace(free=self.free)
-        with mock.patch.object(dispatcher_module, "Alarm", VirtualAlarm):
+        with mock.patch.object(dispatcher_module, "KernelTimer", VirtualTimer):
             self.dispatcher = Dispatcher(
                 config, arena, self.statistics, SimpleNamespace(used=False), lambda: self.now
             )
@@ -328,7 +325,7 @@ class VirtualModel:
         return client
 
     def cancel(self, client):
-        """Say that nobody waits any more."""
+        """Note that no client waits any more."""
         client.cancelled = True
         client.request.cancel()
 
@@ -367,7 +364,7 @@ class VirtualModel:
     # -- time ---
 
     def advance(self, step_ns):
-        """Let time pass; alarms ring when they are due."""
+        """Let time pass; timers expire when they are due."""
         end = self.now + step_ns
         while self.alarm is not None and self.alarm.due is not None and self.alarm.due <= end:
             self.now = max(self.now, self.alarm.due)

@@ -1,8 +1,8 @@
-"""Preprocessing on a GPU: files are decoded to its memory, and one launch does the rest.
+"""Preprocessing on a GPU: files are decoded to its memory, and one launch resizes and normalises them.
 
-Per chunk of a batch, whose pixels are bounded by DECODE_BYTES: JPEG files are decoded there in one call,
-what is rather the CPU's (other formats, what the GPU's decoder refuses) on threads and copied there;
-the kernel writes the results where they are wanted in the end. Bad images cost their own request.
+A batch is processed in chunks, whose pixels are bounded by DECODE_BYTES: one call decodes all JPEG files on
+the GPU; threads decode other formats, and files that the GPU's decoder refuses, and copy the pixels there.
+The kernel writes to the final places. A bad image fails only its own request.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from gpubridge.backends.image_preproc.batch import ImageRequest
 from gpubridge.backends.image_preproc.host_path import (
     DecodedImage,
+    ImageRequest,
     PillowDecoder,
     make_decoder,
     nvimagecodec_installed,
@@ -37,60 +37,59 @@ from gpubridge.backends.image_preproc.kernels import (
 )
 from gpubridge.backends.image_preproc.resizing import plan_resize
 from gpubridge.backends.image_preproc.settings import Settings
-from gpubridge.cuda_ipc import CopyStream, DeviceContext
-from gpubridge.cuda_ipc.devices import list_devices
+from gpubridge.cuda_ipc import CopyStream, CudaError, DeviceContext
+from gpubridge.cuda_ipc.devices import installed_releases, list_devices, too_new
 from gpubridge.cuda_ipc.driver import call, load
-from gpubridge.cuda_ipc.releases import installed_releases, too_new
-from gpubridge.errors import BridgeError
-from gpubridge.pb_utils.device_memory import DeviceMemory, device_memory
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.pb_utils.host import DeviceMemory, device_memory
 
 _BYTES_OF_PIXEL = 3
 
 
 class DeviceStream(NamedTuple):
-    """A JPEG file whose header was read; ``nbytes`` of its pixels."""
+    """A JPEG file whose header was read; ``nbytes`` is the size of its pixels."""
 
     code: Any
     nbytes: int
 
 
 class PixelsOnDevice(NamedTuple):
-    """Decoded pixels and what keeps them."""
+    """Decoded pixels, and the object that owns their memory."""
 
     source: SourcePixels
     owner: Any
 
 
 class DeviceDecoder:
-    """nvImageCodec on one GPU; pixels are complete on ``stream``. Raises whatever that raises."""
+    """nvImageCodec on one GPU; pixels are complete on ``stream``. Raises nvImageCodec's exceptions."""
 
     def __init__(self, settings: Settings, ordinal: int, stream: int) -> None:
         from nvidia import nvimgcodec  # noqa: PLC0415  (optional, and slow to import)
 
         self._codec = nvimgcodec
         self._stream = stream
-        self._max_pixels = settings.max_pixels
+        self._max_pixels = settings.decoding.max_pixels
         self._parameters = nvimgcodec.DecodeParams(
             apply_exif_orientation=True, color_spec=nvimgcodec.ColorSpec.SRGB
         )
         kinds = nvimgcodec.BackendKind
         shares = {
-            "hardware": (kinds.HW_GPU_ONLY, settings.hw_load),
+            "hardware": (kinds.HW_GPU_ONLY, settings.decoding.hw_load),
             "gpu": (kinds.GPU_ONLY, 1.0),
             "hybrid": (kinds.HYBRID_CPU_GPU, 1.0),
         }
         self._decoder: Any = nvimgcodec.Decoder(
             device_id=ordinal,
-            max_num_cpu_threads=settings.threads,
+            max_num_cpu_threads=settings.decoding.threads,
             backends=[
                 nvimgcodec.Backend(kind, load_hint=share)
-                for kind, share in (shares[engine] for engine in settings.decode_engines)
+                for kind, share in (shares[engine] for engine in settings.decoding.engines)
             ],
             options=":fancy_upsampling=1",
         )
 
     def open(self, encoded: bytes) -> DeviceStream | None:
-        """Read the header of a JPEG, within limits (ImageError); None for what is the CPU's."""
+        """Read the header of a JPEG; None if the CPU has to decode it, ImageError beyond the limits."""
         require_few_scans(encoded)
         try:
             code = self._codec.CodeStream(encoded)
@@ -99,13 +98,13 @@ class DeviceDecoder:
         except Exception:  # noqa: BLE001  (the CPU's decoders know more kinds, or say what is wrong)
             return None
         require_pixels(width, height, self._max_pixels)
-        # Of truncated images and of four inks the CPU's decoder knows what to make.
+        # The CPU's decoder handles truncated images and those of four inks.
         if components not in (1, 3) or not jpeg_is_whole(encoded):
             return None
         return DeviceStream(code, width * height * _BYTES_OF_PIXEL)
 
     def decode(self, streams: Sequence[DeviceStream]) -> list[PixelsOnDevice | None]:
-        """Decode images as one batch, on the stream; None for each that could not be."""
+        """Decode images as one batch, on the stream; None for each failure."""
         if not streams:
             return []
         try:
@@ -119,12 +118,12 @@ class DeviceDecoder:
         return [_pixels(image) for image in images]
 
     def close(self) -> None:
-        """Let go of the decoder and its memory; idempotent."""
+        """Free the decoder and its memory; idempotent."""
         self._decoder = None
 
 
 def keep_freed_memory(context: DeviceContext, nbytes: int) -> None:
-    """Let the device's pool keep what is freed: else memory is mapped anew for each batch."""
+    """Let the device's pool keep freed memory, which would else be mapped anew for each batch."""
     try:
         device = call("cuDeviceGet", context.device.ordinal)
         pool = call("cuDeviceGetDefaultMemPool", device)
@@ -135,7 +134,7 @@ def keep_freed_memory(context: DeviceContext, nbytes: int) -> None:
 
 
 def _pixels(image: Any) -> PixelsOnDevice | None:
-    """Look at an image of nvImageCodec; None for one that is not three bytes per pixel."""
+    """Return the pixels of an image of nvImageCodec; None unless it has three bytes per pixel."""
     if image is None:
         return None
     described = image.__cuda_array_interface__
@@ -163,7 +162,7 @@ def open_device_path(
 
 
 class _Job:
-    """One image on its way."""
+    """The work on one image."""
 
     __slots__ = ("encoded", "index", "nbytes", "request", "stream")
 
@@ -178,7 +177,7 @@ class _Job:
 class DevicePath:
     """Fills outputs in the GPU's memory; ``threads`` are not closed here.
 
-    Raises KernelUnavailable, BridgeError: the kernel cannot be had, or the GPU does not work.
+    Raises KernelUnavailable if there is no kernel, BridgeError if the GPU does not work.
     """
 
     def __init__(
@@ -188,10 +187,10 @@ class DevicePath:
         self._threads = threads
         self._memory = memory
         self._host_decoder: PillowDecoder = make_decoder(
-            settings.decoder, settings.max_pixels, settings.formats
+            settings.decoding.decoder, settings.decoding.max_pixels, settings.decoding.formats
         )
         self._context = DeviceContext(list_devices()[memory.ordinal])
-        # In the thread that runs batches: libraries that know no context of ours take what is current.
+        # Libraries use the current context of the thread that runs batches.
         self._context.make_current()
         try:
             self._stream = CopyStream(self._context)
@@ -210,23 +209,23 @@ class DevicePath:
         """Description of the decoder and the GPU, for the log."""
         decoding = f"decoding with {self._host_decoder.name} on the CPU ({self._reason})"
         if self._decoder is not None:
-            decoding = f"decoding with nvimagecodec ({', '.join(self._settings.decode_engines)})"
+            decoding = f"decoding with nvimagecodec ({', '.join(self._settings.decoding.engines)})"
         return f"{decoding}, resizing on GPU {self._memory.ordinal}"
 
     def fill(self, requests: Sequence[ImageRequest]) -> None:
         """Write the pixels of all requests, or note what is wrong with their images."""
         count = sum(len(request.encoded) for request in requests)
-        on_device = self._decoder is not None and count >= self._settings.device_decode_min_batch
+        on_device = self._decoder is not None and count >= self._settings.decoding.device_min_batch
         jobs = []
         for request in requests:
-            own = [job for job in self._jobs(request) if self._look_at(job, on_device)]
-            if not request.failed and request.ask_for_output("cuda"):
+            own = [job for job in self._jobs(request) if self._read_header(job, on_device)]
+            if not request.failed and request.allocate_output("cuda"):
                 jobs += own
         for chunk in self._chunks(jobs):
             self._preprocess(chunk)
 
     def close(self) -> None:
-        """Give back all that is held on the GPU."""
+        """Free all resources on the GPU."""
         if self._decoder is not None:
             self._decoder.close()
         self._stream.close()
@@ -235,12 +234,12 @@ class DevicePath:
 
     def _open_decoder(self) -> tuple[DeviceDecoder | None, str]:
         settings = self._settings
-        if settings.decoder == "pillow":
+        if settings.decoding.decoder == "pillow":
             return None, "as DECODER says"
         if not nvimagecodec_installed():
             return None, "nvImageCodec is not installed"
         try:
-            keep_freed_memory(self._context, settings.decode_bytes)
+            keep_freed_memory(self._context, settings.decoding.device_bytes)
             decoder = DeviceDecoder(settings, self._memory.ordinal, self._stream.handle)
         except Exception as error:  # noqa: BLE001  (of another library; the CPU decodes as well)
             releases = installed_releases("nvidia-nvimgcodec").values()
@@ -253,10 +252,10 @@ class DevicePath:
     def _jobs(request: ImageRequest) -> list[_Job]:
         return [_Job(request, index, encoded) for index, encoded in enumerate(request.encoded)]
 
-    def _look_at(self, job: _Job, on_device: bool) -> bool:
-        """Read the header of an image, before memory is taken for it; tell whether it is good."""
+    def _read_header(self, job: _Job, on_device: bool) -> bool:
+        """Read the header of an image before memory is allocated for it; return whether it is good."""
         try:
-            if require_format(job.encoded, self._settings.formats) == "JPEG" and on_device:
+            if require_format(job.encoded, self._settings.decoding.formats) == "JPEG" and on_device:
                 assert self._decoder is not None
                 job.stream = self._decoder.open(job.encoded)
             if job.stream is None:
@@ -270,16 +269,19 @@ class DevicePath:
         return True
 
     def _chunks(self, jobs: list[_Job]) -> Iterator[list[_Job]]:
-        """Part the images of a batch by the bytes of their pixels; one image is always taken."""
+        """Split a batch by the bytes of its pixels; a chunk has at least one image."""
         chunk: list[_Job] = []
         decoded = uploaded = 0
         for job in jobs:
             if job.request.failed:  # in an earlier chunk
                 continue
             decoded += job.nbytes
-            # What was decoded on the CPU lies in the arena, beside the outputs.
+            # Pixels decoded on the CPU are in the arena, beside the outputs.
             uploaded += job.nbytes if job.stream is None else 0
-            full = decoded > self._settings.decode_bytes or uploaded > self._memory.capacity // 2
+            full = (
+                decoded > self._settings.decoding.device_bytes
+                or uploaded > self._memory.capacity // 2
+            )
             if chunk and (full or len(chunk) == MOST_IMAGES):
                 yield chunk
                 chunk, decoded = [], job.nbytes
@@ -289,7 +291,7 @@ class DevicePath:
             yield chunk
 
     def _preprocess(self, chunk: list[_Job]) -> None:
-        """Decode, resize and normalise some images; all that this has taken is free on return."""
+        """Decode, resize and normalise a chunk; all memory of it is free on return."""
         on_host = {job: self._decode_on_host(job) for job in chunk if job.stream is None}
         decoded: dict[_Job, PixelsOnDevice] = {}
         if self._decoder is not None:
@@ -308,7 +310,7 @@ class DevicePath:
             good = {job: pixels for job, pixels in decoded.items() if not job.request.failed}
             held = self._launch(good) if good else None
         finally:
-            # Pixels, table and outputs stay until nothing works on them any more.
+            # Pixels, table and outputs are kept until the stream has completed.
             self._stream.wait()
         del held
 
@@ -316,23 +318,32 @@ class DevicePath:
         return self._threads.submit(self._host_decoder.decode, job.encoded)
 
     def _upload(self, job: _Job, future: Future[DecodedImage]) -> PixelsOnDevice | None:
-        """Copy what a thread has decoded to the GPU, as it is stored: the kernel turns it."""
+        """Copy the pixels of a thread to the GPU as stored: the kernel applies the orientation."""
         try:
             image = future.result()
             pixels = np.ascontiguousarray(image.stored)
             data = self._memory.upload(pixels.reshape(-1).data)
+            if data.ready is not None:
+                # The kernel's table may be uploaded on another stream.
+                data.ready.order_before(self._stream.handle)
         except ImageError as error:
             job.request.refuse(job.index, error)
             return None
         except BridgeError as error:
-            job.request.refuse(job.index, ImageError(f"no room for its pixels: {error.message}"))
+            if isinstance(error, CudaError) and error.sticky:
+                raise
+            full = error.code is ErrorCode.UNAVAILABLE
+            reason = (
+                "no memory for its pixels" if full else "its pixels cannot be copied to the GPU"
+            )
+            job.request.refuse(job.index, ImageError(f"{reason}: {error.message}"))
             return None
         height, width, _ = pixels.shape
         source = SourcePixels(data.pointer, width, height, 3 * width, image.orientation)
         return PixelsOnDevice(source, data)
 
     def _launch(self, images: dict[_Job, PixelsOnDevice]) -> Any:
-        """Launch the kernel for images; returns what has to stay until it is done."""
+        """Launch the kernel for images; return the objects to keep until it is done."""
         work = []
         for job, pixels in images.items():
             request = job.request

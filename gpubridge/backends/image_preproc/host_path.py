@@ -1,4 +1,4 @@
-"""Preprocessing on the CPU: the images of a batch on threads, one image each."""
+"""Preprocessing on the CPU: threads process the images of a batch, one image each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
 from PIL import Image, ImageFile
 
-from gpubridge.backends.image_preproc.batch import ImageRequest
 from gpubridge.backends.image_preproc.image_files import (
     FORMATS,
     ImageError,
@@ -41,14 +41,60 @@ _TURNS = {
 }
 
 
+class ImageRequest:
+    """One request; a bad image in it fails this request alone.
+
+    ``encoded``: its image files; ``shape``: the shape of all its pixels; ``output``: their tensor.
+    """
+
+    def __init__(self, request: pb_utils.InferenceRequest, settings: Settings) -> None:
+        self.encoded: npt.NDArray[Any] = request.inputs()[0].as_numpy().reshape(-1)
+        self.shape = (len(self.encoded), *settings.image_shape)
+        self.output: Any = None
+        self._request = request
+        self._settings = settings
+        self._complaints: dict[int, str] = {}
+        self._failure: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the response will be an error."""
+        return bool(self._complaints) or self._failure is not None
+
+    def allocate_output(self, device: str | None = None) -> bool:
+        """Allocate the output; without memory for it, the request fails, and this returns False."""
+        settings = self._settings
+        shape = self.shape if settings.images else self.shape[1:]
+        try:
+            self.output = self._request.output(settings.output_name, shape, settings.dtype, device)
+        except pb_utils.TritonModelException as error:
+            self._failure = str(error)
+        return self.output is not None
+
+    def refuse(self, index: int, error: ImageError) -> None:
+        """Record the error of an image."""
+        self._complaints[index] = f"{self._settings.input_name}[{index}]: {error}"
+
+    def response(self) -> pb_utils.InferenceResponse:
+        """Return the pixels, or an error that names each bad image."""
+        code = pb_utils.TritonError.INVALID_ARG
+        text = "\n".join(self._complaints[index] for index in sorted(self._complaints))
+        if self._failure is not None:
+            code, text = pb_utils.TritonError.UNAVAILABLE, self._failure
+        if text:
+            error = pb_utils.TritonError(text, code)
+            return pb_utils.InferenceResponse(output_tensors=[], error=error)
+        return pb_utils.InferenceResponse(output_tensors=[self.output])
+
+
 class DecodedImage(NamedTuple):
-    """An RGB image of 8 bits as it was stored, and how EXIF says that it is turned (1 to 8)."""
+    """An RGB image of 8 bits as stored, and its EXIF orientation (1 to 8)."""
 
     stored: Image.Image
     orientation: int = 1
 
     def upright(self) -> Image.Image:
-        """Return the image as viewers show it."""
+        """Return the image with the orientation applied."""
         turn = _TURNS.get(self.orientation)
         return self.stored if turn is None else self.stored.transpose(turn)
 
@@ -63,13 +109,13 @@ class PillowDecoder:
         self._formats = tuple(formats)
 
     def measure(self, encoded: bytes) -> tuple[int, int]:
-        """Return width and height as they are stored, from the header; raises as `decode`."""
+        """Return width and height as stored, from the header; raises as `decode`."""
         return self._open(encoded)[1].size
 
     def decode(self, encoded: bytes) -> DecodedImage:
         """Return the first image of a file as RGB, as Pillow's ``convert("RGB")`` makes it.
 
-        Transparency is dropped: what lies below it shows. ImageError for what cannot be decoded.
+        The alpha channel is dropped. Raises ImageError if the file cannot be decoded.
         """
         image_format, image = self._open(encoded)
         try:
@@ -81,7 +127,7 @@ class PillowDecoder:
         return DecodedImage(rgb, orientation)
 
     def _open(self, encoded: bytes) -> tuple[str, ImageFile.ImageFile]:
-        """Read the header, and refuse what it tells to be too large."""
+        """Read the header, and refuse an image that is too large."""
         image_format = require_format(encoded, self._formats)
         if image_format == "WebP":
             size = webp_size(encoded)
@@ -91,8 +137,8 @@ class PillowDecoder:
         elif image_format == "JPEG":
             require_few_scans(encoded)
         try:
-            # The plugin's own class rather than Image.open(): only the header is read here, and
-            # our limit, not Pillow's global one, decides.
+            # The plugin's class rather than Image.open(): this reads only the header, and our limit
+            # applies instead of Pillow's global one.
             image: ImageFile.ImageFile = _plugin(image_format)(io.BytesIO(encoded))
             tile = _tile_size(image) if image_format == "TIFF" else (1, 1)
         except Exception as error:
@@ -156,13 +202,13 @@ class NvImageCodecDecoder(PillowDecoder):
 
 
 def make_decoder(choice: str, max_pixels: int, formats: Sequence[str] = FORMATS) -> PillowDecoder:
-    """Return the decoder on the CPU that DECODER asks for: Pillow, the faster, for auto."""
+    """Return the CPU decoder for DECODER: Pillow, the faster one, for auto."""
     kind = NvImageCodecDecoder if choice == "nvimagecodec" else PillowDecoder
     return kind(max_pixels, formats)
 
 
 def nvimagecodec_installed() -> bool:
-    """Say whether nvImageCodec can be imported, without importing it."""
+    """Return whether nvImageCodec can be imported, without importing it."""
     try:
         return importlib.util.find_spec("nvidia.nvimgcodec") is not None
     except ModuleNotFoundError:  # no package at all under the name "nvidia"
@@ -170,13 +216,13 @@ def nvimagecodec_installed() -> bool:
 
 
 def _plugin(image_format: str) -> Any:
-    # Imported when it is needed: Pillow may have been built without some of them.
+    # Imported on first use: Pillow may have been built without some of them.
     name = {"JPEG": "Jpeg", "PNG": "Png", "WebP": "WebP", "TIFF": "Tiff"}[image_format]
     return getattr(importlib.import_module(f"PIL.{name}ImagePlugin"), f"{name}ImageFile")
 
 
 def _tile_size(image: Any) -> tuple[int, int]:
-    """Return the size of a TIFF's tiles: memory is taken for a whole one, however small the image."""
+    """Return the size of a TIFF's tiles: Pillow allocates a whole one, however small the image."""
     tags = image.tag_v2
     if _TILE_WIDTH not in tags and _TILE_LENGTH not in tags:
         return 1, 1
@@ -186,7 +232,7 @@ def _tile_size(image: Any) -> tuple[int, int]:
 def _orientation(image: Image.Image) -> int:
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # noqa: BLE001  (metadata that nobody can read turns no image)
+    except Exception:  # noqa: BLE001  (unreadable metadata has no orientation)
         return 1
     return orientation if orientation in _TURNS else 1
 
@@ -207,14 +253,14 @@ class HostPath:
         """Description of the decoder and its parallelism, for the log."""
         return (
             f"decoding with {self._decoder.name} on the CPU, "
-            f"{self._settings.threads} images at a time"
+            f"{self._settings.decoding.threads} images at a time"
         )
 
     def fill(self, requests: Sequence[ImageRequest]) -> None:
         """Write the pixels of all requests, or note what is wrong with their images."""
         images = []
         for request in requests:
-            if not request.ask_for_output():
+            if not request.allocate_output():
                 continue
             pixels = request.output.as_numpy().reshape(request.shape)
             images += [
@@ -225,25 +271,25 @@ class HostPath:
         for (request, index, _, _), error in zip(images, self._outcomes(images)):
             if isinstance(error, ImageError):
                 request.refuse(index, error)
-            # Until all threads are done with the outputs, they stay.
+            # Raised below, when all threads are done with the outputs.
             failure = failure or (None if isinstance(error, ImageError) else error)
         if failure is not None:
             raise failure  # a bug of this backend, not a bad image
 
     def _outcomes(self, images: Sequence[tuple[Any, ...]]) -> Iterator[Exception | None]:
-        """Preprocess images; what each has raised, in their order."""
-        if len(images) == 1 or self._settings.threads == 1:
-            # Another thread would take it no sooner, and the hand-over costs.
+        """Preprocess images; yield the exception of each, or None, in order."""
+        if len(images) == 1 or self._settings.decoding.threads == 1:
+            # Another thread would be no faster.
             yield from (self._attempt(*image[2:]) for image in images)
             return
-        # Every image of the whole batch is handed to the threads before the first is waited for.
+        # All images are submitted before the first is waited for.
         started = [self._threads.submit(self._attempt, *image[2:]) for image in images]
         yield from (future.result() for future in started)
 
     def _attempt(self, encoded: bytes, pixels: npt.NDArray[Any]) -> Exception | None:
         try:
             self._preprocess(encoded, pixels)
-        # Whatever it is, the other images go on.
+        # Any exception: the other images continue.
         except Exception as error:  # noqa: BLE001
             return error
         return None

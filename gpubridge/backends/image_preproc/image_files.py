@@ -17,11 +17,11 @@ _SEQUENTIAL = (0xC0, 0xC1)
 
 
 class ImageError(Exception):
-    """An image cannot be used; the message says what was expected, what came, what to do."""
+    """An image cannot be used; the message has what was expected, what came, and a remedy."""
 
 
 def require_format(encoded: bytes, allowed: Sequence[str]) -> str:
-    """Return which of the formats a file has; ImageError for none of those that are allowed."""
+    """Return the format of a file; ImageError if it is not allowed."""
     found = _format_of(encoded)
     if found in allowed:
         return found
@@ -69,7 +69,7 @@ def require_few_scans(encoded: bytes) -> None:
 
 
 def damaged(encoded: bytes, image_format: str, reason: object) -> ImageError:
-    """Return the error for a file that starts well and cannot be decoded."""
+    """Return the error for a file with a valid start that cannot be decoded."""
     return ImageError(
         f"expected a whole {image_format} file, got {len(encoded)} bytes that are truncated or "
         f"damaged ({reason}); send the file again"
@@ -77,9 +77,9 @@ def damaged(encoded: bytes, image_format: str, reason: object) -> ImageError:
 
 
 def webp_size(encoded: bytes) -> tuple[int, int]:
-    """Return width and height of a WebP file; zeros where its start does not tell.
+    """Return width and height of a WebP file; zeros if its header has none.
 
-    WebP's decoder takes memory for the whole canvas when it is made, before it tells the size.
+    WebP's decoder allocates the whole canvas before it reports the size.
     """
     kind, body = encoded[12:16], encoded[20:30]
     if kind == b"VP8X" and len(body) >= 10:
@@ -93,19 +93,19 @@ def webp_size(encoded: bytes) -> tuple[int, int]:
 
 
 def jpeg_is_whole(encoded: bytes) -> bool:
-    """Tell whether a JPEG's own scan is followed by its end: a thumbnail's end is not it.
+    """Return whether a JPEG's own scan, not only that of a thumbnail, is followed by an end marker.
 
-    A decoder on a GPU may leave the rest of a truncated image grey without a word.
+    A decoder on a GPU may leave the rest of a truncated image grey without an error.
     """
     _, _, scan = _jpeg_start(encoded)
     return scan > 0 and encoded.rfind(_END_OF_IMAGE) > scan
 
 
 def _jpeg_start(encoded: bytes) -> tuple[int, bytes, int]:
-    """Walk through the segments before a JPEG's first scan.
+    """Parse the segments before a JPEG's first scan.
 
-    Returns the kind of its frame, the byte that has the number of components, and where the scan's
-    segment begins; zeros where none was found.
+    Returns the kind of its frame, the byte with the number of components, and the offset of the scan's
+    segment; zeros if there is none.
     """
     at, frame, components = 2, 0, b""
     for _ in range(_MOST_SEGMENTS):

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from gpubridge.backends.image_preproc.resizing import Normalization, ResizePlan
 from gpubridge.backends.image_preproc.settings import Settings
 from gpubridge.cuda_ipc import DeviceContext
+from gpubridge.cuda_ipc.devices import image_extra, too_new
 from gpubridge.cuda_ipc.driver import call, load
-from gpubridge.cuda_ipc.releases import image_extra, too_new
-from gpubridge.pb_utils.device_memory import DeviceMemory
+from gpubridge.pb_utils.host import DeviceMemory
 from gpubridge.tensor.device_bytes import DeviceBytes
 
 # Weights come from sums in double precision, which Pillow's compiler rounds one by one.
@@ -59,13 +59,13 @@ _TYPES = (*(ctypes.c_void_p,) * 2, *(ctypes.c_int,) * 5, ctypes.c_uint)
 
 
 class KernelUnavailable(Exception):
-    """The kernel cannot be had here; the message says why, and what would help."""
+    """The kernel cannot be compiled or loaded; the message has the reason and a remedy."""
 
 
 def kernel_image(source: Path, capability: tuple[int, int], cache: Path | None) -> bytes:
-    """Return the kernel as the driver loads it; KernelUnavailable where NVRTC does not compile it.
+    """Return the kernel's image for the driver; KernelUnavailable if NVRTC does not compile it.
 
-    The headers (``*.cuh``) of ``source`` lie beside it; ``cache`` is a directory, which is made, or
+    The headers (``*.cuh``) of ``source`` are beside it; ``cache`` is a directory, created if need be, or
     None to compile in any case.
     """
     nvrtc, version = _load_nvrtc()
@@ -88,7 +88,7 @@ def kernel_image(source: Path, capability: tuple[int, int], cache: Path | None) 
 
 
 def cache_folder() -> Path | None:
-    """Return where kernels are kept: the user's cache directory; None for one without a home."""
+    """Return the folder of compiled kernels in the user's cache; None for a user without a home."""
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:
@@ -103,7 +103,7 @@ def _load_nvrtc() -> tuple[Any, tuple[int, int]]:
         raise _absent(error) from error
     try:
         status, major, minor = nvrtc.nvrtcVersion()
-    # Whatever cuda-python's own loader raises where there is no library.
+    # cuda-python's loader raises different exceptions without the library.
     except Exception as error:
         raise _absent(error) from error
     _check("nvrtcVersion", status)
@@ -111,7 +111,7 @@ def _load_nvrtc() -> tuple[Any, tuple[int, int]]:
 
 
 def _absent(error: Exception) -> KernelUnavailable:
-    # The rest tells each place that was looked at.
+    # The other lines list the searched folders.
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return KernelUnavailable(
         f"NVRTC, which compiles the kernel, cannot be loaded ({reason}): pip install {image_extra()}"
@@ -119,7 +119,7 @@ def _absent(error: Exception) -> KernelUnavailable:
 
 
 def _architecture(nvrtc: Any, capability: tuple[int, int]) -> str:
-    """Return the option for machine code of this GPU; where NVRTC is older than it, for PTX."""
+    """Return the option for machine code of this GPU, or for PTX if NVRTC is older than the GPU."""
     status, known = nvrtc.nvrtcGetSupportedArchs()
     _check("nvrtcGetSupportedArchs", status)
     wanted = 10 * capability[0] + capability[1]
@@ -172,7 +172,7 @@ def _check(call: str, status: Any) -> None:
 
 
 def _read(entry: Path) -> bytes | None:
-    """Return what is kept; None unless all of it is there, and nobody else can have written it."""
+    """Return a cached kernel; None unless it is complete and only this user can have written it."""
     try:
         for path in (entry.parent, entry):
             status = path.stat()
@@ -189,7 +189,7 @@ def _read(entry: Path) -> bytes | None:
 
 
 def _keep(entry: Path, image: bytes) -> None:
-    """Write an entry whole, or not at all; whoever comes last wins with the same bytes."""
+    """Write an entry atomically; concurrent writers write the same bytes."""
     try:
         entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=entry.parent)
@@ -208,9 +208,9 @@ MOST_IMAGES = 4096
 
 
 class SourcePixels(NamedTuple):
-    """8-bit RGB pixels in memory, as they were decoded: rows of `width` pixels, `pitch` bytes apart.
+    """8-bit RGB pixels in memory, as decoded: rows of `width` pixels, `pitch` bytes apart.
 
-    ``orientation``: how EXIF says that the image is turned, 1 to 8; 1 is upright.
+    ``orientation``: the EXIF orientation, 1 to 8; 1 is upright.
     """
 
     pointer: int
@@ -221,7 +221,7 @@ class SourcePixels(NamedTuple):
 
     @property
     def upright_size(self) -> tuple[int, int]:
-        """Width and height as a viewer shows it."""
+        """Width and height with the orientation applied."""
         if self.orientation >= 5:
             return self.height, self.width
         return self.width, self.height
@@ -243,7 +243,7 @@ class SourcePixels(NamedTuple):
 
 
 class ImageWork(NamedTuple):
-    """One image of a launch: its pixels, what is done to it, and the address of its output."""
+    """One image of a launch: its pixels, its plan, and the address of its output."""
 
     pixels: SourcePixels
     plan: ResizePlan
@@ -251,7 +251,7 @@ class ImageWork(NamedTuple):
 
 
 def image_table(work: Sequence[ImageWork]) -> npt.NDArray[np.void]:
-    """Return what the kernel is told of images: an array of `IMAGE`."""
+    """Return the kernel's description of images: an array of `IMAGE`."""
     table = np.array([_entry(*image) for image in work], IMAGE)
     # Pillow keeps boxes in single precision, and subtracts there.
     table["extent_x"] -= table["left"]
@@ -267,7 +267,7 @@ def _entry(pixels: SourcePixels, plan: ResizePlan, target: int) -> tuple[float, 
     (left, top, right, bottom), at_x, at_y, target_width, target_height, down_first = plan
     memory = (origin, pixels.pointer, end, target)
     if down_first:
-        # The kernel goes across first; to it, this image lies on its side.
+        # The kernel resizes rows first, so it gets this image transposed.
         upright = (dy, dx, height, width, top, left, bottom, right)
         return (*memory, *upright, at_y, at_x, target_height, target_width, 1)
     upright = (dx, dy, width, height, left, top, right, bottom)
@@ -275,7 +275,7 @@ def _entry(pixels: SourcePixels, plan: ResizePlan, target: int) -> tuple[float, 
 
 
 def grid(settings: Settings, images: int) -> tuple[int, int]:
-    """Return the blocks of a launch: tiles of an image, whichever way it lies, and images."""
+    """Return the blocks of a launch: tiles of an image, transposed or not, and images."""
     width, height = settings.width, settings.height
     return max(_tiles(width, height), _tiles(height, width)), images
 
@@ -298,7 +298,7 @@ def launch_numbers(settings: Settings, element_bytes: int) -> tuple[int, ...]:
 
 
 class DeviceKernel:
-    """``resize_normalize.cu`` for one model; KernelUnavailable where it cannot be compiled."""
+    """``resize_normalize.cu`` for one model; KernelUnavailable if it cannot be compiled."""
 
     def __init__(self, settings: Settings, context: DeviceContext, memory: DeviceMemory) -> None:
         self._settings = settings
@@ -306,7 +306,7 @@ class DeviceKernel:
         self._memory = memory
         normalization = Normalization(settings)
         self._numbers = launch_numbers(settings, normalization.element_bytes)
-        image = kernel_image(SOURCE, _capability(context), cache_folder())
+        image = kernel_image(SOURCE, compute_capability(context), cache_folder())
         self._levels: DeviceBytes | None = memory.upload(normalization.levels().data)
         self._levels.complete()
         with context.pushed():
@@ -314,9 +314,9 @@ class DeviceKernel:
             self._function = call("cuModuleGetFunction", self._module, KERNEL.encode())
 
     def launch(self, work: Sequence[ImageWork], stream: int) -> DeviceBytes:
-        """Launch the kernel for images on a stream, behind what was uploaded by now.
+        """Launch the kernel on a stream that is ordered after the images' pixels.
 
-        Returns: what it reads beside the pixels: to be held until it is done.
+        Returns the table that it reads, to be kept until it is done.
         """
         levels = self._levels
         assert levels is not None  # not closed
@@ -335,7 +335,7 @@ class DeviceKernel:
         return images
 
     def close(self) -> None:
-        """Unload it; nothing may run any more. Idempotent."""
+        """Unload the kernel, which must not run any more; idempotent."""
         module, self._module = self._module, None
         self._levels = None
         if module is not None:
@@ -343,7 +343,8 @@ class DeviceKernel:
                 call("cuModuleUnload", module)
 
 
-def _capability(context: DeviceContext) -> tuple[int, int]:
+def compute_capability(context: DeviceContext) -> tuple[int, int]:
+    """Return the major and minor number of a device's compute capability."""
     device = call("cuDeviceGet", context.device.ordinal)
     names = load().CUdevice_attribute
     major, minor = (

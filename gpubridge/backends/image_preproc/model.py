@@ -1,7 +1,7 @@
-"""Image files in, image tensors out: what a vision model wants to be fed.
+"""Turns image files into the input tensors of vision models.
 
-Decoding, resizing and normalising are in the modules beside this one, once for the CPU (`host_path`)
-and once for a GPU (`device_path`), by the same plan and with the same levels.
+Images are decoded, resized and normalised on the CPU (`host_path`) or on a GPU (`device_path`), by the same
+plan and with the same levels.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from gpubridge.backends.model_setup import ModelSetup, import_library
 
 import_library("PIL.Image", "pillow", "image_preproc")
 
-from gpubridge.backends.image_preproc.batch import ImageRequest  # noqa: E402
-from gpubridge.backends.image_preproc.host_path import HostPath, make_decoder  # noqa: E402
+from gpubridge.backends.image_preproc.host_path import (  # noqa: E402
+    HostPath,
+    ImageRequest,
+    make_decoder,
+)
 
 
 class TritonPythonModel:
@@ -42,7 +45,7 @@ class TritonPythonModel:
         self.settings = Settings.from_setup(setup)
         for notice in setup.unused_optimizations():
             pb_utils.Logger.log_warn(notice)
-        self.threads = ThreadPoolExecutor(self.settings.threads, "image_preproc")
+        self.threads = ThreadPoolExecutor(self.settings.decoding.threads, "image_preproc")
         name = args["model_instance_name"]
         on_gpu = self.path_on_gpu(name) if setup.gpu is not None else None
         self.path = on_gpu or self.path_on_host()
@@ -55,21 +58,23 @@ class TritonPythonModel:
         return [request.response() for request in batch]
 
     def finalize(self) -> None:
-        """Wait for the threads, and give back what is held on the GPU."""
+        """Wait for the threads, and free resources on the GPU."""
         self.threads.shutdown()
         self.path.close()
 
     def path_on_host(self) -> HostPath:
-        """Return what works on any machine."""
+        """Return the path on the CPU, which works on any machine."""
         settings = self.settings
         if settings.dtype == "BF16":
             import_library("ml_dtypes", "ml_dtypes", "image_preproc")
-        decoder = make_decoder(settings.decoder, settings.max_pixels, settings.formats)
+        decoder = make_decoder(
+            settings.decoding.decoder, settings.decoding.max_pixels, settings.decoding.formats
+        )
         return HostPath(settings, decoder, self.threads)
 
     def path_on_gpu(self, name: str) -> Any:
-        """Return what works on the instance's GPU; None, with the reason in the log, where it cannot."""
-        # Models on the CPU load nothing of it.
+        """Return the path on the instance's GPU, or log the reason and return None."""
+        # Not imported for models on the CPU.
         from gpubridge.backends.image_preproc import device_path  # noqa: PLC0415
 
         path, reason = device_path.open_device_path(self.settings, self.threads)

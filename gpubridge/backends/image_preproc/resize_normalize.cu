@@ -34,7 +34,7 @@ constexpr int COLUMN_WORDS = STEP_ROW_QUADS + 1;
 
 typedef unsigned long long Address;
 
-// The host has the same layout: gpubridge/backends/image_preproc/fused_kernel.py.
+// The host has the same layout: gpubridge/backends/image_preproc/kernels.py.
 struct Image {
   Address origin;  // of the first pixel of the upright image
   Address first;   // only bytes from here on may be read,

@@ -1,6 +1,6 @@
-"""Resizing of an image: planned from its size alone, the same for CPU and GPU.
+"""Resizing of images: planned from the size alone, the same for CPU and GPU.
 
-`plan_resize` decides; `resize_on_host` and the GPU's kernel (`fused_kernel`) carry it out, in one
+`resize_on_host` and the GPU's kernel (`kernels.DeviceKernel`) execute the plan of `plan_resize` in one
 antialiased pass, with the same levels.
 """
 
@@ -37,8 +37,8 @@ class Box(NamedTuple):
 class ResizePlan(NamedTuple):
     """Mapping of a part (``box``) of an upright source to a part of a padded output.
 
-    ``down_first``: whether the columns are resized before the rows. Levels are rounded in between,
-    so that the order shows.
+    ``down_first``: whether the columns are resized before the rows. Levels are rounded in between, so
+    that the order matters.
     """
 
     box: Box
@@ -52,7 +52,7 @@ class ResizePlan(NamedTuple):
 def source_box(
     width: int, height: int, shorter_side: int, crop_width: int, crop_height: int
 ) -> Box:
-    """Return what of a `width` x `height` image is left after resizing it and cropping the centre.
+    """Return the part of a `width` x `height` image that resizing and a centre crop keep.
 
     The integer steps (the longer side rounded down, the crop's corner rounded to the nearest) are
     those of torchvision's ``Resize(shorter_side)`` and ``CenterCrop``.
@@ -75,8 +75,8 @@ def source_box(
 def plan_resize(width: int, height: int, settings: Settings) -> ResizePlan:
     """Plan an upright image of this size, by the settings' RESIZE_MODE.
 
-    Of a crop only the pixels that are kept are computed: resizing everything first would let an
-    image of one by a million pixels ask for gigabytes.
+    Only the pixels of a crop are computed: resizing everything first would let an image of one by a
+    million pixels take gigabytes.
     """
     box = Box(0, 0, width, height)
     left, top, inner_width, inner_height = 0, 0, settings.width, settings.height
@@ -87,7 +87,7 @@ def plan_resize(width: int, height: int, settings: Settings) -> ResizePlan:
         inner_width = min(settings.width, max(1, round(width * scale)))
         inner_height = min(settings.height, max(1, round(height * scale)))
         left, top = (settings.width - inner_width) // 2, (settings.height - inner_height) // 2
-    # Pillow looks at the whole image there, not at the box.
+    # Pillow decides by the whole image, not by the box.
     taller = height > inner_height and height - inner_height > 2 * (width - inner_width)
     return ResizePlan(
         box, left, top, inner_width, inner_height, taller and _tall_images_go_down_first()
@@ -96,7 +96,7 @@ def plan_resize(width: int, height: int, settings: Settings) -> ResizePlan:
 
 @lru_cache
 def _tall_images_go_down_first() -> bool:
-    """Tell which of Pillow's ways this one has: older ones resize all images across first."""
+    """Return whether this Pillow resizes tall images by columns first; older ones never do."""
     stripes = Image.frombytes("L", (4, 64), bytes(37 * i % 251 for i in range(256)))
     way = Image.Resampling.BICUBIC
     return stripes.resize((3, 5), way) == stripes.resize((4, 5), way).resize((3, 5), way)
@@ -120,8 +120,7 @@ def resize_on_host(image: Image.Image, settings: Settings) -> Image.Image:
 class Normalization:
     """``(value / 255 - mean) / std`` per channel, as one multiplication and one addition.
 
-    Both are made in FP32; FP16 and BF16 are rounded from that, once. Of type UINT8 the values stay
-    what they are.
+    Both are computed in FP32; FP16 and BF16 are rounded from that, once. UINT8 values are unchanged.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -148,10 +147,10 @@ class Normalization:
             pixels[...] = source * scale + offset
 
     def levels(self) -> npt.NDArray[np.uint32]:
-        """Return what each level of each channel becomes, as the bits of the output's type.
+        """Return the normalised value of each level of each channel, as the bits of the output's type.
 
-        Returns: uint32 ``[3, 256]``: the value is in the low `element_bytes` of each. A GPU that
-        looks values up here writes what `write` does, whatever the type.
+        Returns uint32 ``[3, 256]``, with the value in the low `element_bytes` of each. A GPU that looks
+        values up here writes the same as `write`.
         """
         levels = np.arange(_LEVELS, dtype=np.uint8)
         if self._datatype == "UINT8":

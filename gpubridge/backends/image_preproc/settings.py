@@ -22,12 +22,43 @@ _NORMALIZING = ("NORMALIZE_MEAN", "NORMALIZE_STD")
 
 
 @dataclass(frozen=True)
+class DecodingSettings:
+    """Decoders of image files, and their limits.
+
+    - ``engines``: the GPU decoders to use; ``hw_load``: the hardware engine's share.
+    - ``device_min_batch``: fewer images than this are decoded on the CPU.
+    - ``device_bytes``: limit of the decoded pixels on the GPU at a time.
+    """
+
+    decoder: str
+    formats: tuple[str, ...]
+    max_pixels: int
+    threads: int
+    engines: tuple[str, ...]
+    hw_load: float
+    device_min_batch: int
+    device_bytes: int
+
+    @classmethod
+    def from_setup(cls, setup: ModelSetup) -> DecodingSettings:
+        """Read a model's parameters; may raise ValueError."""
+        parameters = setup.parameters
+        return cls(
+            max_pixels=parameters.whole_number("MAX_PIXELS", 50_000_000),
+            formats=parameters.choices("FORMATS", FORMATS),
+            decoder=parameters.choice("DECODER", "auto", DECODERS),
+            threads=parameters.whole_number("THREADS", setup.threads),
+            engines=parameters.choices("DECODE_ENGINES", DECODE_ENGINES),
+            hw_load=parameters.share("HW_LOAD", 1.0),
+            device_min_batch=parameters.whole_number("DEVICE_DECODE_MIN_BATCH", 1),
+            device_bytes=parameters.whole_number("DECODE_BYTES", 128 << 20),
+        )
+
+
+@dataclass(frozen=True)
 class Settings:
     """Sizes in pixels; `mean` and `std` for R, G, B on a scale of 0 to 1.
 
-    - ``decode_engines``: what may decode on a GPU; ``hw_load``: the hardware engine's share.
-    - ``device_decode_min_batch``: images that are fewer are decoded on the CPU.
-    - ``decode_bytes``: decoded pixels on the GPU at a time.
     - ``images``: whether the output's first dimension counts images, as the batch's does.
     """
 
@@ -41,21 +72,14 @@ class Settings:
     pad_color: tuple[float, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    max_pixels: int
-    formats: tuple[str, ...]
-    decoder: str
-    threads: int
-    decode_engines: tuple[str, ...]
-    hw_load: float
-    device_decode_min_batch: int
-    decode_bytes: int
+    decoding: DecodingSettings
     images: bool = True
     input_name: str = INPUT
     output_name: str = OUTPUT
 
     @classmethod
     def from_setup(cls, setup: ModelSetup) -> Settings:
-        """Read a model's parameters, and compare its tensors with them; or raise ValueError."""
+        """Read a model's parameters and check its tensors against them; may raise ValueError."""
         parameters = setup.parameters
         _only("input", setup.inputs)
         output = _only("output", setup.outputs)
@@ -75,14 +99,7 @@ class Settings:
             pad_color=parameters.numbers("PAD_COLOR", (0, 0, 0), "three numbers 'R, G, B'"),
             mean=parameters.numbers("NORMALIZE_MEAN", _IMAGENET_MEAN, "three numbers 'R, G, B'"),
             std=parameters.numbers("NORMALIZE_STD", _IMAGENET_STD, "three numbers 'R, G, B'"),
-            max_pixels=parameters.whole_number("MAX_PIXELS", 50_000_000),
-            formats=parameters.choices("FORMATS", FORMATS),
-            decoder=parameters.choice("DECODER", "auto", DECODERS),
-            threads=parameters.whole_number("THREADS", setup.threads),
-            decode_engines=parameters.choices("DECODE_ENGINES", DECODE_ENGINES),
-            hw_load=parameters.share("HW_LOAD", 1.0),
-            device_decode_min_batch=parameters.whole_number("DEVICE_DECODE_MIN_BATCH", 1),
-            decode_bytes=parameters.whole_number("DECODE_BYTES", 128 << 20),
+            decoding=DecodingSettings.from_setup(setup),
             images=setup.max_batch_size > 0 or output is None or len(output.dims) > len(layout) - 1,
             input_name=setup.inputs[0].name if setup.inputs else INPUT,
             output_name=OUTPUT if output is None else output.name,
@@ -106,11 +123,11 @@ class Settings:
         return 3, self.height, self.width
 
     def input(self, batched: bool) -> TensorSetup:
-        """Return the input that a configuration without one gets."""
+        """Return the default input."""
         return TensorSetup(INPUT, "TYPE_STRING", (1,) if batched else (-1,))
 
     def output(self, batched: bool) -> TensorSetup:
-        """Return the output that goes with it."""
+        """Return the default output."""
         dims = self.image_shape if batched else (-1, *self.image_shape)
         return TensorSetup(OUTPUT, f"TYPE_{self.dtype}", dims)
 
@@ -167,7 +184,7 @@ def _only(kind: str, tensors: tuple[TensorSetup, ...]) -> TensorSetup | None:
 
 
 def _size(parameters: Parameters, layout: str, output: TensorSetup | None) -> tuple[int, int]:
-    """Return height and width: of SIZE, else of the output's dims."""
+    """Return height and width, from SIZE or from the output's dims."""
     if "SIZE" not in parameters:
         dims = output.dims[-3:] if output is not None else ()
         height, width = (dims[:2] if layout == "NHWC" else dims[1:]) or (-1, -1)
@@ -187,7 +204,7 @@ def _size(parameters: Parameters, layout: str, output: TensorSetup | None) -> tu
 
 
 def _shorter_side(parameters: Parameters, mode: str, largest: int) -> int:
-    """Return what the shorter side is resized to before the crop."""
+    """Return the length of the shorter side after resizing, before the crop."""
     shorter = parameters.whole_number("RESIZE_SHORTER_SIDE", round(largest * _MARGIN))
     if "RESIZE_SHORTER_SIDE" in parameters and mode != "crop":
         raise ValueError(

@@ -11,14 +11,14 @@ from gpubridge.backends.model_setup import ModelSetup, TensorSetup
 _INTEGERS = tuple(f"{kind}int{bits}" for kind in ("u", "") for bits in (8, 16, 32, 64))
 _TYPES = {name: f"TYPE_{name.upper()}" for name in ("bool", *_INTEGERS, "string")}
 _TYPES |= {"float16": "TYPE_FP16", "float": "TYPE_FP32", "double": "TYPE_FP64"}
-"""Data types by onnxruntime's names of them; its Python interface takes no bfloat16."""
+"""Data types by onnxruntime's names; its Python interface does not support bfloat16."""
 
 
 class GraphTensor(NamedTuple):
-    """An input or output of a graph; a type that no tensor has here keeps onnxruntime's name.
+    """An input or output of a graph; a type that tensors here cannot have keeps onnxruntime's name.
 
-    Of ``shape`` -1 is variable, and nothing what the graph does not say; ``optional``: the graph
-    has a value for it, or does without.
+    In ``shape``, -1 is variable; it is empty if the graph does not say it. ``optional``: the graph has a
+    default, or needs no value.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Graph:
         }
 
     def check(self, setup: ModelSetup) -> None:
-        """Compare a configuration with the graph; ValueError says what either of them has."""
+        """Compare a configuration with the graph; a ValueError describes the difference."""
         for entry in setup.inputs:
             found = self._check_tensor(setup, "input", self.inputs, entry)
             if entry.optional and not found.optional:
@@ -113,15 +113,15 @@ class Graph:
             graph in (-1, own) for graph, own in zip(tensor.shape, configured)
         )
         if not fits:
-            told = " (the first is the batch's, since max_batch_size is not 0)" if batched else ""
+            note = " (the first is the batch's, since max_batch_size is not 0)" if batched else ""
             raise ValueError(
                 f"{kind} '{entry.name}': expected the shape {list(tensor.shape)}, as the graph has "
-                f"it, got {list(configured)} in config.pbtxt{told}"
+                f"it, got {list(configured)} in config.pbtxt{note}"
             )
         return tensor
 
     def entries(self, setup: ModelSetup, kind: str) -> list[TensorSetup]:
-        """Return the tensors that a configuration without them gets, optional inputs excepted."""
+        """Return the default tensors of a configuration, without optional inputs."""
         tensors = self.inputs if kind == "input" else self.outputs
         batched = setup.max_batch_size > 0
         return [

@@ -1,4 +1,4 @@
-"""Runs a model's ``model.onnx``; the parameters are those of Triton's backend of this name."""
+"""Runs a model's ``model.onnx``, with the parameters of Triton's backend of this name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpubridge.backends.onnxruntime.graph import Graph
 _CUDA = "CUDAExecutionProvider"
 _CPU = "CPUExecutionProvider"
 _LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED"}
-"""Optimization levels by what ``optimization { graph { level } }`` says."""
+"""Optimization levels by ``optimization { graph { level } }``."""
 
 
 class TritonPythonModel:
@@ -24,7 +24,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: pb_utils.ModelConfig) -> pb_utils.ModelConfig:
-        """Add the inputs and outputs of the graph, where there are none."""
+        """Add the inputs and outputs of the graph that the configuration lacks."""
         setup = ModelSetup.from_config(config.as_dict())
         if setup.inputs and setup.outputs:
             return config
@@ -55,7 +55,7 @@ class TritonPythonModel:
 
 
 class _Session:
-    """See `gpubridge.backends.batching.Program`; its arrays are NumPy's."""
+    """A `gpubridge.backends.batching.Program` of NumPy arrays."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -88,7 +88,7 @@ class _Session:
 
 
 def _open(setup: ModelSetup) -> Any:
-    """Make the session of a model."""
+    """Create the session of a model."""
     onnxruntime = import_library("onnxruntime", "onnxruntime", "onnxruntime")
     path = setup.model_file(pb_utils.get_model_dir())
     options = _options(setup, onnxruntime)

@@ -1,4 +1,4 @@
-"""Runs a model's ``model.pt``; the parameters are those of Triton's backend of this name."""
+"""Runs a model's ``model.pt``, with the parameters of Triton's backend of this name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WITHOUT_EFFECT = (
     "ENABLE_TENSOR_FUSER",
     "ENABLE_WEIGHT_SHARING",
 )
-"""Triton's parameters that only change how fast a model is, or what memory it takes."""
+"""Triton's parameters that change only a model's speed or memory."""
 
 
 class TritonPythonModel:
@@ -55,7 +55,7 @@ class TritonPythonModel:
 
 
 class _Module:
-    """See `gpubridge.backends.batching.Program`; its arrays are tensors, or NumPy's of strings."""
+    """A `gpubridge.backends.batching.Program` of tensors, and of NumPy arrays for strings."""
 
     def __init__(self, torch: Any, setup: ModelSetup, forward: Forward, device: Any) -> None:
         self._torch = torch
@@ -75,7 +75,7 @@ class _Module:
         if array.dtype == np.object_:
             return array
         if not array.flags.writeable:
-            # Somebody else looks at it, too, and forward may write to its arguments.
+            # The array is shared, and forward may write to its arguments.
             array = array.copy()
         return self._torch.from_numpy(array).to(self._device)
 
@@ -105,7 +105,7 @@ class _Module:
             return {name: self._array(name, pick_output(result, name)) for name in outputs}
 
     def _leading(self, given: dict[str, Any]) -> list[Any]:
-        """Take the arguments out of `given` that can be told by their place."""
+        """Remove the positional arguments from `given`, and return them."""
         forward = self._forward
         leading = []
         for name in forward.arguments:

@@ -1,4 +1,4 @@
-"""A TorchScript module or an exported program: how it is loaded, and what its forward takes."""
+"""Loading of a TorchScript module or an exported program, and the arguments of its forward."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _INDEXED = re.compile(r".*__(\d+)")
 
 @dataclass(frozen=True)
 class Forward:
-    """Something that can be called, with ``arguments`` of which ``keywords`` go by name.
+    """A callable with ``arguments``, of which ``keywords`` are passed by name.
 
-    - ``strings``: those that are lists of str.
+    - ``strings``: the arguments that are lists of str.
     - ``takes_dict``: the only argument is a dict of tensors by name.
-    - ``returns_dict``: whether it returns one; None where that is not known before.
+    - ``returns_dict``: whether it returns a dict; None if unknown before the call.
     """
 
     module: Any
@@ -32,7 +32,7 @@ class Forward:
 
 
 def load_forward(torch: Any, path: Path, device: Any) -> Forward:
-    """Load a model's file, unpickling nothing else; ValueError says how to make one."""
+    """Load a model's file without unpickling others; a ValueError says how to make one."""
     if not zipfile.is_zipfile(path):
         raise ValueError(_unusable(path, "is no archive of PyTorch"))
     with zipfile.ZipFile(path) as archive:
@@ -71,7 +71,7 @@ def _script(torch: Any, path: Path, device: Any) -> Forward:
 
 
 def _exported(torch: Any, path: Path, device: Any) -> Forward:
-    # By its path, PyTorch would want another ending than Triton's model.pt.
+    # Given a path, PyTorch expects another ending than that of Triton's model.pt.
     with path.open("rb") as file:
         program = torch.export.load(file)
     if device.type != "cpu":
@@ -94,9 +94,9 @@ def _exported(torch: Any, path: Path, device: Any) -> Forward:
 
 
 def argument_names(setup: ModelSetup, forward: Forward) -> dict[str, str]:
-    """Return the argument of each of a model's inputs: of its name, or of the index that ends it.
+    """Return the argument for each input: the one of the same name, or of the index in its name.
 
-    Raises ValueError when an input is no argument, or two are the same one.
+    Raises ValueError if an input has no argument, or two inputs have the same one.
     """
     inputs = [*(entry.name for entry in setup.inputs), *setup.control_inputs]
     if forward.takes_dict:
@@ -138,7 +138,7 @@ def _argument(name: str, arguments: Sequence[str]) -> str:
 
 
 def check_output_names(setup: ModelSetup, forward: Forward) -> None:
-    """Raise ValueError where an output's name says no place in what ``forward`` returns."""
+    """Raise ValueError if an output's name has no index into the result of ``forward``."""
     if forward.returns_dict or len(setup.outputs) == 1:
         return
     for entry in (*setup.outputs, *setup.state_outputs):
@@ -150,7 +150,7 @@ def check_output_names(setup: ModelSetup, forward: Forward) -> None:
 
 
 def pick_output(result: Any, name: str) -> Any:
-    """Return what a name stands for in the result of ``forward``; or raise ValueError."""
+    """Return the element of the result of ``forward`` for an output's name; may raise ValueError."""
     if isinstance(result, Mapping):
         if name not in result:
             raise ValueError(

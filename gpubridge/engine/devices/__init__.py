@@ -1,1 +1,1 @@
-"""GPUs: the arenas on them, whose memory is where, what crosses between them, and in which order."""
+"""GPUs: arenas, copies, shared events and the order of device work."""

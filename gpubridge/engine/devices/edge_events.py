@@ -1,8 +1,8 @@
-"""The events that tensors between stubs wait for, and who depends on them should a stub die.
+"""Device events of tensors passed between stubs, and the failure of results when a stub dies.
 
-A stub hands on what its streams are still to compute. When it dies before they have, nobody's data
-comes; so whatever was made of that, by whichever stub, must not be taken for an answer. Streams say
-nothing of it: the server knows who was handed what.
+A stub sends tensors that its GPU streams have yet to compute. If it dies before that, their data is
+undefined, and every result computed from them, in any stub, must fail. Streams do not report this:
+the server tracks which stub received which tensor.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-from gpubridge.engine.announcements import Announcements
-from gpubridge.engine.devices.region import ON_DEVICE, DeviceRegion
+from gpubridge.engine.memory.device_region import ON_DEVICE, DeviceRegion
+from gpubridge.engine.memory.region_announcer import RegionAnnouncer
 from gpubridge.errors import StubDied
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, Outcome, PendingMemory
 from gpubridge.transport.context import RequestContext, ResponseContext
@@ -23,58 +23,58 @@ from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.records import Record
 
 if TYPE_CHECKING:
-    from gpubridge.engine.devices.memory import DeviceMemory
+    from gpubridge.engine.devices.manager import DeviceManager
 
-_FIRST_LOOK = 0.001
-_LONGEST_LOOK = 0.064
-_LOOKS = 40
-"""About two seconds; whoever keeps memory longer than that keeps it on purpose."""
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.064
+_POLLS = 40
+"""About two seconds of polling; memory kept longer is kept deliberately."""
 
 S = TypeVar("S", RequestContext, ResponseContext)
 
 
-class LateLeases:
-    """Looks whether they are over, at first often: others wait for that memory.
+class LeasePoller:
+    """Polls for the end of leases that outlive their request, at first often.
 
-    ``look``: takes back what is; returns whether some is left.
+    ``poll``: releases ended leases; returns whether some are left.
     """
 
-    def __init__(self, look: Callable[[], bool]) -> None:
-        self._look = look
+    def __init__(self, poll: Callable[[], bool]) -> None:
+        self._poll = poll
         self._pause = 0.0
         self._left = 0
         self._handle: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """There is one more."""
-        self._left = _LOOKS
-        self._pause = _FIRST_LOOK
+        """Poll again for a new lease."""
+        self._left = _POLLS
+        self._pause = _FIRST_PAUSE
         if self._handle is None:
             self._again()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
         self._left = 0
 
     def _again(self) -> None:
-        self._handle = asyncio.get_running_loop().call_later(self._pause, self._take)
+        self._handle = asyncio.get_running_loop().call_later(self._pause, self._on_timer)
 
-    def _take(self) -> None:
+    def _on_timer(self) -> None:
         self._handle = None
         self._left -= 1
-        self._pause = min(2 * self._pause, _LONGEST_LOOK)
-        if self._look() and self._left > 0:
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        if self._poll() and self._left > 0:
             self._again()
 
 
 class EdgeEvent:
-    """One recording of an event: it lives as long as somebody may wait for it.
+    """One recording of a device event; exists while a tensor refers to it.
 
-    - ``lease``: keeps it from being recorded again.
-    - ``lost``: why it never came to pass; empty if it has, or may.
+    - ``lease``: keeps the event from being recorded again.
+    - ``lost``: error text if it never completes; else empty.
     """
 
     __slots__ = ("__weakref__", "_dependents", "arena", "lease", "lost", "number")
@@ -88,15 +88,15 @@ class EdgeEvent:
 
     @property
     def name(self) -> int:
-        """Its name in control pages."""
+        """Return its name in control pages."""
         return event_name(self.arena.region, self.number)
 
     def precede(self, event: EdgeEvent) -> None:
-        """Note that another event comes of this one."""
+        """Record that another event depends on this one."""
         self._dependents.add(event)
 
     def lose(self, reason: str) -> None:
-        """It will never come to pass, nor what comes of it."""
+        """Mark this event and its dependents as lost."""
         losing = [self]
         while losing:
             event = losing.pop()
@@ -106,7 +106,7 @@ class EdgeEvent:
 
 
 def awaited_by(ranges: Iterable[MemoryRange] | None) -> Iterator[EdgeEvent]:
-    """Find the events that somebody waits for who looks at memory."""
+    """Yield the events that a reader of these memory ranges must wait for."""
     for part in ranges or ():
         keep = part.keep
         while type(keep) is PendingMemory:
@@ -114,45 +114,44 @@ def awaited_by(ranges: Iterable[MemoryRange] | None) -> Iterator[EdgeEvent]:
             keep = keep.keep
 
 
-def tell_waits(context: S, ranges: Sequence[MemoryRange], announcements: Announcements) -> S:
-    """Return the context of a record for a stub on a GPU, which is told of the events' arenas first."""
+def add_event_waits(context: S, ranges: Sequence[MemoryRange], announcer: RegionAnnouncer) -> S:
+    """Return a context with the events of its tensors; announces the events' arenas first."""
     waits: list[tuple[int, int] | None] = []
     for part in ranges:
         if type(part.keep) is not PendingMemory:
             waits.append(None)
             continue
         event = part.keep.event
-        if event.arena.region not in announcements.known:
-            announcements.tell(event.arena)
+        if event.arena.region not in announcer.known:
+            announcer.announce(event.arena)
         waits.append((event.arena.region, event.number))
     return with_waits(context, waits)
 
 
 class StubEvents:
-    """The events of one stub's arena, once it has one, and those that it was handed.
+    """The events of one stub's arena, and the events of tensors that the stub received.
 
     - ``uuid``: the GPU.
-    - ``control``: says which of its events are not seen to be done, and what its streams wait for.
-    - ``devices``: lets streams go that wait for the stub, when it is dead.
-    - ``settle``: takes back memory that the stub is done with after its request; returns whether
-      some is left.
-    - ``lent``: returns what the stub is lent.
-    - ``kill``: ends the stub, and says why.
+    - ``control``: the control page: incomplete events, and events that streams wait for.
+    - ``devices``: releases streams that wait for the stub once it is dead.
+    - ``release_kept``: releases memory that the stub no longer keeps; returns whether some is left.
+    - ``lent``: returns the memory lent to the stub.
+    - ``kill``: kills the stub, with a reason.
     """
 
-    def __init__(  # noqa: PLR0913  (what it stands between)
+    def __init__(  # noqa: PLR0913  (its collaborators)
         self,
         uuid: str,
         borrowed: BorrowedMemory,
         control: ControlPage,
-        devices: DeviceMemory,
-        settle: Callable[[], bool],
+        devices: DeviceManager,
+        release_kept: Callable[[], bool],
         lent: Callable[[], Iterable[Sequence[MemoryRange]]],
         kill: Callable[[str], None],
     ) -> None:
         self.uuid = uuid
         self.kill = kill
-        self._late = LateLeases(settle)
+        self._late = LeasePoller(release_kept)
         self._arena: DeviceRegion | None = None
         self._borrowed = borrowed
         self._control = control
@@ -160,20 +159,20 @@ class StubEvents:
         self._count = 0
         self._devices = devices
         self._made: WeakSet[EdgeEvent] = WeakSet()
-        # Of answers to its calls, and of requests that are over: any response may come of them.
+        # Events of responses to its calls and of completed requests: any response may depend on them.
         self._kept: WeakSet[EdgeEvent] = WeakSet()
-        # What was executed while lost memory went back, and why it was lost.
-        self._doomed: WeakKeyDictionary[InferRequest, str] = WeakKeyDictionary()
+        # Requests that were executing while lost memory was released, and why it was lost.
+        self._tainted: WeakKeyDictionary[InferRequest, str] = WeakKeyDictionary()
         devices.events.join(self)
 
     def share(self, on: bool) -> None:
-        """Have the stub use its events from now on, or wait itself."""
+        """Make the stub share its events from now on, or wait itself before it sends."""
         self._control.events.used[0] = on
 
     def waits_for(self, lost: frozenset[int], since: int) -> bool | None:
-        """Return whether streams of the stub wait for events; None if it has not looked ``since``.
+        """Return whether streams of the stub wait for lost events; None if unknown ``since``.
 
-        ``lost``: the events, by their names.
+        ``lost``: the names of the events.
         """
         looked, *awaited = self._control.events.awaited
         if not lost.isdisjoint(awaited):
@@ -184,12 +183,12 @@ class StubEvents:
         return False if held.isdisjoint(lost) else None
 
     def begin(self, arena: DeviceRegion) -> None:
-        """The stub has events from now on, if they came with the first segment of its arena."""
+        """Start using the events that came with the first segment of the stub's arena, if any."""
         self._arena = arena
         self._count = 0 if arena.events is None else arena.events.count
 
     def unfinished(self) -> frozenset[int]:
-        """Return the events, by their names, of what the stub has handed on and has not seen done."""
+        """Return the names of events of sent tensors that the stub has not seen complete."""
         if self._arena is None:
             return frozenset()
         region = self._arena.region
@@ -200,41 +199,40 @@ class StubEvents:
         return [number for number in range(self._count) if pending[number]]
 
     def end(self, region: int) -> None:
-        """The stub has given a region back; if that was the first, it has no events."""
+        """Handle a closed region; the events belong to the first."""
         if self._arena is not None and self._arena.region == region:
             self._arena, self._count = None, 0
 
     def keep(self, ranges: Iterable[MemoryRange] | None) -> None:
-        """The stub looks at memory that it was not handed for one request alone."""
+        """Record memory that the stub keeps beyond one request."""
         self._kept.update(awaited_by(ranges))
         self._late.begin()
 
-    def let_go(
+    def release(
         self,
         ranges: Iterable[MemoryRange] | None,
         at_stub: Callable[[], Iterable[tuple[int, int, InferRequest]]],
         started: int,
     ) -> None:
-        """The stub looks at memory no more; if that was lost, what it executes now may come of it.
+        """Record that the stub no longer keeps memory; if it was lost, fail the running requests.
 
-        - ``at_stub``: gives the requests at the stub, each behind the number of its batch and its
-          ticket.
-        - ``started``: the batch that has started last.
+        - ``at_stub``: returns batch number, ticket and request of each request at the stub.
+        - ``started``: number of the batch that started last.
         """
         for event in awaited_by(ranges):
             if event.lost:
                 for sequence, _, request in at_stub():
                     if sequence <= started:
-                        self._doomed[request] = event.lost
+                        self._tainted[request] = event.lost
 
     def answered(self, outcome: Outcome, record: Record, request: InferRequest) -> Outcome:
-        """Return what a stub's response comes to: an error, if what it was made of is lost.
+        """Return a stub's outcome, or an error if data that it may depend on is lost.
 
-        Raises MalformedMessage when it names an event that is none.
+        Raises MalformedMessage when the record has an invalid event.
         """
         if not isinstance(outcome, InferResponse):
             return outcome
-        if (reason := self._doomed.get(request)) is not None:
+        if (reason := self._tainted.get(request)) is not None:
             return StubDied(reason)
         awaited = {*awaited_by(request.ranges), *self._kept}
         for event in awaited:
@@ -246,9 +244,9 @@ class StubEvents:
     def called(
         self, ranges: list[MemoryRange], record: Record, lent: Iterable[Sequence[MemoryRange]]
     ) -> list[MemoryRange]:
-        """Return the inputs of a call, with the event that they wait for.
+        """Return the inputs of a BLS call with the event that they wait for.
 
-        ``lent``: whatever the stub was lent: its calls may come of that.
+        ``lent``: the memory lent to the stub, on which the call may depend.
         """
         awaited = {event for each in lent for event in awaited_by(each)}
         made = self._record(record, awaited)
@@ -276,10 +274,10 @@ class StubEvents:
         return made
 
     def close(self) -> None:
-        """The stub is gone: what it has not seen to be done counts as lost.
+        """Mark the incomplete events of the dead stub as lost, then release streams that wait for them.
 
-        Whoever waits for that is let go after it was said: what comes of it is lost, too. The driver is
-        not asked, as it may let events pass of a process that it has ended.
+        In this order, so that dependent results fail. The driver is not asked, as it may report events
+        of a dead process as complete.
         """
         self._late.close()
         numbers = self._pending()

@@ -1,9 +1,9 @@
-"""Choice whether stubs of a GPU wait for each other's events, and the end of waits for dead stubs.
+"""Sharing of device events between stubs, and the end of waits for events of dead stubs.
 
-What a driver does with the events of a killed process is in no manual. So stubs are told to use theirs
-only when three processes have tried it on their GPU (`gpubridge.cuda_ipc.check_device`); before that, and
-where it fails, the stub that hands a tensor on waits for it. And where streams are not released in spite
-of that, a deadline ends the stubs that have them.
+No documentation says what the driver does with the events of a killed process. Therefore stubs share
+events only after three processes have tested this on their GPU (`gpubridge.cuda_ipc.device_check`).
+Before that, and where the test fails, a stub waits for its own GPU work before it sends a tensor. If
+streams still wait for a dead stub after its events were recorded, their stubs are killed.
 """
 
 from __future__ import annotations
@@ -11,18 +11,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from gpubridge.config.python_backend import DeviceEvents
-from gpubridge.cuda_ipc import DeviceCheck, check_command, end_check, no_check, read_check
+from gpubridge.cuda_ipc.device_check import (
+    DeviceCheck,
+    check_command,
+    end_check,
+    no_check,
+    read_check,
+)
 from gpubridge.engine.workers import TaskSet
 from gpubridge.telemetry.exposition import Family
 from gpubridge.transport.device_events import event_name
 
 if TYPE_CHECKING:
-    from gpubridge.engine.devices.region import DeviceRegion
+    from gpubridge.engine.devices.edge_events import StubEvents
+    from gpubridge.engine.memory.device_region import DeviceRegion
 
 _logger = logging.getLogger(__name__)
 _CHECK_SECONDS = 60.0
@@ -30,54 +37,33 @@ _FIRST_PAUSE = 5.0
 _LONGEST_PAUSE = 300.0
 
 
-class EventUser(Protocol):
-    """A stub on a GPU (`StubEvents`)."""
-
-    @property
-    def uuid(self) -> str:
-        """The GPU."""
-
-    def share(self, on: bool) -> None:
-        """Have the stub use its events from now on, or wait itself."""
-
-    def waits_for(self, lost: frozenset[int], since: int) -> bool | None:
-        """Return whether streams of the stub wait for events that are lost; None if it cannot say."""
-
-    def unfinished(self) -> frozenset[int]:
-        """Return the events, by their names, of what the stub has handed on and has not seen done."""
-
-    @property
-    def kill(self) -> Callable[[str], None]:
-        """Ends the stub, and says why."""
-
-
 class EventSharing:
     """Decides for each GPU whether its stubs wait for each other's events.
 
-    - ``way``: ``share`` and ``wait`` say it for all; ``auto`` has it tried when a stub is first handed
-      memory of another one.
-    - ``seconds``: how long streams may wait for a dead stub after they were released.
+    - ``mode``: ``share`` or ``wait`` for all GPUs; ``auto``: test a GPU when a stub first gets memory
+      of another stub there.
+    - ``seconds``: how long streams may wait after the events of a dead stub were recorded.
     """
 
-    def __init__(self, way: DeviceEvents = "auto", seconds: float = 5.0) -> None:
-        self._way = way
+    def __init__(self, mode: DeviceEvents = "auto", seconds: float = 5.0) -> None:
+        self._mode = mode
         self._seconds = seconds
-        self._users: WeakSet[EventUser] = WeakSet()
-        # Those that have been decided for, or are being tried.
+        self._users: WeakSet[StubEvents] = WeakSet()
+        # GPUs that are decided or being tested.
         self._shared: dict[str, bool] = {}
         self._checks = TaskSet()
 
-    def join(self, user: EventUser) -> None:
-        """A stub is about to hand on memory."""
+    def join(self, user: StubEvents) -> None:
+        """Register a stub on a GPU and configure it."""
         self._users.add(user)
         user.share(self._is_shared(user.uuid))
 
     def _is_shared(self, uuid: str) -> bool:
-        return self._shared.get(uuid, self._way == "share")
+        return self._shared.get(uuid, self._mode == "share")
 
     def need(self, uuid: str) -> None:
-        """A stub is handed memory of another one on its GPU."""
-        if self._way == "auto" and uuid not in self._shared:
+        """Start the test of a GPU, unless done: a stub gets memory of another stub there."""
+        if self._mode == "auto" and uuid not in self._shared:
             self._shared[uuid] = False
             self._checks.start(self._try(uuid))
 
@@ -85,7 +71,7 @@ class EventSharing:
         pause = _FIRST_PAUSE
         while not (check := await _check(uuid)).tried:
             if pause == _FIRST_PAUSE:
-                self._refuse(uuid, f"{check.events.reason}; it is tried again")
+                self._refuse(uuid, f"{check.events.reason}; the test will be repeated")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         for ability in (check.events, check.lost_events):
@@ -96,7 +82,7 @@ class EventSharing:
 
     def _refuse(self, uuid: str, reason: str) -> None:
         _logger.warning(
-            "models on GPU %s wait for what they hand to each other there, instead of the GPU: %s",
+            "models on GPU %s wait for their GPU work before they send tensors to each other: %s",
             uuid,
             reason,
         )
@@ -109,11 +95,11 @@ class EventSharing:
                 user.share(shared)
 
     def await_release(self, arena: DeviceRegion, numbers: Collection[int], loss: str) -> None:
-        """End, after a time, the stubs whose streams still wait for events of a dead one.
+        """Kill, after a delay, the stubs whose streams still wait for events of a dead stub.
 
-        These were recorded again just now. ``loss``: says whose they are.
+        The events were recorded just now. ``loss``: the error text that names the dead stub.
         """
-        # Not the arena: its memory shall not have to wait.
+        # No reference to the arena: its memory is not kept for the delay.
         lost = frozenset(event_name(arena.region, number) for number in numbers)
         since = time.monotonic_ns()
         asyncio.get_running_loop().call_later(
@@ -121,12 +107,14 @@ class EventSharing:
         )
 
     def _end_waiting(self, uuid: str, lost: frozenset[int], since: int, loss: str) -> None:
-        """End those that wait, and those that wait for them: no driver releases these either."""
+        """Kill waiting stubs, then stubs that wait for those."""
         users = {user for user in self._users if user.uuid == uuid}
         while waiting := {user for user in users if user.waits_for(lost, since) is not False}:
             users -= waiting
             if self._is_shared(uuid) and any(user.waits_for(lost, since) for user in waiting):
-                self._refuse(uuid, "the driver did not let streams go that waited for a killed one")
+                self._refuse(
+                    uuid, "the driver did not release streams that waited for a killed process"
+                )
             lost = lost.union(*(user.unfinished() for user in waiting))
             for user in waiting:
                 user.kill(
@@ -135,10 +123,10 @@ class EventSharing:
                 )
 
     def families(self) -> list[Family]:
-        """Return for each GPU whether its stubs wait for each other's events."""
+        """Return the metric of event sharing by GPU."""
         family = Family(
             "gpubridge_device_events_used",
-            "Whether GPU work of a model waits for that of another one (1), or the other one does (0)",
+            "Whether GPU work waits for events of other models (1), or models wait before they send (0)",
             "gauge",
         )
         for uuid in {user.uuid for user in self._users}:
@@ -146,12 +134,12 @@ class EventSharing:
         return [family]
 
     async def close(self) -> None:
-        """End what is being tried."""
+        """Cancel running tests."""
         await self._checks.cancel()
 
 
 async def _check(uuid: str) -> DeviceCheck:
-    """Have other processes try what a GPU can do; they end with the task."""
+    """Test a GPU in other processes, which end with the task."""
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
@@ -162,11 +150,11 @@ async def _check(uuid: str) -> DeviceCheck:
             start_new_session=True,
         )
     except OSError as error:
-        return no_check(f"it could not be tried: {error}")
+        return no_check(f"the test could not start: {error}")
     try:
         out, err = await asyncio.wait_for(process.communicate(), _CHECK_SECONDS)
     except asyncio.TimeoutError:
-        return no_check(f"what was tried did not end within {_CHECK_SECONDS:g} s")
+        return no_check(f"the test did not end within {_CHECK_SECONDS:g} s")
     finally:
         if process.returncode is None:
             end_check(process.pid)

@@ -1,10 +1,8 @@
-"""Requests whose tensors lie on a GPU that their model is not on: the server copies, and counts it.
+"""Staging: copies tensors of requests that lie on another GPU than their model, and counts the copies.
 
-To a model on another GPU they go from GPU to GPU where the driver does that, else to host memory.
-
-Nobody else could: neither who has the tensors knows where the model runs, nor can the model's process
-reach them. Copies from GPU to GPU are made on the thread that calls the driver, others on threads of their
-own (`HostCopies`).
+Tensors are copied from GPU to GPU where the driver supports that, else to host memory. The server
+copies, as the sender does not know where the model runs, and the model's process cannot access the
+memory. Copies between GPUs run on the driver thread, others on threads of their own (`HostCopies`).
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ from functools import partial
 from typing import Any
 
 from gpubridge.cuda_ipc import Part
+from gpubridge.engine.devices.copies import NoPeerCopy
 from gpubridge.engine.devices.edge_events import EdgeEvent, awaited_by
-from gpubridge.engine.devices.memory import DeviceMemory
-from gpubridge.engine.devices.peer_memory import NotByPeerCopy
-from gpubridge.engine.devices.region import ON_DEVICE, ClientDeviceSegment
-from gpubridge.engine.lent_memory import SharedSlot
+from gpubridge.engine.devices.manager import DeviceManager
+from gpubridge.engine.memory.device_region import ON_DEVICE, ClientDeviceSegment
+from gpubridge.engine.memory.placed_response import SharedSlot
 from gpubridge.engine.workers import TaskSet
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.host_shm import HostArena
@@ -30,22 +28,21 @@ from gpubridge.telemetry.statistics import DeviceWork, ModelStatistics
 _logger = logging.getLogger(__name__)
 _ALIGNMENT = 64
 _NO_BYTES = memoryview(b"")
-_FIRST_LOOK = 0.0002
-_LONGEST_LOOK = 0.01
+_FIRST_PAUSE = 0.0002
+_LONGEST_PAUSE = 0.01
 
 
 class DeviceStaging:
-    """Brings the tensors of a model's requests to its GPU or the host, and its outputs to clients' GPUs.
+    """Copies inputs of a model's requests to its GPU or the host, and outputs to clients' GPUs.
 
-    - ``arena``: where the inputs are brought to that go to the host.
-    - ``statistics``: the model's: counts the copies, and what has to go by way of the host although
-      it is from one GPU to another.
+    - ``arena``: the memory for inputs that are copied to the host.
+    - ``statistics``: the model's statistics: copies, and fallbacks from GPU-to-GPU copies.
 
-    Attribute ``finished``: waits until nothing is under way.
+    Attribute ``finished``: waits until no request is being staged.
     """
 
     def __init__(
-        self, devices: DeviceMemory, arena: HostArena, statistics: ModelStatistics
+        self, devices: DeviceManager, arena: HostArena, statistics: ModelStatistics
     ) -> None:
         self._devices = devices
         self._arena = arena
@@ -56,15 +53,12 @@ class DeviceStaging:
 
     @property
     def possible(self) -> bool:
-        """Return whether tensors can be on a device at all."""
+        """Return whether any tensor may be on a GPU."""
         return self._devices.used
 
     def needed(self, request: InferRequest, device: str | None) -> bool:
-        """Return whether a model on ``device`` could not reach the tensors of a request."""
-        ranges = request.ranges
-        if ranges is None or not self.possible:
-            return False
-        segments = [part.segment for part in ranges]
+        """Return whether tensors of a request lie on another GPU than ``device``, the model's."""
+        segments = [part.segment for part in request.ranges or ()]
         if request.client is not None:
             segments += request.client.segments
         return any(isinstance(s, ON_DEVICE) and s.uuid != device for s in segments)
@@ -72,17 +66,17 @@ class DeviceStaging:
     def begin(
         self, request: InferRequest, device: str | None, submit: Callable[[InferRequest], None]
     ) -> None:
-        """Bring a request's inputs to its model, then submit it; it fails if that cannot be."""
+        """Copy a request's inputs, then submit it, or fail it if that is impossible."""
         self._tasks.start(self._stage(request, device, submit))
 
     async def _stage(
         self, request: InferRequest, device: str | None, submit: Callable[[InferRequest], None]
     ) -> None:
         try:
-            await self._bring(request, device)
-            self._take_outputs(request, device)
+            await self._stage_inputs(request, device)
+            self._stage_outputs(request, device)
         except BridgeError as error:
-            # Its frames hold the memory.
+            # The frames of its traceback refer to the memory.
             error.__traceback__ = None
             if request.slot is not None:
                 self._arena.free(request.slot)
@@ -94,7 +88,7 @@ class DeviceStaging:
 
     # -- inputs --------------------------------------------------------------------------------
 
-    async def _bring(self, request: InferRequest, device: str | None) -> None:
+    async def _stage_inputs(self, request: InferRequest, device: str | None) -> None:
         ranges = list(request.ranges or ())
         far = [i for i, part in enumerate(ranges) if _is_far(part.segment, device)]
         for i in far:
@@ -106,12 +100,12 @@ class DeviceStaging:
             return
         parts = [ranges[i] for i in far]
         for event in awaited_by(parts):
-            await self._come_to_pass(event)
+            await self._wait_for_event(event)
         kind = "p2p"
-        brought = None if device is None else await self._by_peer_copy(parts, device)
-        if brought is None:
-            kind, brought = "d2h", await self._to_host(parts)
-        for i, part in zip(far, brought, strict=True):
+        copied = None if device is None else await self._by_peer_copy(parts, device)
+        if copied is None:
+            kind, copied = "d2h", await self._to_host(parts)
+        for i, part in zip(far, copied, strict=True):
             self._work.copied(kind, part.nbytes)
             ranges[i] = part
         request.ranges = ranges
@@ -123,13 +117,13 @@ class DeviceStaging:
     async def _by_peer_copy(
         self, parts: Sequence[MemoryRange], device: str
     ) -> list[MemoryRange] | None:
-        """Copy from GPU to GPU; None where that cannot be, which is counted."""
+        """Copy from GPU to GPU; count a fallback and return None if that is impossible."""
         try:
-            return await self._devices.run(partial(self._devices.peers.bring, parts, device))
-        except NotByPeerCopy as error:
+            return await self._devices.run(partial(self._devices.peers.copy_to, parts, device))
+        except NoPeerCopy as error:
             if error.reason not in self._statistics.fallbacks:
                 _logger.warning(
-                    "tensors go from GPU to GPU by way of the host for model '%s': %s",
+                    "tensors of model '%s' are copied between GPUs through host memory: %s",
                     self._statistics.labels["model"],
                     error.message,
                 )
@@ -141,34 +135,34 @@ class DeviceStaging:
         slot = self._arena.allocate(total)
         held = SharedSlot(self._arena.free, slot)
         at = 0
-        brought = []
+        copied = []
         copies: dict[str, list[Part]] = {}
         for segment, offset, nbytes, _ in parts:
             place = segment.pointer + offset, slot.memory[at : at + nbytes]
             copies.setdefault(segment.uuid, []).append(place)
-            brought.append(MemoryRange(slot.segment, slot.offset + at, nbytes, held))
+            copied.append(MemoryRange(slot.segment, slot.offset + at, nbytes, held))
             at += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         for uuid, places in copies.items():
             await self._devices.copies.to_host(uuid, places, (parts, held))
-        return brought
+        return copied
 
-    async def _come_to_pass(self, event: EdgeEvent) -> None:
-        """Wait for what a stub still computes, which may take long: nobody's thread does."""
-        events, pause = event.arena.events, _FIRST_LOOK
+    async def _wait_for_event(self, event: EdgeEvent) -> None:
+        """Wait for an event without blocking a thread: GPU work may take long."""
+        events, pause = event.arena.events, _FIRST_PAUSE
         while (
             events is not None
             and not event.lost
             and not await self._devices.run(partial(events.done, event.number))
         ):
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_LOOK)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         if event.lost:
             raise StubDied(event.lost)
 
     # -- outputs -------------------------------------------------------------------------------
 
-    def _take_outputs(self, request: InferRequest, device: str | None) -> None:
-        """Have the outputs that a client wants on such a GPU come here first."""
+    def _stage_outputs(self, request: InferRequest, device: str | None) -> None:
+        """Receive outputs that the client wants on another GPU here, to copy them there."""
         client, said = request.client, request.context.client
         if client is None or said is None:
             return
@@ -186,11 +180,11 @@ class DeviceStaging:
 
 
 class _Delivery:
-    """Writes the outputs of one request to its client's memory, and passes the responses on in order."""
+    """Copies outputs of one request to its client's memory, and delivers the responses in order."""
 
     def __init__(
         self,
-        devices: DeviceMemory,
+        devices: DeviceManager,
         work: DeviceWork,
         segments: dict[int, ClientDeviceSegment],
         places: dict[str, Any],
@@ -200,12 +194,12 @@ class _Delivery:
         self._work = work
         self._segments = segments
         self._places = places
-        # As long as this is held, the client cannot unregister the memory.
+        # This reference keeps the client from unregistering the memory.
         self._client = client
         self._last: asyncio.Task[None] | None = None
 
     def pass_on(self, to: Callable[[Any], None] | None, outcome: Any) -> None:
-        """Take a response, an error, or the end."""
+        """Deliver a response, an error, or the end."""
         before = self._last
         self._last = asyncio.get_running_loop().create_task(self._deliver(before, to, outcome))
 
@@ -219,7 +213,7 @@ class _Delivery:
             try:
                 await self._write(outcome)
             except BridgeError as error:
-                # Its frames hold the memory.
+                # The frames of its traceback refer to the memory.
                 outcome = error.with_traceback(None)
         if before is not None:
             await before
@@ -232,12 +226,12 @@ class _Delivery:
         for index, spec in enumerate(response.signature.tensors):
             if spec.name not in self._places:
                 continue
-            region, offset, room = self._places[spec.name]
+            region, offset, size = self._places[spec.name]
             buffer = buffers[index]
-            if len(buffer) > room:
+            if len(buffer) > size:
                 raise BridgeError(
                     f"shared memory size specified with the request for output '{spec.name}' "
-                    f"({room} bytes) should be at least {len(buffer)} bytes to hold the results",
+                    f"({size} bytes) should be at least {len(buffer)} bytes to hold the results",
                     ErrorCode.INTERNAL,
                 )
             segment = self._segments[region]

@@ -1,1 +1,1 @@
-"""Ensembles: models that are made of other models, a graph through which tensors flow."""
+"""Ensembles: graphs of models through which tensors flow."""

@@ -1,4 +1,4 @@
-"""An ensemble as a model: the interface that endpoints use."""
+"""An ensemble as a model, with the interface that endpoints use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.context import EngineContext
-from gpubridge.engine.devices.region import OF_CLIENTS
 from gpubridge.engine.ensemble.execution import DeviceEdges, Execution
+from gpubridge.engine.ensemble.execution_plan import ExecutionPlan, MemberCall, plan_execution
 from gpubridge.engine.ensemble.graph import (
     ROOT,
     Step,
@@ -23,16 +22,18 @@ from gpubridge.engine.ensemble.graph import (
     wire,
 )
 from gpubridge.engine.ensemble.member_requests import MemberRequests
-from gpubridge.engine.ensemble.run import Call, Course, plan_course
 from gpubridge.engine.ensemble.tensors import (
     ClientOutputs,
-    FlowTensor,
+    EdgeTensor,
     request_tensors,
 )
-from gpubridge.engine.model import Model
-from gpubridge.engine.placed_response import PlacedResponse
-from gpubridge.engine.ready_check import ReadyCheck
-from gpubridge.engine.tracing import Origin
+from gpubridge.engine.ensemble.times import EnsembleTimes
+from gpubridge.engine.memory.device_region import OF_CLIENTS
+from gpubridge.engine.memory.placed_response import PlacedResponse
+from gpubridge.engine.models.model import Model
+from gpubridge.engine.models.tracing import Origin
+from gpubridge.engine.supervisor.context import EngineContext
+from gpubridge.engine.supervisor.ready_check import ReadyCheck
 from gpubridge.errors import BridgeError, invalid, unavailable, unsupported
 from gpubridge.request import InferRequest, InferResponse, Outcome, merged_parameters
 from gpubridge.telemetry.logs import request_error
@@ -40,18 +41,19 @@ from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
 
 if TYPE_CHECKING:
-    from gpubridge.engine.served_models import ServedModels
+    from gpubridge.engine.repository.served_models import ServedModels
 
 _logger = logging.getLogger(__name__)
 _clock = time.monotonic_ns
 
 _FORMS_KEPT = 512
+_SHOWN = 128
 
 
 class EnsembleModel(Model):
-    """A version of an ensemble; has no process of its own, only requests under way.
+    """A version of an ensemble; has no process of its own, only running executions.
 
-    Raises BridgeError: INVALID_ARG when the configuration draws no graph.
+    Raises BridgeError: INVALID_ARG when the configuration has no valid graph.
     """
 
     def __init__(
@@ -63,24 +65,28 @@ class EnsembleModel(Model):
         self._arena = context.regions.arena(config.name)
         self._graph = draw_graph(config)
         self._wiring = Wiring(frozenset(), (), ROOT)
-        self._courses: dict[tuple[str, ...], Course] = {}
+        self._plans: dict[tuple[str, ...], ExecutionPlan] = {}
+        self.times = EnsembleTimes(self._graph)
         self._devices = context.devices
         edges = DeviceEdges(self.member, context.devices.peers.reaches)
         self._requests = MemberRequests(edges)
         self._signatures = SignatureCache(_FORMS_KEPT)
         self._answers: dict[tuple[TensorSpec, ...], Signature] = {}
         self._running: set[Execution] = set()
+        self.submit = self._submit
         self._stopping = False
         self._idle = asyncio.Event()
 
     # -- life ----------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Check that the members are there and fit together; raises BridgeError."""
+        """Check that the members are loaded and their tensors fit; raises BridgeError."""
         configs = [self._member_config(step) for step in self._graph.steps]
         self._wiring = wire(self._graph, self.config, configs)
         self._decoupled = self._wiring.decoupled
         self.config = self.config
+        if not self._decoupled:
+            self.submit = self._cached(self._submit)
 
     def _member_config(self, step: Step) -> ModelConfig:
         try:
@@ -90,13 +96,14 @@ class EnsembleModel(Model):
             raise invalid(text) from error
 
     async def unload(self, seconds: float | None) -> None:
-        """Answer what is under way, within ``seconds`` if that is said; the rest fails then.
+        """Complete running executions, within ``seconds`` unless None; fail the rest.
 
-        Until the last answer further requests are taken: an ensemble around this one may need them.
+        Until then further requests are accepted, as an enclosing ensemble may need them.
         """
+        await self._looked_up()
         self._idle.clear()
         if seconds is not None:
-            self.hurry(seconds)
+            self.set_deadline(seconds)
         if self._running:
             await self._idle.wait()
         if self._running:
@@ -105,8 +112,8 @@ class EnsembleModel(Model):
         for execution in list(self._running):
             execution.fail(self._unloaded())
 
-    def hurry(self, seconds: float) -> None:
-        """Bound an unload that goes on: what is not answered within ``seconds`` will not be."""
+    def set_deadline(self, seconds: float) -> None:
+        """Limit an unload in progress: executions still running after ``seconds`` fail."""
         asyncio.get_running_loop().call_later(seconds, self._idle.set)
 
     def _unloaded(self) -> BridgeError:
@@ -116,7 +123,7 @@ class EnsembleModel(Model):
 
     @property
     def config(self) -> ModelConfig:
-        """Its configuration; whether it is decoupled, its members alone decide."""
+        """Return its configuration; its members decide whether it is decoupled."""
         return self._config
 
     @config.setter
@@ -139,7 +146,7 @@ class EnsembleModel(Model):
             return False
 
     def ready_checks(self) -> list[ReadyCheck]:
-        """Return whom to ask, besides: its members."""
+        """Return the checks of its members."""
         try:
             return [c for step in self._graph.steps for c in self.member(step).ready_checks()]
         except BridgeError:
@@ -147,12 +154,12 @@ class EnsembleModel(Model):
 
     @property
     def pending(self) -> int:
-        """Requests under way."""
+        """Return the number of running executions."""
         return len(self._running)
 
     @property
     def executed_by(self) -> Collection[str]:
-        """Its members, and where they are ensembles theirs; those that are loaded."""
+        """Return its loaded members, and theirs where they are ensembles."""
         names: set[str] = set()
         for step in self._graph.steps:
             try:
@@ -163,8 +170,8 @@ class EnsembleModel(Model):
 
     # -- work ----------------------------------------------------------------------------------
 
-    def submit(self, request: InferRequest, origin: Origin | None = None) -> None:
-        """Take a request over: its slot is freed here, its outcome comes by ``on_done``."""
+    def _submit(self, request: InferRequest, origin: Origin | None = None) -> None:
+        """Submit a request: frees its slot and calls its ``on_done``."""
         try:
             self._begin(request, origin)
         except Exception as error:  # noqa: BLE001  (a bug of ours is an error of the request's)
@@ -175,9 +182,7 @@ class EnsembleModel(Model):
             self._refuse(request, request_error(error))
 
     def _begin(self, request: InferRequest, origin: Origin | None) -> None:
-        if self.traces.active:
-            self.tracing.begin(request, origin)
-        self._measured(request)
+        self.begin(request, origin)
         request.arrived = _clock()
         self.statistics.copied(request.copied)
         signature = self._signatures[request.signature]
@@ -187,8 +192,8 @@ class EnsembleModel(Model):
         wanted = set() if targets is None else targets.names
         batched = self.config.max_batch_size > 0
         inputs = request_tensors(request, signature, self._arena, batched=batched, shared=shared)
-        course = self._course(signature.requested)
-        for name in course.outputs:
+        plan = self._plan(signature.requested)
+        for name in plan.outputs:
             if name not in inputs:
                 continue
             if isinstance(inputs[name].place.segment, OF_CLIENTS):
@@ -198,12 +203,13 @@ class EnsembleModel(Model):
         if refusal is not None:
             self._refuse(request, refusal)
             return
-        execution = Execution(self, course, request, targets)
+        execution = Execution(self, plan, request, targets)
         self._running.add(execution)
         execution.begin(inputs)
 
     def _refuse(self, request: InferRequest, error: BridgeError) -> None:
         self.statistics.failed("REJECTED", 0)
+        self.statistics.errors.add(error, request.identifier)
         request.finish(error)
 
     def _refused_output(self, name: str, why: str) -> BridgeError:
@@ -211,43 +217,43 @@ class EnsembleModel(Model):
             f"output '{name}' of ensemble '{self.name}' is an input {why}, do not ask for it"
         )
 
-    def _course(self, requested: tuple[str, ...]) -> Course:
-        course = self._courses.get(requested)
-        if course is None:
-            if len(self._courses) >= _FORMS_KEPT:
-                self._courses.clear()
-            course = plan_course(self._graph, self._wiring, requested)
-            self._courses[requested] = course
-        return course
+    def _plan(self, requested: tuple[str, ...]) -> ExecutionPlan:
+        plan = self._plans.get(requested)
+        if plan is None:
+            if len(self._plans) >= _FORMS_KEPT:
+                self._plans.clear()
+            plan = plan_execution(self._graph, self._wiring, requested)
+            self._plans[requested] = plan
+        return plan
 
-    # -- what executions ask -------------------------------------------------------------------
+    # -- called by executions -------------------------------------------------------------------
 
     def member(self, step: Step) -> Model:
-        """Return the model of a step, as it is loaded now; raises BridgeError if it is not."""
+        """Return the loaded model of a step; raises BridgeError if there is none."""
         return self._members.find(step.model, step.version)
 
     def member_request(
         self,
-        call: Call[FlowTensor],
+        call: MemberCall[EdgeTensor],
         member: Model,
         execution: Execution,
         on_done: Callable[[Outcome | None], None],
     ) -> InferRequest:
-        """Make the request of a step; raises BridgeError if its inputs are not what it wants."""
+        """Make the request of a step; raises BridgeError if the member does not accept its inputs."""
         return self._requests.make(
             call.step,
             call.inputs,
             member.config,
             execution,
             on_done,
-            devices=self._devices.used,
+            devices=self._devices.equipped,
         )
 
-    def response(self, execution: Execution, outputs: dict[str, FlowTensor]) -> InferResponse:
-        """Make a response: the outputs in the order of the configuration."""
-        course = execution.course
+    def response(self, execution: Execution, outputs: dict[str, EdgeTensor]) -> InferResponse:
+        """Make a response with the outputs in the order of the configuration."""
+        plan = execution.plan
         if execution.targets is not None:
-            # They are where the client wants them.
+            # The member wrote them to the client's memory.
             for name in outputs.keys() & execution.targets.out.keys():
                 outputs[name] = outputs[name].elsewhere()
         batched = self.config.max_batch_size > 0
@@ -262,7 +268,7 @@ class EnsembleModel(Model):
                 itemsize = item_size(tensor.datatype)
                 specs.append(TensorSpec(output.name, tensor.datatype, len(shape), itemsize))
         key = tuple(specs)
-        # The same object for the same form: encoders remember it.
+        # One object per form, as encoders cache by it.
         signature = self._answers.get(key)
         if signature is None:
             if len(self._answers) >= _FORMS_KEPT:
@@ -275,11 +281,11 @@ class EnsembleModel(Model):
             [tensor.bytes_held() for tensor in tensors],
             merged_parameters(tensor.parameters for tensor in tensors),
             parts=[tensor.place for tensor in tensors],
-            shared=course.shared.union(name for name, tensor in outputs.items() if tensor.shared),
+            shared=plan.shared.union(name for name, tensor in outputs.items() if tensor.shared),
         )
 
     def finished(self, execution: Execution, reason: str) -> None:
-        """Count a request that is over."""
+        """Count a completed execution."""
         self._running.discard(execution)
         now = _clock()
         request = execution.request
@@ -298,3 +304,9 @@ class EnsembleModel(Model):
             self.statistics.observe(now, spent, 0, (0, execution.member_ns, 0))
         if not self._running:
             self._idle.set()
+
+    def answered(self, request: InferRequest, now: int) -> None:
+        """Count the durations of a request whose last response, of ``now``, was passed on."""
+        spent = now - request.arrived
+        answer = _clock() - now
+        self.statistics.passed_on(request.identifier[:_SHOWN], now, spent, spent, answer)

@@ -1,4 +1,4 @@
-"""One request of an ensemble on its way through the members."""
+"""Execution of one ensemble request by its members."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpubridge.engine.ensemble.graph import Step
-from gpubridge.engine.ensemble.run import Call, Course, EnsembleRun, Progress
-from gpubridge.engine.ensemble.tensors import ClientOutputs, FlowTensor, response_tensors
-from gpubridge.engine.model import Model
-from gpubridge.engine.tracing import UNTRACED, Caused
+from gpubridge.engine.ensemble.execution_plan import (
+    ExecutionPlan,
+    ExecutionState,
+    MemberCall,
+    Progress,
+)
+from gpubridge.engine.ensemble.graph import ROOT, Step
+from gpubridge.engine.ensemble.tensors import ClientOutputs, EdgeTensor, response_tensors
+from gpubridge.engine.ensemble.times import RESPONSE
+from gpubridge.engine.models.model import Model
+from gpubridge.engine.models.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, InferResponse, Outcome
@@ -25,12 +31,14 @@ _clock = time.monotonic_ns
 
 
 class Execution:
-    """Asks the members, hands tensors from one to the next, and answers the client.
+    """Sends requests to the members, passes tensors between them, and responds to the client.
 
-    The first error ends it, and whatever is still under way is cancelled.
+    The first error ends the execution and cancels all its running requests.
 
-    - ``targets``: the outputs that the client wants in its own memory.
-    - ``member_ns``: what its requests to members took, one by one, in nanoseconds.
+    - ``targets``: outputs that the client wants in its own memory.
+    - ``member_ns``: sum of the durations of requests to members, in nanoseconds.
+    - ``homes``: models for which the input memory is exclusive.
+    - ``ended``: when each step responded last, and the request arrived.
     """
 
     __slots__ = (
@@ -39,9 +47,10 @@ class Execution:
         "_ensemble",
         "_making",
         "_run",
-        "course",
+        "ended",
         "homes",
         "member_ns",
+        "plan",
         "request",
         "targets",
     )
@@ -49,7 +58,7 @@ class Execution:
     def __init__(
         self,
         ensemble: EnsembleModel,
-        course: Course,
+        plan: ExecutionPlan,
         request: InferRequest,
         targets: ClientOutputs | None,
     ) -> None:
@@ -57,25 +66,26 @@ class Execution:
         self.targets = targets
         self.member_ns = 0
         self.homes: Collection[str] = ()
+        self.ended = {ROOT: request.arrived}
         self._ensemble = ensemble
-        self.course = course
-        self._run: EnsembleRun[FlowTensor] | None = EnsembleRun(course)
-        self._calls: dict[Call[FlowTensor], tuple[InferRequest, int]] = {}
-        self._due: deque[Call[FlowTensor]] = deque()
+        self.plan = plan
+        self._run: ExecutionState[EdgeTensor] | None = ExecutionState(plan)
+        self._calls: dict[MemberCall[EdgeTensor], tuple[InferRequest, int]] = {}
+        self._due: deque[MemberCall[EdgeTensor]] = deque()
         self._making = False
 
-    # -- what the client does --------------------------------------------------------------------
+    # -- called for the client --------------------------------------------------------------------
 
-    def begin(self, inputs: dict[str, FlowTensor]) -> None:
+    def begin(self, inputs: dict[str, EdgeTensor]) -> None:
         """Make the first calls."""
         self._guard(lambda: self._start(inputs))
 
-    def _start(self, inputs: dict[str, FlowTensor]) -> None:
+    def _start(self, inputs: dict[str, EdgeTensor]) -> None:
         run = self._run
         assert run is not None
         self.request.cancelled = self._cancel
         self.request.instance = self
-        # What the ensemble was given for itself alone, its members may have for themselves.
+        # Input memory that is exclusive to the ensemble is exclusive to its members, too.
         given = (each.place.segment for each in inputs.values() if not each.shared)
         self.homes = {
             self._ensemble.name,
@@ -84,7 +94,7 @@ class Execution:
         self._apply(run.begin(inputs))
 
     def passed_on(self, _: InferRequest, responses: int) -> None:
-        """Responses have left, so that others may come."""
+        """Handle delivered responses, which lets members send further ones."""
         if self._run is not None:
             self._apply(self._run.passed_on(responses))
 
@@ -95,7 +105,7 @@ class Execution:
             self.request.finish(BridgeError("the request was cancelled", ErrorCode.CANCELLED))
 
     def _cancel(self, _: InferRequest) -> None:
-        """Cancel the member's request."""
+        """Cancel the requests to members."""
         if self._run is not None:
             self._close("CANCELED")
 
@@ -103,48 +113,55 @@ class Execution:
         """End with an error; idempotent."""
         if self._run is None:
             return
-        self._close("CANCELED" if error.code == ErrorCode.CANCELLED else "OTHER")
-        self.request.finish(error.behind(f"in ensemble '{self._ensemble.name}', "))
+        cancelled = error.code == ErrorCode.CANCELLED
+        error = error.prefixed(f"in ensemble '{self._ensemble.name}', ")
+        if not cancelled:
+            self._ensemble.statistics.errors.add(error, self.request.identifier)
+        self._close("CANCELED" if cancelled else "OTHER")
+        self.request.finish(error)
 
-    # -- what members do -------------------------------------------------------------------------
+    # -- called for members -------------------------------------------------------------------------
 
-    def _partial(self, call: Call[FlowTensor], model: Model, outcome: Outcome) -> None:
-        """A member has answered, and may again."""
+    def _partial(self, call: MemberCall[EdgeTensor], model: Model, outcome: Outcome) -> None:
+        """Handle a response of a member that is not the last."""
         self._guard(lambda: self._answered(call, model, outcome, last=False))
 
-    def _done(self, call: Call[FlowTensor], model: Model, outcome: Outcome | None) -> None:
-        """A member has answered for the last time, or says that it will not any more."""
+    def _done(self, call: MemberCall[EdgeTensor], model: Model, outcome: Outcome | None) -> None:
+        """Handle the end of a member's request, with its last response if there is one."""
         made = self._calls.pop(call, None)
         if made is not None:
-            self.member_ns += _clock() - made[1]
+            spent = _clock() - made[1]
+            self.member_ns += spent
+            self._ensemble.times.done(call.step.index, spent)
             made[0].on_partial = None
         if outcome is not None:
             self._guard(lambda: self._answered(call, model, outcome, last=True))
         elif (run := self._run) is not None:
             self._guard(lambda: self._apply(run.ended(call)))
 
-    def _guard(self, take: Callable[[], None]) -> None:
-        """Take what a member has said; a bug of ours fails this request, not who tells of it."""
+    def _guard(self, callback: Callable[[], None]) -> None:
+        """Run a callback; an internal error fails this execution only."""
         try:
-            take()
+            callback()
         except Exception as error:  # noqa: BLE001
             self._making = False
             self.fail(request_error(error))
 
     def _answered(
-        self, call: Call[FlowTensor], model: Model, outcome: Outcome, *, last: bool
+        self, call: MemberCall[EdgeTensor], model: Model, outcome: Outcome, *, last: bool
     ) -> None:
         if self._run is None:
             return
         if not isinstance(outcome, InferResponse):
             self.fail(outcome)
             return
+        self.ended[call.step.index] = _clock()
         outputs = response_tensors(outcome, model.config)
         self._apply(self._run.answered(call, outputs, last=last))
 
-    # -- what comes of it ------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------
 
-    def _apply(self, progress: Progress[FlowTensor]) -> None:
+    def _apply(self, progress: Progress[EdgeTensor]) -> None:
         if progress.over:
             self._finish(progress.responses)
             return
@@ -155,7 +172,7 @@ class Execution:
         self._due.extend(progress.calls)
         for outputs in progress.responses:
             self.request.respond(self._ensemble.response(self, outputs))
-        # A member may answer at once, and so lead back here.
+        # A member may respond synchronously and so re-enter this method.
         if self._making:
             return
         self._making = True
@@ -163,7 +180,7 @@ class Execution:
             self._make(self._due.popleft())
         self._making = False
 
-    def _make(self, call: Call[FlowTensor]) -> None:
+    def _make(self, call: MemberCall[EdgeTensor]) -> None:
         ensemble = self._ensemble
         try:
             model = ensemble.member(call.step)
@@ -172,25 +189,30 @@ class Execution:
         except BridgeError as error:
             self.fail(error)
             return
-        # From here on the request holds the memory.
+        # The request now keeps the memory alive.
         call.inputs.clear()
-        if call.step.index in self.course.wiring.fans_out:
+        if call.step.index in self.plan.wiring.fans_out:
             request.on_partial = partial(self._partial, call, model)
-        self._calls[call] = request, _clock()
+        now = _clock()
+        self._ensemble.times.begun(call.step.index, self.ended, now)
+        self._calls[call] = request, now
         parent = self.request.trace
         model.submit(request, UNTRACED if parent is None else Caused(parent.trace))
 
-    def _finish(self, responses: list[dict[str, FlowTensor]]) -> None:
-        """Give the client the last response, if there is one."""
+    def _finish(self, responses: list[dict[str, EdgeTensor]]) -> None:
+        """Send the last responses and end the request."""
         answers = [self._ensemble.response(self, outputs) for outputs in responses]
         request = self.request
+        now = _clock()
+        self._ensemble.times.begun(RESPONSE, self.ended, now)
         self._close("")
         for answer in answers[:-1]:
             request.respond(answer)
         request.finish(answers[-1] if answers else None)
+        self._ensemble.answered(request, now)
 
     def _close(self, reason: str) -> None:
-        """Let go of everything; circles of references would hold memory until the next collection."""
+        """Release everything; break reference cycles so that memory is freed now."""
         self._run = None
         self._due.clear()
         self.targets = None
@@ -205,7 +227,7 @@ class Execution:
 
 
 class DeviceEdges:
-    """Finds them for one course of an ensemble."""
+    """Finds outputs of steps that can stay on a GPU."""
 
     def __init__(
         self, member: Callable[[Step], Model], reaches: Callable[[str, str], bool]
@@ -213,31 +235,29 @@ class DeviceEdges:
         self._member = member
         self._reaches = reaches
 
-    def of_step(self, step: Step, course: Course, wanted: str | None) -> dict[str, str]:
-        """Return the device by the output, for those that all who need them can take there.
+    def of_step(self, step: Step, plan: ExecutionPlan, wanted: str | None) -> dict[str, str]:
+        """Return the GPU by the output, for outputs that all consumers can read there.
 
-        ``wanted``: where who has sent the ensemble's request can take outputs.
+        ``wanted``: the GPU on which the sender of the request can read outputs.
         """
         found = {}
         own = self._device(step)
+        steps, consumers = plan.graph.steps, plan.graph.consumers
         for name, tensor in step.outputs.items():
-            devices = {
-                self._device(course.graph.steps[index])
-                for index in course.graph.consumers.get(tensor, ())
-                if index in course.steps
-            }
-            if tensor in course.outputs:
+            takers = consumers.get(tensor, ())
+            devices = {self._device(steps[index]) for index in takers if index in plan.steps}
+            if tensor in plan.outputs:
                 devices.add(wanted)
-            device = self._place(devices, own, leaves=tensor in course.outputs)
+            device = self._place(devices, own, leaves=tensor in plan.outputs)
             if device is not None:
                 found[name] = device
         return found
 
     def _place(self, devices: set[str | None], own: str | None, *, leaves: bool) -> str | None:
-        """Return where a tensor can stay that is made on ``own`` and needed on ``devices``."""
+        """Return the GPU for a tensor that is made on ``own`` and needed on ``devices``."""
         if len(devices) == 1 and (own in devices or own is None or leaves):
             return next(iter(devices))
-        # What leaves the ensemble is copied by nobody.
+        # Outputs of the ensemble are not copied between GPUs.
         if leaves or own is None or not devices:
             return None
         near = all(d is not None and (d == own or self._reaches(own, d)) for d in devices)

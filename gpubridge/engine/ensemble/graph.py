@@ -1,4 +1,4 @@
-"""The graph of an ensemble, as its configuration draws it; where it is wrong, in Triton's words."""
+"""The graph of an ensemble from its configuration, validated with Triton's error messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gpubridge.errors import invalid
 from gpubridge.tensor.dtypes import config_name
 
 if TYPE_CHECKING:
-    from gpubridge.engine.served_models import VersionStatus
+    from gpubridge.engine.repository.served_models import VersionStatus
 
 _ANY_VERSION = -1
 
 ROOT = -1
-"""The origin of what comes once per request."""
+"""The origin of tensors that exist once per request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,7 @@ class EnsembleGraph:
 
     - ``producers``: the step that writes a tensor; the ensemble's inputs have none.
     - ``consumers``: the steps that read a tensor.
-    - ``max_inflight``: requests of one step that one request of the ensemble may have at a member
-      at once; 0 for any number.
+    - ``max_inflight``: limit of concurrent requests of one step for one ensemble request; 0: none.
     """
 
     name: str
@@ -53,7 +52,7 @@ class EnsembleGraph:
     max_inflight: int
 
     def leading_to(self, tensors: Iterable[str]) -> tuple[frozenset[int], frozenset[str]]:
-        """Return the steps without which these tensors are not written, and the tensors on the way."""
+        """Return the steps that these tensors depend on, and the tensors in between."""
         steps: set[int] = set()
         seen: set[str] = set()
         waiting = list(tensors)
@@ -73,10 +72,10 @@ def is_ensemble(config: ModelConfig) -> bool:
 
 
 def draw_graph(config: ModelConfig) -> EnsembleGraph:
-    """Return the graph that a configuration draws, its members not looked at.
+    """Return the graph of a configuration, without looking at its members.
 
-    Raises BridgeError: INVALID_ARG when something is missing, written twice, never written or never
-    used.
+    Raises BridgeError: INVALID_ARG for a missing field, or a tensor that is written twice, never
+    written or never used.
     """
     name = config.name
     scheduling = config.message.ensemble_scheduling
@@ -108,12 +107,12 @@ def draw_graph(config: ModelConfig) -> EnsembleGraph:
 def _producers(name: str, steps: Sequence[Step], inputs: Sequence[str]) -> dict[str, int]:
     producers: dict[str, int] = {}
     for step in steps:
-        for field, there in (
+        for field, value in (
             ("model_name", step.model),
             ("input_map", step.inputs),
             ("output_map", step.outputs),
         ):
-            if not there:
+            if not value:
                 raise invalid(f"must specify '{field}' in step {step.index} of ensemble '{name}'")
         for tensor in step.outputs.values():
             if tensor in producers:
@@ -131,7 +130,7 @@ def _producers(name: str, steps: Sequence[Step], inputs: Sequence[str]) -> dict[
 
 
 def _check_ends(graph: EnsembleGraph) -> None:
-    """Refuse inputs and outputs of the ensemble that no step knows."""
+    """Refuse inputs and outputs of the ensemble that no step uses."""
     known = graph.consumers.keys() | graph.producers.keys()
     for end, tensors in (("input", graph.inputs), ("output", graph.outputs)):
         for tensor in tensors:
@@ -140,7 +139,7 @@ def _check_ends(graph: EnsembleGraph) -> None:
 
 
 def _check_flow(graph: EnsembleGraph) -> None:
-    """Refuse outputs that are never written, and tensors that lead to no output."""
+    """Refuse outputs that are never written, and tensors that no output depends on."""
     written = set(graph.inputs)
     left = set(range(len(graph.steps)))
     while True:
@@ -163,7 +162,7 @@ def _check_flow(graph: EnsembleGraph) -> None:
 
 
 def _unwritten(graph: EnsembleGraph, tensor: str, written: set[str]) -> str:
-    """Return the tensor at which the way back from another one ends, or begins to go in a circle."""
+    """Follow unwritten inputs from a tensor; return where the path ends or enters a cycle."""
     seen: set[str] = set()
     while tensor in graph.producers and tensor not in seen:
         seen.add(tensor)
@@ -175,15 +174,15 @@ def _unwritten(graph: EnsembleGraph, tensor: str, written: set[str]) -> str:
     return tensor
 
 
-def explain_circle(name: str, needed: str) -> str:
-    """Say that an ensemble needs a model that needs the ensemble."""
+def circular_dependency(name: str, needed: str) -> str:
+    """Return the error text for an ensemble whose member requires the ensemble."""
     return f"circular dependency between ensembles: {needed} -> ... -> {name} -> {needed}"
 
 
 def explain_missing(
     name: str, model: str, version: int | None, index: Iterable[VersionStatus]
 ) -> str:
-    """Say why an ensemble does not find a version of a member, or any, by the repository's index."""
+    """Return the error text for a missing member, by the repository's index."""
     rows = [row for row in index if row.name == model and row.state]
     if not rows:
         return f"ensemble {name} contains models that are not available or ambiguous: {model}"
@@ -207,8 +206,8 @@ def explain_missing(
 class Wiring:
     """Properties of a graph that depend on its members.
 
-    A step whose model is decoupled answers any number of times; what follows it runs once for each
-    answer. That step is the *origin* of all tensors up to the next such step.
+    A step with a decoupled model sends any number of responses, and the steps after it run once for
+    each. That step is the *origin* of all tensors up to the next such step.
 
     - ``fans_out``: the steps whose model is decoupled.
     - ``origins``: by step, the origin of its inputs.
@@ -227,7 +226,7 @@ class Wiring:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Type and dims of a tensor, and the model that declared them first."""
+    """Datatype and dims of a tensor, and the model that declared them first."""
 
     datatype: str
     dims: tuple[int, ...]
@@ -282,7 +281,7 @@ def _agree(
     member: ModelConfig,
     known: dict[str, _Known],
 ) -> None:
-    """Refuse a tensor that is said to be of two kinds."""
+    """Refuse a tensor with two datatypes or incompatible dims."""
     here = _Known(spec.datatype, spec.dims, member.max_batch_size > 0, member.name)
     before = known.setdefault(tensor, here)
     where = f"in ensemble {ensemble}, ensemble tensor {tensor}: inconsistent"
@@ -293,7 +292,7 @@ def _agree(
         )
     fits = _compatible(before.dims, here.dims)
     if before.batched != here.batched:
-        # One may name the batch dimension that the other only has.
+        # One model may declare the batch dimension in dims, the other by max_batch_size.
         fits = fits or _compatible(_full(before), _full(here))
     if not fits:
         raise invalid(
@@ -347,11 +346,11 @@ def _common_origin(
 def fit_shape(
     shape: tuple[int, ...], dims: Sequence[int], *, made_batched: bool, batched: bool
 ) -> tuple[int, ...]:
-    """Return the shape in which a tensor goes on to where ``dims`` are configured.
+    """Return the shape of a tensor for a model with the configured ``dims``.
 
-    From a model that batches (``made_batched``) to one that does not (``batched``), or the other way
-    round, a batch dimension of 1 is taken away or added if that makes it fit. Other shapes stay what
-    they are, as in Triton.
+    Between a model with batch dimension and one without (``made_batched``: the producer, ``batched``:
+    the consumer), a batch dimension of 1 is removed or added if the shape then fits. Other shapes are
+    unchanged, as in Triton.
     """
     if made_batched == batched:
         return shape

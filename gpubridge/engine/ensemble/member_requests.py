@@ -1,4 +1,4 @@
-"""Requests of an ensemble to its members, whose inputs stay where other members left them."""
+"""Requests of an ensemble to its members, with inputs passed without a copy."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.devices.region import OF_CLIENTS
 from gpubridge.engine.ensemble.execution import DeviceEdges
 from gpubridge.engine.ensemble.graph import Step, fit_shape
-from gpubridge.engine.ensemble.tensors import ClientOutputs, FlowTensor, StepOutputs
+from gpubridge.engine.ensemble.tensors import ClientOutputs, EdgeTensor, StepOutputs
+from gpubridge.engine.memory.device_region import OF_CLIENTS
 from gpubridge.host_shm import Segment
 from gpubridge.model_io import InputForm, check_inputs, model_shape
 from gpubridge.request import NO_CONTEXT, InferRequest, MemoryRange, RequestOptions
@@ -24,7 +24,7 @@ _FORMS_KEPT = 512
 
 
 class _ClientMemory:
-    """The client's memory that a member's request reads or writes; what it holds keeps that in use."""
+    """The client's memory that a member's request reads or writes; keeps it registered."""
 
     __slots__ = ("_ranges", "_targets", "outputs")
 
@@ -37,7 +37,7 @@ class _ClientMemory:
 
     @property
     def segments(self) -> list[Any]:
-        """Return the segments that the stub has to have mapped."""
+        """Return the segments that the stub must map."""
         found = (part.segment for part in self._ranges)
         read = [segment for segment in found if isinstance(segment, OF_CLIENTS)]
         return read if self._targets is None else [*read, *self._targets.segments]
@@ -47,7 +47,7 @@ _NO_OUTPUTS = StepOutputs({}, {})
 
 
 class _Form(NamedTuple):
-    """State shared by all requests of a step with tensors of the same kinds and sizes."""
+    """Encoded form shared by all requests of a step with the same datatypes and shapes."""
 
     config: ModelConfig
     names: tuple[str, ...]
@@ -59,7 +59,7 @@ class _Form(NamedTuple):
 
 
 class MemberRequests:
-    """Makes the requests of one ensemble; remembers their forms, so that each is checked once."""
+    """Makes the requests of one ensemble; caches their forms, so that each is checked once."""
 
     def __init__(self, edges: DeviceEdges) -> None:
         self._edges = edges
@@ -69,7 +69,7 @@ class MemberRequests:
     def make(
         self,
         step: Step,
-        tensors: Mapping[str, FlowTensor],
+        tensors: Mapping[str, EdgeTensor],
         config: ModelConfig,
         execution: Execution,
         on_done: Callable[[Any], None],
@@ -78,15 +78,15 @@ class MemberRequests:
     ) -> InferRequest:
         """Return the request of a step; raises BridgeError.
 
-        ``execution``: of the client's request; what that says besides its inputs is passed on.
+        ``execution``: its client's request, whose options and parameters are passed on.
         """
-        client, course = execution.request, execution.course
+        client, plan = execution.request, execution.plan
         form = self._form(step, tensors, config, client.identifier)
         options = _options(form, client.options)
         ranges = [tensors[name].place for name in form.names]
         read_only = (
             any(tensor.shared for tensor in tensors.values())
-            or any(tensor in course.shared for tensor in step.inputs.values())
+            or any(tensor in plan.shared for tensor in step.inputs.values())
             or _for_others(ranges, (config.name, *execution.homes))
         )
         request = InferRequest(
@@ -106,14 +106,14 @@ class MemberRequests:
         on_device = {}
         if devices:
             wanted = client.context.device or None
-            on_device = self._edges.of_step(step, course, wanted)
-        self._tell(request, step, execution, on_device, read_only=read_only)
+            on_device = self._edges.of_step(step, plan, wanted)
+        self._set_context(request, step, execution, on_device, read_only=read_only)
         return request
 
     def _form(
         self,
         step: Step,
-        tensors: Mapping[str, FlowTensor],
+        tensors: Mapping[str, EdgeTensor],
         config: ModelConfig,
         identifier: str,
     ) -> _Form:
@@ -132,7 +132,7 @@ class MemberRequests:
             self._forms[key] = form
         return form
 
-    def _tell(
+    def _set_context(
         self,
         request: InferRequest,
         step: Step,
@@ -141,13 +141,13 @@ class MemberRequests:
         *,
         read_only: bool,
     ) -> None:
-        """Say what a member has to know besides its inputs: of the client's wishes, and its memory."""
+        """Set the context and client memory of a member's request."""
         ranges = request.ranges or ()
         client, targets = execution.request, execution.targets
         inside = tuple(i for i, p in enumerate(ranges) if isinstance(p.segment, OF_CLIENTS))
-        uses = execution.course.uses
+        uses = execution.plan.uses
         outputs = _NO_OUTPUTS if targets is None else targets.of_step(step, uses)
-        consumer = execution.course.consumers.get(step.index, client.context.outputs_for)
+        consumer = execution.plan.consumers.get(step.index, client.context.outputs_for)
         if outputs.out or outputs.also:
             request.client = _ClientMemory(ranges, targets, outputs)
             context = _passed_on(client.context, read_only, inside, outputs, on_device, consumer)
@@ -165,14 +165,14 @@ class MemberRequests:
         on_device: dict[str, str],
         consumer: str,
     ) -> RequestContext:
-        """Return what a member's stub is told: those of a client's wishes that every member may know.
+        """Return the context for a member's stub, from a cache where possible.
 
-        ``inside`` are the inputs that lie in the client's own memory.
+        ``inside``: the inputs that lie in the client's own memory.
         """
         if client is NO_CONTEXT and not (read_only or inside or on_device or consumer):
             return NO_CONTEXT
         if isinstance(client.parameters, memoryview):
-            # Its encoding is without them.
+            # Its encoding, the cache key, lacks long parameters.
             return _passed_on(client, read_only, inside, _NO_OUTPUTS, on_device, consumer)
         key = client.encoded(), read_only, inside, tuple(on_device.items()), consumer
         kept = self._contexts.get(key)
@@ -218,11 +218,11 @@ def _options(form: _Form, given: RequestOptions) -> RequestOptions:
 
 
 def _form(
-    step: Step, tensors: Mapping[str, FlowTensor], config: ModelConfig, identifier: str
+    step: Step, tensors: Mapping[str, EdgeTensor], config: ModelConfig, identifier: str
 ) -> _Form:
     batched = config.max_batch_size > 0
     known = config.inputs_by_name
-    # In the order of the member's configuration, which its code may rely on.
+    # In the order of the member's configuration, on which its code may rely.
     names = [name for name in known if name in tensors]
     names += [name for name in tensors if name not in known]
     given = []
@@ -250,10 +250,7 @@ def _form(
 
 
 def _for_others(ranges: Iterable[MemoryRange], names: Collection[str]) -> bool:
-    """Tell whether some of the ranges lie in memory that is meant for none of these models.
-
-    Who is handed such memory gets it to read only.
-    """
+    """Return whether some ranges lie in memory of other models, which must be mapped read-only."""
     for part in ranges:
         segment = part.segment
         if isinstance(segment, Segment) and segment.home not in names:

@@ -1,4 +1,4 @@
-"""Tensors on their way through an ensemble: where they lie, and what keeps them there."""
+"""Tensors between the steps of an ensemble: their memory and its lifetime."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gpubridge.config import ModelConfig
-from gpubridge.engine.devices.region import OF_CLIENTS
 from gpubridge.engine.ensemble.graph import Step
-from gpubridge.engine.lent_memory import SharedSlot
-from gpubridge.engine.placed_response import PlacedResponse, held_bytes
+from gpubridge.engine.memory.device_region import OF_CLIENTS
+from gpubridge.engine.memory.placed_response import PlacedResponse, SharedSlot, held_bytes
 from gpubridge.host_shm import HostArena
 from gpubridge.model_io import as_configured
 from gpubridge.request import (
@@ -27,13 +26,13 @@ _NO_VIEW = memoryview(b"")
 _Places = dict[str, list[int]]
 
 
-class FlowTensor(NamedTuple):
-    """A tensor between two models; nobody copies it.
+class EdgeTensor(NamedTuple):
+    """A tensor between two models, passed without a copy.
 
-    - ``shape``: as clients see it, with the batch dimension where who made it has one.
-    - ``batched``: whether the model that made it batches, or the ensemble whose input it is.
-    - ``buffer``: its bytes, where a response has them anyway.
-    - ``shared``: whether others may still look at it, so that nobody may write to it.
+    - ``shape``: as clients see it, with the batch dimension if its producer has one.
+    - ``batched``: whether its producer, a model or the ensemble, has a batch dimension.
+    - ``buffer``: its bytes, if a response has them already.
+    - ``shared``: whether other requests may still read it, so that it is read-only.
     """
 
     datatype: str
@@ -44,12 +43,12 @@ class FlowTensor(NamedTuple):
     parameters: Parameters | None = None
     shared: bool = False
 
-    def elsewhere(self) -> FlowTensor:
-        """Return it as one whose bytes are in the client's own memory."""
+    def elsewhere(self) -> EdgeTensor:
+        """Return a copy without bytes, as these are in the client's own memory."""
         return self._replace(place=NO_BYTES, buffer=_NO_VIEW)
 
     def bytes_held(self) -> memoryview:
-        """Return its bytes; the memory stays what it is as long as a view of them exists."""
+        """Return a view of its bytes that keeps the memory from being reused."""
         if self.buffer is not None:
             return self.buffer
         return held_bytes(self.place)
@@ -62,11 +61,11 @@ def request_tensors(
     *,
     batched: bool,
     shared: bool,
-) -> dict[str, FlowTensor]:
-    """Take the inputs of a request over, and with them its slot; by name.
+) -> dict[str, EdgeTensor]:
+    """Take over the inputs of a request and its slot; return the tensors by name.
 
-    - ``batched``: whether their shapes begin with a batch dimension.
-    - ``shared``: whether who sent it may still look at them.
+    - ``batched``: whether shapes begin with a batch dimension.
+    - ``shared``: whether the sender may still read the inputs.
     """
     ranges = request.ranges
     slot, request.slot = request.slot, None
@@ -81,7 +80,7 @@ def request_tensors(
             for at, nbytes in request.places
         ]
     elif held is not None or client is not None:
-        # They lie in the slot, or in memory of the client that is in use until the last one is done.
+        # The inputs keep the slot or the client's memory in use.
         ranges = [
             part
             if part.keep
@@ -91,13 +90,13 @@ def request_tensors(
     request.ranges = None
     shapes = decode_shapes(signature, request.dims)
     return {
-        spec.name: FlowTensor(spec.datatype, shape, batched, place, None, None, shared)
+        spec.name: EdgeTensor(spec.datatype, shape, batched, place, None, None, shared)
         for spec, shape, place in zip(signature.tensors, shapes, ranges, strict=True)
     }
 
 
-def response_tensors(response: InferResponse, config: ModelConfig) -> dict[str, FlowTensor]:
-    """Return the outputs of a member, by its names; asked when the response arrives."""
+def response_tensors(response: InferResponse, config: ModelConfig) -> dict[str, EdgeTensor]:
+    """Return the outputs of a member's response, by its names."""
     tensors = {}
     shared = response.shared if isinstance(response, PlacedResponse) else ()
     parts = zip(
@@ -108,7 +107,7 @@ def response_tensors(response: InferResponse, config: ModelConfig) -> dict[str, 
         strict=True,
     )
     for spec, shape, place, buffer in parts:
-        tensors[spec.name] = FlowTensor(
+        tensors[spec.name] = EdgeTensor(
             spec.datatype,
             as_configured(spec.name, shape, config),
             config.max_batch_size > 0,
@@ -121,10 +120,10 @@ def response_tensors(response: InferResponse, config: ModelConfig) -> dict[str, 
 
 
 class StepOutputs(NamedTuple):
-    """The part of it that concerns one step, by the member's names of the outputs.
+    """The outputs of one step for the client's memory, by the member's names.
 
-    - ``out``: those that are written to the client's memory, and nowhere else.
-    - ``also``: those that are copied there, since somebody else needs them, too.
+    - ``out``: outputs that are written to the client's memory only.
+    - ``also``: outputs that are copied there, as other steps read them.
     """
 
     out: _Places
@@ -132,11 +131,10 @@ class StepOutputs(NamedTuple):
 
 
 class ClientOutputs:
-    """Places in which a request wants outputs.
+    """The client's memory for outputs of a request; keeps it registered.
 
-    - ``out``, ``also``: by the ensemble's output: region, offset and bytes. Those of the second
-      kind are wanted in the response as well.
-    - ``segments``: the regions; none of them can go while this object lives.
+    - ``out``, ``also``: by the ensemble's output: region, offset and bytes. Outputs in ``also`` are
+      returned in the response, too.
     """
 
     __slots__ = ("_use", "also", "out")
@@ -148,7 +146,7 @@ class ClientOutputs:
 
     @classmethod
     def of(cls, request: InferRequest) -> ClientOutputs | None:
-        """Return those of a request whose memory nobody has taken over yet; None without any."""
+        """Return the output memory of a request before its inputs are taken over; None if it has none."""
         use = request.client
         client = request.context.client
         if use is None or client is None:
@@ -158,16 +156,16 @@ class ClientOutputs:
 
     @property
     def segments(self) -> list[Any]:
-        """The regions."""
+        """Return the regions."""
         return self._use.segments
 
     @property
     def names(self) -> set[str]:
-        """The outputs."""
+        """Return the names of the outputs."""
         return {*self.out, *self.also}
 
     def of_step(self, step: Step, uses: Mapping[str, int]) -> StepOutputs:
-        """Return what a step writes; ``uses`` says how often each tensor is needed."""
+        """Return the outputs of a step; ``uses``: the number of uses of each tensor."""
         out: _Places = {}
         also: _Places = {}
         for name, tensor in step.outputs.items():

@@ -1,1 +1,1 @@
-"""Models' own environments: unpacked once for each content, and told apart from what is none."""
+"""Models' own Python environments: archives are unpacked once for each content."""

@@ -1,8 +1,8 @@
-"""Unpacks an archive into a directory and nowhere else, within limits.
+"""Safe unpacking of an archive into a directory, within limits.
 
-Nothing is written through a link: links are made when everything else is there, and only after all
-of them were found to stay inside. Owners, times of directories and special permissions are not
-taken over; the times of files are, since compiled modules are checked against them.
+Nothing is written through a link: links are created last, and only after all of them were found to
+stay inside. Owners, times of directories and special permissions are not restored; the times of files
+are, since compiled modules are checked against them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpubridge.errors import BridgeError, invalid, unavailable, unsupported
 
 _MIB = 1024 * 1024
 _UNSUSPICIOUS = 256 * _MIB
-"""Less than this is no bomb, however well it was packed."""
+"""Smaller contents are no decompression bomb at any ratio."""
 
 _EXPECTED = "expected a tar archive, packed with gzip (.tar.gz), bzip2 or xz, or not at all"
 _HEAD = 512
@@ -36,22 +36,22 @@ _FOREIGN = {
 }
 
 _HOPS = 40
-"""As many links in a row as the kernel follows."""
+"""The kernel's limit of links in a row."""
 
 _INTERPRETER = re.compile(r"python[0-9.]*t?")
 _CHUNK = 1024 * 1024
-_SPARE_BYTES = 512 * 1024 * 1024
+_RESERVED_BYTES = 512 * 1024 * 1024
 """Bytes that unpacking leaves free on the disk for other writers."""
 
-_LOOK_EVERY = 64 * 1024 * 1024
-"""Bytes that are written between two looks at what is free."""
+_CHECK_EVERY = 64 * 1024 * 1024
+"""Bytes written between two checks of the free space."""
 
 
 class MeteredReader:
-    """Reads what a packed file holds, for as long as it is no bomb.
+    """Reads the contents of a packed file, up to a limit against decompression bombs.
 
-    - ``ratio``: how many times as long as the packed bytes the unpacked ones may be.
-    - ``damage``: what `inner` raises, besides OSError, for bytes that are not what they should be.
+    - ``ratio``: the largest ratio of unpacked to packed bytes.
+    - ``damage``: the exception of `inner`, besides OSError, for corrupt data.
     """
 
     def __init__(
@@ -87,16 +87,15 @@ class MeteredReader:
         return data
 
     def drain(self) -> None:
-        """Read what is left: the check sums come last."""
+        """Read the rest, which verifies the checksums."""
         while self.read(_MIB):
             pass
 
 
 def unpacked_bytes(packed: BinaryIO, path: Path, ratio: int) -> MeteredReader:
-    """Return a reader of what a file holds, by what its first bytes say that it is.
+    """Return a reader of a file's contents; its first bytes decide about the format.
 
-    Raises BridgeError: INVALID_ARG when it is no archive; UNSUPPORTED when it is one of another
-    kind.
+    Raises BridgeError: INVALID_ARG for no archive; UNSUPPORTED for an archive of another format.
     """
     head = packed.read(_HEAD)
     packed.seek(0)
@@ -105,7 +104,7 @@ def unpacked_bytes(packed: BinaryIO, path: Path, ratio: int) -> MeteredReader:
 
 
 def _open(packed: BinaryIO, head: bytes, path: Path) -> tuple[BinaryIO, type[Exception]]:
-    """Return what unpacks a file, and what it raises, besides OSError, when it finds damage."""
+    """Return a decompressor, and its exception, besides OSError, for corrupt data."""
     if head.startswith(b"\x1f\x8b"):
         return cast("BinaryIO", gzip.GzipFile(fileobj=packed, mode="rb")), zlib.error
     try:
@@ -130,14 +129,14 @@ def _open(packed: BinaryIO, head: bytes, path: Path) -> tuple[BinaryIO, type[Exc
 
 
 class Escape(Exception):
-    """A link leads out of the tree; the text says how."""
+    """A link leads out of the tree; the message says how."""
 
 
 def borrows_interpreter(path: str, target: str) -> bool:
-    """Return whether a link leads from a virtual environment to the interpreter it was made with.
+    """Return whether a link leads from a virtual environment to its base interpreter.
 
-    The one link that may lead outside, as it is what a virtual environment is: ``bin/python3`` to
-    an absolute path that ends in the name of an interpreter.
+    This is the only link that may lead outside, as every virtual environment has it: ``bin/python3``
+    to an absolute path that ends in the name of an interpreter.
     """
     folder, _, name = path.rpartition("/")
     return (
@@ -149,12 +148,12 @@ def borrows_interpreter(path: str, target: str) -> bool:
 
 
 def check_link(path: str, links: Mapping[str, str]) -> None:
-    """Follow a link as the kernel would, with all the others in place.
+    """Follow a link as the kernel would, with all other links in place.
 
     - ``path``: the link's path below the root of the tree, without ``.`` and ``..``.
-    - ``links``: the target of every link of the tree, by such a path; `path` among them.
+    - ``links``: the target of every link of the tree, including `path`, by such a path.
 
-    Raises Escape when it leads out of the tree at any step, or in a circle.
+    Raises Escape when it leads out of the tree at any step, or forms a cycle.
     """
     here: list[str] = []
     ahead = path.split("/")[::-1]
@@ -188,9 +187,9 @@ def check_link(path: str, links: Mapping[str, str]) -> None:
 class UnpackLimits:
     """Limits of an archive's contents.
 
-    - ``nbytes``: all files together.
+    - ``nbytes``: bytes of all files.
     - ``members``: files, directories and links.
-    - ``ratio``: bytes for each packed one; only where there are many.
+    - ``ratio``: unpacked to packed bytes, for large contents.
     """
 
     nbytes: int
@@ -211,27 +210,26 @@ def unpack(
     path: Path,
     root: Path,
     limits: UnpackLimits,
-    tell: Callable[[Unpacked], None],
+    report: Callable[[Unpacked], None],
 ) -> Unpacked:
     """Unpack an archive.
 
     - ``packed``: the archive, at its beginning.
-    - ``root``: an empty directory that nobody else writes to.
-    - ``tell``: called again and again with what there is so far.
+    - ``root``: an empty directory that no other process writes to.
+    - ``report``: called often with the progress.
 
-    Raises BridgeError: INVALID_ARG with the member that is not allowed, or what is wrong with the
-    archive; UNAVAILABLE when the disk is full or cannot be written to. `root` then holds some of
-    it.
+    Raises BridgeError: INVALID_ARG for a refused member or a corrupt archive; UNAVAILABLE when the
+    disk is full or not writable. `root` then has partial contents.
     """
     reader = unpacked_bytes(packed, path, limits.ratio)
-    tree = _Tree(path, root, limits, tell)
+    tree = _Tree(path, root, limits, report)
     try:
-        # A stream: nothing is read twice, and no more of it is kept than one block.
+        # Streaming mode: nothing is read twice, and one block is buffered.
         with tarfile.open(
             fileobj=cast("BinaryIO", reader), mode="r|", tarinfo=_Member, errorlevel=2
         ) as tar:
             while (member := tar.next()) is not None:
-                # Older Pythons keep what they have read even of a stream.
+                # Older Pythons keep members even in streaming mode.
                 tar.members.clear()  # type: ignore[attr-defined]
                 tree.add(tar, member)
     except MemoryError as error:
@@ -247,7 +245,7 @@ def unpack(
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose header is whole: what is none ends the archive with an error, not in silence."""
+    """A member that raises ReadError for an invalid header, which tarfile would take for the end."""
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> _Member:
@@ -261,20 +259,20 @@ class _Member(tarfile.TarInfo):
 
 
 class _Tree:
-    """The directory as it grows."""
+    """The directory being filled."""
 
     def __init__(
-        self, path: Path, root: Path, limits: UnpackLimits, tell: Callable[[Unpacked], None]
+        self, path: Path, root: Path, limits: UnpackLimits, report: Callable[[Unpacked], None]
     ) -> None:
         self.done = Unpacked()
         self._path = path
         self._root = root
         self._limits = limits
-        self._tell = tell
+        self._report = report
         self._folders = {""}
         self._files: set[str] = set()
         self._links: dict[str, str] = {}
-        self._looked = -_LOOK_EVERY
+        self._checked_at = -_CHECK_EVERY
 
     def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         """Unpack one member."""
@@ -288,7 +286,7 @@ class _Tree:
             self._add(tar, member, name)
         except OSError as error:
             raise _not_written(self._path, self._root / name, error) from error
-        self._tell(self.done)
+        self._report(self.done)
 
     def _add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> None:
         if member.isdir():
@@ -299,7 +297,7 @@ class _Tree:
         self._make_folder(member, name.rpartition("/")[0])
         if name in self._folders:
             raise self._refuse(member, "there is a directory of that name already")
-        # The later of two members of one name counts, as in any tar archive.
+        # The later of two members of one name wins, as in any tar archive.
         self._links.pop(name, None)
         if name in self._files:
             (self._root / name).unlink()
@@ -316,7 +314,7 @@ class _Tree:
             )
 
     def _make_folder(self, member: tarfile.TarInfo, name: str) -> None:
-        """Make a directory, and those that it lies in."""
+        """Create a directory and its parents."""
         if name in self._folders:
             return
         if name in self._files or name in self._links:
@@ -331,9 +329,9 @@ class _Tree:
                 member, f"expected no set-user-id or set-group-id bit, got mode {member.mode:o}"
             )
         if member.issparse():
-            # Holes come out of no packed bytes at all.
+            # Holes would bypass the ratio limit.
             raise self._refuse(member, "expected a file without holes; pack without --sparse")
-        self._check_room(member)
+        self._check_size(member)
         source = tar.extractfile(member)
         assert source is not None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -350,8 +348,8 @@ class _Tree:
                     view = view[os.write(fd, view) :]
                 left -= len(data)
                 self.done.nbytes += len(data)
-                self._look_at_disk(0)
-                self._tell(self.done)
+                self._check_free_space(0)
+                self._report(self.done)
             os.fchmod(fd, stat.S_IRUSR | stat.S_IWUSR | member.mode & 0o755)
             os.utime(fd, (member.mtime, member.mtime))
         finally:
@@ -371,7 +369,7 @@ class _Tree:
             )
 
     def make_links(self) -> None:
-        """Make the symbolic links, once all of them are known to stay inside."""
+        """Create the symbolic links after checking that all of them stay inside."""
         for name, target in self._links.items():
             try:
                 check_link(name, self._links)
@@ -390,7 +388,7 @@ class _Tree:
         return member.linkname
 
     def _inside(self, member: tarfile.TarInfo, name: str) -> str:
-        """Return a path of the archive as one below the root, which it has to be."""
+        """Return a path of the archive relative to the root; refuse paths outside."""
         if name.startswith("/"):
             raise self._refuse(member, f"Path is absolute: {name!r}; expected one inside")
         parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -400,8 +398,8 @@ class _Tree:
             raise self._refuse(member, "its path contains a zero byte")
         return "/".join(parts)
 
-    def _check_room(self, member: tarfile.TarInfo) -> None:
-        """Refuse what there is no room for before any of it is written."""
+    def _check_size(self, member: tarfile.TarInfo) -> None:
+        """Refuse a file beyond the limits before any of it is written."""
         limit = self._limits.nbytes
         if member.size < 0 or self.done.nbytes + member.size > limit:
             raise self._refuse(
@@ -409,18 +407,18 @@ class _Tree:
                 f"expected at most {limit} bytes in all, got {self.done.nbytes} and {member.size} more; "
                 "raise --backend-config=python,environment-limit-bytes=N if that is right",
             )
-        self._look_at_disk(member.size)
+        self._check_free_space(member.size)
 
-    def _look_at_disk(self, ahead: int) -> None:
-        if ahead < _LOOK_EVERY and self.done.nbytes - self._looked < _LOOK_EVERY:
+    def _check_free_space(self, ahead: int) -> None:
+        if ahead < _CHECK_EVERY and self.done.nbytes - self._checked_at < _CHECK_EVERY:
             return
-        self._looked = self.done.nbytes
-        room = os.statvfs(self._root)
-        free = room.f_bavail * room.f_frsize - _SPARE_BYTES
+        self._checked_at = self.done.nbytes
+        filesystem = os.statvfs(self._root)
+        free = filesystem.f_bavail * filesystem.f_frsize - _RESERVED_BYTES
         if ahead > free:
             raise unavailable(
                 f"environment {self._path} does not fit on the disk: expected {ahead} bytes at {self._root} "
-                f"besides {_SPARE_BYTES} that stay free, got {max(free, 0)}; name a directory on another "
+                f"besides {_RESERVED_BYTES} that stay free, got {max(free, 0)}; name a directory on another "
                 "disk with --backend-config=python,environment-cache=DIR"
             )
 

@@ -1,4 +1,4 @@
-"""Interpreters of stubs: the server's, or that of an environment of the model."""
+"""Python environments of stubs: the server's own, or one that the model names."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _INTERPRETERS = ("bin/python3", "bin/python")
 
 _ENVIRONMENTS = ("pb_exec_env_model.py.tar.gz", "venv")
-"""Beside the backend's ``model.py``: Triton's name for a packed one, and ours for a directory."""
+"""Names beside the backend's ``model.py``: Triton's for an archive, ours for a directory."""
 _SECONDS = 60.0
-"""An interpreter on a network's disk may take long the first time."""
+"""An interpreter on a network file system may start slowly the first time."""
 
 CLEAN_VARIABLES = (
     "PATH HOME USER LOGNAME SHELL TMPDIR TZ LANG LANGUAGE LC_* LD_LIBRARY_PATH LD_PRELOAD PYTHON* "
     "VIRTUAL_ENV XDG_CACHE_HOME CUDA_* NVIDIA_* OMP_* MKL_* OPENBLAS_* GPUBRIDGE_*"
 )
-"""Variables that stubs and the libraries of models need; no proxies, tokens or addresses of services."""
+"""Variables that stubs and model libraries need; no proxies, tokens or service addresses."""
 _CLEAN = re.compile("|".join(CLEAN_VARIABLES.replace("*", ".*").split()))
 
 _OLDEST = (3, 9)
 _ERROR_LENGTH = 500
-# Any Python from 2.6 on takes these flags and runs this. NumPy is looked for in the stub, which
-# imports it anyway.
+# Any Python from 2.6 on accepts these flags and runs this. The stub itself checks for NumPy.
 _ASK = ("-E", "-s", "-S", "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])")
 
 _logger = logging.getLogger(__name__)
@@ -46,14 +45,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StubEnvironment:
-    """An interpreter and the variables it starts with."""
+    """An interpreter and its environment variables."""
 
     python: str
     variables: dict[str, str]
 
 
 def environment_path(model_dir: Path, parameters: dict[str, str]) -> Path | None:
-    """Return what a model's ``EXECUTION_ENV_PATH`` names, be it there or not; None without it.
+    """Return the path in a model's ``EXECUTION_ENV_PATH``, which may not exist; None without it.
 
     Raises BridgeError: INVALID_ARG for a relative path.
     """
@@ -78,7 +77,7 @@ def environment_path(model_dir: Path, parameters: dict[str, str]) -> Path | None
 
 
 def stub_variables(given: Mapping[str, str], *, clean: bool) -> dict[str, str]:
-    """Return those of the server's variables that stubs start with; ``clean``: `CLEAN_VARIABLES` only."""
+    """Return the server's variables for stubs; ``clean``: `CLEAN_VARIABLES` only."""
     return {
         name: value
         for name, value in given.items()
@@ -89,14 +88,14 @@ def stub_variables(given: Mapping[str, str], *, clean: bool) -> dict[str, str]:
 def environment_at(root: Path, source: Path, variables: dict[str, str]) -> StubEnvironment:
     """Return the interpreter in an unpacked environment.
 
-    - ``source``: what the user named: `root`, or the archive that it comes from.
-    - ``variables``: what stubs start with; changed to fit.
+    - ``source``: the user's path: `root`, or the archive.
+    - ``variables``: the stub's variables, which this adapts.
 
-    Raises BridgeError: INVALID_ARG when there is no interpreter in it, with what is there instead.
+    Raises BridgeError: INVALID_ARG when there is no interpreter in it.
     """
     python = next((root / name for name in _INTERPRETERS if (root / name).exists()), None)
     if python is None:
-        raise invalid(f"{PARAMETER} {source} {_what_is_there(root)}")
+        raise invalid(f"{PARAMETER} {source} {_missing_interpreter(root)}")
     variables["VIRTUAL_ENV"] = str(root)
     variables["PATH"] = _prepend(root / "bin", variables.get("PATH"))
     variables["LD_LIBRARY_PATH"] = _prepend(root / "lib", variables.get("LD_LIBRARY_PATH"))
@@ -105,8 +104,8 @@ def environment_at(root: Path, source: Path, variables: dict[str, str]) -> StubE
     return StubEnvironment(str(python), variables)
 
 
-def _what_is_there(root: Path) -> str:
-    """Say why there is no interpreter in an environment, and what to do."""
+def _missing_interpreter(root: Path) -> str:
+    """Return the error text for an environment without interpreter."""
     for name in _INTERPRETERS:
         if (root / name).is_symlink():
             target = (root / name).readlink()
@@ -127,7 +126,7 @@ def _prepend(folder: Path, path: str | None) -> str:
 
 
 def environment_parameters(config: ModelConfig) -> dict[str, str]:
-    """Return a model's parameters, with its backend's environment unless it names one itself."""
+    """Return a model's parameters, with its backend's environment by default."""
     parameters = config.parameters
     if config.backend_file is None or parameters.get(PARAMETER):
         return parameters
@@ -141,7 +140,7 @@ def environment_parameters(config: ModelConfig) -> dict[str, str]:
 async def check_interpreter(environment: StubEnvironment, source: Path) -> str:
     """Return the version of an environment's interpreter.
 
-    ``source``: what the user named, for errors.
+    ``source``: the user's path, for errors.
 
     Raises BridgeError: INVALID_ARG when it does not run, or is older than a stub needs.
     """
@@ -204,12 +203,12 @@ def _unusable(environment: StubEnvironment, source: Path, why: str) -> BridgeErr
 
 
 class ModelEnvironments:
-    """Finds the environments of models, and has them unpacked where need be.
+    """Finds the environments of models, and unpacks archives.
 
-    - ``cache``: where unpacked environments are kept; None for the user's cache directory. Nothing
-      is made there before the first archive.
-    - ``limit``: the most bytes that may come out of one archive.
-    - ``clean``: stubs see few of the server's variables.
+    - ``cache``: directory of unpacked environments; None: in the user's cache directory. Created for
+      the first archive.
+    - ``limit``: limit of unpacked bytes per archive.
+    - ``clean``: stubs get `CLEAN_VARIABLES` only.
     """
 
     def __init__(
@@ -221,9 +220,9 @@ class ModelEnvironments:
         self._checked: dict[tuple[str, int, int, int], str] = {}
 
     async def of_model(self, directory: Path, config: ModelConfig) -> StubEnvironment:
-        """Return what a model's parameters ask for; without, the server's own interpreter.
+        """Return the environment that a model's parameters name; by default the server's own.
 
-        Raises BridgeError with what is wrong with the environment, and what to do.
+        Raises BridgeError for an unusable environment.
         """
         look = partial(self._threads.run, f"looking for the environment of model '{config.name}'")
         path, is_directory = await look(partial(_find_environment, directory, config))
@@ -237,22 +236,23 @@ class ModelEnvironments:
         return environment
 
     async def close(self) -> None:
-        """Stop what is being unpacked."""
+        """Stop the processes that unpack."""
         await self._unpacker.close()
 
     async def _checked_version(self, environment: StubEnvironment, source: Path) -> str:
-        """Return the interpreter's version; one that has not changed is not asked again."""
-        status = await self.answers(environment)
+        """Return the interpreter's version, cached while its file is unchanged."""
+        status = await self.stat_interpreter(environment)
         key = (environment.python, status.st_dev, status.st_ino, status.st_mtime_ns)
         version = self._checked.get(key)
         if version is None:
             version = self._checked[key] = await check_interpreter(environment, source)
         return version
 
-    async def answers(self, environment: StubEnvironment) -> os.stat_result:
-        """Return the state of an interpreter's file, once that can be read.
+    async def stat_interpreter(self, environment: StubEnvironment) -> os.stat_result:
+        """Return the state of an interpreter's file, after reading a byte of it in a thread.
 
-        Before that, to start it would block the event loop. Raises BridgeError: INVALID_ARG.
+        Starting an interpreter on a dead mount would block the event loop. Raises BridgeError:
+        INVALID_ARG.
         """
         python = environment.python
         try:
@@ -262,13 +262,13 @@ class ModelEnvironments:
 
 
 def _find_environment(directory: Path, config: ModelConfig) -> tuple[Path | None, bool]:
-    """Return what a model's parameters name, and whether that is a directory."""
+    """Return the environment path of a model, and whether it is a directory."""
     path = environment_path(directory, environment_parameters(config))
     return path, path is not None and _is_directory(path)
 
 
 def _read_first(path: str) -> os.stat_result:
-    """Read a byte, where that is allowed; returns the state of the file."""
+    """Read a byte of a file, if permitted; return the file's state."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
@@ -281,7 +281,7 @@ def _read_first(path: str) -> os.stat_result:
 
 
 def _is_directory(path: Path) -> bool:
-    """Return whether a path is a directory; anything else has to be an archive."""
+    """Return whether a path is a directory; raises BridgeError if it does not exist."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError as error:

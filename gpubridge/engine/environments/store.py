@@ -1,14 +1,14 @@
-"""The directory of unpacked environments: one for each content, kept from one start to the next.
+"""The store of unpacked environments: one entry for each content, kept across restarts.
 
 ::
 
     CACHE/DIGEST/environment/   the tree
-    CACHE/DIGEST/complete       says that all of it is there, and where it was unpacked
-    CACHE/DIGEST.lock           whoever unpacks holds a lock on it
+    CACHE/DIGEST/complete       mark of a complete tree, with the path of its unpacking
+    CACHE/DIGEST.lock           locked by the process that unpacks
     CACHE/known/STATE           the digest of an archive by its path, inode, size and times
 
-An entry without its mark is what somebody left who was killed: it is made anew. Environments are not
-moved once unpacked, since what is in them may have their path written into it.
+An entry without its mark was left by a killed process and is made again. Environments are not moved
+after unpacking, since their files may contain their path.
 """
 
 from __future__ import annotations
@@ -18,28 +18,26 @@ import hashlib
 import json
 import os
 import shutil
-import stat
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpubridge.errors import BridgeError, unavailable
+from gpubridge.engine.cache_directory import open_cache
 
 _MARK = "complete"
 _LOCK_SUFFIX = ".lock"
 _KNOWN = "known"
-_SETTLED_NS = 2_000_000_000
-"""A file that was changed this long ago gets another time with the next change, on any file system."""
+_TIME_GRANULARITY_NS = 2_000_000_000
+"""Longest granularity of file times: a later change of an older file changes its time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class EntryFacts:
     """Contents of an entry's mark.
 
-    - ``location``: where it was unpacked.
+    - ``location``: the path of the unpacked tree.
     - ``source``: the archive.
-    - ``nbytes``, ``members``: how much came out of it.
+    - ``nbytes``, ``members``: size of the contents.
     """
 
     location: str
@@ -49,26 +47,26 @@ class Facts:
 
 
 class Entry:
-    """The place of one content in the store."""
+    """The entry of one content in the store."""
 
     def __init__(self, cache: Path, digest: str) -> None:
         self.environment = cache / digest / "environment"
         self._root = cache / digest
         self._lock = cache / f"{digest}{_LOCK_SUFFIX}"
 
-    def facts(self) -> Facts | None:
-        """Return what is there, or None unless all of it is."""
+    def facts(self) -> EntryFacts | None:
+        """Return the facts of a complete entry, else None."""
         try:
-            facts = Facts(**json.loads((self._root / _MARK).read_bytes()))
+            facts = EntryFacts(**json.loads((self._root / _MARK).read_bytes()))
         except (OSError, ValueError, TypeError):
             return None
         whole = facts.location == str(self.environment) and self.environment.is_dir()
         return facts if whole else None
 
     def lock(self, *, wait: bool) -> int | None:
-        """Return a descriptor that holds the entry's lock until it is closed in every process.
+        """Lock the entry; return a descriptor that holds the lock until every copy of it is closed.
 
-        None when somebody else holds it and `wait` is false.
+        Returns None when another process holds the lock and `wait` is false.
         """
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -82,32 +80,32 @@ class Entry:
         return fd
 
     def begin(self) -> None:
-        """Make the empty tree, in the place of what there was; the lock is held."""
+        """Create an empty tree in place of the old one; the caller holds the lock."""
         self.remove()
         self.environment.mkdir(mode=0o700, parents=True)
 
-    def complete(self, facts: Facts) -> None:
-        """Mark the entry as whole; the lock is held, and what is in it has reached the disk."""
+    def complete(self, facts: EntryFacts) -> None:
+        """Mark the entry as complete; the caller holds the lock and has flushed the contents."""
         _write(self._root / _MARK, json.dumps(asdict(facts)))
 
     def remove(self) -> None:
-        """Remove what there is; the lock is held."""
+        """Remove the entry; the caller holds the lock."""
         (self._root / _MARK).unlink(missing_ok=True)
         shutil.rmtree(self._root, ignore_errors=True)
 
 
 class EnvironmentStore:
-    """The entries of one cache directory, which exists and is this user's own."""
+    """The entries of one cache directory, which exists and belongs to this user."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
 
     def entry(self, digest: str) -> Entry:
-        """Return the place of a content, whether it is there or not."""
+        """Return the entry of a content, which may not exist yet."""
         return Entry(self.cache, digest)
 
     def find(self, archive: Path) -> Entry | None:
-        """Return the whole entry of an archive that is known to be unchanged."""
+        """Return the complete entry of an archive that has not changed since `remember`."""
         try:
             digest = self._known(archive, archive.stat()).read_text()
         except OSError:
@@ -116,14 +114,14 @@ class EnvironmentStore:
         return entry if entry.facts() is not None else None
 
     def remember(self, archive: Path, status: os.stat_result, digest: str) -> None:
-        """Spare the next start the reading of an archive, whose state was `status` all the time."""
-        if time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns) < _SETTLED_NS:
+        """Record the digest of an archive with the state `status`, so that `find` need not read it."""
+        if time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns) < _TIME_GRANULARITY_NS:
             return
         known = self.cache / _KNOWN
         known.mkdir(mode=0o700, exist_ok=True)
         for path in known.iterdir():
             if path.suffix:
-                # Somebody is about to write it.
+                # Another process is writing it.
                 continue
             try:
                 forgotten = not self.entry(path.read_text()).environment.exists()
@@ -134,7 +132,7 @@ class EnvironmentStore:
         _write(self._known(archive, status), digest)
 
     def remove_orphans(self) -> None:
-        """Remove what was left half unpacked and nobody works on."""
+        """Remove incomplete entries that no process is unpacking."""
         for lock in self.cache.glob(f"*{_LOCK_SUFFIX}"):
             entry = self.entry(lock.name.removesuffix(_LOCK_SUFFIX))
             if not entry.environment.exists() or entry.facts() is not None:
@@ -161,51 +159,14 @@ class EnvironmentStore:
 
 
 def open_store(configured: Path | None) -> EnvironmentStore:
-    """Return the store in the configured directory, else in the user's cache directory.
-
-    Where the user has no such directory, or it cannot be written to, it is a private one in the
-    system's directory for temporary files.
-
-    Raises BridgeError: UNAVAILABLE when there is no place that only this user can write to.
-    """
-    if configured is not None:
-        return EnvironmentStore(_own_directory(configured.absolute()))
-    try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return EnvironmentStore(_own_directory(home.absolute() / "gpubridge" / "environments"))
-    except (BridgeError, RuntimeError):
-        # RuntimeError: this user has no home.
-        folder = Path(tempfile.gettempdir()).absolute() / f"gpubridge-environments-{os.getuid()}"
-        return EnvironmentStore(_own_directory(folder))
-
-
-def _own_directory(path: Path) -> Path:
-    """Make a directory, unless there is one, and check that nobody else can write to it."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = path.resolve()
-        status = path.stat()
-        usable = os.access(path, os.W_OK | os.X_OK)
-    except OSError as error:
-        raise _no_place(path, error.strerror or str(error)) from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
-        raise _no_place(path, f"it belongs to user {status.st_uid}")
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise _no_place(path, f"others may write to it (mode {stat.S_IMODE(status.st_mode):o})")
-    if not usable:
-        raise _no_place(path, "it cannot be written to")
-    return path
-
-
-def _no_place(path: Path, why: str) -> BridgeError:
-    return unavailable(
-        f"environments cannot be unpacked to {path}: {why}; name a directory that only the server's user "
-        "can write to with --backend-config=python,environment-cache=DIR"
-    )
+    """Return the store in the configured directory or the default; see :func:`open_cache`."""
+    option = "--backend-config=python,environment-cache=DIR"
+    purpose = "environments cannot be unpacked to"
+    return EnvironmentStore(open_cache("environments", configured, purpose, option))
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a small file that is whole as soon as it has its name."""
+    """Write a small file atomically."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     fresh.write_text(text)
     fresh.replace(path)

@@ -1,4 +1,4 @@
-"""Has archives unpacked by processes of their own: several at once, each archive once."""
+"""Unpacks archives in separate processes: several concurrently, each archive once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import gpubridge
 from gpubridge.engine.environments.store import Entry, EnvironmentStore, open_store
+from gpubridge.engine.load_progress import load_step, readable_size
 from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.errors import BridgeError, ErrorCode, unavailable
 
@@ -21,20 +22,19 @@ _logger = logging.getLogger(__name__)
 
 _PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from gpubridge.engine.environments.unpacking import main; sys.exit(main(sys.argv[2:]))"
+    "from gpubridge.engine.environments.unpack_process import main; sys.exit(main(sys.argv[2:]))"
 )
-"""Nothing but the standard library and this package is on its path."""
+"""Its path has the standard library and this package only."""
 
-_TELL_EVERY = 5.0
 _STOP_SECONDS = 5.0
 _SILENT_SECONDS = 10.0
-"""Longest silence of the process that unpacks, unless it waits for the archive or the disk."""
+"""Longest time without progress; a longer one means that the process waits for a file or the disk."""
 
 
 class Unpacker:
-    """Unpacks archives into a store; owns the processes that do.
+    """Unpacks archives into a store; owns the processes.
 
-    ``cache``: see :func:`open_store`, which is called for the first archive.
+    ``cache``: see :func:`open_store`, called for the first archive.
     """
 
     def __init__(self, cache: Path | None, limit: int, threads: LoadThreads) -> None:
@@ -43,15 +43,16 @@ class Unpacker:
         self._limit = limit
         self._threads = threads
         self._running: dict[Path, asyncio.Task[Path]] = {}
-        # More at a time would only wait for each other.
-        self._room = asyncio.Semaphore(len(os.sched_getaffinity(0)))
+        self._readers: dict[Path, _ProgressReader] = {}
+        # One per core.
+        self._slots = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
     async def unpack(self, archive: Path) -> Path:
-        """Return the directory of an archive's content, unpacked now or before.
+        """Return the directory of an archive's contents, unpacked now or before.
 
-        Goes on when the caller is cancelled, as others may wait for the same.
+        Continues if the caller is cancelled, as other callers may wait for the same archive.
 
-        Raises BridgeError with what is wrong with the archive, or with the disk.
+        Raises BridgeError for an invalid archive or a disk error.
         """
         task = self._running.get(archive)
         if task is None:
@@ -59,34 +60,41 @@ class Unpacker:
             self._running[archive] = task
             task.add_done_callback(lambda done: self._forget(archive, done))
         try:
-            return await asyncio.shield(task)
+            with load_step(partial(self._step, archive)):
+                return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
                 raise unavailable("the server is stopping") from None
             raise
 
     async def close(self) -> None:
-        """Stop what runs; nothing half unpacked is left."""
+        """Stop running processes; they remove partial contents."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _step(self, archive: Path) -> tuple[str, float | None]:
+        reader = self._readers.get(archive)
+        return (f"environment {archive}", None) if reader is None else reader.step()
+
     def _forget(self, archive: Path, task: asyncio.Task[Path]) -> None:
         del self._running[archive]
-        # Asked for, so that nobody complains when nobody waits any more.
+        self._readers.pop(archive, None)
+        # Mark the exception as retrieved, as all callers may be cancelled.
         if not task.cancelled():
             task.exception()
 
     async def _unpack(self, archive: Path) -> Path:
-        what = f"looking for what was unpacked of {archive}"
+        what = f"looking for the unpacked contents of {archive}"
         store, found = await self._threads.run(what, partial(self._find, archive))
         if found is not None:
             return found.environment
-        async with _Turn(self._room) as turn:
+        async with _UnpackSlot(self._slots) as slot:
+            reader = self._readers[archive] = _ProgressReader(archive, slot)
             process = await self._start(archive, store)
             try:
-                answer = await _Follower(archive, turn).follow(process)
+                answer = await reader.follow(process)
                 code = await process.wait()
             finally:
                 await _end(process)
@@ -99,7 +107,7 @@ class Unpacker:
         )
 
     def _find(self, archive: Path) -> tuple[EnvironmentStore, Entry | None]:
-        """Return the store, and in it what an archive was unpacked to before; in a thread."""
+        """Return the store, and the entry of an archive that was unpacked before; runs in a thread."""
         store = self._store
         if store is None:
             store = self._store = open_store(self._cache)
@@ -123,7 +131,7 @@ class Unpacker:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a process that is not wanted any more; it gets a moment to clean up."""
+    """Terminate a process; kill it if it does not clean up in time."""
     if process.returncode is not None:
         return
     process.terminate()
@@ -131,106 +139,92 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await asyncio.wait_for(process.wait(), _STOP_SECONDS)
     except asyncio.TimeoutError:
         os.killpg(process.pid, signal.SIGKILL)
-        # Not longer: while it waits for a device or a mount, not even that ends it.
+        # Limited: a process that waits for a device or a mount survives even SIGKILL.
         await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=_STOP_SECONDS)
 
 
-class _Turn:
-    """One of the archives that are unpacked at a time; whoever waits for a file lets others."""
+class _UnpackSlot:
+    """A slot for concurrent unpacking, released early by a process that waits for a file."""
 
-    def __init__(self, room: asyncio.Semaphore) -> None:
-        self._room = room
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots = slots
         self._held = False
 
-    async def __aenter__(self) -> _Turn:
-        await self._room.acquire()
+    async def __aenter__(self) -> _UnpackSlot:
+        await self._slots.acquire()
         self._held = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.give_way()
+        self.release()
 
-    def give_way(self) -> None:
-        """Let another archive be unpacked; idempotent."""
+    def release(self) -> None:
+        """Release the slot for another archive; idempotent."""
         if self._held:
             self._held = False
-            self._room.release()
+            self._slots.release()
 
 
-class _Follower:
-    """Reads what an unpacking process prints, and tells of it in the log while it takes long."""
+class _ProgressReader:
+    """Reads the output of an unpacking process."""
 
-    def __init__(self, archive: Path, turn: _Turn) -> None:
+    def __init__(self, archive: Path, slot: _UnpackSlot) -> None:
         self._archive = archive
-        self._turn = turn
+        self._slot = slot
         self._clock = asyncio.get_running_loop().time
         self._begin = self._clock()
-        self._next = self._begin + _TELL_EVERY
         self._begun = False
+        self._fields: dict[str, Any] = {}
+
+    def step(self) -> tuple[str, float | None]:
+        """Return what the process does, and the part that is done."""
+        fields = self._fields
+        doing = f"environment {self._archive}: {fields.get('doing', 'opening it')}"
+        if "part" not in fields:
+            return doing, None
+        size = readable_size(fields["nbytes"])
+        return f"{doing}, {fields['members']} files and directories, {size}", fields["part"]
 
     async def follow(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
-        """Return the last line, once there are no more; empty if there was none."""
+        """Read until the end; return the fields of the last line; empty if there was none."""
         assert process.stdout is not None
-        fields: dict[str, Any] = {}
         loop = asyncio.get_running_loop()
         while True:
-            doing = fields.get("doing", "opening it")
+            doing = self._fields.get("doing", "opening it")
             silence = loop.call_later(_SILENT_SECONDS, self._on_silence, doing)
             line = await process.stdout.readline()
             silence.cancel()
             if not line:
                 break
-            fields = json.loads(line)
-            if "doing" in fields:
-                self._report(fields)
+            self._fields = json.loads(line)
+            if "doing" in self._fields:
+                self._report(self._fields["doing"])
+        fields = self._fields
         if fields.get("unpacked"):
             _logger.info(
                 "environment %s is unpacked after %.1f s: %d files and directories, %s, in %s",
                 self._archive,
                 self._clock() - self._begin,
                 fields["members"],
-                _readable(fields["nbytes"]),
+                readable_size(fields["nbytes"]),
                 fields["environment"],
             )
         return fields
 
     def _on_silence(self, doing: str) -> None:
-        self._turn.give_way()
+        self._slot.release()
         _logger.warning(
-            "environment %s: %s for %g s without news",
+            "environment %s: %s for %g s without progress",
             self._archive,
             doing,
             _SILENT_SECONDS,
         )
 
-    def _report(self, fields: dict[str, Any]) -> None:
-        doing = fields["doing"]
+    def _report(self, doing: str) -> None:
         if doing == "unpacking" and not self._begun:
             self._begun = True
             _logger.info("environment %s is being unpacked", self._archive)
-        now = self._clock()
         if doing == "waiting":
             _logger.info(
                 "environment %s is being unpacked by another process: waiting", self._archive
             )
-        elif now >= self._next:
-            self._next = now + _TELL_EVERY
-            _logger.info(
-                "environment %s: %s for %.0f s, %.0f %%, %d files and directories, %s so far",
-                self._archive,
-                doing,
-                now - self._begin,
-                100 * fields["part"],
-                fields["members"],
-                _readable(fields["nbytes"]),
-            )
-
-
-def _readable(nbytes: int) -> str:
-    """Write a number of bytes for people."""
-    size = float(nbytes)
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

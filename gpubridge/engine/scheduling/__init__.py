@@ -1,6 +1,5 @@
-"""Choice of the next batch and its instance: pure rules, without clock or socket.
+"""Schedulers: choose the next batch and its instance; pure rules, without clock or socket.
 
-`sequence_strategies` gives a model its `Scheduler`; what it holds are requests, or a `SequenceItem` for
-each. The default queue and the dynamic batcher are compiled
-(`gpubridge.dataplane.DynamicBatcher`).
+`sequence_strategies` makes a model's `Scheduler`. Its items are requests, or a `SequenceItem` for each
+request. The default queue and the dynamic batcher are compiled (`gpubridge.dataplane.DynamicBatcher`).
 """

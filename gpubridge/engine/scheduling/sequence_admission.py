@@ -1,12 +1,12 @@
-"""Admission of requests to a sequence batcher, and the errors of those it refuses."""
+"""Validation of requests for a sequence batcher, and the errors of refused ones."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Container
 
-from gpubridge.engine.scheduling.policy import stopping_error
-from gpubridge.engine.scheduling.sequence_item import ControlPlan, Sequence, SequenceItem
+from gpubridge.engine.scheduling.scheduler import stopping_error
+from gpubridge.engine.scheduling.sequence_item import ControlPlan, RequestSequence, SequenceItem
 from gpubridge.errors import BridgeError, invalid, unsupported
 
 _ID_LIMIT = 128
@@ -15,10 +15,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Admission:
-    """Checks requests one by one; holds none.
+    """Validates requests.
 
-    - ``controls``: knows which correlation ids the model can get.
-    - ``iterative``: requests without a correlation id get one, and are sequences of their own.
+    - ``controls``: defines which correlation ids the model accepts.
+    - ``iterative``: a request without a correlation id gets one, and forms its own sequence.
     """
 
     def __init__(self, model: str, controls: ControlPlan, iterative: bool) -> None:
@@ -29,7 +29,7 @@ class Admission:
         self.stopped = False
 
     def check(self, item: SequenceItem, known: Container[int | str]) -> None:
-        """Raise what is wrong with a request, whatever its sequence; see that it has an id."""
+        """Raise BridgeError for an invalid request; assign a missing id."""
         request = f"inference request to model '{self._model}' must specify"
         if item.size > 1:
             raise invalid(f"{request} batch-size 1 due to requirements of sequence batcher")
@@ -73,14 +73,14 @@ class Admission:
         )
 
     def not_iterative(self) -> BridgeError:
-        """Return the error for a model that reschedules although it said it would not."""
+        """Return the error for a model that reschedules without ``iterative_sequence``."""
         return invalid(
             f"model '{self._model}' released a request for rescheduling, which needs "
             "'iterative_sequence: true' in its sequence_batching; set it in config.pbtxt"
         )
 
-    def broken_off(self, sequence: Sequence) -> str:
-        """Return why a queued request of a sequence that ended early is not executed."""
+    def aborted_text(self, sequence: RequestSequence) -> str:
+        """Return the error text for a queued request of a sequence that ended early."""
         return (
             f"inference request for sequence {sequence.correlation_id} to model '{self._model}' "
             "was not executed: a request of the sequence was cancelled, or its model instance "

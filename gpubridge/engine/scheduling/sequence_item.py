@@ -1,4 +1,4 @@
-"""A request of a sequence, and the sequence itself."""
+"""Sequences, their requests as scheduler items, control tensors and timers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ControlTensor:
 
 
 class ControlPlan:
-    """Makes the control tensors of requests; those without the correlation id only once.
+    """Makes the control tensors of requests; all but the correlation id are cached.
 
     ``batched``: the model has a batch dimension.
     """
@@ -57,7 +57,7 @@ class ControlPlan:
         return self._running[start, end] + self._correlation_tensor(correlation_id)
 
     def of_padding(self) -> tuple[ControlTensor, ...]:
-        """Return the tensors of a place in a batch that no request fills: not ready, id 0."""
+        """Return the tensors of padding: not ready, id 0."""
         control = self._correlation
         nothing = "" if control is not None and control.datatype == "BYTES" else 0
         return self._padding + self._correlation_tensor(nothing)
@@ -93,39 +93,38 @@ def _wrapped(value: int, datatype: str) -> int:
     return value
 
 
-class Place(enum.IntEnum):
-    """State of an item; only the scheduler that holds it changes this."""
+class ItemState(enum.IntEnum):
+    """State of an item, which only its scheduler changes."""
 
     NEW = 0
     QUEUED = 1
     TAKEN = 2
-    GONE = 3
+    DONE = 3
 
 
 # Enum members cost an attribute look-up each time; these are the same objects.
-_NEW = Place.NEW
+_NEW = ItemState.NEW
 
 
 @dataclass(slots=True, eq=False)
 class SequenceItem:
-    """One request of a sequence, or a place in a batch that no request fills.
+    """One request of a sequence, or padding of a batch.
 
-    - ``request``: the scheduler never looks at it; None for padding.
+    - ``request``: not read by the scheduler; None for padding.
     - ``correlation_id``: 0 and "" mean none.
-    - ``start``, ``end``: the flags of the request; of a rescheduled one both are False.
+    - ``start``, ``end``: the flags of the request; both False after rescheduling.
     - ``shape``: only items of one shape share a batch
       (`gpubridge.engine.scheduling.settings.ShapeIds`).
-    - ``timeout_us``: what the request asks for, 0 for nothing; it only matters while the sequence
-      waits for a slot.
+    - ``timeout_us``: limit for the sequence's wait for a slot; 0: none.
     - ``size``: its batch size; 1 for a model without batch dimension.
 
     Its attributes:
 
     - ``arrived``: the ``now_ns`` of its `add`.
-    - ``controls``: set by `take`: the inputs to add to the request.
-    - ``instance``, ``slot``: set by `take`: who got it last, and in which of its slots the sequence
-      lives. Nobody else lives there before the sequence is over.
-    - ``pattern``: of padding: the item of the same batch whose inputs' datatypes and shapes it has.
+    - ``controls``: set by `take`: inputs to add to the request.
+    - ``instance``, ``slot``: set by `take`: the instance that executes it, and the sequence's slot
+      there.
+    - ``pattern``: for padding: an item of the same batch with the same datatypes and shapes.
     """
 
     request: Any
@@ -136,8 +135,8 @@ class SequenceItem:
     timeout_us: int = 0
     size: int = 1
     arrived: int = 0
-    place: Place = _NEW
-    sequence: Sequence | None = None
+    state: ItemState = _NEW
+    sequence: RequestSequence | None = None
     instance: int = -1
     slot: int = -1
     controls: tuple[ControlTensor, ...] = ()
@@ -145,17 +144,17 @@ class SequenceItem:
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
-    """Requests with one correlation id, between a START and whatever ends them.
+class RequestSequence:
+    """Requests with one correlation id, from START to the end of the sequence.
 
-    - ``instance``, ``slot``: where it lives; -1 while it has no slot.
-    - ``in_flight``: items that were taken and not answered.
-    - ``complete``: its END has come: it gets no further requests.
-    - ``broken``: a request in its midst was cancelled: it ends with what is in flight.
-    - ``closed``: it is over, and holds nothing.
-    - ``deadline``, ``idle_since``, ``watched``: when it must have got a slot, since when it has
-      nothing to do, and when its timer rings.
-    - ``offered``: its item that is in an instance's batcher (oldest strategy).
+    - ``instance``, ``slot``: its slot; -1 without one.
+    - ``in_flight``: number of items that were taken and have no outcome.
+    - ``complete``: END was received: no further requests.
+    - ``aborted``: a request was cancelled: the sequence ends with the items in flight.
+    - ``closed``: the sequence has ended and has no items.
+    - ``deadline``, ``idle_since``, ``timer_at``: limit of the wait for a slot, begin of the idle time,
+      and time at which its timer expires.
+    - ``offered``: its item in an instance's batcher (oldest strategy).
     """
 
     correlation_id: int | str
@@ -164,62 +163,61 @@ class Sequence:
     slot: int = -1
     in_flight: int = 0
     complete: bool = False
-    broken: bool = False
+    aborted: bool = False
     closed: bool = False
     deadline: int = 0
     idle_since: int = 0
-    watched: int = 0
+    timer_at: int = 0
     offered: SequenceItem | None = None
 
     @property
     def busy(self) -> bool:
-        """Return whether something of it is queued or in flight."""
+        """Return whether it has items queued or in flight."""
         return bool(self.queue) or self.in_flight > 0
 
 
 class SequenceTimers:
-    """One timer per sequence at most: it rings early and is set anew, rather than kept up to date.
+    """Timers of sequences, at most one each; a timer that expires early is set again.
 
-    ``idle_ns``: how long a sequence with a slot may have nothing queued and nothing in flight; 0
-    for ever.
+    ``idle_ns``: how long a sequence with a slot may be idle; 0: no limit.
     """
 
     def __init__(self, idle_ns: int) -> None:
         self._idle_ns = idle_ns
-        self._heap: list[tuple[int, int, Sequence]] = []
+        self._heap: list[tuple[int, int, RequestSequence]] = []
         self._serial = 0
 
-    def watch(self, sequence: Sequence) -> None:
-        """See to it that a sequence is looked at in time; to be called when its time is set."""
+    def schedule(self, sequence: RequestSequence) -> None:
+        """Set a sequence's timer; call when its deadline or idle time begins."""
         end = self._end(sequence)
-        if end and not 0 < sequence.watched <= end:
+        if end and not 0 < sequence.timer_at <= end:
             self._serial += 1
-            sequence.watched = end
+            sequence.timer_at = end
             heapq.heappush(self._heap, (end, self._serial, sequence))
 
     def next(self) -> int:
-        """Return when the next sequence is over, in ns; 0 for never."""
+        """Return when the next sequence times out, in ns; 0: never."""
         heap = self._heap
         while heap:
             when, _, sequence = heap[0]
-            if when == sequence.watched:
+            if when == sequence.timer_at:
                 if self._end(sequence) == when:
                     return when
-                sequence.watched = 0
+                sequence.timer_at = 0
             heapq.heappop(heap)
-            if not sequence.watched:
-                self.watch(sequence)
+            if not sequence.timer_at:
+                self.schedule(sequence)
         return 0
 
-    def due(self, now_ns: int) -> Iterator[Sequence]:
-        """Go through the sequences that are over; each must be ended before the next is asked for."""
+    def due(self, now_ns: int) -> Iterator[RequestSequence]:
+        """Yield sequences that timed out; the caller ends each before it takes the next."""
         while 0 < self.next() <= now_ns:
             sequence = heapq.heappop(self._heap)[2]
-            sequence.watched = 0
+            sequence.timer_at = 0
             yield sequence
 
-    def _end(self, sequence: Sequence) -> int:
-        """Return when a sequence is over if nothing happens; 0 for never."""
+    def _end(self, sequence: RequestSequence) -> int:
+        """Return when a sequence times out unless something happens; 0: never."""
         if sequence.closed:
             return 0
         if sequence.instance < 0:

@@ -1,7 +1,7 @@
 """Settings of sequence batching in ``config.pbtxt``.
 
-As in `gpubridge.engine.scheduling.settings`, messages come validated by `gpubridge.config`, and
-what is refused is refused in Triton's words where Triton refuses it.
+As in `gpubridge.engine.scheduling.settings`, `gpubridge.config` has validated the messages; errors
+have Triton's words where Triton has the same check.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpubridge.config import KSERVE_DATATYPES
-from gpubridge.config.schema import ProtoMessage, model_config_schema
 from gpubridge.errors import invalid
+from gpubridge.schema import ProtoMessage, enum_name
 
 _CORRELATION_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 _FLAG_VALUES = {
@@ -53,7 +53,7 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """A tensor that one request of a sequence leaves to the next."""
+    """A tensor that one request of a sequence passes to the next."""
 
     input_name: str
     output_name: str
@@ -73,7 +73,7 @@ class DirectStrategy:
 
 @dataclass(frozen=True, slots=True)
 class OldestStrategy:
-    """A sequence keeps its instance; whoever is ready first is batched first."""
+    """A sequence keeps its instance; the oldest requests form batches."""
 
     max_candidate_sequences: int = 0
     preferred_batch_sizes: tuple[int, ...] = ()
@@ -85,9 +85,9 @@ class OldestStrategy:
 class SequenceBatching:
     """The field ``sequence_batching``.
 
-    - ``max_sequence_idle_us``: a sequence without requests for so long gives its slot up.
-    - ``iterative``: the model may have a request executed again, as the next one of its sequence.
-    - ``notices``: sentences for the log: what has no effect.
+    - ``max_sequence_idle_us``: a sequence without requests for this long loses its slot.
+    - ``iterative``: the model may reschedule a request, as the next one of its sequence.
+    - ``notices``: warnings for the log about settings without effect.
     """
 
     strategy: DirectStrategy | OldestStrategy = DirectStrategy()
@@ -101,8 +101,7 @@ class SequenceBatching:
 def parse_sequence_batching(name: str, message: ProtoMessage) -> SequenceBatching:
     """Return the settings of the field ``sequence_batching`` of model `name`.
 
-    Raises BridgeError: ``INVALID_ARG``: for the first thing that is wrong with a strategy, control
-    or state.
+    Raises BridgeError: ``INVALID_ARG`` for an invalid strategy, control or state.
     """
     states, notices = _states(name, message.state)
     return SequenceBatching(
@@ -186,7 +185,7 @@ def _correlation_control(model: str, tensor: str, message: ProtoMessage) -> Cont
             "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or "
             f"'bool_false_true' for {kind.name} for {model}"
         )
-    datatype = model_config_schema().DataType.Name(message.data_type)
+    datatype = enum_name("DataType", message.data_type)
     if datatype not in _CORRELATION_TYPES:
         raise invalid(
             f"unexpected data type for control {kind.name} for {model}. Allowed data types are "
@@ -214,12 +213,12 @@ def _states(model: str, messages: ProtoMessage) -> tuple[tuple[StateSpec, ...], 
 
 
 def _state(model: str, message: ProtoMessage) -> StateSpec:
-    datatype = KSERVE_DATATYPES.get(model_config_schema().DataType.Name(message.data_type))
+    datatype = KSERVE_DATATYPES.get(enum_name("DataType", message.data_type))
     if not message.input_name or not message.output_name or datatype is None:
         raise invalid(
             f"a sequence batching state of {model} must specify 'input_name', 'output_name' and a "
             f"'data_type'; got '{message.input_name}', '{message.output_name}' and "
-            f"{model_config_schema().DataType.Name(message.data_type)}"
+            f"{enum_name('DataType', message.data_type)}"
         )
     count = len(message.initial_state)
     if count > 1:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence as Series
+from collections.abc import Iterator, Sequence
 
 from gpubridge.config import ModelConfig
 from gpubridge.dataplane import DynamicBatcher
-from gpubridge.engine.scheduling.batches import BatchScheduler, dynamic_batcher
+from gpubridge.engine.scheduling.scheduler import BatchScheduler, dynamic_batcher
 from gpubridge.engine.scheduling.sequence import SequenceScheduler
-from gpubridge.engine.scheduling.sequence_item import Sequence, SequenceItem
+from gpubridge.engine.scheduling.sequence_item import RequestSequence, SequenceItem
 from gpubridge.engine.scheduling.sequence_settings import (
     DirectStrategy,
     OldestStrategy,
@@ -27,35 +27,33 @@ _logger = logging.getLogger(__name__)
 
 
 class DirectSequenceScheduler(SequenceScheduler):
-    """Batches in which the n-th place is always that of the sequence in slot n.
+    """Batches in which the n-th request belongs to the sequence in slot n.
 
-    Places below the last request's that no request fills get padding. An instance has one
-    batch at a time. Requests whose shapes differ from those of the one that waits longest sit a
-    batch out.
+    Slots below the last request without a request get padding. An instance has one batch at a time.
+    Requests whose shapes differ from those of the oldest request wait for the next batch.
     """
 
     def __init__(
         self, settings: SequenceBatching, strategy: DirectStrategy, model: str, max_batch_size: int
     ) -> None:
-        # An instance that has more sequences could never be sent all their requests.
+        # A batch of more sequences would exceed the tickets of a stub.
         super().__init__(settings, model, max_batch_size, min(max(max_batch_size, 1), TICKETS))
         self._delay_ns = strategy.max_queue_delay_us * 1000
         self._utilization = strategy.minimum_slot_utilization
         self._at_work: dict[int, int] = {}
 
     def take(self, instance: int, now_ns: int, most: int = TICKETS) -> list[SequenceItem] | None:
-        """Give away the next batch of an instance if it is due, with control tensors and slots.
+        """Return the next batch of an instance, one item per slot from the first on.
 
-        Returns: one per slot, from the first on; padding has `request` None and a `pattern`. None
-        of them where ``most`` are fewer.
+        Padding has `request` None and a `pattern`. An empty list if the batch exceeds ``most``.
         """
-        self._age(now_ns)
+        self._expire(now_ns)
         due = self._due_at(instance)
         if due is None or due > now_ns:
             return None
-        seats = self._seats[instance]
-        fronts = [s.queue[0] if s is not None and s.queue else None for s in seats]
-        # Whose turn it is decides about the shapes: so no shape can starve another.
+        assigned = self._assigned[instance]
+        fronts = [s.queue[0] if s is not None and s.queue else None for s in assigned]
+        # The oldest request decides about the shapes, so that no shape starves.
         pattern = min(filter(None, fronts), key=lambda item: item.arrived)
         turns = [item is not None and item.shape == pattern.shape for item in fronts]
         while not turns[-1]:
@@ -65,7 +63,7 @@ class DirectSequenceScheduler(SequenceScheduler):
         batch: list[SequenceItem] = []
         for item, has_turn in zip(fronts, turns, strict=False):
             if item is not None and has_turn:
-                self._hand_out(item)
+                self._take_first(item)
                 batch.append(item)
                 self._at_work[instance] = self._at_work.get(instance, 0) + 1
             else:
@@ -79,13 +77,13 @@ class DirectSequenceScheduler(SequenceScheduler):
         return item
 
     def _due_at(self, instance: int) -> int | None:
-        """Return from when on an instance's next batch is due; None for not without new requests."""
+        """Return when an instance's next batch is due; None if it has no request."""
         if self._at_work.get(instance):
             return None
         ready = [
-            seat.queue[0].arrived
-            for seat in self._seats.get(instance, ())
-            if seat is not None and seat.queue
+            sequence.queue[0].arrived
+            for sequence in self._assigned.get(instance, ())
+            if sequence is not None and sequence.queue
         ]
         if not ready:
             return None
@@ -95,13 +93,13 @@ class DirectSequenceScheduler(SequenceScheduler):
         return first + self._delay_ns
 
     def _batch_times(self, now_ns: int) -> Iterator[int]:
-        for instance in self._seats:
+        for instance in self._assigned:
             due = self._due_at(instance)
             if due is not None and due > now_ns:
                 yield due
 
-    def _landed(self, sequence: Sequence) -> None:
-        super()._landed(sequence)
+    def _completed(self, sequence: RequestSequence) -> None:
+        super()._completed(sequence)
         self._at_work[sequence.instance] -= 1
 
     def _instance_removed(self, instance: int) -> None:
@@ -109,10 +107,10 @@ class DirectSequenceScheduler(SequenceScheduler):
 
 
 class OldestSequenceScheduler(SequenceScheduler):
-    """Batches of the requests that came first, at most one of each sequence.
+    """Batches of the oldest requests, at most one of each sequence.
 
-    The next request of a sequence is a candidate when the one before it has its answer. Each
-    instance gathers its candidates with a dynamic batcher of its own.
+    The next request of a sequence is a candidate once the previous one is completed. Each instance
+    batches its candidates with a dynamic batcher of its own.
     """
 
     def __init__(
@@ -130,8 +128,8 @@ class OldestSequenceScheduler(SequenceScheduler):
         self._released: list[SequenceItem] = []
 
     def take(self, instance: int, now_ns: int, most: int = TICKETS) -> list[SequenceItem] | None:
-        """Give away the next batch of an instance if it is due, or the ``most`` that come first of it."""
-        self._age(now_ns)
+        """Return the next batch of an instance, or its first ``most`` items; None if none is due."""
+        self._expire(now_ns)
         batcher = self._batchers.get(instance)
         items: list[SequenceItem] | None = (
             batcher.take(instance, now_ns, most) if batcher is not None else None
@@ -139,11 +137,11 @@ class OldestSequenceScheduler(SequenceScheduler):
         for item in items or ():
             if item.sequence is not None:
                 item.sequence.offered = None
-            self._hand_out(item)
+            self._take_first(item)
         return items
 
     def releasable(self) -> list[SequenceItem]:
-        """Return what else may go out since the last call of `answered`."""
+        """Return further items whose outcomes may be delivered since the last `answered`."""
         items, self._released = self._released, []
         for batcher in self._batchers.values():
             items += batcher.releasable()
@@ -155,11 +153,11 @@ class OldestSequenceScheduler(SequenceScheduler):
             if due is not None:
                 yield due
 
-    def _in_order(self, item: SequenceItem, _now_ns: int) -> list[SequenceItem]:
+    def _ordered(self, item: SequenceItem, _now_ns: int) -> list[SequenceItem]:
         batcher = self._batchers.get(item.instance)
         return batcher.answered(item) if batcher is not None else [item]
 
-    def _offer(self, sequence: Sequence) -> None:
+    def _offer(self, sequence: RequestSequence) -> None:
         if sequence.instance < 0 or sequence.in_flight or not sequence.queue:
             return
         if sequence.offered is None:
@@ -167,7 +165,7 @@ class OldestSequenceScheduler(SequenceScheduler):
             batcher = self._batchers[sequence.instance]
             batcher.add(item, item.size, item.shape, 0, 0, item.arrived)
 
-    def _restore(self, items: Series[SequenceItem]) -> None:
+    def _restore(self, items: Sequence[SequenceItem]) -> None:
         by_instance: dict[int, list[SequenceItem]] = {}
         for item in items:
             sequence = item.sequence
@@ -204,7 +202,7 @@ def request_scheduler(config: ModelConfig) -> BatchScheduler:
 def sequence_scheduler(config: ModelConfig) -> SequenceScheduler | None:
     """Return the scheduler of a model with ``sequence_batching``; None for another model.
 
-    Raises BridgeError: ``INVALID_ARG``: its settings cannot be.
+    Raises BridgeError: ``INVALID_ARG`` for invalid settings.
     """
     message = config.message
     if message.WhichOneof("scheduling_choice") != "sequence_batching":

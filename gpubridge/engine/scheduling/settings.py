@@ -1,7 +1,7 @@
 """Settings of queues and dynamic batching in ``config.pbtxt``.
 
-The messages come from `gpubridge.config` complete and validated; refused here is, in Triton's
-words, what only a scheduler minds.
+`gpubridge.config` has completed and validated the messages; only errors that concern the scheduler
+are raised here, in Triton's words.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from gpubridge.config import ModelConfig
-from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import invalid
 from gpubridge.request import RequestOptions
+from gpubridge.schema import ProtoMessage
 
 
 class TimeoutAction(enum.Enum):
-    """Treatment of a request that stayed in its queue for too long."""
+    """Action for a request that exceeds its queue time-out."""
 
     REJECT = 0
     DELAY = 1
@@ -29,9 +29,9 @@ class TimeoutAction(enum.Enum):
 class QueuePolicy:
     """The limits of one level of priority.
 
-    - ``default_timeout_us``: 0 for no limit; then requests cannot set one either, as in Triton.
-    - ``allow_timeout_override``: a request may ask for less than the default, never for more.
-    - ``max_queue_size``: requests, whatever their batch sizes; 0 for any number.
+    - ``default_timeout_us``: 0: no limit, and requests cannot set one either, as in Triton.
+    - ``allow_timeout_override``: a request may set a shorter time-out, not a longer one.
+    - ``max_queue_size``: number of requests of any batch size; 0: no limit.
     """
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
@@ -44,10 +44,10 @@ class QueuePolicy:
 class DynamicBatching:
     """The field ``dynamic_batching``.
 
-    - ``max_queue_delay_us``: how long a request may wait for others.
-    - ``preserve_ordering``: outcomes go out in the order of the requests.
-    - ``priority_levels``: priorities go from 1, the highest, to this; 0 when there are none.
-    - ``priority_queue_policy``: the levels with a policy of their own.
+    - ``max_queue_delay_us``: longest wait of a request for others.
+    - ``preserve_ordering``: outcomes are delivered in the order of the requests.
+    - ``priority_levels``: the lowest priority; 1 is the highest; 0: no priorities.
+    - ``priority_queue_policy``: policies of single levels.
     """
 
     preferred_batch_sizes: tuple[int, ...] = ()
@@ -72,7 +72,7 @@ class ShapeAgreement:
 
 
 def shape_agreement(config: ModelConfig) -> ShapeAgreement:
-    """Return what must agree: inputs of variable shape that are not ragged, and optional ones."""
+    """Return the agreement of a model: inputs of variable shape, unless ragged; optional inputs."""
     return ShapeAgreement(
         frozenset(
             tensor.name
@@ -86,8 +86,7 @@ def shape_agreement(config: ModelConfig) -> ShapeAgreement:
 def parse_dynamic_batching(name: str, message: ProtoMessage) -> DynamicBatching:
     """Return the settings of the field ``dynamic_batching`` of model `name`.
 
-    Raises BridgeError: ``INVALID_ARG``: ``preserve_ordering`` together with what would break the
-    order.
+    Raises BridgeError: ``INVALID_ARG`` for settings that contradict ``preserve_ordering``.
     """
     settings = DynamicBatching(
         preferred_batch_sizes=tuple(message.preferred_batch_size),
@@ -128,7 +127,7 @@ def _queue_policy(message: ProtoMessage) -> QueuePolicy:
 
 
 class _ShapeId:
-    """A number, for as long as options of requests refer to it."""
+    """The number of a shape, which exists while request options refer to it."""
 
     __slots__ = ("__weakref__", "number", "owner")
 
@@ -138,7 +137,7 @@ class _ShapeId:
 
 
 class ShapeIds:
-    """Gives one model's requests equal numbers if their shapes let them share a batch."""
+    """Numbers the shapes of a model's requests; equal numbers may share a batch."""
 
     __slots__ = ("_agreement", "_ids", "_numbers")
 
@@ -148,7 +147,7 @@ class ShapeIds:
         self._numbers = itertools.count()
 
     def of(self, options: RequestOptions) -> int:
-        """Return the number of a request's shapes; options, mostly shared ones, remember it."""
+        """Return the number of a request's shapes, cached in its options."""
         if not self._agreement.inputs and not self._agreement.same_inputs:
             return 0
         known = options.shape_id

@@ -1,1 +1,1 @@
-"""Serves the stubs of models: their calls of other models, and what they ask of the server (BLS)."""
+"""BLS: calls of models by models, and control requests of models."""

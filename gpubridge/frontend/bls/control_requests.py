@@ -1,4 +1,4 @@
-"""Control requests of a model to the server: metrics, readiness and loads of other models."""
+"""Control requests of models: metrics, device memory, readiness and loading of models."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
 from functools import partial
 from io import FileIO
-from typing import Any, Protocol
+from typing import Any
 
 from gpubridge.engine.custom_metrics import MetricOwner
 from gpubridge.engine.devices.stub_arena import StubArena
-from gpubridge.engine.instance import Instance, InstanceState
-from gpubridge.engine.model_locks import ASKED_BY
-from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.repository.locks import ASKED_BY
+from gpubridge.engine.repository.repository import ModelRepository
+from gpubridge.engine.supervisor.instance import Instance, InstanceState
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.frontend.control import ControlTasks, is_ready
 from gpubridge.protocol.grpc.control import model_version
@@ -24,20 +24,13 @@ from gpubridge.transport.messages import control_message
 _KINDS = ("counter", "gauge", "histogram")
 
 
-class Sender(Protocol):
-    """Sends messages to the stub."""
-
-    def __call__(self, message: bytes, fds: tuple[int, ...] = (), /) -> None:
-        """Send one; the descriptors stay the caller's."""
-
-
 class ControlRequests:
-    """Answers what one stub asks.
+    """Handles the control requests of one stub.
 
-    - ``caller``: whose stub it is.
-    - ``send``: sends to the stub, or nothing when it is gone.
-    - ``catch_up``: takes what the stub has said and is not heard yet.
-    - ``arena``: makes the stub's device memory, if it has a GPU.
+    - ``caller``: the instance that the stub runs.
+    - ``send``: sends a message with descriptors, which the caller keeps, unless the stub is gone.
+    - ``catch_up``: handles messages of the stub that are received but not yet handled.
+    - ``arena``: allocates the stub's device memory, if it has a GPU.
     """
 
     def __init__(
@@ -45,7 +38,7 @@ class ControlRequests:
         repository: ModelRepository,
         tasks: ControlTasks,
         caller: Instance,
-        send: Sender,
+        send: Callable[..., None],
         catch_up: Callable[[], None],
         arena: StubArena | None,
     ) -> None:
@@ -57,19 +50,19 @@ class ControlRequests:
         self._owner = MetricOwner(caller, catch_up)
 
     def close(self) -> None:
-        """The stub is gone; what it has asked to be loaded or unloaded will be."""
+        """Remove the metrics of a stub that is gone; loads that it has requested continue."""
         self._repository.metrics.leave(self._owner)
-        # Its connection and this refer to each other: memory must not wait for the garbage collector.
-        self._owner.catch_up = _hear_nothing
+        # Breaks the reference cycle with the connection, so that no memory waits for the collector.
+        self._owner.catch_up = lambda: None
 
     def close_family(self, fields: dict[str, Any]) -> None:
-        """The model has deleted a family of metrics; raises MalformedMessage."""
+        """Close a family of metrics that the model has deleted; raises MalformedMessage."""
         self._repository.metrics.close_family(self._owner, _take(fields, "family", int))
 
     def take(self, fields: dict[str, Any], fds: Sequence[int]) -> None:
-        """Begin to answer a question; the descriptors stay the caller's.
+        """Begin to handle a request; the caller keeps the descriptors.
 
-        Raises MalformedMessage for what no stub asks.
+        Raises MalformedMessage for an unknown or malformed request.
         """
         number = _take(fields, "question", int)
         about = _take(fields, "about", str)
@@ -79,9 +72,9 @@ class ControlRequests:
             elif about == "metric":
                 self._open_metric(number, fields)
             elif about == "ready":
-                self._tell_ready(number, fields)
+                self._answer_ready(number, fields)
             elif about == "device_memory":
-                self._give_memory(number, fields)
+                self._allocate_memory(number, fields)
             elif about == "load":
                 self._change(number, self._load(fields, fds))
             elif about == "unload":
@@ -135,7 +128,7 @@ class ControlRequests:
 
     # -- device memory ---------------------------------------------------------------------------
 
-    def _give_memory(self, number: int, fields: dict[str, Any]) -> None:
+    def _allocate_memory(self, number: int, fields: dict[str, Any]) -> None:
         nbytes, refused = _take(fields, "nbytes", int), _take(fields, "refused", str)
         if self._arena is None or nbytes <= 0:
             raise MalformedMessage(f"{nbytes} bytes of device memory")
@@ -144,14 +137,14 @@ class ControlRequests:
             if isinstance(offer, BridgeError):
                 self._refuse(number, offer)
             else:
-                told, fds = offer
-                self._answer(number, *fds, **told)
+                members, fds = offer
+                self._answer(number, *fds, **members)
 
         self._tasks.start(self._arena.offer(nbytes, refused), done)
 
     # -- models ----------------------------------------------------------------------------------
 
-    def _tell_ready(self, number: int, fields: dict[str, Any]) -> None:
+    def _answer_ready(self, number: int, fields: dict[str, Any]) -> None:
         name = _take(fields, "model", str)
         version = model_version(_take(fields, "version", str))
         try:
@@ -164,11 +157,11 @@ class ControlRequests:
             )
 
     def _change(self, number: int, work: Coroutine[Any, Any, None]) -> None:
-        """Do some work on the repository, and answer when it is done."""
+        """Run a coroutine on the repository, and answer when it has ended."""
         context = copy_context()
         if self._caller.state is InstanceState.STARTING:
-            # A load waits for this stub, and whoever wants what that holds must not wait for it.
-            context.run(ASKED_BY.set, str(self._caller.settings.stub["name"]))
+            # A load waits for this stub, so its request must not wait for what that load has locked.
+            context.run(ASKED_BY.set, self._caller.settings.model)
 
         def done(error: BridgeError | None) -> None:
             if error is None:
@@ -192,7 +185,7 @@ class ControlRequests:
     async def _load_files(
         self, name: str, config: str | None, sizes: list[tuple[str, int]], memory: FileIO
     ) -> None:
-        # Many bytes, perhaps, and of whatever file the stub has sent.
+        # In a thread: the descriptor may be of any file, and large.
         files = await self._repository.threads.run(
             f"reading the files sent for model '{name}'", partial(_read_files, sizes, memory)
         )
@@ -203,10 +196,6 @@ class ControlRequests:
         dependents = _take(fields, "dependents", bool)
         self._repository.check_control()
         return self._repository.unload(name, dependents=dependents)
-
-
-def _hear_nothing() -> None:
-    """There is nobody to be heard."""
 
 
 def _take(fields: dict[str, Any], name: str, kind: type) -> Any:
@@ -238,7 +227,7 @@ def _read_files(sizes: list[tuple[str, int]], memory: FileIO) -> dict[str, bytes
         parts = []
         end = at + size
         while at < end:
-            # Without the interpreter's lock; mostly all at once, which is not copied then.
+            # Releases the interpreter's lock; mostly one read, whose result is not copied.
             part = os.pread(fd, end - at, at)
             if not part:
                 raise _cut_short(total)

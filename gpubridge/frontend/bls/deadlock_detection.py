@@ -1,32 +1,32 @@
-"""Detects calls that would wait for ever: models that wait for each other in a circle."""
+"""Detection of deadlocks: calls of models that would wait for each other in a cycle."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gpubridge.engine.instance import Instance
+from gpubridge.engine.supervisor.instance import Instance
 
 
-def find_circle(
+def find_cycle(
     caller: Instance, target: str, instances: Callable[[str], Iterable[Instance]]
 ) -> list[str]:
-    """Return the models of a circle that a call would close, from its target back to it; or nothing.
+    """Return the models of a cycle that a call would close, from its target back to it; or nothing.
 
-    An instance can go on when none of its calls waits for a model that cannot; a model can when one of
-    its instances can. What is left when all that can go on have been found waits for itself.
+    An instance can progress if all models that its calls wait for can; a model can if one of its
+    instances can. The models that cannot progress wait for each other.
 
-    - ``caller``: who calls; its other calls are known to it.
-    - ``target``: the model that is called.
-    - ``instances``: gives the instances of all versions of a model.
+    - ``caller``: the calling instance, which knows its other calls.
+    - ``target``: the called model.
+    - ``instances``: returns the instances of all versions of a model.
     """
     for each in instances(target):
         if not each.waits_for and each is not caller:
             return []
-    # Without a batch it executes nothing that waits.
-    return _circle(caller, target, instances) if caller.feed.in_flight else []
+    # Without a batch in flight, the caller blocks nothing.
+    return _cycle(caller, target, instances) if caller.feed.in_flight else []
 
 
-def _circle(
+def _cycle(
     caller: Instance, target: str, instances: Callable[[str], Iterable[Instance]]
 ) -> list[str]:
     found = {target: list(instances(target))}
@@ -43,14 +43,14 @@ def _circle(
         grown = False
         for model, members in found.items():
             if model not in alive and (
-                not members or any(_can_go_on(each, caller, target, alive) for each in members)
+                not members or any(_can_progress(each, caller, target, alive) for each in members)
             ):
                 alive.add(model)
                 grown = True
     return [] if target in alive else _path(target, caller, found, alive)
 
 
-def _can_go_on(instance: Instance, caller: Instance, target: str, alive: set[str]) -> bool:
+def _can_progress(instance: Instance, caller: Instance, target: str, alive: set[str]) -> bool:
     if not instance.feed.in_flight:
         return True
     calls = set(instance.waits_for)
@@ -62,7 +62,7 @@ def _can_go_on(instance: Instance, caller: Instance, target: str, alive: set[str
 def _path(
     target: str, caller: Instance, found: dict[str, list[Instance]], alive: set[str]
 ) -> list[str]:
-    """Follow the circle from its target until it is closed."""
+    """Return the cycle from its target back to it."""
     path = [target]
     while True:
         member = found[path[-1]][0]

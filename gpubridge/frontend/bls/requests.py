@@ -1,13 +1,13 @@
-"""Calls of models as requests for the models that they call."""
+"""BLS calls as requests for the called models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gpubridge.engine.instance import Instance
-from gpubridge.engine.model import Model
-from gpubridge.engine.repository import ModelRepository
-from gpubridge.engine.tracing import UNTRACED, Caused
+from gpubridge.engine.models.model import Model
+from gpubridge.engine.models.tracing import UNTRACED, Caused
+from gpubridge.engine.repository.repository import ModelRepository
+from gpubridge.engine.supervisor.instance import Instance
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.model_io import InputForm, check_inputs, model_shape
 from gpubridge.protocol.fields import text_of_sequence
@@ -23,23 +23,21 @@ class CallForm:
     """Template of calls of one signature and context.
 
     - ``record``: the first of these calls.
-    - ``model``: that is called.
-    - ``caller``: the model that calls.
+    - ``model``: the called model.
+    - ``caller``: the name of the calling model.
     - ``device``: the UUID of the GPU on which the caller's outputs can stay; empty for none.
-    - ``instances``: gives the instances of all versions of a model.
+    - ``instances``: returns the instances of all versions of a model.
 
-    Its attributes:
+    The compiled module reads these attributes, besides ``model`` and ``instances``:
 
-    - ``model``: as given.
-    - ``submit``: takes the requests over.
-    - ``home``: the name of the model.
-    - ``needed``: the models that execute them.
-    - ``instances``: as given.
-    - ``context``, ``shared``: the context of requests; the second where others may look at the inputs, too.
-    - ``decoupled``: whether the caller takes more than one response.
-    - ``origin``: where requests come from; None where `cause` says it.
+    - ``submit``: submits requests.
+    - ``home``: the name of the called model.
+    - ``needed``: the models that execute the requests.
+    - ``context``, ``shared``: the context of requests; the second if others may read the inputs.
+    - ``decoupled``: whether the caller accepts any number of responses.
+    - ``origin``: the origin of requests; None if `cause` returns it.
 
-    Raises BridgeError: in Triton's words, when the model cannot be called so.
+    Raises BridgeError: with Triton's text, when the model cannot be called so.
     """
 
     def __init__(
@@ -50,52 +48,51 @@ class CallForm:
         device: str,
         instances: Callable[[str], Sequence[Instance]],
     ) -> None:
-        said: CallContext = record.context
-        if model.config.decoupled and not said.decoupled:
-            raise BridgeError(_NOT_DECOUPLED.format(said.model), ErrorCode.UNSUPPORTED)
+        context: CallContext = record.context
+        if model.config.decoupled and not context.decoupled:
+            raise BridgeError(_NOT_DECOUPLED.format(context.model), ErrorCode.UNSUPPORTED)
         for name in record.signature.requested:
             if name not in model.config.outputs_by_name:
                 raise BridgeError(
                     f"unexpected inference output '{name}' for model '{model.name}'",
                     ErrorCode.INVALID_ARG,
                 )
-        if said.correlation_text:
-            text_of_sequence(said.correlation_text)
+        if context.correlation_text:
+            text_of_sequence(context.correlation_text)
         self.model = model
         self.submit = model.submit
         self.home = model.name
         self.needed = tuple(model.executed_by)
         self.instances = instances
-        self.decoupled = said.decoupled
-        self.origin = None if said.trace else UNTRACED
-        self._said = said
+        self.decoupled = context.decoupled
+        self.origin = None if context.trace else UNTRACED
+        self._call = context
         self._signature = record.signature
         self.context = RequestContext(
-            flags=said.flags,
-            correlation_id=said.correlation_id,
-            correlation_text=said.correlation_text,
-            timeout=said.timeout,
-            parameters=said.parameters,
-            shared=said.handed_on,
-            device="" if said.host_outputs else device,
+            flags=context.flags,
+            correlation_id=context.correlation_id,
+            correlation_text=context.correlation_text,
+            timeout=context.timeout,
+            parameters=context.parameters,
+            shared=context.handed_on,
+            device="" if context.host_outputs else device,
             outputs_for=caller,
         )
-        self.shared = self.context if said.handed_on else self.context.changed(shared=True)
+        self.shared = self.context if context.handed_on else self.context.changed(shared=True)
         self._encoded = b""
 
     def cause(self) -> Caused:
-        """Return the request that traced ones come of."""
-        return Caused(self.model.traces.find(self._said.trace))
+        """Return the origin of requests that are traced with the caller's."""
+        return Caused(self.model.traces.find(self._call.trace), self._call.span)
 
     def fit(self, record: Record, sizes: Sequence[int]) -> tuple[bytes, bytes, int, RequestOptions]:
-        """Return the signature, the dims, the batch size and the options of the request of a call.
+        """Return signature, dims, batch size and options of the request of a call.
 
-        ``sizes``: the bytes of its inputs.
+        ``sizes``: the sizes of its inputs.
 
-        Raises BridgeError: in Triton's words, when the inputs are not as the model's configuration
-        wants them.
+        Raises BridgeError: with Triton's text, when the inputs do not match the model's configuration.
         """
-        config, said = self.model.config, self._said
+        config, call = self.model.config, self._call
         inputs = [
             InputForm(spec.name, spec.datatype, shape, nbytes)
             for spec, shape, nbytes in zip(
@@ -105,7 +102,7 @@ class CallForm:
         check_inputs(record.identifier, inputs, config)
         shapes = [model_shape(entry, config) for entry in inputs]
         if not self._encoded:
-            # A reshape gives an input its rank, whatever its shape is.
+            # The rank of an input depends on the configured reshape only.
             tensors = [
                 (each.name, each.datatype, len(shape))
                 for each, shape in zip(inputs, shapes, strict=True)
@@ -115,30 +112,30 @@ class CallForm:
         batch_size = inputs[0].shape[0] if config.max_batch_size and inputs else 1
         names = [entry.name for entry in inputs]
         options = RequestOptions(
-            timeout_us=said.timeout,
-            correlation_id=said.correlation,
-            start=bool(said.flags & _START),
-            end=bool(said.flags & _END),
+            timeout_us=call.timeout,
+            correlation_id=call.correlation,
+            start=bool(call.flags & _START),
+            end=bool(call.flags & _END),
             shapes=tuple(zip(names, shapes, strict=True)),
         )
         return self._encoded, encode_dims(shapes), batch_size, options
 
 
 class CalledModels:
-    """Finds the models that are called."""
+    """Finds called models."""
 
     def __init__(self, repository: ModelRepository) -> None:
         self._repository = repository
         self._versions: dict[str, list[Model]] = {}
 
     def forget(self) -> None:
-        """Models have changed."""
+        """Drop cached models: served models have changed."""
         self._versions.clear()
 
     def form(self, record: Record, caller: str, device: str) -> CallForm:
-        """Return what a call of the model ``caller`` asks for; raises BridgeError."""
-        said: CallContext = record.context
-        model = self._find(said.model, said.version)
+        """Return the template of a call by the model ``caller``; raises BridgeError."""
+        call: CallContext = record.context
+        model = self._find(call.model, call.version)
         return CallForm(record, model, caller, device, self.instances)
 
     def _find(self, name: str, version: int) -> Model:

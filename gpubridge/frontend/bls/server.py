@@ -1,6 +1,6 @@
-"""Serves the calls of models: gives them to the called models, and sends their answers to the caller.
+"""Serves BLS calls: submits them to the called models, and sends the responses to the caller.
 
-No byte of a tensor is touched: what a call's inputs and an answer's outputs lie in is handed on.
+No tensor is copied: the memory of a call's inputs and a response's outputs is passed on by reference.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from gpubridge.dataplane import Call, CallChannel
-from gpubridge.engine.announcements import Announcements
-from gpubridge.engine.devices.edge_events import tell_waits
-from gpubridge.engine.devices.region import ClientDeviceSegment
+from gpubridge.engine.devices.edge_events import add_event_waits
 from gpubridge.engine.devices.stub_arena import StubArena
-from gpubridge.engine.instance import Instance
-from gpubridge.engine.long_messages import LongMessages
-from gpubridge.engine.placed_response import PlacedResponse
-from gpubridge.engine.repository import ModelRepository
-from gpubridge.engine.send_queue import SendQueue
-from gpubridge.engine.stub_connection import StubConnection
+from gpubridge.engine.ipc.long_messages import LongMessages
+from gpubridge.engine.ipc.send_queue import SendQueue
+from gpubridge.engine.ipc.stub_connection import StubConnection
+from gpubridge.engine.memory.device_region import ClientDeviceSegment
+from gpubridge.engine.memory.placed_response import PlacedResponse
+from gpubridge.engine.memory.region_announcer import RegionAnnouncer
+from gpubridge.engine.repository.repository import ModelRepository
+from gpubridge.engine.supervisor.instance import Instance
 from gpubridge.engine.workers import HEAVY_BYTES
 from gpubridge.errors import BridgeError, ErrorCode, LongError, Pieces
 from gpubridge.frontend.bls.control_requests import ControlRequests
-from gpubridge.frontend.bls.deadlock_detection import find_circle
+from gpubridge.frontend.bls.deadlock_detection import find_cycle
 from gpubridge.frontend.bls.requests import CalledModels, CallForm
 from gpubridge.frontend.control import ControlTasks
 from gpubridge.protocol.infer_response import json_members
@@ -49,37 +49,36 @@ _logger = logging.getLogger(__name__)
 
 _NO_CONTEXT = ResponseContext()
 _HEARD_TOGETHER = 256
-"""Messages that are read in one turn; the rest is read in a later one."""
+"""Messages read in one turn of the event loop."""
 
 
 class CallHooks(NamedTuple):
-    """Callbacks for the calls of a stub.
+    """Callbacks of the compiled call channel of a stub.
 
-    - ``announcements``: tell the stub of regions, through the channel of the calls.
-    - ``model``: the name of the model that calls.
+    - ``announcer``: announces regions to the stub, through the channel of the calls.
+    - ``model``: the name of the calling model.
     - ``caller``: its instance.
-    - ``link``: the connection to the stub.
-    - ``form``: returns what a call asks for.
-    - ``check``: raises a BridgeError where a call of models would never be answered.
-    - ``failed``: returns the answer to a call that raised an error; gets its record, the error, and
-      whether the called model may have had it.
-    - ``describe``: returns of a response out of the ordinary where its outputs lie, whether others
-      may look at them, and its encoded context without long parameters.
-    - ``long_text``: returns the name of the field of the context that an outcome has a long text for,
-      and that text; None without any.
-    - ``send_long``: sends the record of an answer with such a text in that field.
-    - ``signature``: encodes the signature of a response; None for that of no outputs.
-    - ``receive``: takes a message of another kind, or with descriptors, which it then owns; gets its
-      bytes, those, and whether something of it was cut off.
-    - ``refuse``: gets the error or the text for which a message could not be taken.
+    - ``connection``: the connection to the stub.
+    - ``form``: returns the template of a call.
+    - ``check``: raises a BridgeError if a call of models would deadlock.
+    - ``failed``: returns the error response of a call that raised; gets its record, the error, and
+      whether the call may have been submitted.
+    - ``describe``: returns where the outputs of an unusual response are, whether others may read
+      them, and its encoded context without long parameters.
+    - ``long_text``: returns the context field and the text of an outcome with a long text, or None.
+    - ``send_long``: sends the record of a response with such a text in that field.
+    - ``signature``: encodes the signature of a response; None for no outputs.
+    - ``receive``: handles a message of another kind, or one with descriptors, which it then owns;
+      gets the bytes, the descriptors, and whether the message was truncated.
+    - ``refuse``: gets the error or text for which a message was not accepted.
     - ``send``: sends a message that cannot be sent at once.
-    - ``call_soon``: has something called in this turn of the event loop.
+    - ``call_soon``: schedules a callback in this turn of the event loop.
     """
 
-    announcements: Announcements
+    announcer: RegionAnnouncer
     model: str
     caller: Instance
-    link: StubConnection
+    connection: StubConnection
     form: Callable[[Record], CallForm]
     check: Callable[[Sequence[str]], None]
     failed: Callable[[Record, Exception, bool], BridgeError]
@@ -94,7 +93,7 @@ class CallHooks(NamedTuple):
 
 
 class BlsServer:
-    """Serves the calls of all models."""
+    """Serves the calls of all stubs."""
 
     def __init__(self) -> None:
         self._repository: ModelRepository
@@ -103,21 +102,23 @@ class BlsServer:
         self.models: CalledModels
 
     def serve(self, repository: ModelRepository) -> None:
-        """Let the models of a repository be called; before any of them is loaded."""
+        """Set the repository of the called models, before any of them is loaded."""
         self._repository = repository
         self.models = CalledModels(repository)
 
     def model_changed(self, _: str) -> None:
-        """Other versions of a model are served than before."""
+        """Drop cached models: the served versions of one have changed."""
         self.models.forget()
         for connection in self._connections:
             connection.models_changed()
 
-    def open(self, sock: socket.socket, link: StubConnection, caller: Instance) -> BlsConnection:
+    def open(
+        self, sock: socket.socket, connection: StubConnection, caller: Instance
+    ) -> BlsConnection:
         """Serve the calls of one stub."""
-        connection = BlsConnection(self, sock, link, caller)
-        self._connections.add(connection)
-        return connection
+        calls = BlsConnection(self, sock, connection, caller)
+        self._connections.add(calls)
+        return calls
 
     def control_requests(
         self,
@@ -126,39 +127,39 @@ class BlsServer:
         catch_up: Callable[[], None],
         arena: StubArena | None,
     ) -> ControlRequests:
-        """Answer what one stub asks."""
+        """Return the handler of one stub's control requests."""
         return ControlRequests(self._repository, self._changes, caller, send, catch_up, arena)
 
 
 class BlsConnection:
-    """The calls of one stub; owns the channel that they come through.
+    """The calls of one stub; owns their channel.
 
-    - ``link``: knows the stub's memory, and lends it other memory.
-    - ``caller``: whose stub it is.
+    - ``connection``: the connection to the stub, which knows its memory.
+    - ``caller``: the instance that the stub runs.
     """
 
     uploads = False
 
     def __init__(
-        self, server: BlsServer, sock: socket.socket, link: StubConnection, caller: Instance
+        self, server: BlsServer, sock: socket.socket, connection: StubConnection, caller: Instance
     ) -> None:
         sock.setblocking(False)
         self._server = server
-        self._link = link
+        self._connection = connection
         self._caller = caller
-        self._model: str = caller.settings.stub["name"]
+        self._model = caller.settings.model
         self._channel = Channel(sock)
         self._loop = asyncio.get_running_loop()
-        self._send_queue = SendQueue(self._channel, link.workers, self._mute, self._block)
+        self._send_queue = SendQueue(self._channel, connection.workers, self._stop_io, self._block)
         self._reader = record_reader(CallContext)
-        self._announcements = Announcements(
-            CallKind, link.regions, self, link.open_devices, self._send_queue.send
+        self._announcer = RegionAnnouncer(
+            CallKind, connection.regions, self, connection.open_devices, self._send_queue.send
         )
         hooks = CallHooks(
-            announcements=self._announcements,
+            announcer=self._announcer,
             model=self._model,
             caller=caller,
-            link=link,
+            connection=connection,
             form=self._form,
             check=self._check_deadlock,
             failed=self._failed,
@@ -171,44 +172,44 @@ class BlsConnection:
             send=self._send_queue.send,
             call_soon=self._loop.call_soon,
         )
-        self._calls = CallChannel(link.requests, self._reader, hooks, self._channel.fileno())
+        self._calls = CallChannel(connection.requests, self._reader, hooks, self._channel.fileno())
         self._open = True
-        self._long = LongMessages(link.workers, self._decode, self._take_long)
+        self._long = LongMessages(connection.workers, self._decode, self._take_long)
         self._control = server.control_requests(
-            caller, self._send_queue.send, self._catch_up, link.arena
+            caller, self._send_queue.send, self._catch_up, connection.arena
         )
         self._listen(True)
-        link.on_abandoned = self._give_up
+        connection.on_abandoned = self._cancel_since
 
     def close(self) -> None:
-        """The stub is gone: what it called for is not needed any more."""
-        self._mute()
-        # They hold each other: nothing of a dead stub shall wait for the collector.
-        self._link.on_abandoned = None
+        """Cancel all calls: the stub is gone."""
+        self._stop_io()
+        # Breaks a reference cycle, so that no memory waits for the garbage collector.
+        self._connection.on_abandoned = None
         self._control.close()
         for call in self._calls.close():
             call.request.cancel()
-        self._announcements.close()
+        self._announcer.close()
         self._long.close()
         self._channel.close()
 
     def drop_region(self, region: int) -> None:
         """Tell the stub to unmap a region."""
-        if region in self._announcements.known:
+        if region in self._announcer.known:
             self._calls.flush()
-            self._announcements.drop(region)
+            self._announcer.drop(region)
 
-    def tell_ahead(self, segment: ClientDeviceSegment) -> None:
-        """Nothing: a stub is told of clients' memory through its other channel."""
+    def announce_ahead(self, segment: ClientDeviceSegment) -> None:
+        """Do nothing: client memory is announced through the stub's other channel."""
 
     def pin_range(self, region: int, offset: int, nbytes: int) -> None:
-        """Do nothing: a stub uploads inputs that come through its other channel."""
+        """Do nothing: inputs to upload arrive through the stub's other channel."""
 
-    def settle_kept(self) -> None:
-        """Take back what the stub has let go of: its link keeps that for both channels."""
-        self._link.settle_kept()
+    def release_kept(self) -> None:
+        """Collect memory that the stub has released, for both channels."""
+        self._connection.release_kept()
 
-    def _mute(self) -> None:
+    def _stop_io(self) -> None:
         if self._open:
             self._open = False
             self._calls.mute()
@@ -219,7 +220,7 @@ class BlsConnection:
         self._calls.block(blocked)
 
     def models_changed(self) -> None:
-        """Other versions of a model are served than before."""
+        """Drop cached templates: the served versions of a model have changed."""
         self._calls.forget()
 
     def _listen(self, on: bool) -> None:
@@ -232,12 +233,12 @@ class BlsConnection:
 
     def _catch_up(self) -> None:
         for _ in range(_HEARD_TOGETHER):
-            # What is behind a long message is heard when a worker has read that.
+            # Messages after a long one wait until a worker has parsed that.
             if not self._open or self._long.reading or not self._calls.receive():
                 return
 
     def _receive(self, message: bytes, fds: list[int], cut: bool) -> None:
-        """Take a message that the compiled module leaves to others, or have it read if it is long."""
+        """Handle a message that the compiled module does not; a worker parses a long one."""
         try:
             message, fds = self._channel.whole(message, fds, cut, HEAVY_BYTES)
             if is_unread(message):
@@ -249,21 +250,21 @@ class BlsConnection:
             finally:
                 close_all(fds)
         except ChannelClosed:
-            self._mute()
+            self._stop_io()
         except MalformedMessage as error:
             self._refuse(error)
 
     def _refuse(self, error: Exception | str) -> None:
-        """Trust the stub no more because of what it has sent; raise what is no fault of its."""
+        """End the stub for a malformed message; raise errors that are not its fault."""
         if isinstance(error, BridgeError):
             error = error.message
         elif not isinstance(error, (str, ValueError)):
             raise error
-        self._mute()
-        self._link.distrust(f"sent a malformed call ({error})")
+        self._stop_io()
+        self._connection.fail_protocol(f"sent a malformed call ({error})")
 
     def _take_long(self, decoded: tuple[int, Any] | BridgeError, fds: list[int]) -> None:
-        """Take a message that a worker has read, and go on with those behind it."""
+        """Handle a message that a worker has parsed, then continue with the next ones."""
         try:
             if isinstance(decoded, BridgeError):
                 self._refuse(decoded)
@@ -307,7 +308,7 @@ class BlsConnection:
                 call.request.passed_on(responses)
 
     def _form(self, record: Record) -> CallForm:
-        return self._server.models.form(record, self._model, self._link.device or "")
+        return self._server.models.form(record, self._model, self._connection.device or "")
 
     def _failed(self, record: Record, error: Exception, begun: bool) -> BridgeError:
         if isinstance(error, MalformedMessage):
@@ -316,35 +317,35 @@ class BlsConnection:
             model = record.context.model
             text = f"Model {model} - Error when running inference: {error.message}"
             return BridgeError(text, error.code)
-        # A fault of the server, but the model must not wait for ever for that.
+        # A bug of the server, but the model must get an answer.
         _logger.error("A model's call failed in the server", exc_info=error)
         return BridgeError(f"the server could not take the call: {error!r}", ErrorCode.INTERNAL)
 
     def _check_deadlock(self, names: Sequence[str]) -> None:
         for name in names:
-            circle = find_circle(self._caller, name, self._server.models.instances)
-            if circle:
+            cycle = find_cycle(self._caller, name, self._server.models.instances)
+            if cycle:
                 raise BridgeError(
-                    f"this call would never be answered: {' waits for '.join(circle)}, and all "
+                    f"this call would never be answered: {' waits for '.join(cycle)}, and all "
                     "their instances are in use by this very request; give one of these models "
                     "another instance",
                     ErrorCode.UNAVAILABLE,
                 )
 
     def _cancel(self, call: Call, still_read: bool) -> None:
-        """Tell the called model; a request that it has not started is over."""
+        """Cancel a call; a request that its model has not started ends at once."""
         request = call.request
         if request.instance is None:
             request.cancel()
             cancelled = BridgeError("the request was cancelled", ErrorCode.CANCELLED)
             self._calls.end(call.number, cancelled)
         else:
-            # A sequence goes on with every request of it that its model has not seen.
+            # Requests of a sequence that its model has not seen still count for it.
             of_sequence = call.form.model.config.message.HasField("sequence_batching")
             request.instance.cancel(request, of_sequence, still_read)
 
-    def _give_up(self, since: int) -> None:
-        """Cancel the caller's calls: its own request was cancelled."""
+    def _cancel_since(self, since: int) -> None:
+        """Cancel the caller's calls since a time: its own request was cancelled."""
         for call in self._calls.calls():
             if call.began >= since:
                 self._cancel(call, still_read=True)
@@ -355,15 +356,15 @@ class BlsConnection:
 
     def _describe(self, response: InferResponse) -> tuple[list[MemoryRange], bool, bytes]:
         ranges = response.ranges()
-        # Others may still look at some, or they lie in memory that was not made for this call.
+        # Others may still read some outputs, or they are in memory not allocated for this call.
         shared = isinstance(response, PlacedResponse) and not response.shared.isdisjoint(
             spec.name for spec in response.signature.tensors
         )
         context = _NO_CONTEXT
         if response.parameters and not isinstance(response.parameters, LongParameters):
             context = ResponseContext(parameters=json.dumps(response.parameters))
-        if self._link.arena is not None:
-            context = tell_waits(context, ranges, self._announcements)
+        if self._connection.arena is not None:
+            context = add_event_waits(context, ranges, self._announcer)
         return ranges, shared, context.encoded()
 
 

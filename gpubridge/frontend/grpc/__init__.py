@@ -1,1 +1,1 @@
-"""The gRPC endpoint: calls on the streams of HTTP/2 connections, and their handlers."""
+"""The gRPC endpoint: HTTP/2 connections, calls on their streams, and the methods."""

@@ -1,4 +1,4 @@
-"""A call: one stream's request message or messages, and its answer."""
+"""gRPC calls: request messages and the response of one stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from gpubridge.frontend.grpc.status import (
     Status,
     failure,
 )
-from gpubridge.frontend.lateness import Rate, bytes_per_second
+from gpubridge.frontend.timeouts import MinimumRate, bytes_per_second
+from gpubridge.host_shm import Body, Budget, PrivateMemory
 from gpubridge.protocol.grpc.infer_response import encode_frame
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1
 
 
 def read_timeout(value: bytes) -> float | None:
-    """Return the seconds of a ``grpc-timeout``; None for what is none."""
+    """Return the seconds of a ``grpc-timeout`` value; None if it is malformed."""
     match = _TIMEOUT.fullmatch(value)
     return None if match is None else int(match[1]) * _SECONDS[match[2]]
 
@@ -39,8 +40,9 @@ def read_timeout(value: bytes) -> float | None:
 class Opening(NamedTuple):
     """Start of a call.
 
-    - ``limit``: bytes of a message, after decompression too.
-    - ``parameters``: headers that reach the model.
+    - ``limit``: maximum bytes of a message, also after decompression.
+    - ``parameters``: forwarded headers.
+    - ``context``: the headers of a trace context, if they matter.
     """
 
     connection: GrpcConnection
@@ -48,94 +50,98 @@ class Opening(NamedTuple):
     headers: RequestHeaders
     limit: int
     parameters: Mapping[str, str] = MappingProxyType({})
+    context: tuple[bytes, bytes] | None = None
 
 
 class Call(ABC):
-    """A call of any kind: its state, its deadline and how it ends."""
+    """Base of calls: state, deadline and end of a call."""
 
     def __init__(self, opening: Opening) -> None:
-        self._connection, self._stream_id, self._headers, self._limit, self._parameters = opening
+        self._connection, self._stream_id, self._headers, self._limit = opening[:4]
+        self._parameters, self._context = opening.parameters, opening.context
         self._packing: Packing | None = None
-        self._rate: Rate | None = None
+        self._rate: MinimumRate | None = None
         self._timer: asyncio.TimerHandle | None = None
-        # Gives a compressed message as it was.
+        # Decompresses a message.
         self._unpacking: asyncio.Task[None] | None = None
-        # Reads a message that takes long.
+        # Parses a long message.
         self._reading: asyncio.Task[None] | None = None
-        self._told = False
+        self._headers_sent = False
         self._done = False
 
-    # -- what the connection tells ---------------------------------------------------------------
+    # -- events of the stream --------------------------------------------------------------------
 
     @abstractmethod
     def messages(self, nbytes: int, messages: list[bytes], compressed: bool, end: bool) -> None:
-        """Take messages; so many bytes were received for them, and for the beginning of another."""
+        """Receive messages; ``nbytes`` counts them and the received part of the next one."""
 
     def refuse(self, error: Exception) -> None:
-        """End the call: what comes on its stream is no request, or there is no memory for it."""
-        self._give_up()
+        """Fail the call: its request is malformed, or there is no memory for it."""
+        self._abandon()
         self.fail(error)
 
     def writable(self) -> None:
-        """All that was queued is on its way."""
+        """Continue: all queued bytes have been sent."""
 
     def drain(self) -> None:
-        """The server stops: take nothing new, and end when what is there is answered."""
+        """Stop reading requests, and end after the pending responses."""
 
-    def cut_short(self) -> None:
-        """The client sends no more: end when what it has asked is answered."""
+    def input_ended(self) -> None:
+        """End after the pending responses: the client has closed its sending side."""
 
     def check(self, now: float, window: float) -> None:
-        """Fail if the request's message comes too slowly, in windows of so many seconds."""
+        """Fail if the request message is received too slowly in a window of seconds."""
 
     def abort(self) -> None:
-        """The stream is gone: nobody waits for an answer."""
-        self._settle()
+        """Release everything: the stream is gone."""
+        self._release()
 
     def pack(self, packing: Packing) -> None:
-        """Compress the answer, if it is one to inference."""
+        """Compress the response, if this is an inference call."""
 
     def limit_time(self, seconds: float) -> None:
-        """End the call with DEADLINE_EXCEEDED after so many seconds."""
+        """Fail the call with DEADLINE_EXCEEDED after so many seconds."""
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(seconds, self._late)
+        self._timer = loop.call_later(seconds, self._deadline_passed)
 
-    # -- how it ends -----------------------------------------------------------------------------
+    # -- end of the call -------------------------------------------------------------------------
 
     def fail(self, error: Exception) -> None:
         """End the call with an error."""
         if self._done:
             return
-        fields = failure(error, begun=self._told)
+        fields = failure(error, begun=self._headers_sent)
         self._connection.http2.send_headers(self._stream_id, fields, True)
         self._finish()
 
     def _succeed(self) -> None:
-        """End the call, all of its answer being sent."""
-        self._tell()
+        """End the call successfully: the whole response has been queued."""
+        self._send_headers()
         self._connection.http2.send_headers(self._stream_id, OK_TRAILERS, True)
         self._finish()
 
-    def _answer_all(self, body: Sequence[bytes | memoryview]) -> None:
-        """End the call with all of its answer."""
-        self._connection.http2.send_response(self._stream_id, self._opening(), body, OK_TRAILERS)
+    def _send_whole_response(self, body: Sequence[bytes | memoryview]) -> None:
+        """Send the whole response and end the call."""
+        self._connection.http2.send_response(
+            self._stream_id, self._response_headers(), body, OK_TRAILERS
+        )
         self._finish()
 
-    def _tell(self) -> None:
-        """Send the headers of the answer, once."""
-        if not self._told:
-            self._told = True
-            self._connection.http2.send_headers(self._stream_id, self._opening())
+    def _send_headers(self) -> None:
+        """Send the response headers, once."""
+        if not self._headers_sent:
+            self._headers_sent = True
+            self._connection.http2.send_headers(self._stream_id, self._response_headers())
 
-    def _opening(self) -> HeaderFields:
+    def _response_headers(self) -> HeaderFields:
         return RESPONSE_HEADERS if self._packing is None else self._packing.headers
 
     def _finish(self) -> None:
-        self._settle()
+        self._release()
         self._connection.forget(self._stream_id)
         self._connection.flush_soon()
 
-    def _settle(self) -> None:
+    def _release(self) -> None:
         self._done = True
         if self._timer is not None:
             self._timer.cancel()
@@ -145,33 +151,32 @@ class Call(ABC):
                 task.cancel()
         self._unpacking = self._reading = None
 
-    def _late(self) -> None:
+    def _deadline_passed(self) -> None:
         self._timer = None
         if not self._done:
-            # Before the answer, so that what the call holds is given up.
-            self._give_up()
+            # Before the response, so that the call's memory is free by then.
+            self._abandon()
             self.fail(CallFailed(Status.DEADLINE_EXCEEDED, "Deadline Exceeded"))
 
-    def _give_up(self) -> None:
-        """Let go of what the call holds or waits for."""
+    def _abandon(self) -> None:
+        """Free the memory of the request and cancel submitted requests."""
 
     def _check_rate(
         self, now: float, window: float, message: object, arrived: int, held: int
     ) -> None:
-        """Fail if a message comes too slowly that holds so many bytes of memory."""
+        """Fail if a message is received too slowly; ``held`` is the memory that it holds."""
         if self._rate is None:
-            self._rate = Rate(window)
+            self._rate = MinimumRate(window)
         if self._rate.too_slow(now, message, arrived, held):
-            text = f"expected {bytes_per_second(held)} bytes a second of the request's message "
-            self._give_up()
-            self.fail(
-                CallFailed(Status.DEADLINE_EXCEEDED, f"{text}within {window:g} s, or its end")
-            )
+            self._abandon()
+            least = bytes_per_second(held)
+            text = f"request message too slow: minimum {least} bytes/s over {window:g} s"
+            self.fail(CallFailed(Status.DEADLINE_EXCEEDED, text))
 
     def _unpack(self, message: bytes, then: Callable[[bytes], None]) -> bytes | None:
-        """Return a compressed message as it was; None where ``then`` gets it later.
+        """Return a decompressed message, or None if ``then`` is called with it later.
 
-        Raises CallFailed for what is none; later, that ends the call.
+        Raises CallFailed for a malformed message; one found later fails the call.
         """
 
         def done(plain: bytes | BridgeError | CallFailed) -> None:
@@ -195,14 +200,14 @@ class SingleMessageCall(Call):
 
     @abstractmethod
     def complete(self, message: bytes, compressed: bool) -> None:
-        """Take the message."""
+        """Handle the message."""
 
     def messages(self, nbytes: int, messages: list[bytes], compressed: bool, end: bool) -> None:
-        """Take the message."""
+        """Handle the message."""
         self.complete(messages[0], compressed)
 
     def _complete_packed(self, message: bytes) -> None:
-        """Take the message, which is compressed."""
+        """Decompress the message, then handle it."""
         try:
             plain = self._unpack(message, lambda plain: self.complete(plain, False))
         except CallFailed as error:
@@ -213,7 +218,7 @@ class SingleMessageCall(Call):
 
 
 class LargeMessageCall(SingleMessageCall):
-    """One whose message comes in pieces if it is large."""
+    """A call whose message is received in pieces if it is large."""
 
     @abstractmethod
     def large(self, nbytes: int) -> None:
@@ -221,17 +226,17 @@ class LargeMessageCall(SingleMessageCall):
 
     @abstractmethod
     def data(self, view: memoryview, end: bool) -> None:
-        """Take part of the large message; with ``end`` no more comes."""
+        """Receive part of the large message; ``end`` says that it is the last."""
 
     def filled(self, end: bool) -> None:
-        """Take note that the memory is full which was named for what comes."""
+        """Continue: the memory named to `Http2Connection.receive_into` is full."""
 
 
 class UnaryCall(SingleMessageCall):
-    """A call that is answered once.
+    """A call with one response message.
 
-    ``answer``: makes the answer's message of the request's, or a coroutine that does; may raise
-    BridgeError.
+    ``answer``: returns the response message, or a coroutine that does, for the request message; may
+    raise BridgeError.
     """
 
     def __init__(
@@ -245,7 +250,7 @@ class UnaryCall(SingleMessageCall):
         self._tasks = tasks
 
     def complete(self, message: bytes, compressed: bool) -> None:
-        """Answer the one message, or begin to."""
+        """Respond to the message, now or when the coroutine ends."""
         if compressed:
             self._complete_packed(message)
         else:
@@ -264,9 +269,55 @@ class UnaryCall(SingleMessageCall):
 
     def _respond(self, outcome: bytes | BridgeError) -> None:
         if self._done:
-            # Nobody waits any more: the client is gone, or its time is over.
+            # The client is gone, or its deadline has passed.
             return
         if isinstance(outcome, BridgeError):
             self.fail(outcome)
         else:
-            self._answer_all([encode_frame(outcome)])
+            self._send_whole_response([encode_frame(outcome)])
+
+
+class LoadCall(UnaryCall, LargeMessageCall):
+    """A model load, whose large message is charged to its connection.
+
+    ``budget``: of the memory for all requests.
+    """
+
+    def __init__(self, *given: Any, budget: Budget) -> None:
+        super().__init__(*given)
+        self._budget = budget
+        self._memory: PrivateMemory | None = None
+        self._arrived = 0
+
+    def large(self, nbytes: int) -> None:
+        """Begin to receive a large message."""
+        body = Body(self._budget, self._connection.account, self.refuse)
+        self._memory = PrivateMemory(nbytes, body)
+
+    def data(self, view: memoryview, end: bool) -> None:
+        """Receive part of the large message."""
+        large = self._memory
+        if large is None:
+            return
+        begin, self._arrived = self._arrived, self._arrived + len(view)
+        large.count(self._arrived)
+        large.memory[begin : self._arrived] = view
+        if self._is_whole(large):
+            large.complete()
+            self._take(large.memory)
+        elif end:
+            raise CallFailed(Status.INTERNAL, "the request ends in the middle of its message")
+
+    def check(self, now: float, window: float) -> None:
+        """Fail if a large message is received too slowly."""
+        if self._memory is not None and not self._is_whole(self._memory):
+            self._check_rate(now, window, self._memory, self._arrived, self._arrived)
+
+    def _is_whole(self, large: PrivateMemory) -> bool:
+        return self._arrived == len(large.memory)
+
+    def _release(self) -> None:
+        super()._release()
+        large, self._memory = self._memory, None
+        if large is not None:
+            large.close()

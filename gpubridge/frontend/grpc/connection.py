@@ -1,37 +1,50 @@
-"""One client's connection: bytes between its socket and HTTP/2, streams to calls."""
+"""A gRPC connection: bytes between its socket and HTTP/2, and the calls of its streams."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from gpubridge.config import GrpcConnections
 from gpubridge.dataplane import GrpcConnectionState, Http2Connection, Http2Limits, RequestHeaders
 from gpubridge.frontend.connection_limits import longest_idle
 from gpubridge.frontend.grpc.call import Call, LargeMessageCall, read_timeout
-from gpubridge.frontend.grpc.events import (
-    BEGIN,
-    CALL,
-    CLOSED,
-    DATA,
-    FAILED,
-    FILLED,
-    LARGE,
-    MESSAGES,
-    PING,
-    RESET,
-    WRITABLE,
-    framing_failure,
-)
+from gpubridge.frontend.grpc.connection_timeouts import ConnectionTimeouts, TimeoutAction
 from gpubridge.frontend.grpc.infer import InferCall
 from gpubridge.frontend.grpc.packing import accepted_packing
 from gpubridge.frontend.grpc.service import GrpcService
-from gpubridge.frontend.grpc.status import CallFailed, Status, failure
-from gpubridge.frontend.grpc.watch import Finding, Watch
+from gpubridge.frontend.grpc.status import CallFailed, Status, failure, framing_failure
 from gpubridge.host_shm import Account
 from gpubridge.protocol.grpc.receiver import RequestReceiver
+
+# Events of `Http2Connection` are tuples: kind, stream (0 for the connection), and the values that are
+# named here.
+CALL: Final = 0
+"""A call with its only message: method, headers, message, whether it is compressed."""
+BEGIN: Final = 1
+"""A call has begun: method (-1 if unknown), headers, whether its request has ended."""
+MESSAGES: Final = 2
+"""Messages: bytes received, messages, whether they are compressed, whether the request has ended."""
+DATA: Final = 3
+"""Part of a large message: a view, valid until more is received, and whether it is the last."""
+FILLED: Final = 4
+"""The memory given to ``receive_into`` is full: whether the request has ended."""
+FAILED: Final = 5
+"""Malformed message: fault, value and limit; see `framing_failure`."""
+RESET: Final = 6
+"""The stream is gone, reset by the peer or for a protocol error: the code."""
+WRITABLE: Final = 7
+"""All bytes queued for the stream have been sent."""
+PING: Final = 8
+"""The peer has sent a PING, which has been answered."""
+PONG: Final = 9
+"""The peer has answered our PING: its payload."""
+CLOSED: Final = 10
+"""The connection has ended with its streams: a code and a text."""
+LARGE: Final = 11
+"""A large message begins, received in pieces: its size."""
 
 _CODINGS = (b"", b"identity", b"gzip", b"deflate")
 _KEEPALIVE_PING = b"keepaliv"
@@ -40,7 +53,7 @@ _SETTINGS_TIMEOUT = 4
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
-    """A client's connection."""
+    """The connection of one client."""
 
     def __init__(
         self, service: GrpcService, limits: GrpcConnections, connections: set[GrpcConnection]
@@ -50,100 +63,94 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.coder = service.coder
         self._service = service
         self._connections = connections
-        self._calls: dict[int, Call] = {}
+        self.calls: dict[int, Call] = {}
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._max_connections = limits.max_connections
-        self._compression = limits.infer_response_compression_level
-        self._message_timeout = limits.message_timeout
-        self._watch = Watch(limits, self._loop.time())
-        # When something had come at the last look; whether the client was asked to leave.
-        self._heard = 0.0
-        self._leaving = False
-        # Whose answers may be compressed, those calls are Python's.
-        infer = service.infer if self._compression == "none" else None
-        state = self._state = GrpcConnectionState(
-            self.http2, self, self._calls, infer, service.idle
-        )
-        # asyncio calls these for every read, and calls the last for every answer: no detour.
+        self._limits = limits
+        self._timeouts = ConnectionTimeouts(limits, self._loop.time())
+        # The compiled endpoint does not compress: such calls are left to Python.
+        infer = service.infer if limits.infer_response_compression_level == "none" else None
+        state = self._state = GrpcConnectionState(self.http2, self, self.calls, infer, service.idle)
+        # Called for every read and every response, so without a Python method between.
         self.get_buffer = state.get_buffer  # type: ignore[method-assign, assignment]
         self.buffer_updated = state.buffer_updated  # type: ignore[method-assign, assignment]
         self.flush_soon = state.flush_soon
 
-    # -- what asyncio calls ----------------------------------------------------------------------
+    # -- asyncio ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start: our settings go first. Where all connections are taken, one has to go."""
+        """Send our settings; at the limit of connections, close an idle one or this one."""
         self._transport = transport  # type: ignore[assignment]
-        # Told of every byte that the socket does not take: then nothing is written past it.
+        # pause_writing is called for every unsent byte, so that nothing is written out of order.
         self._transport.set_write_buffer_limits(high=0)
-        # Through TLS nothing is written past the transport.
+        # With TLS, bytes are written to the transport only, not to the socket.
         plain = transport.get_extra_info("ssl_object") is None
         descriptor = transport.get_extra_info("socket").fileno() if plain else -1
         self._state.start(transport, descriptor, self._loop.call_soon)
         self.http2.received(0, monotonic())
-        self._heard = self.http2.heard
-        if 0 < self._max_connections <= len(self._connections):
+        self._timeouts.heard = self.http2.heard
+        most = self._limits.max_connections
+        if 0 < most <= len(self._connections):
             idle = longest_idle(self._service.idle)
             if idle is not None:
                 idle.leave()
             else:
                 self.http2.close(
                     _ENHANCE_YOUR_CALM,
-                    f"expected at most {self._max_connections} connections "
+                    f"expected at most {most} connections "
                     "(--grpc-max-connections), all with calls open, got one more",
                 )
         self._connections.add(self)
         self._state.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give up what is not finished."""
+        """Abort all open calls."""
         self._connections.discard(self)
         self._state.lose()
         self._abort_calls()
         self.account.close()
 
     def eof_received(self) -> bool:
-        """The client sends no more: what it has asked is answered, then the connection closes."""
-        if not self._calls:
-            # What has just been answered may not be on its way yet.
+        """Answer the open calls, then close: the client has closed its sending side."""
+        if not self.calls:
+            # A response may still be queued.
             self._state.flush()
             return False
         self._state.hung_up = True
         self.http2.goaway()
         self._state.end_input()
-        for call in list(self._calls.values()):
-            call.cut_short()
+        for call in list(self.calls.values()):
+            call.input_ended()
         self.flush_soon()
         return True
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: neither read from it nor take more to be sent."""
+        """Stop reading and sending: the client reads too slowly."""
         self._state.paused = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Continue: the client has read what was sent."""
         self._state.paused = False
         self._transport.resume_reading()
         self.flush_soon()
 
-    # -- what the server asks --------------------------------------------------------------------
+    # -- the server ------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Take no new calls; close when those that are open have ended."""
+        """Refuse new calls; close when the open ones have ended."""
         self.http2.goaway()
-        for call in list(self._calls.values()):
+        for call in list(self.calls.values()):
             call.drain()
         self.flush_soon()
 
     def finish(self) -> None:
-        """End the calls that are still open: nothing more will be answered."""
-        for call in list(self._calls.values()):
+        """Fail the calls that are still open."""
+        for call in list(self.calls.values()):
             call.fail(CallFailed(Status.UNAVAILABLE, "the server is stopping"))
 
     def leave(self) -> None:
-        """Close an idle connection: another client needs its place."""
+        """Close this idle connection in favour of a new one."""
         self.http2.goaway()
         self._connections.discard(self)
         self._state.flush()
@@ -154,56 +161,53 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes that the socket has not taken yet."""
+        """Bytes that have not been written to the socket yet."""
         return self._transport.get_write_buffer_size()
 
     def _unread(self) -> int:
-        """Return the bytes of answers that the client has not read."""
-        return self.unsent + sum(map(self.http2.queued, self._calls))
+        """Return the bytes of responses that the client has not read."""
+        return self.unsent + sum(map(self.http2.queued, self.calls))
 
     def check(self, now: float) -> None:
-        """Ping a silent client; ask one to leave, or end the connection, if it is time."""
+        """Act on timeouts: ping the client, send GOAWAY, or end the connection."""
         http2 = self.http2
-        before, self._heard = self._heard, http2.heard
-        heard = self._heard != before
-        finding = self._watch.look(now, http2, self.unsent, leaving=self._leaving, heard=heard)
-        for call in list(self._calls.values()):
-            call.check(now, self._message_timeout)
-        self._end_unwanted(now)
-        if finding is None:
+        action = self._timeouts.check(now, http2, self.unsent)
+        for call in list(self.calls.values()):
+            call.check(now, self._limits.message_timeout)
+        self._reset_stalled(now)
+        if action is None:
             return
-        if finding is Finding.END:
+        if action is TimeoutAction.END:
             self.abort()
             return
-        if finding is Finding.PING:
+        if action is TimeoutAction.PING:
             http2.ping(_KEEPALIVE_PING)
-        elif finding is Finding.LEAVE:
-            self._leaving = True
+        elif action is TimeoutAction.LEAVE:
             http2.drain()
         else:
             http2.close(_SETTINGS_TIMEOUT, "expected the client preface and SETTINGS in time")
         self._state.flush()
 
-    def _end_unwanted(self, now: float) -> None:
-        """End the calls whose answers the client does not let through."""
+    def _reset_stalled(self, now: float) -> None:
+        """Reset streams whose responses the client's flow control holds back for too long."""
         http2 = self.http2
         held_back = [] if self._state.paused else http2.held_back()
-        for stream_id in self._watch.unwanted(now, held_back, http2.queued):
-            # What clients call RESOURCE_EXHAUSTED; trailers would have to stand behind the answer.
+        for stream_id in self._timeouts.stalled(now, held_back, http2.queued):
+            # Clients report this reset as RESOURCE_EXHAUSTED; trailers could not overtake the data.
             http2.reset(stream_id, _ENHANCE_YOUR_CALM)
             self._abort(stream_id)
             self.flush_soon()
 
-    # -- what calls ask --------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------
 
     def forget(self, stream_id: int) -> None:
-        """A call has ended."""
-        self._calls.pop(stream_id, None)
+        """Remove a call that has ended."""
+        self.calls.pop(stream_id, None)
 
-    # -- what the compiled half tells --------------------------------------------------------------
+    # -- the compiled connection state -------------------------------------------------------------
 
     def flushed(self, outcome: tuple[list[memoryview], list[Any], bool] | None) -> None:
-        """Pass on what the socket has not taken, as `Http2Connection.flush` returns it."""
+        """Handle the result of `Http2Connection.flush`: unsent bytes, events, and whether more is queued."""
         left, events, more = outcome or ((), (), False)
         if left:
             self._transport.writelines(left)
@@ -211,7 +215,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self.take(events)
         if more or events or (left and not self._state.paused):
             self.flush_soon()
-        # Who sends no more widens no window: what is held back now never goes.
+        # A client that closed its sending side sends no WINDOW_UPDATE for what is held back.
         state = self._state
         if (self.http2.closed and not more) or (
             state.hung_up and not state.paused and self.http2.held_back()
@@ -219,13 +223,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def take(self, events: Sequence[tuple[Any, ...]]) -> None:
-        """Take what has happened."""
+        """Handle events."""
         for event in events:
             try:
                 self._take(event)
             except Exception as error:
-                # A bug fails its call alone; the others of the connection go on.
-                call = self._calls.get(event[1])
+                # A bug fails only the call concerned.
+                call = self.calls.get(event[1])
                 if call is None:
                     self._refuse(event[1], error)
                 else:
@@ -243,9 +247,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         elif kind == CLOSED:
             self._abort_calls()
         elif kind == PING:
-            self._ping_came()
+            self._ping_received()
         else:
-            self._tell_call(kind, event)
+            self._dispatch(kind, event)
 
     def hand_over(
         self,
@@ -255,22 +259,22 @@ class GrpcConnection(asyncio.BufferedProtocol):
         receiver: RequestReceiver | None,
         end: bool,
     ) -> Call | None:
-        """Take a plain inference call over, with what has come of a large message.
+        """Take over an inference call, with the received part of its large message.
 
-        ``end``: no more comes.
+        ``end``: the request has ended.
         """
         call = self._open(stream_id, method, headers)
         if receiver is not None:
             assert isinstance(call, InferCall)
-            call.go_on(receiver, end)
+            call.resume(receiver, end)
         return call
 
-    def _tell_call(self, kind: int, event: tuple[Any, ...]) -> None:
-        """Tell a call what has happened on its stream."""
+    def _dispatch(self, kind: int, event: tuple[Any, ...]) -> None:
+        """Pass an event to the call of its stream."""
         stream_id = event[1]
-        call = self._calls.get(stream_id)
+        call = self.calls.get(stream_id)
         if call is None:
-            # It has ended, or never was one.
+            # It has ended already.
             return
         if kind == MESSAGES:
             call.messages(*event[2:])
@@ -290,7 +294,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._abort(stream_id)
 
     def _open(self, stream_id: int, method: int, headers: RequestHeaders) -> Call | None:
-        """A call begins; None if it has ended already."""
+        """Open a call; return None if it was refused."""
         try:
             if not headers.plain:
                 _check(headers)
@@ -298,9 +302,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
         except CallFailed as error:
             self._refuse(stream_id, error)
             return None
-        self._calls[stream_id] = call
-        if self._compression != "none":
-            packing = accepted_packing(headers.accepted_codings, self._compression)
+        self.calls[stream_id] = call
+        level = self._limits.infer_response_compression_level
+        if level != "none":
+            packing = accepted_packing(headers.accepted_codings, level)
             if packing is not None:
                 call.pack(packing)
         if not headers.plain and headers.timeout is not None:
@@ -311,29 +316,29 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.http2.send_headers(stream_id, failure(error, begun=False), True)
 
     def _abort(self, stream_id: int) -> None:
-        """Note that a call's client has gone."""
-        call = self._calls.pop(stream_id, None)
+        """Abort the call of a stream that is gone."""
+        call = self.calls.pop(stream_id, None)
         if call is not None:
             call.abort()
 
-    def _ping_came(self) -> None:
+    def _ping_received(self) -> None:
         """End the connection of a client that pings too often."""
         http2 = self.http2
-        if self._watch.keepalive.ping_came(
+        if self._timeouts.keepalive.ping_received(
             self._loop.time(), calls=http2.open_streams, sent=http2.frames_sent
         ):
-            # The text that gRPC clients look for, to ping less often from then on.
+            # gRPC clients recognize this text and ping less often.
             http2.close(_ENHANCE_YOUR_CALM, "too_many_pings")
 
     def _abort_calls(self) -> None:
-        calls = list(self._calls.values())
-        self._calls.clear()
+        calls = list(self.calls.values())
+        self.calls.clear()
         for call in calls:
             call.abort()
 
 
 def _check(headers: RequestHeaders) -> None:
-    """Raise CallFailed for headers of a call that gRPC cannot read."""
+    """Raise CallFailed for an unknown encoding or a malformed timeout."""
     if headers.coding not in _CODINGS:
         raise CallFailed(
             Status.UNIMPLEMENTED,

@@ -1,4 +1,4 @@
-"""grpc.health.v1: whether the server takes requests, once or at every change."""
+"""grpc.health.v1: Check and Watch of the server's readiness."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ _SERVICES = frozenset(("", "inference.GRPCInferenceService", "grpc.health.v1.Hea
 
 
 class Health:
-    """State of the health service, and the watches that hear of changes."""
+    """State of the health service, and the Watch calls that receive changes."""
 
     def __init__(self, ready: Callable[[], bool]) -> None:
         self._ready = ready
         self._watches: set[HealthWatch] = set()
 
     def answer(self, message: bytes) -> bytes:
-        """Answer Check; the service that is asked for does not matter, as with Triton.
+        """Return the response of Check; as in Triton, for any service.
 
-        Raises BridgeError: INTERNAL for bytes that are no message.
+        Raises BridgeError: INTERNAL for a malformed message.
         """
         control.health_service(message)
         return control.health_answer(self._ready())
 
     def status_of(self, service: str) -> bytes:
-        """Return what a watch of a service is told now."""
+        """Return the current response of Watch for a service."""
         return control.health_answer(self._ready() if service in _SERVICES else None)
 
     def add(self, watch: HealthWatch) -> None:
-        """Tell a watch of changes."""
+        """Add a Watch call, which is updated at every change."""
         self._watches.add(watch)
 
     def discard(self, watch: HealthWatch) -> None:
-        """Tell it no more."""
+        """Remove a Watch call."""
         self._watches.discard(watch)
 
     def check(self, now: float) -> None:
-        """Tell the watches if something has changed."""
+        """Update the Watch calls, if the state has changed."""
         for watch in list(self._watches):
             watch.update()
 
 
 class HealthWatch(SingleMessageCall):
-    """A call of Watch: the state at once, then at every change, until the client leaves."""
+    """A Watch call: sends the state at once, then at every change, until the client ends the call."""
 
     def __init__(self, opening: Opening, health: Health) -> None:
         super().__init__(opening)
@@ -56,7 +56,7 @@ class HealthWatch(SingleMessageCall):
         self._last = b""
 
     def complete(self, message: bytes, compressed: bool) -> None:
-        """Take the request, and begin to tell."""
+        """Send the state of the service that the message names."""
         if compressed:
             self._complete_packed(message)
             return
@@ -69,24 +69,24 @@ class HealthWatch(SingleMessageCall):
             self.update()
 
     def update(self) -> None:
-        """Tell the state if it is not what was told last."""
+        """Send the state if it differs from the last one sent."""
         status = self._health.status_of(self._service)
         if status != self._last:
             self._last = status
-            self._tell()
+            self._send_headers()
             self._connection.http2.send_data(self._stream_id, [encode_frame(status)])
             self._connection.flush_soon()
 
-    def cut_short(self) -> None:
-        """The client can neither stay nor leave properly any more."""
+    def input_ended(self) -> None:
+        """Fail: the client has closed its sending side without ending the call."""
         self.fail(
             CallFailed(Status.CANCELLED, "expected the client to leave by itself, it hung up")
         )
 
     def drain(self) -> None:
-        """The server stops, which the client was told as a change."""
+        """Fail: the server is stopping, which was sent as a change."""
         self.fail(CallFailed(Status.UNAVAILABLE, "the server is stopping"))
 
-    def _settle(self) -> None:
+    def _release(self) -> None:
         self._health.discard(self)
-        super()._settle()
+        super()._release()

@@ -1,4 +1,4 @@
-"""ModelInfer: a message into shared memory, a request to the model, its answer back."""
+"""ModelInfer: receives messages into shared memory, submits requests, sends responses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from gpubridge.dataplane import (
     GrpcInferEndpoint,
     HeaderFields,
     MessageResponseTemplate,
+    TraceSampling,
 )
-from gpubridge.engine.tracing import Received
+from gpubridge.engine.models.tracing import Received
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.forwarded_headers import ForwardedHeaders, add_parameters
+from gpubridge.frontend.forwarded_headers import add_parameters
 from gpubridge.frontend.grpc.call import LargeMessageCall, Opening
 from gpubridge.frontend.grpc.packing import PIECE, MessageCoder, Packing
 from gpubridge.frontend.grpc.status import (
@@ -35,17 +36,16 @@ from gpubridge.protocol.grpc.infer_response import FrameSegments, plain_template
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.protocol.request_form import RequestRegions
 from gpubridge.request import InferRequest, InferResponse, Outcome
-from gpubridge.telemetry.traces import Traces
 from gpubridge.transport.signatures import Signature
 
 __all__ = ["InferCall", "InferEndpoint"]
 
 
 class InferEndpoint(GrpcInferEndpoint):
-    """State shared by plain calls, which the compiled module takes without an `InferCall`.
+    """ModelInfer calls that the compiled module handles without an `InferCall`.
 
-    - ``method``: the number of ModelInfer among the methods.
-    - ``traces``: while they are active, the compiled module takes none.
+    - ``method``: the index of ModelInfer among the methods.
+    - ``sampling``: the calls that are left to Python.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class InferEndpoint(GrpcInferEndpoint):
         method: int,
         forms: FormCache,
         memory: RequestMemory,
-        traces: Traces | ForwardedHeaders,
+        sampling: TraceSampling,
         coder: MessageCoder,
     ) -> None:
-        super().__init__(method, forms.templates, traces, RESPONSE_HEADERS, OK_TRAILERS)
+        super().__init__(method, forms.templates, sampling, RESPONSE_HEADERS, OK_TRAILERS)
         self._memory = memory
-        # Encodes outcomes that `plain_template` is not for.
+        # Encodes outcomes that `plain_template` does not cover.
         self.frame = coder.frame
 
     def share(self, request: InferRequest, regions: RequestRegions, known: KnownRequest) -> None:
-        """Give a request its places in the client's memory; see `RequestMemory.share`."""
+        """Resolve a request's regions of client memory; see `RequestMemory.share`."""
         self._memory.share(request, regions, known.model.config.name)
 
     def receive(
@@ -70,13 +70,13 @@ class InferEndpoint(GrpcInferEndpoint):
     ) -> RequestReceiver:
         """Begin to receive a large message, charged to a connection's account.
 
-        ``refuse``: gets the error that answers it when its memory is needed elsewhere.
+        ``refuse``: called with an error if the memory is needed elsewhere.
         """
         return self._memory.receiver(nbytes, account, refuse)
 
     @staticmethod
     def decoupled() -> BridgeError:
-        """Return the error of a request for a model that any number of responses may come from."""
+        """Return the error of a request for a decoupled model."""
         return BridgeError(
             "ModelInfer RPC doesn't support models with decoupled transaction policy",
             ErrorCode.UNSUPPORTED,
@@ -84,30 +84,30 @@ class InferEndpoint(GrpcInferEndpoint):
 
     @staticmethod
     def plain_template(known: KnownRequest, signature: Signature) -> MessageResponseTemplate | None:
-        """Return the template of answers of which nothing has to be formatted."""
+        """Return the template of responses without formatted outputs, if they are such."""
         return plain_template(known.form, signature, known.model.config, known.model.version)
 
     @staticmethod
     def failure(error: Exception) -> HeaderFields:
-        """Return the fields that end a call with an error."""
+        """Return the header fields of a failed call."""
         return failure(error, begun=False)
 
 
 class InferCall(LargeMessageCall):
-    """One inference request; owns its memory until the model takes it over."""
+    """One inference call; owns the memory of its request until that is submitted."""
 
     def __init__(self, opening: Opening, forms: FormCache, memory: RequestMemory) -> None:
         super().__init__(opening)
         self._forms = forms
         self._memory = memory
         self._began = time.monotonic_ns()
-        # Takes a large message, which comes in pieces.
+        # Receives a large message in pieces.
         self._receiver: RequestReceiver | None = None
         self._request: InferRequest | None = None
         self._known: KnownRequest | None = None
 
     def complete(self, message: bytes, compressed: bool) -> None:
-        """Take a small message, or a compressed one: its inputs are copied into shared memory."""
+        """Handle a small or compressed message: its inputs are copied into shared memory."""
         if compressed:
             self._complete_packed(message)
             return
@@ -116,7 +116,7 @@ class InferCall(LargeMessageCall):
             self._feed(memoryview(message))
             return
         try:
-            self._hand_over(whole_request(message, self._forms, self._answer))
+            self._submit(whole_request(message, self._forms, self._respond))
         except Exception as error:
             self.fail(error)
 
@@ -124,18 +124,18 @@ class InferCall(LargeMessageCall):
         """Begin to receive a large message."""
         self._receiver = self._memory.receiver(nbytes, self._connection.account, self.refuse)
 
-    def go_on(self, receiver: RequestReceiver, end: bool) -> None:
-        """Take over what has come of a large message; with ``end`` no more comes."""
+    def resume(self, receiver: RequestReceiver, end: bool) -> None:
+        """Take over the received part of a large message; ``end``: the request has ended."""
         self._receiver = receiver
-        receiver.body.lead_to(self.refuse)
+        receiver.body.set_refuse(self.refuse)
         self._receive(None, end)
 
     def data(self, view: memoryview, end: bool) -> None:
-        """Take part of the large message, and say where the next part belongs."""
+        """Receive part of the large message, and name the memory for the next part."""
         self._receive(lambda receiver: receiver.feed(view), end)
 
     def filled(self, end: bool) -> None:
-        """A tensor has been received."""
+        """Continue after a tensor has been received into its memory."""
         self._receive(RequestReceiver.filled, end)
 
     def _receive(self, take: Callable[[RequestReceiver], None] | None, end: bool) -> None:
@@ -152,7 +152,7 @@ class InferCall(LargeMessageCall):
             self.refuse(error)
 
     def _feed(self, message: memoryview) -> None:
-        """Take a large message that was compressed, a piece in each turn of the event loop."""
+        """Receive a decompressed large message, one piece in each turn of the event loop."""
         receiver = self._receiver
         if receiver is None:
             return
@@ -166,25 +166,25 @@ class InferCall(LargeMessageCall):
             self.refuse(error)
 
     def check(self, now: float, window: float) -> None:
-        """Fail if a message comes too slowly that holds memory already."""
+        """Fail if a large message is received too slowly."""
         receiver = self._receiver
         if receiver is not None and self._reading is None:
             arrived = receiver.arrived(self._connection.http2.missing(self._stream_id))
             self._check_rate(now, window, receiver, arrived, arrived)
 
     def pack(self, packing: Packing) -> None:
-        """Compress the answer."""
+        """Compress the response."""
         self._packing = packing
 
     def abort(self) -> None:
-        """Give the memory back, or tell the model that nobody waits."""
-        self._give_up()
+        """Free the memory, or cancel the submitted request."""
+        self._abandon()
         super().abort()
 
-    # -- the message -----------------------------------------------------------------------------
+    # -- the request -----------------------------------------------------------------------------
 
     def _end(self, receiver: RequestReceiver, end: bool) -> None:
-        """Make the request if its message is complete; with ``end`` it has to be."""
+        """Make the request if its message is complete, which ``end`` requires."""
         if not receiver.complete:
             if end:
                 raise CallFailed(Status.INTERNAL, "the request ends in the middle of its message")
@@ -195,17 +195,17 @@ class InferCall(LargeMessageCall):
         if receiver.takes_long:
             self._reading = self._connection.coder.read(receiver, self._forms, self._read)
         else:
-            self._make(receiver, partial(receiver.request, self._forms, self._answer))
+            self._make(receiver, partial(receiver.request, self._forms, self._respond))
 
     def _read(self, known: KnownRequest | BridgeError) -> None:
-        """Make the request whose message a worker has read."""
+        """Make the request from a message that a worker has parsed."""
         receiver, self._reading = self._receiver, None
         if receiver is None:
             return
         try:
             if isinstance(known, BridgeError):
                 raise known
-            self._make(receiver, partial(receiver.make, known, self._answer))
+            self._make(receiver, partial(receiver.make, known, self._respond))
         except Exception as error:
             self.refuse(error)
 
@@ -215,9 +215,9 @@ class InferCall(LargeMessageCall):
             made = make()
         finally:
             receiver.close()
-        self._hand_over(made)
+        self._submit(made)
 
-    def _hand_over(self, made: MadeRequest) -> None:
+    def _submit(self, made: MadeRequest) -> None:
         known, request, regions = made
         submit = known.submit
         if submit is None:
@@ -229,19 +229,19 @@ class InferCall(LargeMessageCall):
         add_parameters(request, self._parameters)
         self._known = known
         self._request = request
-        submit(request, Received("GRPC", self._began, time.monotonic_ns()))
+        submit(request, Received("GRPC", self._began, time.monotonic_ns(), self._context))
 
-    def _give_up(self) -> None:
+    def _abandon(self) -> None:
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.close()
         if self._request is not None and not self._done:
             self._request.cancel()
 
-    # -- the answer ------------------------------------------------------------------------------
+    # -- the response ----------------------------------------------------------------------------
 
-    def _answer(self, outcome: Outcome) -> None:
-        """Send what the model answered."""
+    def _respond(self, outcome: Outcome) -> None:
+        """Send the outcome of the request."""
         if self._done:
             return
         known, coder = self._known, self._connection.coder
@@ -251,15 +251,15 @@ class InferCall(LargeMessageCall):
             return
         assert self._request is not None
         try:
-            frame = coder.frame(known, self._request.identifier, outcome, self._framed)
+            frame = coder.frame(known, self._request.identifier, outcome, self._send_frame)
         except Exception as error:
             self.fail(error)
             return
         if frame is not None:
-            self._framed(frame)
+            self._send_frame(frame)
 
-    def _framed(self, frame: FrameSegments | BridgeError) -> None:
-        """Send an answer that is encoded."""
+    def _send_frame(self, frame: FrameSegments | BridgeError) -> None:
+        """Send an encoded response, compressed if the client wants that."""
         packed: FrameSegments | BridgeError | None = frame
         if self._packing is not None and not self._done and not isinstance(frame, BridgeError):
             packed = self._connection.coder.pack(self._packing, frame, self._packed)
@@ -267,10 +267,10 @@ class InferCall(LargeMessageCall):
             self._packed(packed)
 
     def _packed(self, frame: FrameSegments | BridgeError) -> None:
-        """Send an answer as it is sent."""
+        """Send a frame that is ready, or the error that prevented it."""
         if self._done:
             return
         if isinstance(frame, BridgeError):
             self.fail(frame)
         else:
-            self._answer_all(frame)
+            self._send_whole_response(frame)

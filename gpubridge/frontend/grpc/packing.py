@@ -1,6 +1,6 @@
-"""Compressed messages: gzip or deflate, in requests, and in answers if the server is told to.
+"""Encoding and compression of gRPC messages.
 
-What is small is done at once, the rest by worker threads, a few messages at a time.
+Small messages are handled at once, large ones by worker threads, a few messages at a time.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ PREFIX = 5
 
 _ZLIB_LEVELS: dict[CompressionLevel, int] = {"low": 1, "medium": 6, "high": 9}
 _AT_ONCE = 256 * 1024
-"""Bytes of a message that are unpacked on the event loop: about a millisecond."""
+"""Bytes of a message that the event loop decompresses: about a millisecond."""
 _PACKED_AT_ONCE = 64 * 1024
-"""Likewise for answers, which take ten times as long."""
+"""Bytes of a response that the event loop compresses, which takes ten times as long."""
 PIECE = 1 << 20
-"""Bytes of a long message that are worked on at a time."""
+"""Bytes of a long message handled at a time."""
 _MESSAGES = 4
-"""Messages that are unpacked at a time."""
+"""Messages decompressed concurrently."""
 
 Failed = BridgeError | CallFailed
 
 
 class Packing:
-    """Compression of the messages of an answer."""
+    """Compression of response messages."""
 
     def __init__(self, coding: str, level: int) -> None:
         self._coding = coding
@@ -51,7 +51,7 @@ class Packing:
         self.headers = HeaderFields(fields, repeat=True)
 
     def frame(self, segments: FrameSegments) -> FrameSegments:
-        """Return a frame with its message compressed, or as it was if that is not shorter."""
+        """Return a frame with its message compressed, or unchanged if that is not shorter."""
         parts = list(_without_prefix(segments))
         length = sum(len(part) for part in parts)
         packed = compress(self._coding, parts, self._level)
@@ -61,9 +61,9 @@ class Packing:
 
 
 class MessageCoder:
-    """Unpacks and reads the messages of requests, and packs those of answers, for any number of calls.
+    """Decompresses and parses request messages, encodes and compresses responses, for all calls.
 
-    ``budget``: what becomes of messages is charged there.
+    ``budget``: charged for decompressed messages.
     """
 
     def __init__(self, workers: Workers, budget: Budget) -> None:
@@ -79,12 +79,12 @@ class MessageCoder:
         account: Account,
         done: Callable[[bytes | Failed], None],
     ) -> bytes | asyncio.Task[None]:
-        """Return a compressed message as it was, if that is small.
+        """Return a decompressed message if it is small, else the task that passes it to ``done``.
 
-        Else the task that gives it, or why there is none, to ``done``; it can be cancelled.
+        ``done`` also gets the error of a malformed message; the task can be cancelled.
 
-        Raises CallFailed: INTERNAL for what was not compressed so, or is too long; UNIMPLEMENTED for
-        another coding.
+        Raises CallFailed: INTERNAL for a malformed or too long message; UNIMPLEMENTED for an unknown
+        coding.
         """
         try:
             inflater = Inflater(coding or b"identity", message, limit)
@@ -132,9 +132,9 @@ class MessageCoder:
         forms: FormCache,
         done: Callable[[KnownRequest | BridgeError], None],
     ) -> asyncio.Task[None]:
-        """Read a complete request that takes long; return the task that does, which can be cancelled.
+        """Return the task that parses a complete long request; it can be cancelled.
 
-        ``done`` gets what it says, or what is wrong; its inputs are where it wants them then.
+        ``done`` gets the parsed request, with its inputs in their places, or an error.
         """
         return asyncio.get_running_loop().create_task(self._read(receiver, forms, done))
 
@@ -145,7 +145,7 @@ class MessageCoder:
         done: Callable[[KnownRequest | BridgeError], None],
     ) -> None:
         outcome: KnownRequest | BridgeError | None = None
-        # Once more if its model was loaded anew meanwhile.
+        # Repeated if the model was reloaded meanwhile.
         while outcome is None:
             read = await self._workers.outcome(partial(receiver.read, forms))
             if isinstance(read, BridgeError):
@@ -158,7 +158,7 @@ class MessageCoder:
                     receiver.move(await copy.run_in_turns(), outcome)
                     outcome = forms.known(read)
             except Exception as error:
-                # Without the traceback, which would hold the message until the next collection.
+                # Without the traceback, which would keep the message until garbage collection.
                 outcome = request_error(error).copy()
         done(outcome)
 
@@ -173,7 +173,8 @@ class MessageCoder:
     ) -> FrameSegments | None:
         """Encode an outcome as `encode_response` does; raises BridgeError for an error.
 
-        None where classes of much have to be found: a worker does, and ``done`` gets the frame.
+        Returns None if classification of a large output takes long: a worker passes the frame to
+        ``done``.
         """
         if not isinstance(outcome, InferResponse):
             raise outcome.copy()
@@ -192,7 +193,7 @@ class MessageCoder:
         frame: FrameSegments,
         done: Callable[[FrameSegments | BridgeError], None],
     ) -> FrameSegments | None:
-        """Return a frame as it is sent, if that is soon known; else None: ``done`` gets it."""
+        """Return a compressed frame if it is small; else None, and a worker passes it to ``done``."""
         if sum(map(len, frame)) <= _PACKED_AT_ONCE:
             return packing.frame(frame)
         self._workers.run(partial(packing.frame, frame), done)
@@ -205,7 +206,7 @@ def _failed(error: BridgeError) -> CallFailed:
 
 
 def accepted_packing(accepted: bytes, level: CompressionLevel) -> Packing | None:
-    """Return how answers are compressed for a client; None for not at all."""
+    """Return the compression of responses that a client accepts, or None."""
     codings = {coding.strip() for coding in accepted.decode("latin-1").lower().split(",")}
     for coding in ("gzip", "deflate"):
         if level != "none" and coding in codings:
@@ -214,5 +215,5 @@ def accepted_packing(accepted: bytes, level: CompressionLevel) -> Packing | None
 
 
 def _without_prefix(segments: Sequence[bytes | memoryview]) -> FrameSegments:
-    """Return the message in a frame's segments, the first of which has all of the prefix."""
+    """Return the message in a frame's segments; the first segment has the whole prefix."""
     return [memoryview(segments[0])[PREFIX:], *segments[1:]]

@@ -1,4 +1,4 @@
-"""The methods that gRPC clients can call, and who answers each."""
+"""The gRPC methods and their calls."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.config import ServerSettings
-from gpubridge.config.schema import ProtoMessage
 from gpubridge.dataplane import GrpcMethods, IdleConnections, RequestHeaders
 from gpubridge.engine.client_regions import ClientRegions
-from gpubridge.engine.model import Model
-from gpubridge.engine.repository import ModelRepository
+from gpubridge.engine.models.model import Model
+from gpubridge.engine.models.tracing import trace_context
+from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.control import CONTROL_BYTES, ControlTasks, is_ready, trace_settings
 from gpubridge.frontend.forwarded_headers import ForwardedHeaders
-from gpubridge.frontend.grpc.call import Call, Opening, UnaryCall
+from gpubridge.frontend.grpc.call import Call, LoadCall, Opening, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
-from gpubridge.frontend.grpc.load import LoadCall
 from gpubridge.frontend.grpc.packing import MessageCoder
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.frontend.grpc.stream import StreamCall
@@ -31,6 +30,7 @@ from gpubridge.protocol.grpc import control
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.load_message import read_load_message
 from gpubridge.protocol.grpc.messages import encode_message, parse_message
+from gpubridge.schema import ProtoMessage
 
 if TYPE_CHECKING:
     from gpubridge.frontend.grpc.connection import GrpcConnection
@@ -39,7 +39,7 @@ _SERVICE = b"/inference.GRPCInferenceService/"
 _Answer = JsonObject | Coroutine[Any, Any, JsonObject]
 _HEALTH = b"/grpc.health.v1.Health/"
 
-# How the messages of a method come, as the compiled module counts.
+# Kinds of methods, numbered as in the compiled module.
 _UNARY, _INFER, _STREAM = range(3)
 
 
@@ -47,8 +47,8 @@ class _Method(NamedTuple):
     """A method.
 
     - ``group``: the restricted protocol that it belongs to.
-    - ``kind``: how its messages come; they are at most ``limit`` bytes long.
-    - ``open``: makes a call.
+    - ``kind``: unary, inference or stream; a message has at most ``limit`` bytes.
+    - ``open``: returns a new call.
     """
 
     group: str
@@ -59,11 +59,7 @@ class _Method(NamedTuple):
 
 
 class GrpcService:
-    """GRPCInferenceService and the health service.
-
-    ``settings``: how long a message of inference, or with the files of a model, may be, also after
-    decompression; which headers reach models; which groups of methods are restricted.
-    """
+    """GRPCInferenceService and the health service."""
 
     def __init__(
         self,
@@ -73,8 +69,8 @@ class GrpcService:
         workers: Workers,
         settings: ServerSettings,
     ) -> None:
-        self._restrictions = settings.grpc_restricted_protocol
-        headers = ForwardedHeaders(settings.grpc_header_forward_pattern, self._restrictions)
+        self._restrictions = settings.grpc.restrictions
+        headers = ForwardedHeaders(settings.grpc.header_forward_pattern, self._restrictions)
         self._repository = repository
         self._headers = headers
         self._regions = regions
@@ -85,18 +81,19 @@ class GrpcService:
         self.coder = MessageCoder(workers, memory.arenas.budget)
         forms = FormCache(self._find, memory.arenas.arena, memory.check)
         self._forms = forms
-        self._methods = self._list_methods(ready, forms, memory, settings.grpc_max_message_size)
+        self._methods = self._list_methods(ready, forms, memory, settings.grpc.max_message_size)
         self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
         for number, method in enumerate(self._methods):
             if (restriction := self._restrictions.get(method.group)) is not None:
                 self.methods.require(number, restriction.name, restriction.value)
-        traces = headers if headers.active else repository.telemetry.traces
-        self.infer = InferEndpoint(0, forms, memory, traces, self.coder)
+        traces = repository.telemetry.traces
+        sampling = headers.sampling if headers.active else traces.sampling
+        self.infer = InferEndpoint(0, forms, memory, sampling, self.coder)
 
     def _list_methods(
         self, ready: Callable[[], bool], forms: FormCache, memory: RequestMemory, message_limit: int
     ) -> list[_Method]:
-        """Return all methods; the compiled module knows each by its index, and ModelInfer as the first."""
+        """Return all methods, which the compiled module knows by index; ModelInfer is the first."""
         small = min(CONTROL_BYTES, message_limit)
         methods = [
             _Method(
@@ -127,7 +124,7 @@ class GrpcService:
                 path, answered = _SERVICE + name.encode(), partial(_answered, name, answer)
                 methods.append(self._unary(group, path, small, answered))
         budget = memory.arenas.budget
-        # A model may be loaded with its files in the message.
+        # The message may contain the files of the model.
         load = _Method(
             "model-repository",
             _SERVICE + b"RepositoryModelLoad",
@@ -140,7 +137,7 @@ class GrpcService:
     def _control_answers(
         self, ready: Callable[[], bool]
     ) -> dict[str, dict[str, Callable[[ProtoMessage], _Answer]]]:
-        """Return, by group and name, the answer of each method that is no inference."""
+        """Return the functions that answer the control methods, by group and name."""
         return {
             "health": {
                 "ServerLive": lambda _: {"live": True},
@@ -183,22 +180,26 @@ class GrpcService:
         )
 
     def model_changed(self, name: str) -> None:
-        """Look a model up again, whose served versions have changed."""
+        """Forget the templates of a model whose served versions have changed."""
         self._forms.forget(lambda model: model.name == name)
 
     def open(
         self, method: int, connection: GrpcConnection, stream_id: int, headers: RequestHeaders
     ) -> Call:
-        """Return the call that a stream is; raises CallFailed."""
+        """Return the call of a new stream; raises CallFailed."""
         if method < 0:
             raise CallFailed(Status.UNIMPLEMENTED, "")
         entry = self._methods[method]
         if not headers.admitted:
             raise CallFailed(Status.UNAVAILABLE, self._restrictions[entry.group].refusal)
         parameters = self._headers.of(headers.fields) if self._headers.active else {}
-        return entry.open(Opening(connection, stream_id, headers, entry.limit, parameters))
+        context = trace_context(
+            self._repository.telemetry.traces, lambda name: dict(headers.fields).get(name)
+        )
+        opening = Opening(connection, stream_id, headers, entry.limit, parameters, context)
+        return entry.open(opening)
 
-    # -- methods: the fields of the response, or a coroutine that returns them ---------------------
+    # -- methods return the fields of the response, or a coroutine that does -----------------------
 
     def _find(self, name: str, version: str) -> Model:
         return self._repository.find(name, control.model_version(version))
@@ -276,7 +277,7 @@ class GrpcService:
 def _answered(
     method: str, answer: Callable[[ProtoMessage], _Answer], data: bytes
 ) -> bytes | Coroutine[Any, Any, bytes]:
-    """Answer the message of a method by the fields of its response."""
+    """Parse a request message, call a method, and encode the fields it returns."""
     fields = answer(parse_message(f"{method}Request", data))
     response = f"{method}Response"
     if isinstance(fields, dict):
@@ -289,6 +290,6 @@ def _answered(
 
 
 async def _done(work: Coroutine[Any, Any, None]) -> JsonObject:
-    """Answer without fields when some work is done."""
+    """Return an empty response once a coroutine has ended."""
     await work
     return {}

@@ -1,29 +1,32 @@
-"""ModelStreamInfer: many requests on one stream, answered in their order.
+"""ModelStreamInfer: many requests on one stream, answered in order.
 
-Requests for decoupled models get any number of responses, each sent when it comes.
+Requests for decoupled models get any number of responses, each sent as it arrives.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
+from gpubridge.engine.models.tracing import Received
 from gpubridge.engine.workers import HEAVY_BYTES
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.forwarded_headers import add_parameters
 from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.packing import PIECE, PREFIX, Packing
+from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
-from gpubridge.protocol.grpc.fields import read_request
 from gpubridge.protocol.grpc.infer_request import (
     FormCache,
     KnownRequest,
     MadeRequest,
+    read_request,
 )
 from gpubridge.protocol.grpc.infer_response import (
     FrameSegments,
@@ -36,15 +39,15 @@ from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
 
 _OPEN_REQUESTS = 64
-"""Requests of a stream that may be at models; further ones are not read."""
+"""Requests of a stream submitted at once; further ones are not read."""
 _UNSENT_BYTES = 1 << 20
-"""Bytes of answers that may wait for a slow reader; beyond that its requests are not read."""
+"""Unsent bytes of responses, above which requests are not read."""
 _ERRORS_END = (b"triton_grpc_error", b"true")
 
 
 @dataclass(slots=True, eq=False)
-class _Turn:
-    """The place of one answer in the order of its stream."""
+class _OrderedRequest:
+    """A request with one response, in the order of its stream."""
 
     known: KnownRequest | None = None
     request: InferRequest | None = None
@@ -52,10 +55,10 @@ class _Turn:
 
 
 @dataclass(slots=True, eq=False)
-class _Flow:
-    """A request for a decoupled model: its responses go out as they come.
+class _DecoupledRequest:
+    """A request for a decoupled model, whose responses are sent as they arrive.
 
-    ``unsent``: responses that the client does not read yet; the model waits when they are many.
+    ``unsent``: responses that the client has not read yet and the model has no credit for.
     """
 
     known: KnownRequest
@@ -64,17 +67,17 @@ class _Flow:
 
 
 @dataclass(slots=True, eq=False)
-class _Outgoing:
-    """An answer on its way: what is sent, None while a worker makes that; an error ends the stream."""
+class _QueuedResponse:
+    """A queued response: its frame, None while a worker encodes it; an error ends the stream."""
 
     frame: FrameSegments | BridgeError | None = None
     nbytes: int = 0
 
 
 class StreamCall(Call):
-    """One stream of inference requests.
+    """A call of ModelStreamInfer.
 
-    An error is an answer like others: the stream goes on, unless its client has asked for the
+    An error is a response like others and the stream continues, unless the client has asked for the
     opposite.
     """
 
@@ -82,33 +85,34 @@ class StreamCall(Call):
         super().__init__(opening)
         self._forms = forms
         self._memory = memory
-        # Whether its client wants an error to end the stream, with its status.
+        # Whether an error ends the stream with its status.
         self._errors_end = _ERRORS_END in opening.headers.fields
-        self._turns: deque[_Turn] = deque()
-        self._flows: set[_Flow] = set()
+        self._turns: deque[_OrderedRequest] = deque()
+        self._flows: set[_DecoupledRequest] = set()
         self._waiting: deque[bytes] = deque()
-        # Compressed messages, and what came behind such: in their order.
+        # Compressed messages, and messages received after them, in order.
         self._coded: deque[tuple[bytes, bool]] = deque()
-        # Answers that workers encode or compress, and what stands behind them.
-        self._outgoing: deque[_Outgoing] = deque()
-        # Bytes of all messages, and of the one that is on its way; what that and the waiting ones are
-        # charged to.
+        # Responses that workers encode or compress, and responses after them, in order.
+        self._outgoing: deque[_QueuedResponse] = deque()
+        # Bytes of all messages, bytes of the incomplete one, and the charge for it and waiting ones.
         self._received = self._partial = 0
         self._counted: PrivateBytes | None = None
-        # Has part of a long message, which the next ones wait for.
+        # Receives a long message; later messages wait for it.
         self._receiver: RequestReceiver | None = None
         self._unread = 0
-        self._ended = self._advancing = False
-        self._connection.http2.hold(self._stream_id)
+        # With an error: the server ends the stream, not the client.
+        self._ended: bool | CallFailed = False
+        self._advancing = False
+        self._connection.http2.throttle(self._stream_id)
 
     # -- requests --------------------------------------------------------------------------------
 
     def messages(self, nbytes: int, messages: list[bytes], compressed: bool, end: bool) -> None:
-        """Take requests."""
+        """Receive requests."""
         if self._done:
             return
         # Sent early: clients wait for the headers of a stream before they report it as open.
-        self._tell()
+        self._send_headers()
         self._unread += nbytes
         self._received += nbytes
         self._partial += nbytes - sum(PREFIX + len(message) for message in messages)
@@ -116,11 +120,11 @@ class StreamCall(Call):
             self._coded.extend([(message, compressed) for message in messages])
         else:
             self._waiting.extend(messages)
-        self._ended = self._ended or end
-        self._take_coded()
+        self._ended = end or self._ended
+        self._unpack_queued()
 
-    def _take_coded(self) -> None:
-        """Take the messages that wait to be unpacked."""
+    def _unpack_queued(self) -> None:
+        """Decompress queued messages."""
         try:
             while self._coded and self._unpacking is None:
                 message, compressed = self._coded.popleft()
@@ -135,33 +139,33 @@ class StreamCall(Call):
 
     def _unpacked(self, message: bytes) -> None:
         self._waiting.append(message)
-        self._take_coded()
+        self._unpack_queued()
 
     def _count(self) -> None:
-        """Charge the connection for messages that are no requests yet, if they are large."""
+        """Charge the connection for messages that are not submitted yet, if they are large."""
         held = self._partial + sum(map(len, self._waiting))
         held += sum(len(message) for message, _ in self._coded)
         if held <= LARGE_BYTES:
-            self._release()
+            self._release_charge()
             return
         if self._counted is None:
             body = Body(self._memory.arenas.budget, self._connection.account, self.refuse)
             self._counted = PrivateBytes(body)
         self._counted.count(held)
 
-    def _release(self) -> None:
+    def _release_charge(self) -> None:
         counted, self._counted = self._counted, None
         if counted is not None:
             counted.close()
 
     def check(self, now: float, window: float) -> None:
-        """Fail if a large message comes too slowly."""
+        """Fail if a large message is received too slowly."""
         large = self._counted if self._partial > LARGE_BYTES else None
         self._check_rate(now, window, large, self._received, self._partial)
 
     def writable(self) -> None:
-        """The client has caught up."""
-        # With what is being compressed, there may still be much that it does not have.
+        """Continue: the client has read the queued bytes."""
+        # Responses that are being compressed count as unread.
         for flow in self._flows if self._is_read() else ():
             unsent, flow.unsent = flow.unsent, 0
             if unsent:
@@ -169,12 +173,12 @@ class StreamCall(Call):
         self._advance()
 
     def _advance(self) -> None:
-        """Submit what waits, while there is room for its answers; end the call when all is done."""
+        """Submit waiting requests within the limits; end the call when everything is answered."""
         if self._advancing:
-            # An answer at once, to what is being submitted: no call within a call for each of them.
+            # Called for an immediate response to a request that is being submitted: no recursion.
             return
         self._advancing = True
-        while self._waiting and not self._done and self._has_room() and self._receiver is None:
+        while self._waiting and not self._done and self._may_submit() and self._receiver is None:
             self._begin(self._waiting.popleft())
         self._advancing = False
         if self._done:
@@ -182,23 +186,26 @@ class StreamCall(Call):
         if self._counted is not None:
             self._count()
         taken = not (self._waiting or self._coded or self._unpacking or self._receiver)
-        if taken and self._unread and self._has_room():
+        if taken and self._unread and self._may_submit():
             unread, self._unread = self._unread, 0
             self._connection.http2.consume(self._stream_id, unread)
         if self._ended and taken and not (self._turns or self._flows or self._outgoing):
-            self._succeed()
+            if isinstance(self._ended, CallFailed):
+                self.fail(self._ended)
+            else:
+                self._succeed()
 
-    def _has_room(self) -> bool:
+    def _may_submit(self) -> bool:
         return len(self._turns) + len(self._flows) < _OPEN_REQUESTS and self._is_read()
 
     def _is_read(self) -> bool:
-        """Return whether the client reads fast enough to get more."""
+        """Return whether the client has read enough to be sent more."""
         unsent = self._connection.http2.queued(self._stream_id)
         unsent += sum(outgoing.nbytes for outgoing in self._outgoing)
         return unsent < _UNSENT_BYTES
 
     def _begin(self, message: bytes) -> None:
-        turn = _Turn()
+        turn = _OrderedRequest()
         self._turns.append(turn)
         answer = partial(self._answer, turn)
         if len(message) > HEAVY_BYTES:
@@ -209,8 +216,8 @@ class StreamCall(Call):
             make = partial(whole_request, message, self._forms, answer)
             self._submit(turn, make, lambda: read_request(message).identifier)
 
-    def _feed(self, turn: _Turn, message: bytes, at: int) -> None:
-        """Copy a long message into shared memory, a piece in each turn of the event loop."""
+    def _feed(self, turn: _OrderedRequest, message: bytes, at: int) -> None:
+        """Copy a long message into shared memory, one piece in each turn of the event loop."""
         receiver = self._receiver
         if receiver is None:
             return
@@ -229,8 +236,8 @@ class StreamCall(Call):
             make = partial(receiver.request, self._forms, partial(self._answer, turn))
             self._make(turn, make, lambda: read_request(message).identifier)
 
-    def _read(self, turn: _Turn, known: KnownRequest | BridgeError) -> None:
-        """Make the request whose message a worker has read."""
+    def _read(self, turn: _OrderedRequest, known: KnownRequest | BridgeError) -> None:
+        """Make the request from a message that a worker has parsed."""
         receiver, self._reading = self._receiver, None
         if receiver is None:
             return
@@ -242,9 +249,9 @@ class StreamCall(Call):
         self._make(turn, make, lambda: receiver.identifier)
 
     def _make(
-        self, turn: _Turn, make: Callable[[], MadeRequest], identifier: Callable[[], str]
+        self, turn: _OrderedRequest, make: Callable[[], MadeRequest], identifier: Callable[[], str]
     ) -> None:
-        """Make the request of a long message, then take the next one."""
+        """Submit the request of a long message, then continue with the next message."""
         receiver, self._receiver = self._receiver, None
         if not self._done:
             self._submit(turn, make, identifier)
@@ -253,7 +260,7 @@ class StreamCall(Call):
         self._advance()
 
     def _submit(
-        self, turn: _Turn, make: Callable[[], MadeRequest], identifier: Callable[[], str]
+        self, turn: _OrderedRequest, make: Callable[[], MadeRequest], identifier: Callable[[], str]
     ) -> None:
         try:
             known, request, regions = make()
@@ -268,31 +275,32 @@ class StreamCall(Call):
         turn.request = request
         if known.model.config.decoupled:
             self._turns.pop()
-            flow = _Flow(known, request)
+            flow = _DecoupledRequest(known, request)
             self._flows.add(flow)
             request.on_partial = partial(self._respond, flow)
-            request.on_done = partial(self._finish_flow, flow)
-        known.model.submit(request)
+            request.on_done = partial(self._finish_decoupled, flow)
+        now = time.monotonic_ns()
+        known.model.submit(request, Received("GRPC", now, now, self._context))
 
     def drain(self) -> None:
-        """Read no further requests."""
-        self._ended = True
+        """Stop reading requests; the client may have sent one meanwhile, and is told so."""
+        self._ended = self._ended or CallFailed(Status.UNAVAILABLE, "the server is stopping")
         self._advance()
 
     def pack(self, packing: Packing) -> None:
-        """Compress the answer."""
+        """Compress the responses."""
         self._packing = packing
 
     def abort(self) -> None:
-        """Tell the models that nobody waits."""
-        self._give_up()
+        """Cancel all requests."""
+        self._abandon()
         super().abort()
 
-    def _give_up(self) -> None:
+    def _abandon(self) -> None:
         self._waiting.clear()
         self._coded.clear()
         self._outgoing.clear()
-        self._release()
+        self._release_charge()
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.close()
@@ -304,9 +312,9 @@ class StreamCall(Call):
         for flow in flows:
             flow.request.cancel()
 
-    # -- answers ---------------------------------------------------------------------------------
+    # -- responses -------------------------------------------------------------------------------
 
-    def _answer(self, turn: _Turn, outcome: Outcome) -> None:
+    def _answer(self, turn: _OrderedRequest, outcome: Outcome) -> None:
         if self._done:
             return
         known, request = turn.known, turn.request
@@ -323,8 +331,8 @@ class StreamCall(Call):
         if frame is not None:
             done(frame)
 
-    def _framed(self, turn: _Turn, frame: FrameSegments | BridgeError) -> None:
-        """Send an answer that is encoded, when its turn comes."""
+    def _framed(self, turn: _OrderedRequest, frame: FrameSegments | BridgeError) -> None:
+        """Send an encoded response, or queue it until its turn."""
         if self._done:
             return
         if isinstance(frame, BridgeError):
@@ -335,7 +343,7 @@ class StreamCall(Call):
         turn.frame = frame
         self._send_ready()
 
-    def _fail_turn(self, turn: _Turn, error: BridgeError, frame: FrameSegments) -> None:
+    def _fail_turn(self, turn: _OrderedRequest, error: BridgeError, frame: FrameSegments) -> None:
         if self._errors_end:
             self._send(error)
             return
@@ -343,7 +351,7 @@ class StreamCall(Call):
         self._send_ready()
 
     def _send_ready(self) -> None:
-        """Send the answers whose turn it is."""
+        """Send the responses whose turn it is."""
         turns = self._turns
         while turns and turns[0].frame is not None:
             frame = turns.popleft().frame
@@ -353,8 +361,8 @@ class StreamCall(Call):
 
     # -- responses of decoupled models -----------------------------------------------------------
 
-    def _respond(self, flow: _Flow, outcome: Outcome) -> None:
-        """Send a response, after which others may come."""
+    def _respond(self, flow: _DecoupledRequest, outcome: Outcome) -> None:
+        """Send a response that is not the last."""
         if self._done:
             return
         self._send_response(flow, outcome, final=False)
@@ -363,8 +371,8 @@ class StreamCall(Call):
         else:
             flow.unsent += 1
 
-    def _finish_flow(self, flow: _Flow, outcome: Outcome | None) -> None:
-        """Send the last response, or that there is none any more if the client wants to know."""
+    def _finish_decoupled(self, flow: _DecoupledRequest, outcome: Outcome | None) -> None:
+        """Send the last response, or an empty final one if the client asked for that."""
         self._flows.discard(flow)
         if self._done:
             return
@@ -374,8 +382,8 @@ class StreamCall(Call):
             self._send(final_frame(flow.known.model.name, flow.request.identifier))
         self._advance()
 
-    def _send_response(self, flow: _Flow, outcome: Outcome, *, final: bool) -> None:
-        outgoing = _Outgoing()
+    def _send_response(self, flow: _DecoupledRequest, outcome: Outcome, *, final: bool) -> None:
+        outgoing = _QueuedResponse()
         self._outgoing.append(outgoing)
 
         def framed(frame: FrameSegments | BridgeError) -> None:
@@ -402,13 +410,13 @@ class StreamCall(Call):
             outgoing.nbytes = sum(map(len, outcome.buffers))
 
     def _send(self, frame: FrameSegments | BridgeError) -> None:
-        """Send an answer, or the error that ends the stream, behind those that workers make."""
-        outgoing = _Outgoing()
+        """Queue a frame, or the error that ends the stream, after responses that workers encode."""
+        outgoing = _QueuedResponse()
         self._outgoing.append(outgoing)
         self._fill(outgoing, frame)
 
-    def _fill(self, outgoing: _Outgoing, frame: FrameSegments | BridgeError) -> None:
-        """Send an answer in its place, compressed if it has to be."""
+    def _fill(self, outgoing: _QueuedResponse, frame: FrameSegments | BridgeError) -> None:
+        """Set the frame of a queued response, compressed if required."""
         outgoing.frame = frame
         if not isinstance(frame, BridgeError):
             outgoing.nbytes = sum(map(len, frame))
@@ -417,8 +425,8 @@ class StreamCall(Call):
                 outgoing.frame = self._connection.coder.pack(self._packing, frame, done)
         self._send_outgoing()
 
-    def _packed(self, outgoing: _Outgoing, frame: FrameSegments | BridgeError) -> None:
-        """Send an answer that a worker has compressed, when its turn comes."""
+    def _packed(self, outgoing: _QueuedResponse, frame: FrameSegments | BridgeError) -> None:
+        """Set the frame that a worker has compressed."""
         outgoing.frame = frame
         if self._done:
             return
@@ -426,7 +434,7 @@ class StreamCall(Call):
         self._caught_up()
 
     def _caught_up(self) -> None:
-        """Go on when a worker has made an answer."""
+        """Continue after a worker has encoded a response."""
         if not self._done:
             self.writable()
 
@@ -443,7 +451,7 @@ class StreamCall(Call):
 def _failure(
     known: KnownRequest, request: InferRequest, error: BridgeError, *, final: bool
 ) -> FrameSegments:
-    """Encode an error that is the answer of a model, or one of its answers."""
+    """Encode an error that a model responds with."""
     return failure_frame(error, known.model.name, request.identifier, final=final)
 
 
@@ -452,7 +460,7 @@ def _fail(error: Exception) -> NoReturn:
 
 
 def _readable(identifier: Callable[[], str]) -> str:
-    """Return the id of a request that is wrong, as far as it can be read."""
+    """Return the id of an invalid request, if it can be read."""
     try:
         return identifier()
     except BridgeError:

@@ -1,1 +1,1 @@
-"""HTTP/1.1: connections that know messages and memory, and nothing of what they mean."""
+"""HTTP/1.1 connections, without knowledge of routes."""

@@ -1,7 +1,7 @@
-"""Bodies that come in chunks or with a coding, and answers that get one.
+"""Chunked and compressed request bodies, and compression of responses.
 
-What is small is done at once. The rest is done in pieces by worker threads, a few bodies at a time:
-what a body becomes is held until it is whole, and counts against its connection as it grows.
+Small bodies are handled at once, large ones in pieces by worker threads, a few bodies at a time. A
+decompressed body is charged to its connection as it grows.
 """
 
 from __future__ import annotations
@@ -19,32 +19,34 @@ from gpubridge.frontend.http.message import RequestHandler
 from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
 
 _AT_ONCE = 256 * 1024
-"""Bytes of a body that are unpacked on the event loop: about a millisecond."""
+"""Bytes of a body that the event loop decompresses: about a millisecond."""
 _PACKED_AT_ONCE = 64 * 1024
-"""Likewise for answers, which take ten times as long."""
+"""Bytes of a response that the event loop compresses, which takes ten times as long."""
 _PIECE = 1 << 20
 _BODIES = 4
-"""Bodies that are unpacked at a time."""
+"""Bodies decompressed concurrently."""
 
 
 class CodedBodies:
-    """Unpacks the bodies of requests, and packs answers, for any number of connections.
+    """Decompresses request bodies and compresses responses, for all connections.
 
-    ``limit``: bytes of a body without its coding.
+    ``limit``: bytes of a decompressed body.
+
+    Attribute ``tasks``: the unfinished work of workers.
     """
 
     def __init__(self, limit: int, workers: Workers) -> None:
         self._limit = limit
         self._workers = workers
         self._turns = asyncio.Semaphore(_BODIES)
-        self._tasks = TaskSet()
+        self.tasks = TaskSet()
 
     def unpack(
         self, exchange: HttpExchange, body: bytearray, then: Callable[[HttpExchange, int], None]
     ) -> None:
-        """Put a body where its handler wants it, then tell so; what is wrong with it is the answer.
+        """Decompress a body into the memory of its handler; an error is the response.
 
-        ``then``: told the bytes of the body.
+        ``then``: called with the exchange and the size of the body.
         """
         collected: CollectedBody = exchange.handler
         coding = exchange.field(b"content-encoding")
@@ -70,7 +72,7 @@ class CodedBodies:
         fields: bytes,
         parts: Sequence[bytes | memoryview],
     ) -> None:
-        """Send an answer with the coding that the client accepts."""
+        """Send a response with the coding that the client accepts."""
         coding = exchange.coding
         assert coding is not None
         fields += b"Content-Encoding: %b\r\n" % coding.encode()
@@ -95,7 +97,7 @@ class CodedBodies:
                 collected.unpacked(length + _PIECE)
                 piece = await self._workers.outcome(partial(inflater.read, _PIECE))
                 if isinstance(piece, BridgeError):
-                    # Not raised: its traceback would hold the pieces until the next collection.
+                    # Not raised: its traceback would keep the pieces until garbage collection.
                     exchange.give_up(piece)
                     return
                 pieces.append(piece)
@@ -105,7 +107,7 @@ class CodedBodies:
                 return
             memory = collected.memory(length)
             at = 0
-            # Here, and not by a worker: the handler may give its memory back between two pieces.
+            # Not in a worker: the handler may free its memory between two pieces.
             for piece in pieces:
                 memory[at : at + len(piece)] = piece
                 at += len(piece)
@@ -136,13 +138,13 @@ class CodedBodies:
             except BridgeError as error:
                 exchange.give_up(error)
 
-        self._tasks.start(run())
+        self.tasks.start(run())
 
 
 class CollectedBody:
-    """Takes a body in chunks or with a coding in the place of its request's handler.
+    """Stands in for a handler while a chunked or compressed body is received.
 
-    ``new_body``: returns what large memory is charged to.
+    ``new_body``: returns the charge of large memory.
     """
 
     def __init__(self, handler: RequestHandler, new_body: Callable[[], Body]) -> None:
@@ -152,17 +154,17 @@ class CollectedBody:
         self._collected = 0
 
     def grow(self, arrived: int) -> int:
-        """Return how much of the body may come."""
+        """Return how many bytes of the body may be received."""
         self._collected = arrived + _PIECE
         self._count(self._collected)
         return self._collected
 
     def unpacked(self, nbytes: int) -> None:
-        """Count so many bytes of what the body becomes, too."""
+        """Charge so many decompressed bytes as well."""
         self._count(self._collected + nbytes)
 
     def memory(self, nbytes: int) -> memoryview:
-        """Return the handler's memory for the body as it has become."""
+        """Return the handler's memory for the decompressed body."""
         handler = self._handler
         if nbytes <= LARGE_BYTES:
             return handler.body_memory(nbytes, None)
@@ -176,12 +178,12 @@ class CollectedBody:
         return memory
 
     def hand_over(self, exchange: HttpExchange) -> None:
-        """Let the handler go on, which has the body."""
+        """Let the handler continue: it has the body."""
         self._release()
         exchange.handler = self._handler
 
     def abort(self) -> None:
-        """The request will not be completed."""
+        """Drop the request, which will not be completed."""
         self._release()
         self._handler.abort()
 

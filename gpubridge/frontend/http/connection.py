@@ -1,16 +1,18 @@
-"""One HTTP/1.1 connection: what asyncio calls, who takes a request, when to read, how it ends.
+"""An HTTP/1.1 connection: its transport, routing of requests, timeouts and closing.
 
-`HttpConnectionState` (compiled) has the protocol: it takes bytes and calls `take` once for each
-request, encodes answers and keeps their order.
+`HttpConnectionState` (compiled) implements the protocol: it parses bytes, calls `take` once for each
+request, encodes responses and keeps their order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import socket
 from collections.abc import Sequence
 from functools import partial
 
+from gpubridge.config import HttpConnections
 from gpubridge.dataplane import (
     HttpConnectionState,
     HttpExchange,
@@ -21,31 +23,77 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import Pieces, invalid
 from gpubridge.frontend.connection_limits import longest_idle
 from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody
-from gpubridge.frontend.http.faults import FAULTS, Fault
-from gpubridge.frontend.http.message import HttpSettings, RequestHandler, Router
-from gpubridge.frontend.http.watch import Late, Stage, Watch
-from gpubridge.frontend.lateness import bytes_per_second
+from gpubridge.frontend.http.message import FAULTS, Fault, HttpSettings, RequestHandler, Router
+from gpubridge.frontend.timeouts import Deadline, MinimumRate, SendStall, bytes_per_second
 from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget
 from gpubridge.telemetry.logs import request_error
 
+_LINGER_SECONDS = 10.0
 _RECEIVE_BYTES = 16 * 1024
 _PIPELINE_LIMIT = 32
 _HELD_LIMIT = 64 << 20
-"""Bytes of bodies that a connection's requests may hold before no further one is read."""
-_TOLD_OF_TOO_MANY = 64
-"""Connections over the limit that are told so before they are closed; more are just closed."""
+"""Bytes of bodies held by a connection, above which no further request is read."""
+_REFUSED_WITH_RESPONSE = 64
+"""Connections over the limit that get a 503; further ones are just closed."""
 _TCP_CLOSED = 7
 _TCP_CLOSE_WAIT = 8
-"""The kernel's numbers of states of a connection: reset or closed; the client sends no more."""
+"""The kernel's TCP states: closed or reset; closed by the client for sending."""
+
+
+class Stage(enum.IntEnum):
+    """The part of a request being received, numbered as by `HttpConnectionState.progress`."""
+
+    NOTHING = 0
+    HEAD = 1
+    BODY = 2
+
+
+class Late(enum.Enum):
+    """Phase of a connection that has timed out."""
+
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    IDLE = enum.auto()
+
+
+class ConnectionTimeouts:
+    """The timeouts of one connection."""
+
+    def __init__(self, limits: HttpConnections) -> None:
+        self._head = Deadline(limits.header_timeout)
+        self._body = MinimumRate(limits.body_timeout)
+        self._idle = Deadline(limits.idle_timeout)
+        self._sending = SendStall(limits.send_timeout)
+        self._lingering = Deadline(_LINGER_SECONDS)
+
+    def stuck(self, now: float, unsent: int, *, closing: bool) -> bool:
+        """Return whether the client does not read, or does not close after the last response."""
+        slow = self._sending.too_slow(now, unsent)
+        return self._lingering.too_long(now, True if closing and not unsent else None) or slow
+
+    def late(
+        self, now: float, progress: tuple[int, int, int], served: int, *, idle: bool
+    ) -> Late | None:
+        """Return the phase that has timed out, if any.
+
+        ``progress``: the result of `HttpConnectionState.progress`.
+        """
+        stage, message, nbytes = progress
+        if self._head.too_long(now, message if stage == Stage.HEAD else None):
+            return Late.HEAD
+        if self._body.too_slow(now, message if stage == Stage.BODY else None, nbytes, nbytes):
+            return Late.BODY
+        waits = idle and stage == Stage.NOTHING
+        return Late.IDLE if self._idle.too_long(now, served if waits else None) else None
 
 
 class HttpListener:
-    """The part that all connections of one listening socket share.
+    """State shared by all connections of one listening socket.
 
-    ``targets``: the endpoints of inference, whose plain requests do not come to the router.
+    ``targets``: the inference endpoints, whose plain requests do not reach the router.
 
-    Attribute ``receive``: where bytes that have no other place yet are received: each connection
-    uses it up before it lets go of the event loop.
+    Attribute ``receive``: the receive buffer; each connection consumes its bytes before it returns
+    to the event loop.
     """
 
     def __init__(
@@ -66,7 +114,7 @@ class HttpListener:
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """A client's connection."""
+    """The connection of one client."""
 
     def __init__(self, listener: HttpListener, connections: set[HttpConnection]) -> None:
         self._listener = listener
@@ -74,8 +122,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._connections = connections
         self._transport: asyncio.Transport
         self._route = listener.router.route
-        self._watch = Watch(self._settings.connections)
-        self._account = Account(lambda: self.unsent)
+        self._timeouts = ConnectionTimeouts(self._settings.connections)
+        self.account = Account(lambda: self.unsent)
         self._lingering = False
         self._closing = False
         state = self._state = HttpConnectionState(
@@ -87,22 +135,22 @@ class HttpConnection(asyncio.BufferedProtocol):
             _PIPELINE_LIMIT,
             _HELD_LIMIT,
         )
-        # asyncio calls these for every read: no detour.
+        # Called for every read, so without a Python method between.
         self.get_buffer = state.get_buffer  # type: ignore[method-assign, assignment]
         self.buffer_updated = state.buffer_updated  # type: ignore[method-assign, assignment]
 
-    # -- what asyncio calls ---------------------------------------------------------------------
+    # -- asyncio --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start, unless there are too many already and none of them is idle."""
+        """Start; at the limit of connections, close an idle one or refuse this one."""
         self._transport = transport  # type: ignore[assignment]
         most = self._settings.connections.max_connections
-        crowded = 0 < most <= len(self._connections) and not self._close_idle()
+        refused = 0 < most <= len(self._connections) and not self._close_idle()
         self._connections.add(self)
         self._state.start(self._transport.write, self._transport.writelines)
-        if not crowded:
+        if not refused:
             return
-        if len(self._connections) > most + _TOLD_OF_TOO_MANY:
+        if len(self._connections) > most + _REFUSED_WITH_RESPONSE:
             self.abort()
             return
         self._refuse(
@@ -112,35 +160,35 @@ class HttpConnection(asyncio.BufferedProtocol):
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give up what is not finished."""
+        """Abort unfinished requests."""
         self._connections.discard(self)
         self._closing = True
         self._state.lose()
-        self._account.close()
+        self.account.close()
 
     def eof_received(self) -> bool:
-        """The client sends no more: answer what is asked, then close."""
+        """Answer received requests, then close: the client has closed its sending side."""
         self._state.end()
         return self._state.open > 0 and not self._closing
 
     def pause_writing(self) -> None:
-        """The client reads too slowly: read no more from it."""
+        """Stop reading: the client reads too slowly."""
         self._state.set_stalled(True)
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Continue: the client has read what was sent."""
         self._state.set_stalled(False)
 
-    # -- what the server asks --------------------------------------------------------------------
+    # -- the server ------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Answer what is asked already, then close."""
+        """Answer received requests, then close."""
         self._state.drain()
-        if self._lingering and not self._state.headed:
+        if self._lingering and not self._state.in_body:
             self._transport.close()
 
     def finish(self) -> None:
-        """Refuse the request that is on its way: it could not be answered any more."""
+        """Refuse the request that is being received."""
         if self._state.progress()[0] != Stage.NOTHING:
             self._refuse(503, "the server is stopping")
 
@@ -152,19 +200,19 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that the socket has not taken yet."""
+        """Bytes of responses not yet written to the socket."""
         return self._transport.get_write_buffer_size()
 
     def check(self, now: float) -> None:
-        """Close if the client takes too long with anything."""
-        state, watch = self._state, self._watch
+        """Close if a timeout has passed."""
+        state, timeouts = self._state, self._timeouts
         unsent = self.unsent
-        if watch.stuck(now, unsent, closing=self._closing):
+        if timeouts.stuck(now, unsent, closing=self._closing):
             self.abort()
         elif not self._closing:
             idle = not state.open and not unsent
             progress = state.progress()
-            late = watch.late(now, progress, state.placed, idle=idle)
+            late = timeouts.late(now, progress, state.placed, idle=idle)
             limits = self._settings.connections
             if late is Late.HEAD:
                 seconds = limits.header_timeout
@@ -173,20 +221,18 @@ class HttpConnection(asyncio.BufferedProtocol):
                 seconds = limits.body_timeout
                 least = bytes_per_second(progress[2])
                 self._refuse(
-                    408,
-                    f"expected {least} bytes a second of the request's body within {seconds:g} s, "
-                    "or its end",
+                    408, f"request body too slow: minimum {least} bytes/s over {seconds:g} s"
                 )
             elif late is Late.IDLE:
                 self._close()
-            if state.open and (state.deaf or not state.reading):
+            if state.open and (state.stopped or not state.reading):
                 self._look_for_client()
 
     def _look_for_client(self) -> None:
-        """Abort if the client is gone, which the event loop does not tell while nothing is read.
+        """Abort if the client is gone, which asyncio does not report while reading is paused.
 
-        A client that closes its connection and one that ends only its half of it send the same, a
-        FIN. They differ in what they make of bytes that come after it: the closed one resets.
+        A client that closes its socket and one that closes only its sending side both send a FIN.
+        They differ when they receive bytes after it: a closed socket resets the connection.
         """
         sock = self._transport.get_extra_info("socket")
         tcp = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
@@ -195,10 +241,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         elif tcp == _TCP_CLOSE_WAIT and not self.unsent:
             self._state.probe()
 
-    # -- what the protocol asks --------------------------------------------------------------------
+    # -- the compiled state ------------------------------------------------------------------------
 
     def take(self, exchange: HttpExchange) -> None:
-        """Find who takes a request whose head is there, and where its body goes."""
+        """Route a request whose head has been received, and provide memory for its body."""
         try:
             handler = exchange.handler = self._route(exchange)
             length = exchange.length
@@ -209,7 +255,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             elif length:
                 exchange.receive_into(handler.body_memory(length, None), length)
         except Exception as error:
-            # Also a bug: it fails this request, and the connection goes on.
+            # Also for a bug: it fails only this request.
             exchange.fail(error)
             return
         if exchange.whole:
@@ -217,7 +263,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.complete(exchange, length)
 
     def _receive_large(self, exchange: HttpExchange, handler: RequestHandler, length: int) -> None:
-        """Have a body received whose memory counts as it comes."""
+        """Receive a body whose memory is charged as it arrives."""
         body = self.new_body(exchange)
         try:
             memory = handler.body_memory(length, body)
@@ -229,11 +275,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             exchange.receive_into(memory, granted)
 
     def new_body(self, exchange: HttpExchange) -> Body:
-        """Return what a large body is charged to, which is refused when others need its memory."""
-        return Body(self._listener.budget, self._account, exchange.give_up)
+        """Return the charge of a large body, which may be refused when memory runs out."""
+        return Body(self._listener.budget, self.account, exchange.give_up)
 
     def grow(self, exchange: HttpExchange, arrived: int) -> int:
-        """Return how much of a body may be received, of which so much has come; 0 to refuse it."""
+        """Return how many bytes of a body may be received after ``arrived``; 0 if it was refused."""
         handler: RequestHandler = exchange.handler
         try:
             return handler.grow(arrived)
@@ -242,7 +288,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             return 0
 
     def complete(self, exchange: HttpExchange, copied: int) -> None:
-        """Give a request that is whole to its handler."""
+        """Pass a complete request to its handler."""
         handler = exchange.handler
         assert handler is not None
         try:
@@ -251,7 +297,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             exchange.give_up(error)
 
     def collect(self, exchange: HttpExchange, body: bytearray) -> None:
-        """Give a request to its handler whose body came in chunks, or has a coding."""
+        """Pass a request with a chunked or compressed body to its handler."""
         self._listener.coded.unpack(exchange, body, self.complete)
 
     def pack(
@@ -262,49 +308,51 @@ class HttpConnection(asyncio.BufferedProtocol):
         body: bytes,
         buffers: Sequence[bytes | memoryview],
     ) -> None:
-        """Answer with a coding that the client accepts."""
+        """Respond with a coding that the client accepts."""
         self._listener.coded.pack(exchange, status, fields, [body, *buffers])
 
-    def failure(self, error: Exception, status: int | None) -> tuple[int, Pieces]:
-        """Return status and JSON body that tell an error."""
-        return self._listener.router.failure(request_error(error), status)
+    def failure(
+        self, error: Exception, status: int | None, exchange: HttpExchange
+    ) -> tuple[int, Pieces]:
+        """Return the status and the JSON body of an error."""
+        return self._listener.router.failure(request_error(error), status, exchange)
 
     def refuse(self, fault: int, exchange: HttpExchange | None) -> None:
-        """Refuse what the client sends, by the number of the fault."""
+        """Refuse a malformed request by the number of its fault."""
         if fault == Fault.BODY_TOO_LONG and exchange is not None:
-            told = (exchange.field(b"content-length") or b"").decode("latin-1")
-            self._refuse(413, self._settings.too_long(f"of {told} bytes"))
+            length = (exchange.field(b"content-length") or b"").decode("latin-1")
+            self._refuse(413, self._settings.too_long(f"of {length} bytes"))
         elif fault == Fault.CHUNKS_TOO_LONG:
             self._refuse(413, self._settings.too_long("in chunks"))
         else:
             self._refuse(*FAULTS[fault])
 
     def changed(self, close: bool) -> None:
-        """Read or not, as the state says, or close."""
+        """Pause or resume reading as the state requires, or close."""
         if close:
             self._close()
         elif not self._state.reading:
             self._transport.pause_reading()
-        elif self._state.behind:
-            # Later: this may be called while somebody uses what is received.
-            asyncio.get_running_loop().call_soon(self._go_on)
+        elif self._state.has_pending:
+            # Later: the receive buffer may be in use now.
+            asyncio.get_running_loop().call_soon(self._continue)
         else:
             self._transport.resume_reading()
 
-    def _go_on(self) -> None:
-        """Take what had come already, then read again."""
+    def _continue(self) -> None:
+        """Parse bytes received earlier, then resume reading."""
         self._state.go_on()
         if self._state.reading and not self._closing:
             self._transport.resume_reading()
 
-    # -- how it ends --------------------------------------------------------------------------------
+    # -- closing ------------------------------------------------------------------------------------
 
     def _refuse(self, status: int, text: str) -> None:
-        """Answer what cannot be read, after the answers before it; nothing after it is read."""
+        """Queue an error response after the pending ones; read no further request."""
         self._state.refuse(invalid(text), status)
 
     def _close_idle(self) -> bool:
-        """Close the connection that has been idle for longest; returns whether there was one."""
+        """Close the connection that has been idle longest; return whether there was one."""
         connection = longest_idle(self._listener.idle)
         if connection is None:
             return False
@@ -315,8 +363,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _close(self) -> None:
         may_send = self._state.close()
         if may_send and not self._closing:
-            # The client may still be sending. A close now would make the kernel reset the connection
-            # and the client lose its answer: what comes is dropped until the client closes, too.
+            # The client may still be sending. Closing now would make the kernel reset the connection,
+            # and the client lose its response: input is dropped until the client closes.
             self._closing = self._lingering = True
             self._transport.write_eof()
         else:

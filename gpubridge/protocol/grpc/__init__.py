@@ -1,1 +1,1 @@
-"""The v2 protocol's gRPC messages to request objects and back: pure functions, no sockets, no grpc."""
+"""Parsing and encoding of v2's gRPC messages: pure functions, without sockets and the grpc package."""

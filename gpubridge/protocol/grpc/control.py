@@ -1,11 +1,10 @@
-"""Messages of the methods that are no inference: health, versions, loads, settings."""
+"""Messages of the control methods: health, versions, loads, settings."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import invalid, unsupported
 from gpubridge.protocol.control import (
     SEVERITIES,
@@ -17,6 +16,7 @@ from gpubridge.protocol.control import (
 )
 from gpubridge.protocol.fields import JsonObject
 from gpubridge.protocol.grpc.messages import parse_message
+from gpubridge.schema import ProtoMessage
 from gpubridge.telemetry.logs import LOG_FORMATS, LogSettings
 from gpubridge.telemetry.settings import TraceSettings
 
@@ -29,11 +29,11 @@ _LARGEST = (1 << 63) - 1
 
 
 def model_version(text: str) -> int | None:
-    """Return the version that a request spells; None for any; raises BridgeError: INVALID_ARG."""
+    """Parse a version; None for an empty text; raises BridgeError: INVALID_ARG."""
     if not text:
         return None
     match = _VERSION.match(text)
-    # A longer number is out of range whatever it is, and int() refuses very long ones.
+    # Longer numbers are out of range anyway, and int() refuses very long ones.
     version = int(match[1][:40]) if match else _LARGEST + 1
     if not -_LARGEST - 1 <= version <= _LARGEST:
         raise invalid(
@@ -48,14 +48,14 @@ def model_version(text: str) -> int | None:
 
 
 def refuse_repository_name(message: ProtoMessage) -> None:
-    """Refuse a request that names a repository, in Triton's words."""
+    """Refuse a request that names a repository, with Triton's text."""
     if message.repository_name:
         raise unsupported("'repository_name' specification is not supported")
 
 
 def health_service(data: bytes) -> str:
-    """Return the service that a HealthCheckRequest of grpc.health.v1 names; raises BridgeError."""
-    # Its one field is like the first of this one, which we have a class for.
+    """Return the service named by a HealthCheckRequest of grpc.health.v1; raises BridgeError."""
+    # Its only field has the same number and type as the first of this message.
     service: str = parse_message("ModelReadyRequest", data).name
     return service
 
@@ -68,10 +68,10 @@ def health_answer(serving: bool | None) -> bytes:
 
 
 def read_load(message: ProtoMessage) -> LoadParameters:
-    """Read a RepositoryModelLoadRequest.
+    """Parse a RepositoryModelLoadRequest.
 
-    Raises BridgeError: INVALID_ARG for a parameter that is wrong, UNSUPPORTED where it names a
-    repository, both in Triton's words.
+    Raises BridgeError: INVALID_ARG for a wrong parameter, UNSUPPORTED if it names a repository, both
+    with Triton's text.
     """
     refuse_repository_name(message)
     config: str | None = None
@@ -87,7 +87,7 @@ def read_load(message: ProtoMessage) -> LoadParameters:
 
 
 def read_unload(message: ProtoMessage) -> bool:
-    """Read a RepositoryModelUnloadRequest: whether its dependents go, too; raises as `read_load`."""
+    """Return whether an unload request includes dependents; raises as `read_load`."""
     refuse_repository_name(message)
     if "unload_dependents" not in message.parameters:
         return False
@@ -112,7 +112,7 @@ def log_answer(settings: LogSettings) -> JsonObject:
 
 
 def log_changes(message: ProtoMessage) -> dict[str, Any]:
-    """Read a LogSettingsRequest: fields of `LogSettings`; raises BridgeError."""
+    """Parse a LogSettingsRequest into fields of `LogSettings`; raises BridgeError."""
     given = message.settings
     if "log_file" in given:
         raise fixed_location("log")
@@ -141,15 +141,11 @@ def trace_answer(settings: TraceSettings) -> JsonObject:
 
 
 def trace_changes(message: ProtoMessage) -> dict[str, Any]:
-    """Read a TraceSettingRequest: fields of `TraceSettings`; None clears one.
+    """Parse a TraceSettingRequest into fields of `TraceSettings`; None clears one.
 
-    Raises BridgeError: in Triton's words.
+    Raises BridgeError: with Triton's text.
     """
-    given: dict[str, Any] = {
-        name: list(setting.value) or None for name, setting in message.settings.items()
-    }
-    if given.get("trace_mode"):
-        given["trace_mode"] = ", ".join(given["trace_mode"])
+    given = {name: list(setting.value) or None for name, setting in message.settings.items()}
     return read_trace_changes(given, _only, lambda names: names)
 
 

@@ -1,27 +1,27 @@
-"""A ModelInferRequest: from the top level of its message to what the engine needs.
+"""Parsing of ModelInferRequest messages.
 
 As over HTTP, requests mostly differ in an id, dims, sizes and the values of parameters: protobuf parses
-the first one of a kind, which becomes a template (`gpubridge.protocol.request_templates`).
+the first of them, which becomes a template (`gpubridge.protocol.request_templates`). The top level of a
+message is read without protobuf, because raw contents may be large and should stay where they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from gpubridge import dataplane
 from gpubridge.config import ModelConfig
-from gpubridge.config.schema import ProtoMessage
-from gpubridge.dataplane import RequestTemplates
+from gpubridge.dataplane import RequestTemplates, read_fields
 from gpubridge.errors import invalid
 from gpubridge.host_shm import Slot
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.model_io import InputForm, check_inputs
 from gpubridge.protocol.body import ALIGNMENT, check_strings, packed_places
-from gpubridge.protocol.grpc.contents import data_from_contents
-from gpubridge.protocol.grpc.fields import RequestHead
 from gpubridge.protocol.grpc.messages import parse_message
 from gpubridge.protocol.grpc.parameters import (
     classes_wanted,
@@ -43,30 +43,64 @@ from gpubridge.protocol.request_templates import (
     input_rules,
 )
 from gpubridge.request import InferRequest, Outcome
-from gpubridge.tensor.dtypes import DATATYPES
+from gpubridge.schema import ProtoMessage
+from gpubridge.tensor.dtypes import DATATYPES, item_size, numbers_to_bytes
 
 LONG_FORM_BYTES = 1 << 20
-"""Longer forms are a worker's to read."""
+"""Bytes of a form above which a worker parses it."""
 _INVALID = "<invalid>"
+
+# Fields of InferTensorContents: name, number, wire format, Triton's name, allowed datatypes.
+_CONTENTS = (
+    ("bool_contents", 1, "varint", "BOOL", ("BOOL",)),
+    ("int_contents", 2, "varint", "INT32", ("INT8", "INT16", "INT32")),
+    ("int64_contents", 3, "varint", "INT64", ("INT64",)),
+    ("uint_contents", 4, "varint", "UINT32", ("UINT8", "UINT16", "UINT32")),
+    ("uint64_contents", 5, "varint", "UINT64", ("UINT64",)),
+    ("fp32_contents", 6, "fixed", "FP32", ("FP32",)),
+    ("fp64_contents", 7, "fixed", "FP64", ("FP64",)),
+    ("bytes_contents", 8, "bytes", "BYTES", ("BYTES",)),
+)
+_FIELD_BYTES = 4
+"""Size of the elements of 32-bit fields, which also carry narrower datatypes."""
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """Top level of a message.
+
+    - ``form``: the message without its id and raw contents, itself a valid message.
+    - ``sizes``: size of each raw content.
+    - ``offsets``: its offset in the message, or in the slot that it was received into.
+    """
+
+    form: bytes
+    identifier: str
+    sizes: Sequence[int]
+    offsets: Sequence[int]
+
+
+def read_request(message: bytes) -> RequestHead:
+    """Parse the top level of a complete message; raises BridgeError."""
+    return RequestHead(*read_fields(message))
 
 
 class ServedModel(Protocol):
-    """A model, as far as requests have to know it."""
+    """The interface of models that parsing needs."""
 
     name: str
     version: int
     config: ModelConfig
 
     def submit(self, request: InferRequest, origin: Any = None, /) -> None:
-        """Take a request over."""
+        """Submit a request."""
 
 
 class KnownRequest(RequestTemplate):
-    """A parsed request and its model; all requests with its skeleton share it.
+    """A request template and its model.
 
-    - ``model``: as found by name and version.
     - ``empty_final_response``: see `read_parameters`.
-    - ``submit``: gives the model a request that gets one response; None where there may be others.
+    - ``submit``: submits a request for one response; None for a decoupled model.
     """
 
     __slots__ = ("arena", "empty_final_response", "model", "submit")
@@ -86,14 +120,14 @@ class KnownRequest(RequestTemplate):
 
 
 MadeRequest = tuple[KnownRequest, InferRequest, RequestRegions | None]
-"""A request for the engine, and where its inputs and outputs lie in the client's memory, if any do."""
+"""A request with its template, and its regions of client memory, if any."""
 
 
 class FormCache:
-    """Remembers templates of requests, to all models; bounded.
+    """Bounded cache of request templates of all models.
 
-    - ``find``: gets a model's name and version, as the request spells them, and returns the model.
-    - ``templates``: makes requests of all messages that `read` does not have to look at.
+    - ``find``: returns the model of a name and version, as spelt in the request.
+    - ``templates``: makes requests from messages that match a template, without `read`.
     """
 
     def __init__(
@@ -108,11 +142,11 @@ class FormCache:
         self.templates = RequestTemplates(TEMPLATE_BYTES, ALIGNMENT)
 
     def forget(self, is_gone: Callable[[ServedModel], bool]) -> None:
-        """Forget the templates of requests to some models: they are looked up again."""
+        """Remove the templates of some models."""
         self.templates.remove_if(lambda known: is_gone(known.model))
 
     def read(self, head: RequestHead) -> KnownRequest:
-        """Return what a request says; it becomes a template; raises BridgeError."""
+        """Parse a request and keep it as a template; raises BridgeError."""
         read = self.read_once(head)
         form, model = read.form, read.model
         known = self._known(read)
@@ -123,7 +157,7 @@ class FormCache:
         return known
 
     def read_once(self, head: RequestHead) -> ReadRequest:
-        """Do the same for a form that may be too long to be remembered; any thread may."""
+        """Parse a request without keeping it; thread-safe; raises BridgeError."""
         message, long = parse_form(head.form)
         name, version = message.model_name, message.model_version
         model = self._find(name, version)
@@ -131,9 +165,9 @@ class FormCache:
         return ReadRequest(name, version, model, form, empty_final)
 
     def known(self, read: ReadRequest) -> KnownRequest | None:
-        """Return what a request says that was read earlier; None if its model was loaded anew since.
+        """Return the template of a request parsed earlier; None if its model was reloaded since.
 
-        Raises BridgeError if it is gone.
+        Raises BridgeError if the model is gone.
         """
         current = self._find(read.name, read.version) is read.model
         return self._known(read) if current else None
@@ -144,7 +178,7 @@ class FormCache:
 
 
 class ReadRequest(NamedTuple):
-    """A parsed request: the model's name and version as it spells them; the rest as `KnownRequest`."""
+    """A parsed request with the name and version as spelt in it; see `KnownRequest`."""
 
     name: str
     version: str
@@ -154,10 +188,10 @@ class ReadRequest(NamedTuple):
 
 
 class LongParts(NamedTuple):
-    """Parts taken out of a long form.
+    """Parts removed from a long form.
 
-    - ``parameters``: those of the request, JSON in UTF-8; None where the message has them.
-    - ``contents``: likewise the typed contents of each input, serialised.
+    - ``parameters``: of the request, as JSON in UTF-8; None if the message has them.
+    - ``contents``: the serialised typed contents of each input; None if the message has them.
     """
 
     parameters: memoryview | None = None
@@ -165,7 +199,7 @@ class LongParts(NamedTuple):
 
 
 def parse_form(form: bytes) -> tuple[ProtoMessage, LongParts]:
-    """Parse all but the long parts of a form; raises BridgeError."""
+    """Parse a form without its long parts; raises BridgeError."""
     split = dataplane.split_form(form) if len(form) > LONG_FORM_BYTES else None
     if split is None:
         return parse_message("ModelInferRequest", form), LongParts()
@@ -183,12 +217,10 @@ def build_form(
     check_region: CheckRegion = nothing_registered,
     long: LongParts = LongParts(),  # noqa: B008  (it never changes)
 ) -> tuple[RequestForm, bool]:
-    """Check a request, all but its strings, in Triton's order; raises BridgeError.
+    """Check a request except its strings, in Triton's order; raises BridgeError.
 
-    It returns:
-
-    - ``form``: with ``places`` from the beginning of a slot, each aligned, and without an
-      identifier.
+    Returns the form, without an identifier and with aligned ``places`` from the start of a slot, and
+    whether an empty final response is requested.
     """
     context, options, empty_final = read_parameters(message.parameters, long.parameters)
     inputs = _inputs(message, head, config, check_region, long.contents)
@@ -238,7 +270,7 @@ def _input(
     raws: Iterator[int],
     contents: memoryview | None,
 ) -> InputForm:
-    """Say what one input is and where its data are."""
+    """Parse one input."""
     typed = entry.HasField("contents")
     datatype = entry.datatype if entry.datatype in DATATYPES else _INVALID
     shape = tuple(entry.shape)
@@ -266,10 +298,41 @@ def _input(
     return InputForm(entry.name, datatype, shape, nbytes)
 
 
+def data_from_contents(
+    entry: ProtoMessage, datatype: str, model: str, long: memoryview | None = None
+) -> bytes:
+    """Return the bytes of an input from its typed fields; raises BridgeError.
+
+    ``long``: the serialised contents, if the entry has only one element of each field.
+    """
+    data: bytes | None = None
+    for field, number, form, name, datatypes in _CONTENTS:
+        if not getattr(entry.contents, field):
+            continue
+        prefix = (
+            f"unexpected explicit tensor data for input tensor '{entry.name}' for model '{model}'"
+        )
+        if data is not None:
+            raise invalid(f"{prefix}, binary data was already supplied.")
+        if datatype not in datatypes:
+            raise invalid(f"{prefix} of type '{name}', expected datatype '{datatype}'")
+        contents = entry.contents.SerializeToString() if long is None else long
+        size = item_size(datatype) or 0
+        narrow = form == "varint" and datatype != "BOOL" and size < _FIELD_BYTES
+        data = dataplane.pack_typed_contents(
+            contents, number, form, _FIELD_BYTES if narrow else size
+        )
+        assert data is not None  # protobuf has parsed it
+        if narrow:
+            values = np.frombuffer(data, np.uint32 if name == "UINT32" else np.int32)
+            data = numbers_to_bytes(entry.name, datatype, values)
+    return data or b""
+
+
 def _outputs(
     message: ProtoMessage, config: ModelConfig, check_region: CheckRegion
 ) -> dict[str, OutputForm] | None:
-    """Read the outputs asked for; ``binary_data`` means nothing here, all of them are raw."""
+    """Parse the requested outputs; ``binary_data`` is ignored, because all outputs are raw."""
     known = config.outputs_by_name
     outputs = {}
     for entry in message.outputs:
@@ -286,7 +349,7 @@ def _outputs(
 
 
 def _check_dims(identifier: str, inputs: list[InputForm], config: ModelConfig) -> None:
-    """Refuse negative dims, which only protobuf can carry, where nothing before them is wrong."""
+    """Refuse negative dims, which only protobuf can represent, unless an earlier input is wrong."""
     for entry in inputs:
         spec = config.inputs_by_name.get(entry.name)
         if spec is None or spec.datatype != entry.datatype:
@@ -302,7 +365,7 @@ def _check_dims(identifier: str, inputs: list[InputForm], config: ModelConfig) -
 def input_data(
     form: RequestForm, offsets: Sequence[int], memory: bytes | memoryview
 ) -> list[bytes | memoryview]:
-    """Return the data of a request's inputs: typed contents, or what has ``offsets`` in ``memory``."""
+    """Return the data of a request's inputs: typed contents, or raw contents in ``memory``."""
     if form.packed:
         return [entry.data or b"" for entry in form.sent]
     view = memoryview(memory)
@@ -315,7 +378,7 @@ def input_data(
 def check_input_strings(
     form: RequestForm, identifier: str, model: str, data: Sequence[bytes | memoryview]
 ) -> None:
-    """Raise BridgeError: INVALID_ARG for BYTES inputs that are not what their shapes say."""
+    """Raise BridgeError: INVALID_ARG for BYTES inputs that do not match their shapes."""
     if form.strings:
         named = replace(form, identifier=identifier) if identifier else form
         check_strings(named, model, [memoryview(each) for each in data])
@@ -328,12 +391,12 @@ def infer_request(
     on_done: Callable[[Outcome], None],
     copied: int,
 ) -> MadeRequest:
-    """Make the request of inputs that lie in a slot, each at its place in the form.
+    """Return the request with inputs in a slot, at the places of the form.
 
-    ``copied``: bytes of them that were copied on the way there.
+    ``copied``: bytes of the inputs that were copied.
 
-    Raises BridgeError: INVALID_ARG for BYTES inputs that are not what their shapes say; the slot is
-    the caller's still.
+    Raises BridgeError: INVALID_ARG for BYTES inputs that do not match their shapes; the caller keeps
+    the slot.
     """
     form = known.form
     if form.strings:

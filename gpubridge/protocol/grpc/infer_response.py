@@ -1,20 +1,22 @@
-"""A model's answer as a ModelInferResponse: protobuf around the outputs as they lie in memory."""
+"""Encoding of ModelInferResponse messages around the outputs, which are not copied."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 from gpubridge.config import ModelConfig
-from gpubridge.config.schema import ProtoMessage
 from gpubridge.dataplane import MessageResponseTemplate
 from gpubridge.errors import BridgeError, LongError
-from gpubridge.model_io import as_configured
-from gpubridge.protocol.classification import classified
-from gpubridge.protocol.grpc.messages import message_class
 from gpubridge.protocol.request_form import RequestForm, classes_of
+from gpubridge.protocol.response_encoding import (
+    ResponseEncoding,
+    output_encodings,
+    prepare_response,
+    reshapes,
+)
 from gpubridge.request import InferResponse, LongParameters
-from gpubridge.transport.signatures import Shapes, Signature
+from gpubridge.schema import ProtoMessage, message_class
+from gpubridge.transport.signatures import Signature
 
 FrameSegments = list[bytes | memoryview]
 
@@ -24,36 +26,21 @@ FRAME_PREFIX = 5
 _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
 
-# How an output is told; the numbers are those of csrc/request/response_templates.h.
-_ELSEWHERE, _BINARY = 0, 1
-
 _FINAL = "triton_final_response"
 _ERROR_MESSAGE = 1 << 3 | 2
-"""The tag of that field of ModelStreamInferResponse."""
-
-
-@dataclass(slots=True, eq=False)
-class _Answer:
-    """State shared by all responses of a signature to requests of a form.
-
-    - ``template``: makes the frame.
-    - ``reshaped``: whether clients may see other shapes than the model gives.
-    """
-
-    template: MessageResponseTemplate
-    reshaped: bool
+"""The tag of ``error_message`` in ModelStreamInferResponse."""
 
 
 def plain_template(
     form: RequestForm, signature: Signature, config: ModelConfig, version: int
 ) -> MessageResponseTemplate | None:
-    """Return what makes the frames of answers of which nothing has to be formatted; else None."""
-    answer = _answer(form, signature, config, version)
-    return None if answer.reshaped or classes_of(form.outputs) else answer.template
+    """Return the template of responses without formatted outputs; None if some are formatted."""
+    encoding = _encoding(form, signature, config, version)
+    return encoding.template if encoding.plain and not classes_of(form.outputs) else None
 
 
 def encode_frame(message: bytes) -> bytes:
-    """Put the prefix before a message that gRPC sends as one frame."""
+    """Return a message with the prefix of a gRPC frame."""
     return b"\0%b%b" % (len(message).to_bytes(4, "big"), message)
 
 
@@ -66,21 +53,21 @@ def encode_response(
     *,
     final: bool | None = None,
 ) -> FrameSegments:
-    """Encode an answer as one gRPC frame, prefix included.
+    """Encode a response as one gRPC frame with its prefix.
 
-    - ``form``: that of the request; it remembers what the answer has in common with the next.
-    - ``final``: for a ModelStreamInferResponse: whether it is its request's last.
+    - ``form``: of the request; caches the template of its responses.
+    - ``final``: for a ModelStreamInferResponse: whether it is the last of its request.
 
-    Returns: in order. One bytes object where the frame is small; else long outputs are the
-    response's own buffers, not copied.
+    Returns the segments of the frame: one for a small frame; else long outputs are the response's own
+    buffers, not copied.
 
-    Raises BridgeError when a parameter or the size has no place in protobuf.
+    Raises BridgeError for a parameter or size that protobuf cannot represent.
     """
     given = response.parameters
     rest: list[bytes] = []
     parameters = b"" if final is None else _final_parameter(final)
     if isinstance(given, LongParameters):
-        # Behind the outputs: what is that long is not copied. The last one of a name counts.
+        # After the outputs, so that long parameters are not copied. The last of equal names counts.
         rest = [
             _parameters(part) if isinstance(part, dict) else part.fields for part in given.parts
         ]
@@ -88,9 +75,13 @@ def encode_response(
         parameters = b""
     elif given:
         parameters = _parameters(given if final is None else {**given, _FINAL: final})
-    answer, response, shapes = _prepare(form, response, config, version)
+    encoding, response, shapes = prepare_response(
+        form, response, config, lambda signature: _encoding(form, signature, config, version)
+    )
     buffers, stream = response.buffers, final is not None
-    frame = answer.template.encode(identifier, parameters, shapes, buffers, stream, rest)
+    frame: FrameSegments | int = encoding.template.encode(
+        identifier, parameters, shapes, buffers, stream, rest
+    )
     if isinstance(frame, int):
         raise BridgeError(
             f"the response has {frame} bytes, more than the 2 GiB that a protobuf message may have; "
@@ -104,29 +95,9 @@ def _final_parameter(final: bool) -> bytes:
     return _parameters({_FINAL: final})
 
 
-def _prepare(
-    form: RequestForm, response: InferResponse, config: ModelConfig, version: int
-) -> tuple[_Answer, InferResponse, Shapes]:
-    """Return what an answer is encoded with: classes instead of values, and clients' shapes."""
-    classes: dict[str, int] = {}
-    if form.answer_for is response.signature:
-        answer: _Answer = form.answer
-    elif classes := classes_of(form.outputs):
-        response = classified(response, classes, config)
-        answer = _answer(form, response.signature, config, version)
-    else:
-        answer = _answer(form, response.signature, config, version)
-        form.answer_for, form.answer = response.signature, answer
-    if not answer.reshaped:
-        return answer, response, response.shapes
-    shapes = tuple(
-        shape if spec.name in classes else as_configured(spec.name, shape, config)
-        for spec, shape in zip(response.signature.tensors, response.shapes, strict=True)
-    )
-    return answer, response, shapes
-
-
-def _answer(form: RequestForm, signature: Signature, config: ModelConfig, version: int) -> _Answer:
+def _encoding(
+    form: RequestForm, signature: Signature, config: ModelConfig, version: int
+) -> ResponseEncoding:
     names = message_class("ModelInferResponse")(
         model_name=config.name, model_version=str(version)
     ).SerializeToString()
@@ -135,15 +106,10 @@ def _answer(form: RequestForm, signature: Signature, config: ModelConfig, versio
         output(name=spec.name, datatype=spec.datatype).SerializeToString()
         for spec in signature.tensors
     ]
-    # An output in the client's memory has its raw content, too: an empty one.
-    forms = bytes(
-        [
-            _BINARY if form.output_region(spec.name) is None else _ELSEWHERE
-            for spec in signature.tensors
-        ]
-    )
-    reshaped = any(output.reshape is not None for output in config.outputs)
-    return _Answer(MessageResponseTemplate(names, openings, forms), reshaped)
+    # An output in client memory has an empty raw content.
+    outputs = output_encodings(form, signature)
+    template = MessageResponseTemplate(names, openings, outputs)
+    return ResponseEncoding(signature, template, outputs, not reshapes(config))
 
 
 def _parameters(parameters: dict[str, object]) -> bytes:
@@ -174,12 +140,12 @@ def _set(there: ProtoMessage, name: str, value: object) -> None:
 
 
 def _text(text: str) -> str:
-    """Replace lone surrogates, which are no Unicode text and which models may return."""
+    """Replace lone surrogates, which models may return but UTF-8 cannot encode."""
     return text.encode(errors="replace").decode()
 
 
 def error_frame(text: str, identifier: str) -> FrameSegments:
-    """Return the frame that tells why the request with this id was not taken."""
+    """Return the frame of an error for a request that was not submitted."""
     message = message_class("ModelStreamInferResponse")(
         error_message=_text(text), infer_response={"id": identifier}
     )
@@ -187,16 +153,16 @@ def error_frame(text: str, identifier: str) -> FrameSegments:
 
 
 def failure_frame(error: BridgeError, model: str, identifier: str, *, final: bool) -> FrameSegments:
-    """Return the frame of a response that is an error; ``final`` when no other one follows it.
+    """Return the frame of an error response; ``final`` if it is the last of its request.
 
-    Clients that have several requests on a stream count by that flag which of them are over.
+    Clients with several requests on a stream use that flag to count finished requests.
     """
     message = message_class("ModelStreamInferResponse")()
-    _tell_final(message.infer_response, model, identifier, final)
+    _set_final(message.infer_response, model, identifier, final)
     if not isinstance(error, LongError):
         message.error_message = _text(error.message)
         return [encode_frame(message.SerializeToString())]
-    # The text as it is, in a field of its own behind the others.
+    # The text is appended as the last field, without a copy.
     opening = bytearray(message.SerializeToString())
     opening.append(_ERROR_MESSAGE)
     nbytes = length = sum(map(len, error.text))
@@ -209,13 +175,13 @@ def failure_frame(error: BridgeError, model: str, identifier: str, *, final: boo
 
 
 def final_frame(model: str, identifier: str) -> FrameSegments:
-    """Return the frame that says only that a request gets no further responses."""
+    """Return the frame that only marks the end of a request's responses."""
     message = message_class("ModelStreamInferResponse")()
-    _tell_final(message.infer_response, model, identifier, True)
+    _set_final(message.infer_response, model, identifier, True)
     return [encode_frame(message.SerializeToString())]
 
 
-def _tell_final(response: ProtoMessage, model: str, identifier: str, final: bool) -> None:
+def _set_final(response: ProtoMessage, model: str, identifier: str, final: bool) -> None:
     response.model_name = model
     response.id = identifier
     response.parameters["triton_final_response"].bool_param = final

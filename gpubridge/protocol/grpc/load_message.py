@@ -1,4 +1,4 @@
-"""The message of a load: long files are views of it, so that nothing long is parsed or copied."""
+"""Parsing of load messages; long files become views of the message, not copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIXED = {1: 8, 5: 4}
 def read_load_message(data: bytes | memoryview) -> tuple[str, LoadParameters]:
     """Return the model's name and the parameters of a RepositoryModelLoadRequest.
 
-    Raises BridgeError as `read_load` does, or for what is no such message.
+    Raises BridgeError as `read_load` does, and for a malformed message.
     """
     rest, files = _split(memoryview(data))
     message = parse_message("RepositoryModelLoadRequest", rest)
@@ -30,11 +30,11 @@ def read_load_message(data: bytes | memoryview) -> tuple[str, LoadParameters]:
 
 
 class _Unusual(Exception):
-    """A message that protobuf has to judge as a whole."""
+    """A message that protobuf has to parse as a whole."""
 
 
 class _Field(NamedTuple):
-    """A field: its number, its value if that has a length, and all of its bytes."""
+    """A field: its number, its length-delimited value if any, and all of its bytes."""
 
     number: int
     value: memoryview | None
@@ -42,7 +42,7 @@ class _Field(NamedTuple):
 
 
 def _split(data: memoryview) -> tuple[bytes, dict[str, memoryview]]:
-    """Return a message without its long files, and these."""
+    """Return a message without its long files, and the files."""
     rest = []
     files = {}
     keys = set()
@@ -100,7 +100,7 @@ def _fields(data: memoryview) -> Iterator[_Field]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return a number and where it ends; raises _Unusual."""
+    """Return a number and the offset after it; raises _Unusual."""
     number = 0
     for shift in range(0, 70, 7):
         if at >= len(data):

@@ -1,36 +1,29 @@
-"""The parameters of a gRPC request, its inputs and its outputs, with Triton's words for wrong ones."""
+"""Parameters of a gRPC request, its inputs and its outputs, with Triton's error texts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gpubridge.config.schema import ProtoMessage
 from gpubridge.errors import invalid
 from gpubridge.protocol.fields import json_parameters, text_of_sequence
-from gpubridge.protocol.request_form import SharedRegion
+from gpubridge.protocol.request_form import REGION, REGION_OFFSET, REGION_SIZE, SharedRegion
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, RequestOptions
+from gpubridge.schema import ProtoMessage
 from gpubridge.transport.context import RequestContext, correlated
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _UNSIGNED = (1 << 64) - 1
-_REGION = "shared_memory_region"
-_SIZE = "shared_memory_byte_size"
-_OFFSET = "shared_memory_offset"
 
 
 def read_parameters(
     given: ProtoMessage, long: memoryview | None = None
 ) -> tuple[RequestContext, RequestOptions, bool]:
-    """Read the parameters of a request; raises BridgeError.
+    """Parse the parameters of a request; raises BridgeError.
 
-    ``long``: those that models are given, as JSON, where they are not among the others.
+    ``long``: the custom parameters as JSON, if they were removed from the message.
 
-    It returns:
-
-    - ``context``: what of them goes to the stub.
-    - ``options``: for the scheduler; the shapes are not in it yet.
-    - ``empty_final_response``: whether a stream's client wants a response that only says that it
-      was the last.
+    Returns the context for the stub, the options for the scheduler (without shapes), and whether the
+    client of a stream requests an empty final response.
     """
     if not given and long is None:
         return NO_CONTEXT, NO_OPTIONS, False
@@ -48,7 +41,7 @@ def read_parameters(
         elif name == "priority":
             priority = _priority(value)
         elif name == "timeout":
-            # Triton takes a negative one as it lies in memory.
+            # Triton reinterprets a negative one as unsigned.
             timeout = _choice(name, value, ("int64_param",)) & _UNSIGNED
         elif name == _EMPTY_FINAL:
             empty_final = _boolean(name, value)
@@ -65,15 +58,15 @@ def read_parameters(
 
 
 def shared_region(tensor: ProtoMessage) -> SharedRegion | None:
-    """Return the shared memory that an input's or output's parameters name, if any.
+    """Return the region named by the parameters of an input or output, if any.
 
-    Raises BridgeError: INVALID_ARG in Triton's words.
+    Raises BridgeError: INVALID_ARG with Triton's text.
     """
     found: dict[str, Any] = {}
     for name, field in (
-        (_REGION, "string_param"),
-        (_SIZE, "int64_param"),
-        (_OFFSET, "int64_param"),
+        (REGION, "string_param"),
+        (REGION_SIZE, "int64_param"),
+        (REGION_OFFSET, "int64_param"),
     ):
         if name in tensor.parameters:
             value = tensor.parameters[name]
@@ -83,25 +76,25 @@ def shared_region(tensor: ProtoMessage) -> SharedRegion | None:
                     f"expected {field}."
                 )
             found[name] = getattr(value, field)
-    if _REGION not in found:
+    if REGION not in found:
         for name in found:
             raise invalid(
-                f"'{name}' can not be specified without '{_REGION}' parameter for tensor "
+                f"'{name}' can not be specified without '{REGION}' parameter for tensor "
                 f"'{tensor.name}'"
             )
         return None
-    if _SIZE not in found:
+    if REGION_SIZE not in found:
         raise invalid(
-            f"'{_SIZE}' must be specified along with '{_REGION}' parameter for tensor "
+            f"'{REGION_SIZE}' must be specified along with '{REGION}' parameter for tensor "
             f"'{tensor.name}'"
         )
-    return SharedRegion(found[_REGION], found[_SIZE], found.get(_OFFSET, 0))
+    return SharedRegion(found[REGION], found[REGION_SIZE], found.get(REGION_OFFSET, 0))
 
 
 def classes_wanted(tensor: ProtoMessage) -> int:
-    """Return how many classes an output's parameters ask for; 0 for the output itself.
+    """Return the number of classes requested of an output; 0 for its values.
 
-    Raises BridgeError: INVALID_ARG in Triton's words.
+    Raises BridgeError: INVALID_ARG with Triton's text.
     """
     if "classification" not in tensor.parameters:
         return 0
@@ -114,7 +107,7 @@ def classes_wanted(tensor: ProtoMessage) -> int:
 
 
 def _choice(name: str, value: ProtoMessage, fields: tuple[str, ...], stop: str = ".") -> Any:
-    """Return a parameter's value, which must be in one of some fields."""
+    """Return the value of a parameter, which must be set in one of the given fields."""
     field = value.WhichOneof("parameter_choice")
     if field not in fields:
         raise invalid(

@@ -1,4 +1,4 @@
-"""ModelInferRequests, whole or in pieces, as requests for the engine."""
+"""Requests from ModelInferRequest messages, received whole or in pieces."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable
 from gpubridge.dataplane import MessageReceiver
 from gpubridge.errors import BridgeError
 from gpubridge.protocol.body import LONG_STRINGS, InputCopy
-from gpubridge.protocol.grpc.fields import RequestHead, read_request
 from gpubridge.protocol.grpc.infer_request import (
     LONG_FORM_BYTES,
     FormCache,
     KnownRequest,
     MadeRequest,
     ReadRequest,
+    RequestHead,
     check_input_strings,
     infer_request,
     input_data,
+    read_request,
 )
 from gpubridge.request import Outcome
 
@@ -24,15 +25,10 @@ from gpubridge.request import Outcome
 def whole_request(
     message: bytes, forms: FormCache, on_done: Callable[[Outcome], None]
 ) -> MadeRequest:
-    """Make the request of a message that came as a whole, a small one: its inputs are copied.
+    """Return the request of a small complete message, whose inputs are copied into a slot.
 
-    It returns:
-
-    - ``known``: the model, and the form that the answer depends on.
-    - ``request``: to be submitted to that model, which then owns its slot.
-    - ``regions``: where its inputs and outputs lie in the client's memory, if any do.
-
-    Raises BridgeError when it is no valid request; nothing is held then.
+    The submitted request owns its slot. Raises BridgeError if the request is invalid; the slot is
+    freed.
     """
     made = forms.templates.take_message(message, on_done)
     if made is not None:
@@ -49,23 +45,23 @@ def whole_request(
 
 
 class RequestReceiver(MessageReceiver):
-    """Takes one message in pieces; owns the memory of its raw contents until the request is made.
+    """Receives one message in pieces; owns the memory of its raw contents until the request is made.
 
-    That is a slot of the arena of the model that the message has named by then. Where it has named
-    none yet, or one that there is not, it is memory of this process alone.
+    This is a slot in the arena of the model that the message has named before; private memory if it
+    has named none or an unknown one.
     """
 
     _moved = False
 
     @property
     def takes_long(self) -> bool:
-        """Return whether a complete message has to be read by a worker, by `read`."""
+        """Return whether a worker should parse the complete message, by `read`."""
         return self.form_bytes > LONG_FORM_BYTES or sum(self.sizes) > LONG_STRINGS
 
     def request(self, forms: FormCache, on_done: Callable[[Outcome], None]) -> MadeRequest:
-        """Make the request of the complete message, as `whole_request`; the slot goes with it.
+        """Return the request of the complete message, which owns the slot.
 
-        Raises BridgeError when it is no valid request; the slot is freed by `close`.
+        Raises BridgeError if the request is invalid; `close` frees the slot.
         """
         made = self.take(forms.templates, on_done)
         if made is not None:
@@ -73,9 +69,9 @@ class RequestReceiver(MessageReceiver):
         return self.make(forms.read(self._head()), on_done)
 
     def read(self, forms: FormCache) -> ReadRequest:
-        """Return what a complete message says, its strings being checked; any thread may.
+        """Parse a complete message and check its strings; thread-safe.
 
-        Raises BridgeError when it is no valid request.
+        Raises BridgeError if the request is invalid.
         """
         head = self._head()
         read = forms.read_once(head)
@@ -87,10 +83,10 @@ class RequestReceiver(MessageReceiver):
         return read
 
     def copy(self, known: KnownRequest) -> InputCopy | None:
-        """Return what copies the inputs to where the request wants them; None where they are there.
+        """Return the copy of the inputs to their places; None if they are there already.
 
-        They were not expected there when they came as typed fields, behind the raw contents or before
-        the model's name. Raises BridgeError: UNAVAILABLE when the arena is at its limit.
+        Inputs need a copy if they are typed fields, or were received before the model's name. Raises
+        BridgeError: UNAVAILABLE when the arena is at its limit.
         """
         form, arena = known.form, known.arena
         if self._moved or (
@@ -102,7 +98,7 @@ class RequestReceiver(MessageReceiver):
         return InputCopy(form.places, data, arena)
 
     def move(self, copied: InputCopy, known: KnownRequest) -> None:
-        """Take the slot that the inputs have been copied to, in the place of the one they came in."""
+        """Replace the slot by the one that the inputs have been copied to."""
         self._moved = True
         self.copied += copied.copied
         self.close()
@@ -113,7 +109,7 @@ class RequestReceiver(MessageReceiver):
         return RequestHead(self.form, self.identifier, self.sizes, self.offsets)
 
     def make(self, known: KnownRequest, on_done: Callable[[Outcome], None]) -> MadeRequest:
-        """Make the request of a complete message that says so; as `request`."""
+        """Return the request of a parsed complete message; as `request`."""
         head = RequestHead(b"", self.identifier, self.sizes, self.offsets)
         copy = self.copy(known)
         if copy is not None:

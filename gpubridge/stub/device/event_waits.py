@@ -1,9 +1,9 @@
-"""Waits of this stub's streams for events of other stubs, shown to the server.
+"""Waits of this stub's streams for events of other stubs, published to the server.
 
-When a stub dies before its work is complete, the server releases the streams that wait for that. Where a driver
-does not heed it, streams here would wait for ever; only a stub can tell that from a model that takes
-long. So each wait lies between two marks of its stream: it lasts while the first is passed and the second
-is not. A thread looks at them now and then, as the model's may wait for the GPU itself.
+When a stub dies before its work is complete, the server releases the streams that wait for it. With some
+drivers those streams wait for ever; only the waiting stub can tell that from a model that takes long. So
+each wait is enclosed by two marks of its stream, and lasts while the first is passed and the second is
+not. A thread polls the marks, since the model's thread may wait for the GPU itself.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from gpubridge.errors import BridgeError
 if TYPE_CHECKING:
     from gpubridge.transport.control import EventCells
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _Wait = tuple[int, Optional[CopyMark], Optional[CopyMark]]
-"""An event, what comes before the wait for it, and its end; None for a thread's own wait."""
+"""An event, and the marks before and after the wait for it; None for the wait of a thread."""
 
 
 class EventWaits:
-    """The waits of this process for events of others.
+    """The waits of this process for events of other processes.
 
-    ``cells``: where the server sees them, by their `gpubridge.transport.device_events.event_name`.
+    ``cells``: shared with the server; events are named by `gpubridge.transport.device_events.event_name`.
     """
 
     def __init__(self, cells: EventCells) -> None:
@@ -42,14 +42,14 @@ class EventWaits:
     def order(
         self, name: int, events: SharedEvents, number: int, stream: int, copies: CopyStream
     ) -> None:
-        """Let what follows on a stream wait for an event; ``copies`` is of the same device."""
+        """Order later work of a stream after an event; ``copies`` is of the same device."""
         before = copies.mark(stream)
         events.order(number, stream)
         self._begin((name, before, copies.mark(stream)))
 
     @contextlib.contextmanager
     def by_thread(self, name: int) -> Iterator[None]:
-        """Show that a thread waits for an event meanwhile."""
+        """Publish that a thread waits for an event inside this context."""
         wait = name, None, None
         self._begin(wait)
         try:
@@ -69,18 +69,18 @@ class EventWaits:
         self._begun.set()
 
     def sweep(self) -> None:
-        """Forget the oldest waits that are over; may raise CudaError."""
+        """Drop the oldest waits that have ended; may raise CudaError."""
         if not self._waits:
             return
         with self._lock:
-            while self._waits and _is_over(self._waits[0]):
+            while self._waits and _has_ended(self._waits[0]):
                 self._waits.popleft()
             if not self._waits:
                 self._cells.awaited[0] = 0
 
     def _watch(self) -> None:
         while self._begun.wait():
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             try:
                 self.look()
             except BridgeError:
@@ -88,10 +88,10 @@ class EventWaits:
                 return
 
     def look(self) -> None:
-        """Show which events are waited for now; may raise CudaError."""
+        """Publish the events that are waited for now; may raise CudaError."""
         awaited = self._cells.awaited
         with self._lock:
-            self._waits = deque(wait for wait in self._waits if not _is_over(wait))
+            self._waits = deque(wait for wait in self._waits if not _has_ended(wait))
             shown = list({wait[0] for wait in self._waits if _is_reached(wait)})
             for at in range(1, len(awaited)):
                 awaited[at] = shown[at - 1] if at <= len(shown) else 0
@@ -104,5 +104,5 @@ def _is_reached(wait: _Wait) -> bool:
     return wait[1] is None or wait[1].done()
 
 
-def _is_over(wait: _Wait) -> bool:
+def _has_ended(wait: _Wait) -> bool:
     return wait[2] is not None and wait[2].done()

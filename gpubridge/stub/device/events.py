@@ -1,7 +1,7 @@
-"""Events that order tensors handed to other stubs of a GPU, so that no thread waits.
+"""Events that order tensors between the stubs of a GPU, so that no thread waits.
 
-The producer records an event of its own behind them; the consumer has each stream that is to use
-them wait for it. A thread waits only where there are no events, or none is left.
+The producer records an event behind its tensors; the consumer orders each stream that uses them after
+the event. A thread waits only if there are no events, or none is free.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Callable
 
 from gpubridge.cuda_ipc import CopyStream, EventLease, EventRing, SharedEvents
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class AwaitedEvent:
-    """Tells when bytes of another stub are complete (`gpubridge.tensor.device_bytes.Ready`).
+    """An event that completes bytes of another stub (`gpubridge.tensor.device_bytes.Ready`).
 
-    Holds what keeps the event, and nothing of its lease: that lasts as long as the bytes are looked at.
+    Keeps the opened event; its lease lasts as long as the bytes are in use.
     """
 
     __slots__ = ("_copies", "_events", "_name", "_number", "_ordered", "_waits")
@@ -50,62 +51,64 @@ class AwaitedEvent:
         self._ordered: set[int] = set()
 
     def order_before(self, stream: int, /) -> None:
-        """Let what is submitted to a stream from now on wait until the bytes are complete.
+        """Order later work of a stream after the bytes are complete.
 
-        Where that is captured, this waits: a graph cannot wait for what is not of it.
+        If the stream is captured, this waits: a graph cannot wait for work outside it.
         """
         if self._copies.captured(stream):
             if not self.done():
                 self.wait()
             return
         if stream in self._ordered:
-            # The server has been shown it; a stream of another one's may have the handle by now.
+            # Already published; but the handle may be that of a newer stream by now.
             self._events.order(self._number, stream)
             return
         self._ordered.add(stream)
         self._waits.order(self._name, self._events, self._number, stream, self._copies)
 
     def done(self) -> bool:
-        """Tell whether the bytes are complete."""
+        """Return whether the bytes are complete."""
         return self._events.done(self._number)
 
     def wait(self) -> None:
-        """Return when the bytes are complete; counted."""
+        """Wait until the bytes are complete; counted."""
         self._copies.count_wait()
         with self._waits.by_thread(self._name):
             self._events.wait(self._number)
 
 
 class EdgeEvents:
-    """The events of a stub's own arena, and those that it waits for.
+    """The events of a stub's own arena, and those of other stubs that it waits for.
 
-    ``marking`` gives the stream by whose events others are marked. ``cells`` show the server which events are not seen to be done, and which are waited for; it says
-    there whether events are used.
+    ``event_stream`` returns the stream that makes marks; ``wake`` is called after each record. In ``cells`` the server says whether events are
+    used, and sees which events are pending and which are waited for.
     """
 
     def __init__(
         self,
         arena: OwnArena,
         regions: DeviceRegions,
-        marking: Callable[[], CopyStream],
+        event_stream: Callable[[], CopyStream],
         cells: EventCells,
         fall_back: Callable[..., None],
+        wake: Callable[[], None],
     ) -> None:
+        self._wake = wake
         self._arena = arena
         self._regions = regions
-        self._marking = marking
+        self._event_stream = event_stream
         self._fall_back = fall_back
-        # They come with the first segment of the arena.
+        # The server makes them with the first segment of the arena.
         self._begun = False
         self._own: SharedEvents | None = None
         self._ring: EventRing | None = None
-        # Not seen to be done yet, in the order in which they were recorded.
+        # Not known to be complete, about in the order of recording.
         self._recorded: deque[int] = deque()
         self._cells = cells
         self._pending = cells.pending
         self._waits = EventWaits(cells)
-        self._noting = threading.Lock()
-        self._said = False
+        self._recording = threading.Lock()
+        self._reported = False
 
     def _begin(self) -> None:
         try:
@@ -113,9 +116,9 @@ class EdgeEvents:
         except BridgeError as error:
             if error.code is not ErrorCode.UNAVAILABLE:
                 raise
-            # There is no memory for them now: this waits.
+            # There is no memory for them now: the caller waits.
             return
-        with self._noting:
+        with self._recording:
             if self._begun:
                 return
             self._begun = True
@@ -129,60 +132,75 @@ class EdgeEvents:
             self._fall_back("device_events_not_shared", text)
 
     def record(
-        self, streams: set[int], copies: Transfers, reclaim: Callable[[], object]
+        self, streams: set[int], copies: Transfers, reclaim_slots: Callable[[], object]
     ) -> EventLease | None:
-        """Record an event behind at least one stream; ``reclaim`` is asked where none is free.
+        """Record an event behind at least one stream; calls ``reclaim_slots`` if no event is free.
 
-        Returns: None where there is none: the stream of ``copies`` is behind them then.
+        Returns None without an event: the stream of ``copies`` is then ordered behind the others.
         """
         if not self._begun:
             self._begin()
         lease = None
         if self._ring is not None and self._cells.used[0]:
             if not self._ring.free():
-                reclaim()
+                reclaim_slots()
             lease = self._lease(self._ring, streams, copies)
             if lease is None:
-                self._say_exhausted()
+                self._report_exhausted()
         if lease is None:
             _join(streams, copies)
         return lease
 
     def _lease(self, ring: EventRing, streams: set[int], copies: Transfers) -> EventLease | None:
-        # Of one stream no other has to know.
+        # A single stream needs no join.
         (stream,) = streams if len(streams) == 1 else (_join(streams, copies),)
-        self._marking().outlast(stream)
-        with self._noting:
-            lease = ring.record(stream)
-            if lease is not None:
+        record = partial(ring.record, stream, self._forget)
+        lease = self._event_stream().record_uncaptured(stream, record, self._query)
+        if lease is not None:
+            with self._recording:
                 self._pending[lease.number] = 1
                 self._recorded.append(lease.number)
+            self._wake()
         return lease
 
-    def _say_exhausted(self) -> None:
+    def _forget(self, number: int) -> None:
+        """Forget an event's last record, which all consumers have passed.
+
+        A capture may take the next record: then `sweep` must not query the event.
+        """
+        with self._recording:
+            if number in self._recorded:
+                self._recorded.remove(number)
+                self._pending[number] = 0
+
+    def _query(self, lease: EventLease | None) -> None:
+        if lease is not None and self._own is not None:
+            self._own.done(lease.number)
+
+    def _report_exhausted(self) -> None:
         text = "all events are in use, so that a tensor for another model on the GPU is waited for"
         self._fall_back(
-            "device_events_in_use", text, int(Logger.VERBOSE if self._said else Logger.INFO)
+            "device_events_in_use", text, int(Logger.VERBOSE if self._reported else Logger.INFO)
         )
-        self._said = True
+        self._reported = True
 
     @property
-    def unfinished(self) -> bool:
-        """Return whether what was handed on may be incomplete."""
+    def pending(self) -> bool:
+        """Return whether tensors given to other stubs may be incomplete."""
         return bool(self._recorded)
 
     def sweep(self) -> None:
-        """Look what of it is complete; CudaError where it never will be."""
+        """Update which events are complete; CudaError if one never will be."""
         self._waits.sweep()
         own = self._own
         if own is None or not self._recorded:
             return
-        with self._noting:
+        with self._recording:
             while self._recorded and own.done(self._recorded[0]):
                 self._pending[self._recorded.popleft()] = 0
 
     def finish(self) -> None:
-        """Wait until all that was handed on is complete: the process is about to end."""
+        """Wait until all tensors given to other stubs are complete, before the process ends."""
         while self._own is not None and self._recorded:
             self._own.wait(self._recorded[0])
             self.sweep()
@@ -190,7 +208,7 @@ class EdgeEvents:
     def awaited(
         self, context: RequestContext | ResponseContext, count: int
     ) -> Sequence[AwaitedEvent | None]:
-        """Return what each tensor of a record waits for; InternalError for events not open here."""
+        """Return the event that completes each tensor of a record; InternalError if not open here."""
         waits = waits_of(context)
         if waits is None:
             return [None] * count
@@ -210,7 +228,7 @@ class EdgeEvents:
                 f"for, got none: {self._regions.no_events or 'their memory is closed'}"
             )
         name = event_name(region, number)
-        return AwaitedEvent(opened.events, number, self._marking(), name, self._waits)
+        return AwaitedEvent(opened.events, number, self._event_stream(), name, self._waits)
 
 
 def _join(streams: set[int], copies: Transfers) -> int:
@@ -221,7 +239,7 @@ def _join(streams: set[int], copies: Transfers) -> int:
 
 
 def streams_behind(kept: Sequence[DeviceBytes], copies: Transfers) -> set[int]:
-    """Return the streams on which bytes become complete, that of ``copies`` standing for what else is."""
+    """Return the streams that complete some bytes; the stream of ``copies`` waits for other marks."""
     streams: set[int] = set()
     for data in kept:
         streams.update(data.streams)

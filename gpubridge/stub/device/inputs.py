@@ -1,4 +1,4 @@
-"""Inputs of a model that is on a GPU: where they lie, and where the model wants to have them."""
+"""Inputs of a model on a GPU, placed where the model wants them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Callable
 import numpy as np
 
 from gpubridge.pb_utils import Tensor
-from gpubridge.pb_utils.device_tensor import DeviceTensor
+from gpubridge.pb_utils.tensor import DeviceTensor
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 from gpubridge.transport.records import Record
@@ -17,7 +17,7 @@ from gpubridge.transport.records import Record
 def received_on_device(
     device: StubDevice, tensors: Sequence[Tensor], record: Record
 ) -> list[Tensor]:
-    """Return tensors that arrived, those on the device as such, under the same leases."""
+    """Return received tensors, those on the device as device tensors, under the same leases."""
     refs = record.refs
     if all(device.regions.get(ref[0]) is None for ref in refs):
         return list(tensors)
@@ -38,20 +38,20 @@ def _received(
 
 
 class DeviceInputs:
-    """Puts inputs where the model wants them: at their ``source``, on ``device`` or on ``host``."""
+    """Places inputs by ``placement``: at their ``source``, on the ``device`` or on the ``host``."""
 
     def __init__(self, device: StubDevice, placement: str, fall_back: Callable[..., None]) -> None:
         self.device = device
         self._placement = placement
         self._fall_back = fall_back
-        self._said = False
+        self._reported = False
 
     def has(self, region: int) -> bool:
         """Return whether a region is on the device."""
         return self.device.regions.get(region) is not None
 
     def placed(self, inputs: Sequence[Tensor], record: Record, *, private: bool) -> list[Tensor]:
-        """Return a request's inputs where they are wanted; ``private`` ones belong to the model."""
+        """Return a request's inputs in their places; the model may write to ``private`` ones."""
         tensors = received_on_device(self.device, inputs, record)
         if self._placement == "host":
             return self._on_host(tensors)
@@ -61,13 +61,13 @@ class DeviceInputs:
             tensors = self._uploaded(tensors)
         return tensors
 
-    def taken(self, ticket: int, /) -> list[Tensor] | None:
-        """Return the inputs of a request that are placed already; None if they are not."""
-        del ticket  # Nothing is placed before it is asked for.
+    def take(self, ticket: int, /) -> list[Tensor] | None:
+        """Return a request's inputs that were prefetched; None if they were not."""
+        del ticket  # Only `InputPrefetcher` prefetches.
         return None
 
     def _on_host(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return tensors whose data is in host memory; however many there are, one wait."""
+        """Return tensors in host memory, with one wait for all."""
         brought = []
         copies = []
         for tensor in tensors:
@@ -84,7 +84,7 @@ class DeviceInputs:
         return brought
 
     def _private(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return tensors of which those on the device are copies, or on the way to be."""
+        """Return tensors, of which those on the device are copies that may not be complete yet."""
         shared = [tensor._device_bytes for tensor in tensors]
         copies = iter(
             self.device.copies_on_device([data for data in shared if data and data.nbytes])
@@ -94,8 +94,8 @@ class DeviceInputs:
             for tensor, data in zip(tensors, shared)
         ]
 
-    def _uploaded(self, tensors: Sequence[Tensor], *, patient: bool = True) -> list[Tensor]:
-        """Return tensors that are on the device, or on the way there."""
+    def _uploaded(self, tensors: Sequence[Tensor], *, wait: bool = True) -> list[Tensor]:
+        """Return tensors on the device, whose uploads may not be complete yet."""
         placed = []
         copies = []
         for tensor in tensors:
@@ -103,23 +103,23 @@ class DeviceInputs:
             if memory is None or tensor._datatype == "BYTES":
                 placed.append(tensor)
             elif not memory.nbytes:
-                # On the device like others: frameworks do not mix tensors of two.
+                # On the device like the others: frameworks do not mix devices.
                 placed.append(_moved(tensor, DeviceBytes(0, 0, self.device.ordinal)))
             elif memory.nbytes > self.device.capacity:
-                self._say_too_large(tensor, memory.nbytes)
+                self._report_too_large(tensor, memory.nbytes)
                 placed.append(tensor)
             else:
-                data = self.device.allocate_device(memory.nbytes, patient=patient)
+                data = self.device.allocate_device(memory.nbytes, wait=wait)
                 copies.append((memory, data))
                 placed.append(_moved(tensor, data))
         if copies:
             self.device.uploads.begin(copies)
         return placed
 
-    def _say_too_large(self, tensor: Tensor, nbytes: int) -> None:
-        if self._said:
+    def _report_too_large(self, tensor: Tensor, nbytes: int) -> None:
+        if self._reported:
             return
-        self._said = True
+        self._reported = True
         self._fall_back(
             "device_input_on_host",
             f"input '{tensor._name}' of {nbytes} bytes stays in host memory: the device arena has "

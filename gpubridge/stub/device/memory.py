@@ -1,7 +1,7 @@
-"""A stub's GPU: its arena, the memory of others that it has opened, and the copies between them.
+"""A stub's GPU: its arena, the opened memory of other processes, and the copies between them.
 
-Nothing goes back before every stream that may have used it has passed: slots to the arena, leases to
-their lenders, opened memory to the driver. What nobody looks at any more is *over* (`OverMemory`).
+Slots, leases and opened regions are released only after every stream that may have used them has
+completed (`DeferredFree`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence, Set as AbstractSet
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from gpubridge.cuda_ipc import (
     CopyCounts,
@@ -19,29 +19,33 @@ from gpubridge.cuda_ipc import (
     CopyStream,
     CudaError,
     DeviceContext,
+    DeviceInfo,
     DeviceSlot,
     EventLease,
     StagedCopies,
     find_device,
 )
+from gpubridge.cuda_ipc.driver import OUT_OF_MEMORY
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils.logger import Logger
+from gpubridge.stub.device.deferred_free import DeferredFree, DeviceLease, Uploads
 from gpubridge.stub.device.events import EdgeEvents, streams_behind
-from gpubridge.stub.device.over import DeviceHold, OverMemory, Uploads
 from gpubridge.stub.device.own_arena import OwnArena
 from gpubridge.stub.device.pinning import HostPinning
 from gpubridge.stub.device.regions import DeviceRegions, OpenedRegion
 from gpubridge.stub.device.transfers import CopyStreams, OrderingStream, Transfers
+from gpubridge.stub.device.waker import Waker
 from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 
 if TYPE_CHECKING:
-    from gpubridge.stub.questions import Question
+    from gpubridge.stub.bls.client import ControlRequest
     from gpubridge.transport.control import EventCells
     from gpubridge.transport.leases import BorrowedMemory
+    from gpubridge.transport.stub_settings import StubGpu
 
-_PATIENCE = 2.0
-"""Seconds that an output waits for room in the arena."""
-_LOOK = 0.001
+_ALLOCATION_SECONDS = 2.0
+"""Time that an allocation waits for free space in the arena."""
+_POLL_SECONDS = 0.001
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02
 
 
@@ -53,249 +57,284 @@ def show_work(counts: CopyCounts, words: memoryview) -> None:
         words[index] = number
 
 
-class _Parts(NamedTuple):
-    """Context and streams of a device, made at first need."""
+class _Resources(NamedTuple):
+    """Context and streams of a device, created on first use."""
 
     ordinal: int
     context: DeviceContext
     streams: CopyStreams
     uploads: Uploads
-    over: OverMemory
+    deferred: DeferredFree
     staged: StagedCopies
 
 
 class StubDevice:
-    """The GPU that a stub's model is on: nothing of CUDA is made here before somebody needs it.
+    """The GPU of a stub's model; its CUDA context is created on first use.
 
-    - ``told``: what the server says of it: ``uuid``; ``ordinal``, its number there; ``limit``, the
-      bytes of this stub's arena; ``server``, the process.
+    - ``gpu``: the server's description.
     - ``owner``: the upper half of the ids of this stub's regions.
-    - ``work``: where the server sees what was done: bytes by kind, copies by kind, waits.
-    - ``cells``: those by which stubs wait for each other.
-    - ``ask``: asks the server (`BlsClient.ask`).
-    - ``tell_closed``: tells it of a region that is closed (`DeviceRegions`).
-    - ``tell_none``: tells it to hand this stub no memory of the device.
+    - ``work``: counters that the server reads: bytes by kind, copies by kind, waits.
+    - ``cells``: the shared cells of the events between stubs.
+    - ``ask``: sends a request to the server (`BlsClient.ask`).
+    - ``notify_closed``: tells the server that a region is closed (`DeviceRegions`).
+    - ``notify_unusable``: tells the server to send this stub no device memory.
 
     Its attributes:
 
-    - ``regions``: all memory that is open here.
-    - ``events``: those by which streams of different stubs wait for each other.
-    - ``pinning``: of host memory; begins with the rest.
-    - ``shared``: whether others on the device may be handed what is in the arena.
-    - ``lost``: why nothing of the device works any more in this process.
+    - ``regions``: all device memory that is open here.
+    - ``events``: the events by which streams of different stubs wait for each other.
+    - ``pinning``: pins host memory, once the context exists.
+    - ``shared``: whether tensors in the arena may be given to other models on the device.
+    - ``lost``: the error after which the device no longer works in this process.
+    - ``waker``: wakes the main thread, see `reclaim_until`.
     """
 
-    def __init__(  # noqa: PLR0913  (the two processes' words)
+    def __init__(  # noqa: PLR0913  (the interface between both processes)
         self,
-        told: dict[str, Any],
+        gpu: StubGpu,
         owner: int,
         work: memoryview,
         cells: EventCells,
-        ask: Callable[..., Question],
-        tell_closed: Callable[[int, int], None],
-        tell_none: Callable[[], None],
+        ask: Callable[..., ControlRequest],
+        notify_closed: Callable[[int, int], None],
+        notify_unusable: Callable[[], None],
         fall_back: Callable[..., None],
     ) -> None:
-        self.uuid: str = told["uuid"]
+        self.uuid = gpu.uuid
         self._work = work
-        self._tell_none = tell_none
+        self._notify_unusable = notify_unusable
         self._fall_back = fall_back
         self.lost: CudaError | None = None
+        self.waker = Waker()
         self.shared = True
-        self._absent: BridgeError | None = None
-        self._full_said = False
-        # Any thread may be the first to need it; any may settle.
-        self._making = threading.Lock()
-        self._settling = threading.Lock()
-        self._parts: _Parts | None = None
+        self._absence: BridgeError | None = None
+        self._lacks_memory = False
+        self._full_reported = False
+        # Any thread may use it first; any may reclaim.
+        self._creating = threading.Lock()
+        self._reclaiming = threading.Lock()
+        self._resources: _Resources | None = None
         self.pinning = HostPinning(fall_back)
-        self.regions = DeviceRegions(lambda: self._needed().context, owner, tell_closed)
-        alone = "the model runs in its server's process" if told["server"] == os.getpid() else ""
-        self._arena = OwnArena(told["limit"], self.regions, ask, alone, self._stay_alone)
-        self.events = EdgeEvents(self._arena, self.regions, self._marking, cells, fall_back)
-        #: Takes back slots that the server is done with; set by who lends them.
-        self.reclaim: Callable[[], object] = _nothing
-        #: Lets go of slots that are filled ahead of their time; set by who does that.
-        self.make_room: Callable[[], None] = _nothing
-        if alone:
-            tell_none()
+        self.regions = DeviceRegions(lambda: self._require().context, owner, notify_closed)
+        private = "the model runs in its server's process" if gpu.server == os.getpid() else ""
+        self._arena = OwnArena(gpu.limit, self.regions, ask, private, self._become_private)
+        self.events = EdgeEvents(
+            self._arena, self.regions, self._event_stream, cells, fall_back, self.waker.wake
+        )
+        #: Takes back slots that the server has released; set by the lender.
+        self.reclaim_slots: Callable[[], object] = lambda: None
+        #: Releases slots of prefetched inputs; set by the prefetcher.
+        self.evict_prefetched: Callable[[], None] = lambda: None
+        self._is_used = False
+        self._notify_used: Callable[[], object] = lambda: None
+        if private:
+            notify_unusable()
 
-    def _needed(self) -> _Parts:
-        """Return what is there of the device, made now if it is not; BridgeError if that cannot be."""
-        parts = self._parts
-        if parts is None:
-            with self._making:
-                parts = self._parts or self._make()
-                self._parts = parts
-        return parts
+    def _require(self) -> _Resources:
+        """Return the device's resources, created now if need be; may raise BridgeError."""
+        resources = self._resources
+        if resources is None:
+            self.use()
+            with self._creating:
+                resources = self._resources or self._create_resources()
+                self._resources = resources
+        return resources
 
-    def _make(self) -> _Parts:
-        if self._absent is not None:
-            raise self._absent
+    def on_use(self, notify: Callable[[], None]) -> None:
+        """Call something before memory of requests or responses may be on the device."""
+        self._notify_used = notify
+        if self._is_used:
+            notify()
+
+    def use(self) -> None:
+        """Note that memory of requests or responses may be on the device from now on."""
+        first, self._is_used = not self._is_used, True
+        self._notify_used()
+        if first:
+            self.waker.wake(always=True)
+
+    def _create_resources(self) -> _Resources:
+        if self._absence is not None:
+            raise self._absence
+        device: DeviceInfo | None = None
         try:
             device = find_device(self.uuid)
+            return self._create_on(device)
         except BridgeError as error:
-            # There is no driver here, or it does not show the GPU: nor will it.
-            self._absent = error
-            text = f"tensors stay in host memory, since the GPU cannot be used: {error.message}"
-            self._fall_back("device_absent", text)
-            self._tell_none()
+            if isinstance(error, CudaError) and error.status == OUT_OF_MEMORY:
+                self._report_shortage(error)
+            elif device is None:
+                # Without a driver, or hidden by it: that does not change in this process.
+                self._absence = error
+                text = f"tensors stay in host memory, since the GPU cannot be used: {error.message}"
+                self._fall_back("device_absent", text)
+                self._notify_unusable()
             raise
+
+    def _create_on(self, device: DeviceInfo) -> _Resources:
         with contextlib.ExitStack() as undo:
             context = DeviceContext(device)
             undo.callback(context.close)
             streams = CopyStreams(context)
             undo.callback(streams.close)
-            after = CopyStream(context, streams.counts)
-            undo.callback(after.close)
+            free_stream = CopyStream(context, streams.counts)
+            undo.callback(free_stream.close)
             uploads = Uploads(CopyStream(context, streams.counts))
             undo.pop_all()
-        over = OverMemory(after, self._arena.free)
-        # It begins once, so nothing may fail behind it.
+        deferred = DeferredFree(free_stream, self._arena.free, self.waker.wake)
+        # Pinning begins once, so nothing may fail after this.
         self.pinning.begin(context)
-        return _Parts(device.ordinal, context, streams, uploads, over, StagedCopies(context))
+        staged = StagedCopies(context)
+        return _Resources(device.ordinal, context, streams, uploads, deferred, staged)
 
-    @property
-    def needed(self) -> bool:
-        """Return whether anybody has needed it by now."""
-        return self._parts is not None
+    def _report_shortage(self, error: CudaError) -> None:
+        """Have no tensors sent here on the GPU any more, whether or not some memory is free next time."""
+        if self._lacks_memory:
+            return
+        self._lacks_memory = True
+        text = (
+            "tensors of other models come in host memory until the stub is started again, since the GPU "
+            f"had no memory for its context: {error.message}"
+        )
+        self._fall_back("device_memory_full", text)
+        self._notify_unusable()
 
     @property
     def ordinal(self) -> int:
         """The device's number in this process."""
-        return self._needed().ordinal
+        return self._require().ordinal
 
     @property
     def stream(self) -> OrderingStream:
-        """A stream that waits for a tensor that a library brings."""
-        parts = self._needed()
-        return OrderingStream(parts.streams, parts.over.stream)
+        """A stream that is ordered with a tensor imported from a library."""
+        resources = self._require()
+        return OrderingStream(resources.streams, resources.deferred.stream)
 
     @property
     def uploads(self) -> Uploads:
         """The copies of inputs to the device."""
-        return self._needed().uploads
+        return self._require().uploads
 
     @property
-    def own(self) -> OpenedRegion:
+    def first_region(self) -> OpenedRegion:
         """The first segment of the arena."""
         return self._arena.first()
 
     @property
-    def hands_on(self) -> bool:
-        """Return whether others may be handed what is in the arena, which is made to find that out."""
+    def shares_arena(self) -> bool:
+        """Return whether others may use tensors in the arena; allocates it to find out."""
         if self.shared:
             try:
                 self._arena.first()
             except BridgeError as error:
-                self.note_full(error)
+                self.report_full(error)
                 return False
         return self.shared
 
-    def note_full(self, error: BridgeError) -> None:
-        """Say that a tensor crosses in host memory as the device is full; raises another error."""
+    def report_full(self, error: BridgeError) -> None:
+        """Report that a tensor crosses in host memory as the device is full; re-raise other errors."""
         if error.code is not ErrorCode.UNAVAILABLE:
             raise error
         text = (
             f"tensors leave the GPU between models while it has no memory for them: {error.message}"
         )
-        level = Logger.VERBOSE if self._full_said else Logger.WARNING
-        self._full_said = True
+        level = Logger.VERBOSE if self._full_reported else Logger.WARNING
+        self._full_reported = True
         self._fall_back("device_memory_full", text, int(level))
 
     @property
     def capacity(self) -> int:
-        """Bytes that the arena may come to have."""
+        """Limit of the arena's bytes."""
         return self._arena.limit
 
-    def know_own_in(self, book: BorrowedMemory) -> None:
-        """Have views made of what lies in the arena, too."""
-        self._arena.books.append(book)
+    def add_lease_book(self, book: BorrowedMemory) -> None:
+        """Let a lease book resolve references into the arena."""
+        self._arena.lease_books.append(book)
 
-    def _stay_alone(self, reason: str) -> None:
+    def _become_private(self, reason: str) -> None:
         if self.shared:
-            self.keep_alone(reason)
-            self._tell_none()
+            self.stop_sharing(reason)
+            self._notify_unusable()
 
-    def keep_alone(self, reason: str) -> None:
-        """Hand on no more tensors on the device; those that others have stay theirs."""
+    def stop_sharing(self, reason: str) -> None:
+        """Give no more tensors on the device to others; those already given stay valid."""
         if self.shared:
             self.shared = False
             text = f"tensors leave the GPU between models: {reason}"
             self._fall_back("device_not_shared", text)
 
-    def place_in_arena(self, data: DeviceBytes) -> tuple[int, int] | None:
-        """Return region and offset of bytes in the arena; None for those that lie elsewhere."""
-        return self._arena.place(data.pointer, data.nbytes)
+    def find_in_arena(self, data: DeviceBytes) -> tuple[int, int] | None:
+        """Return region and offset of bytes in the arena; None if they are elsewhere."""
+        return self._arena.find(data.pointer, data.nbytes)
 
     def borrowed(
         self, ref: Sequence[int], view: memoryview, ready: Ready | None
     ) -> DeviceBytes | None:
-        """Return bytes that are lent to this stub while ``view`` lives; None if on the host."""
+        """Return bytes lent to this stub as long as ``view`` exists; None if on the host."""
         opened = self.regions.get(ref[0])
         if opened is None:
             return None
         if not ref[2]:
-            # It says no more than on which device the tensor is.
+            # An empty tensor: the reference only names its device.
             return DeviceBytes(0, 0, self.ordinal)
         pointer = opened.pointer
-        hold = self.hold((view, opened))
+        lease = self.lease((view, opened))
         return DeviceBytes(
             pointer + ref[1],
             ref[2],
             self.ordinal,
-            hold,
+            lease,
             ready,
             read_only=opened.client or view.readonly,
-            streams=hold.streams,
+            streams=lease.streams,
         )
 
-    def hold(self, kept: object) -> DeviceHold:
-        """Hold something for tensors, until all streams that used them have passed."""
-        return self._needed().over.hold(kept)
+    def lease(self, memory: object) -> DeviceLease:
+        """Keep memory for tensors until all streams that used them have passed."""
+        return self._require().deferred.lease(memory)
 
-    def allocate_device(self, nbytes: int, *, patient: bool = True) -> DeviceBytes:
-        """Return undefined bytes in the arena; waits some time for room if ``patient``."""
-        hold = self._needed().over.hold
-        slot = self._slot(nbytes) if patient else self._arena.allocate(nbytes)
-        held = hold(slot)
-        return DeviceBytes(slot.pointer, nbytes, self.ordinal, held, streams=held.streams)
+    def allocate_device(self, nbytes: int, *, wait: bool = True) -> DeviceBytes:
+        """Return undefined bytes in the arena; with ``wait``, waits a while for free space."""
+        self._require()
+        slot = self._slot(nbytes) if wait else self._arena.allocate(nbytes)
+        lease = self.lease(slot)
+        return DeviceBytes(slot.pointer, nbytes, self.ordinal, lease, streams=lease.streams)
 
     def _slot(self, nbytes: int) -> DeviceSlot:
-        slot = self._arena.take(nbytes)
+        slot = self._arena.try_allocate(nbytes)
         refusal: BridgeError | None = None
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _ALLOCATION_SECONDS
         while slot is None:
-            # What is over already is taken before the arena grows.
+            # Unreferenced memory is reclaimed before the arena grows.
+            self.reclaim_slots()
             self.reclaim()
-            self.settle()
-            slot = self._arena.take(nbytes)
+            slot = self._arena.try_allocate(nbytes)
             if slot is not None:
                 break
             try:
                 if refusal is None and self._arena.grow(nbytes):
-                    slot = self._arena.take(nbytes)
+                    slot = self._arena.try_allocate(nbytes)
                     continue
             except BridgeError as error:
                 if error.code is not ErrorCode.UNAVAILABLE:
                     raise
-                # The device is full: others may give back what they have of the arena.
+                # The device is full, but slots of the arena may still be released.
                 refusal = error.with_traceback(None)
             if nbytes > self.capacity or time.monotonic() >= deadline:
-                raise refusal or self._arena.no_room(nbytes)
-            self.make_room()
-            time.sleep(_LOOK)
+                raise refusal or self._arena.full_error(nbytes)
+            self.evict_prefetched()
+            time.sleep(_POLL_SECONDS)
         return slot
 
     def transfers(self) -> Transfers:
-        """Return what copies for one response, or for the model, on a stream of its own."""
-        return Transfers(self._needed().streams, self)
+        """Return transfers for one response, or one copy of the model, on a separate stream."""
+        return Transfers(self._require().streams, self)
 
     def upload(self, memory: memoryview) -> DeviceBytes:
-        """Begin to copy host memory into the arena; it stays held until that is done."""
+        """Start to copy host memory into the arena; it is kept until that is done."""
         copies = self.transfers()
         data = copies.upload(memory)
-        data.ready = copies.leave()
+        data.ready = copies.detach()
         return data
 
     def copy_to_host(self, data: DeviceBytes, target: memoryview) -> None:
@@ -303,142 +342,160 @@ class StubDevice:
         self.copy_all_to_host([(data, target)])
 
     def copy_all_to_host(self, copies: Sequence[tuple[DeviceBytes, memoryview]]) -> None:
-        """Fill buffers, which need not be pinned, as `copy_to_host`; with one wait for the streams."""
+        """Fill buffers, pinned or not, as `copy_to_host`, with one wait for the streams."""
         self.finish(self.transfers(), copies)
 
     def finish(
         self, transfers: Transfers, copies: Sequence[tuple[DeviceBytes, memoryview]]
     ) -> None:
-        """Finish transfers, then fill buffers of the host, which need not be pinned."""
+        """Finish transfers, then fill host buffers, pinned or not."""
         for data, _ in copies:
             transfers.order(data)
             transfers.stream.count_copy("d2h", data.nbytes)
         transfers.finish()
         if copies:
-            self._needed().staged.to_host([(data.pointer, target) for data, target in copies])
+            self._require().staged.to_host([(data.pointer, target) for data, target in copies])
 
-    def copy_on_device(self, data: DeviceBytes) -> DeviceBytes:
-        """Return a copy in the arena, in order; its `ready` tells when it is made."""
-        return self.copies_on_device([data])[0]
+    def copy_on_device(self, *parts: DeviceBytes) -> DeviceBytes:
+        """Return a copy of bytes, one after another, in the arena, in order.
+
+        Its `ready` tells when it is complete.
+        """
+        return self._copies([parts])[0]
 
     def copies_on_device(self, given: Sequence[DeviceBytes]) -> list[DeviceBytes]:
         """Return copies in the arena, as `copy_on_device` does."""
+        return self._copies([(data,) for data in given])
+
+    def _copies(self, given: Sequence[Sequence[DeviceBytes]]) -> list[DeviceBytes]:
         if not given:
             return []
         transfers = self.transfers()
         try:
-            copies = [transfers.copy(data) for data in given]
+            copies = [transfers.copy(*parts) for parts in given]
         finally:
-            mark = transfers.leave()
+            mark = transfers.detach()
         for copy in copies:
             copy.ready = mark
         return copies
 
-    def hand_over(self, kept: Sequence[DeviceBytes], copies: Transfers) -> EventLease | None:
-        """Let another stub's streams wait, by the event returned, for what is written to bytes.
+    def record_event(self, given: Sequence[DeviceBytes], copies: Transfers) -> EventLease | None:
+        """Record the event for which other stubs wait before they use some bytes.
 
-        None where there is nothing to wait for; where there was no event, this has waited.
+        Returns None if the bytes are complete; without a free event, this waits until they are.
         """
-        streams = streams_behind(kept, copies)
+        streams = streams_behind(given, copies)
         if not streams:
             return None
-        event = self.events.record(streams, copies, self.reclaim)
+        event = self.events.record(streams, copies, self.reclaim_slots)
         if event is None:
             copies.finish()
         return event
 
-    def _marking(self) -> CopyStream:
-        return self._needed().over.stream
+    def _event_stream(self) -> CopyStream:
+        return self._require().deferred.stream
 
-    def keep_until(self, mark: CopyMark, kept: object) -> None:
-        """Hold something until a mark has passed."""
-        self._needed().over.add(kept, mark)
+    def keep_until(self, mark: CopyMark, memory: object) -> None:
+        """Keep memory until a mark has passed."""
+        self._require().deferred.add(memory, mark, {})
 
     def collect(self, stream: CopyStream, behind: AbstractSet[int]) -> list[object]:
-        """Return what is over and used by no other streams than these; see `OverMemory`."""
-        parts = self._needed()
-        with self._settling, self._later():
-            return parts.over.collect(stream, behind)
+        """Return unreferenced memory that only these streams use; see `DeferredFree.collect`."""
+        resources = self._require()
+        with self._reclaiming, self._defer_errors():
+            return resources.deferred.collect(stream, behind)
         return []
 
-    def passed(self, over: list[object]) -> None:
-        """Give back what was collected, the stream having been waited for."""
-        parts = self._needed()
-        with self._settling, self._later():
-            parts.over.passed(over)
-            self._sweep(parts)
+    def release_collected(self, collected: list[object]) -> None:
+        """Release collected memory, after its stream was waited for."""
+        resources = self._require()
+        with self._reclaiming, self._defer_errors():
+            resources.deferred.release_collected(collected)
+            self._sweep(resources)
 
-    def settle(self) -> None:
-        """Give back what is over and no stream uses any more; nothing is waited for."""
-        parts = self._parts
-        if parts is None:
+    def reclaim(self) -> None:
+        """Release unreferenced memory that no stream uses any more, without waiting."""
+        resources = self._resources
+        if resources is None:
             return
-        with self._settling, self._later():
-            parts.over.settle()
+        with self._reclaiming, self._defer_errors():
+            resources.deferred.reclaim()
             self.events.sweep()
-            self._sweep(parts)
+            self._sweep(resources)
 
     @contextlib.contextmanager
-    def _later(self) -> Iterator[None]:
-        """Leave memory where it is until somebody settles again, unless the device is lost."""
+    def _defer_errors(self) -> Iterator[None]:
+        """Leave memory queued until the next call after an error, unless the device is lost."""
         try:
             yield
         except BridgeError as error:
-            self.note(error)
+            self.note_error(error)
             if self.lost is not None:
                 raise
 
-    def _sweep(self, parts: _Parts) -> None:
-        parts.uploads.sweep()
-        show_work(parts.streams.counts, self._work)
+    def _sweep(self, resources: _Resources) -> None:
+        resources.uploads.sweep()
+        show_work(resources.streams.counts, self._work)
 
-    def settle_until(self, arrives: Callable[[float], bool]) -> CudaError | None:
-        """Give back memory as its streams pass, until ``arrives`` sees a message or all is back.
+    def reclaim_until(
+        self, arrives: Callable[[float | None, int | None], bool]
+    ) -> CudaError | None:
+        """Reclaim until a message arrives; return ``lost``, at once when the device is.
 
-        Else a client could not unregister its memory before the next request. And work may fail
-        that others wait for, of which nobody else is told: returns why nothing of the device works
-        any more.
+        Otherwise a client could not unregister its memory before the next request, and a failure of
+        work that other stubs wait for would not be noticed. ``arrives`` is `Channel.wait`. While nothing
+        is pending this sleeps; threads of the model wake it (`Waker`).
         """
-        pause = _FIRST_PAUSE
-        while self.lost is None and self.busy and not arrives(pause):
+        waker, pause = self.waker, _FIRST_PAUSE
+        while True:
+            waker.armed = True
+            waker.armed = idle = not self.busy
+            if self.lost is not None:
+                break
+            if idle:
+                if arrives(None, waker.descriptor):
+                    break
+                waker.clear()
+                pause = _FIRST_PAUSE
+                continue
+            if arrives(pause, None):
+                break
             with contextlib.suppress(CudaError):
-                self.settle()
+                self.reclaim()
             pause = min(2 * pause, _LONGEST_PAUSE)
+        waker.armed = False
         return self.lost
 
     @property
     def busy(self) -> bool:
-        """Return whether streams may still use unreferenced memory, or write what was handed on."""
-        parts = self._parts
-        return parts is not None and (
-            parts.over.left or parts.uploads.busy or self.events.unfinished
+        """Return whether streams may still use unreferenced memory, or write tensors of others."""
+        resources = self._resources
+        return resources is not None and (
+            resources.deferred.pending or resources.uploads.busy or self.events.pending
         )
 
     def check(self) -> None:
-        """Find out whether the device still works here: a model may have failed on it."""
+        """Query the device, on which the model may have failed; an error is noted."""
         try:
-            if self._parts is not None:
-                self._parts.over.stream.done()
+            if self._resources is not None:
+                self._resources.deferred.stream.done()
         except CudaError as error:
-            self.note(error)
+            self.note_error(error)
 
-    def note(self, error: BaseException) -> None:
-        """Note that the process has to end, if that follows from an error."""
+    def note_error(self, error: BaseException) -> None:
+        """Note an error after which the process has to end."""
         if isinstance(error, CudaError) and error.sticky:
             self.lost = error
+            self.waker.wake()
 
     def close(self) -> None:
-        """The model is finalized: complete what others wait for, let go of what the driver minds."""
-        parts = self._parts
+        """Complete the work that others wait for, and unpin and close memory; the model is finalized."""
+        resources = self._resources
         try:
-            if parts is not None:
+            if resources is not None:
                 self.events.finish()
-                parts.uploads.close()
-                parts.staged.close()
+                resources.uploads.close()
+                resources.staged.close()
         finally:
             self.pinning.close()
             self.regions.close()
-
-
-def _nothing() -> None:
-    pass

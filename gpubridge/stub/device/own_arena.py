@@ -1,7 +1,7 @@
-"""A stub's own device memory, from which it hands tensors on: made at first need, and by use.
+"""A stub's own device arena, which holds the tensors that it gives to others; it grows on demand.
 
-The server makes it, a segment at a time, so that it outlives the stub; each is a region of its own. A
-segment may be as large as all before it together, so that few are made, or as one tensor needs it.
+The server allocates it in segments, so that it outlives the stub; each segment is a region. A segment
+is as large as all before it together, so that there are few, or as large as a tensor needs.
 """
 
 from __future__ import annotations
@@ -11,141 +11,141 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from gpubridge.cuda_ipc import CudaError, DeviceArena, DeviceSlot
-from gpubridge.cuda_ipc.arena import no_room, slot_bytes
+from gpubridge.cuda_ipc.arena import full_error, slot_bytes
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.stub.device.regions import DeviceRegions, OpenedRegion
 from gpubridge.transport.leases import BorrowedMemory
 
 if TYPE_CHECKING:
-    from gpubridge.stub.questions import Question
+    from gpubridge.stub.bls.client import ControlRequest
 
 _FIRST = 32 << 20
 _GRANULARITY = 2 << 20
 
 
-class _Piece(NamedTuple):
+class _ArenaSegment(NamedTuple):
     region: OpenedRegion
     slots: DeviceArena
 
 
 class OwnArena:
-    """Lends slots of the stub's own segments; any thread may ask, or free.
+    """Allocates slots in the stub's own segments, for any thread.
 
     - ``limit``: bytes of all segments together.
-    - ``ask``: asks the server for a segment (`BlsClient.ask`).
-    - ``alone``: why no other process can have the memory open; empty as far as others can.
-    - ``keep_alone``: told when that is found out.
+    - ``ask``: requests a segment from the server (`BlsClient.ask`).
+    - ``private``: the reason why no other process can open the memory; empty if others can.
+    - ``on_private``: called with the reason when that is found out.
 
-    Attribute ``books``: these know the segments, since their tensors may come back.
+    Attribute ``lease_books``: resolve references into the segments, since tensors may come back.
     """
 
     def __init__(
         self,
         limit: int,
         regions: DeviceRegions,
-        ask: Callable[..., Question],
-        alone: str,
-        keep_alone: Callable[[str], None],
+        ask: Callable[..., ControlRequest],
+        private: str,
+        on_private: Callable[[str], None],
     ) -> None:
         self.limit = -(-limit // _GRANULARITY) * _GRANULARITY
-        self.books: list[BorrowedMemory] = []
-        self._alone = alone
+        self.lease_books: list[BorrowedMemory] = []
+        self._private = private
         self._regions = regions
         self._ask = ask
-        self._keep_alone = keep_alone
+        self._on_private = on_private
         self._growing = threading.Lock()
-        # Never changed, but replaced: who looks at it needs no lock.
-        self._pieces: tuple[_Piece, ...] = ()
+        # Replaced, never changed: readers take no lock.
+        self._segments: tuple[_ArenaSegment, ...] = ()
 
     def first(self) -> OpenedRegion:
-        """Return the region with which the events of this stub come."""
-        pieces = self._pieces
-        while not pieces:
+        """Return the first region, which comes with the events of this stub."""
+        segments = self._segments
+        while not segments:
             self.grow(1)
-            pieces = self._pieces
-        return pieces[0].region
+            segments = self._segments
+        return segments[0].region
 
-    def take(self, nbytes: int) -> DeviceSlot | None:
-        """Lend a slot of undefined bytes; None where no segment has room."""
-        for piece in self._pieces:
-            slot = piece.slots.take(nbytes)
+    def try_allocate(self, nbytes: int) -> DeviceSlot | None:
+        """Return a slot of undefined bytes; None if no segment has space."""
+        for segment in self._segments:
+            slot = segment.slots.try_allocate(nbytes)
             if slot is not None:
                 return slot
         return None
 
     def free(self, slot: DeviceSlot) -> None:
-        """Take a slot back, which no stream may use any more."""
-        for piece in self._pieces:
-            if piece.slots.segment is slot.segment:
-                piece.slots.free(slot)
+        """Free a slot, which no stream uses any more."""
+        for segment in self._segments:
+            if segment.slots.segment is slot.segment:
+                segment.slots.free(slot)
 
     def allocate(self, nbytes: int) -> DeviceSlot:
-        """Lend a slot of undefined bytes, of a new segment where no other has room.
+        """Return a slot of undefined bytes, in a new segment if no other has space.
 
         Raises BridgeError: UNAVAILABLE at the limit, or without device memory.
         """
         while True:
-            slot = self.take(nbytes)
+            slot = self.try_allocate(nbytes)
             if slot is not None:
                 return slot
             if not self.grow(nbytes):
-                raise self.no_room(nbytes)
+                raise self.full_error(nbytes)
 
-    def no_room(self, nbytes: int) -> BridgeError:
-        """Say why the arena has no room for so many bytes."""
-        pieces = self._pieces
-        left = self.limit - _held(pieces)
-        lent = sum(piece.slots.lent()[1] for piece in pieces)
-        largest = max([left, *(piece.slots.largest() for piece in pieces)])
-        return no_room(nbytes, self.limit, lent, largest)
+    def full_error(self, nbytes: int) -> BridgeError:
+        """Return the error for an allocation that the arena has no space for."""
+        segments = self._segments
+        left = self.limit - _total_bytes(segments)
+        lent = sum(segment.slots.lent()[1] for segment in segments)
+        largest = max([left, *(segment.slots.largest() for segment in segments)])
+        return full_error(nbytes, self.limit, lent, largest)
 
-    def place(self, pointer: int, nbytes: int) -> tuple[int, int] | None:
-        """Return region and offset of bytes in a segment; None for those that lie elsewhere."""
-        for region, _ in self._pieces:
+    def find(self, pointer: int, nbytes: int) -> tuple[int, int] | None:
+        """Return region and offset of bytes in a segment; None if they are elsewhere."""
+        for region, _ in self._segments:
             offset = pointer - region.pointer
             if offset >= 0 and offset + nbytes <= region.size:
                 return region.region, offset
         return None
 
     def grow(self, nbytes: int) -> bool:
-        """Add a segment with room for so many bytes; returns False where the limit forbids it."""
-        before = self._pieces
+        """Add a segment of at least ``nbytes``; return False if the limit forbids it."""
+        before = self._segments
         size = slot_bytes(nbytes)
         with self._growing:
-            if self._pieces is not before:
+            if self._segments is not before:
                 # Another thread has added one meanwhile.
                 return True
-            # It would keep what is given back.
+            # It would keep segments that are released below.
             del before
-            if size <= self.limit < _held(self._pieces) + size:
-                self._give_back_idle()
-            held = _held(self._pieces)
-            left = self.limit - held
+            if size <= self.limit < _total_bytes(self._segments) + size:
+                self._release_idle()
+            total = _total_bytes(self._segments)
+            left = self.limit - total
             if size > left:
                 return False
-            region = self._made(max(size, min(left, max(_FIRST, held))))
-            for book in self.books:
-                book.know(region)
-            self._pieces = (*self._pieces, _Piece(region, DeviceArena(region.segment)))
+            region = self._new_region(max(size, min(left, max(_FIRST, total))))
+            for book in self.lease_books:
+                book.add_segment(region)
+            self._segments = (*self._segments, _ArenaSegment(region, DeviceArena(region.segment)))
             return True
 
-    def _made(self, nbytes: int) -> OpenedRegion:
-        """Get a segment of the server, or make one where that cannot be; may raise BridgeError."""
-        if not self._alone:
-            region = self._given(nbytes)
+    def _new_region(self, nbytes: int) -> OpenedRegion:
+        """Get a segment from the server, or allocate a private one; may raise BridgeError."""
+        if not self._private:
+            region = self._request_region(nbytes)
             if region is not None:
                 return region
-        self._keep_alone(self._alone)
+        self._on_private(self._private)
         return self._regions.make_private(nbytes)
 
-    def _given(self, nbytes: int) -> OpenedRegion | None:
+    def _request_region(self, nbytes: int) -> OpenedRegion | None:
         refused = ""
         while True:
-            first = not self._pieces
+            first = not self._segments
             answer = self._ask("device_memory", nbytes=nbytes, refused=refused, events=first)
             offered: dict[str, Any] = answer.answer
             if offered["reason"]:
-                self._alone = offered["reason"]
+                self._private = offered["reason"]
                 return None
             region = self._regions.announce(offered, answer.fds)
             try:
@@ -156,24 +156,26 @@ class OwnArena:
                 refused = error.message
             else:
                 return region
-            # The server hears that it is not open before it is asked again.
+            # The server has to learn that it is closed before the next request.
             del region
             self._regions.finish()
 
-    def _give_back_idle(self) -> None:
-        """Give segments back of which no slot is lent, for the sake of another.
+    def _release_idle(self) -> None:
+        """Release segments without allocated slots to make space for a new one.
 
-        Not the first one: others may wait for its events.
+        The first one stays: others may wait for its events.
         """
-        idle = [piece.region.region for piece in self._pieces[1:] if piece.slots.retire()]
-        self._pieces = tuple(piece for piece in self._pieces if piece.region.region not in idle)
+        idle = [segment.region.region for segment in self._segments[1:] if segment.slots.retire()]
+        self._segments = tuple(
+            segment for segment in self._segments if segment.region.region not in idle
+        )
         for region in idle:
-            for book in self.books:
+            for book in self.lease_books:
                 book.drop(region)
         if idle:
-            # The server hears of it before it is asked for more.
+            # The server has to learn of it before the next request.
             self._regions.finish()
 
 
-def _held(pieces: Sequence[_Piece]) -> int:
-    return sum(piece.region.size for piece in pieces)
+def _total_bytes(segments: Sequence[_ArenaSegment]) -> int:
+    return sum(segment.region.size for segment in segments)

@@ -1,4 +1,4 @@
-"""Pinning of host memory, for asynchronous copies, on a thread of its own."""
+"""Pinning of host memory for asynchronous copies, on a separate thread."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _Range = tuple[Segment, int, int]
 
 
 class HostPinning:
-    """Pins ranges of host memory, and unpins them; no caller waits for either.
+    """Pins and unpins ranges of host memory; no caller waits for either.
 
-    A range that is removed stays mapped until it is unpinned. Until a range is pinned, and where it
-    cannot be, copies work all the same, but their caller waits. Nothing is pinned before `begin`.
+    A removed range stays mapped until it is unpinned. Copies also work with memory that is not pinned,
+    but their caller waits. Nothing is pinned before `begin`.
     """
 
     def __init__(self, fall_back: Callable[[str, str], None]) -> None:
         self._fall_back = fall_back
-        # By region, what came before the beginning.
+        # Ranges added before `begin`, by region.
         self._early: dict[int, list[_Range]] | None = {}
         self._beginning = threading.Lock()
-        # Regions, each with a range to pin, or None to unpin all of it; None at the end.
+        # A region with a range to pin, or with None to unpin all of it; None ends the thread.
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
-        # A region is never given the id of another.
+        # Region ids are never reused.
         self._wanted: set[int] = set()
-        self._said = False
+        self._reported = False
         self._thread: threading.Thread | None = None
 
     def begin(self, context: DeviceContext) -> None:
-        """Pin what was added so far, and what will be."""
+        """Pin all ranges added so far, and each one added later."""
         self._thread = threading.Thread(
             target=self._run, args=(PinnedMemory(context),), name="pinning", daemon=True
         )
@@ -53,9 +53,9 @@ class HostPinning:
                     self._order(each)
 
     def add(self, segment: Segment, offset: int, nbytes: int) -> None:
-        """Pin a range of a segment soon; ranges do not overlap, and no copy crosses their ends.
+        """Queue a range of a segment for pinning, before anything is copied there.
 
-        To be called before anything is copied there.
+        Ranges do not overlap, and no copy crosses their ends.
         """
         added = segment, offset, nbytes
         with self._beginning:
@@ -74,7 +74,7 @@ class HostPinning:
         self._orders.put((segment.region, memory))
 
     def remove(self, region: int) -> None:
-        """Unpin a region soon, if any of it is pinned."""
+        """Queue a region for unpinning."""
         with self._beginning:
             if self._early is not None:
                 self._early.pop(region, None)
@@ -83,7 +83,7 @@ class HostPinning:
                 self._orders.put((region, None))
 
     def close(self) -> None:
-        """Unpin everything, and wait for that; idempotent."""
+        """Unpin everything and wait for that; idempotent."""
         self._wanted.clear()
         if self._thread is not None:
             self._orders.put(None)
@@ -98,7 +98,7 @@ class HostPinning:
     def _carry_out(
         self, order: _Order | None, pinned: PinnedMemory, ranges: dict[int, list[memoryview]]
     ) -> bool:
-        """Carry out an order; return whether others may follow it."""
+        """Execute one queued order; return False for the last."""
         region, memory = order or (0, None)
         try:
             if memory is not None:
@@ -108,17 +108,17 @@ class HostPinning:
                 for each in (region,) if order else tuple(ranges):
                     self._unpin(pinned, ranges.pop(each))
         except BridgeError as error:
-            # Of a context that is lost, all goes with the process.
-            self._say(error.message)
+            # After a lost context the process ends.
+            self._report(error.message)
         return order is not None
 
     def _pin(self, pinned: PinnedMemory, region: int, memory: memoryview) -> None:
-        """Pin all of a range, or nothing, unless it is removed meanwhile."""
+        """Pin a whole range, or nothing of it; stop if it is removed meanwhile."""
         for piece in pieces_of(memory):
             if region not in self._wanted:
                 return
             if not pinned.pin(piece):
-                self._say(pinned.reason)
+                self._report(pinned.reason)
                 for each in pieces_of(memory):
                     pinned.unpin(each)
                 return
@@ -129,9 +129,9 @@ class HostPinning:
                 pinned.unpin(piece)
             forget_pinning(memory)
 
-    def _say(self, reason: str) -> None:
-        if not self._said:
-            self._said = True
+    def _report(self, reason: str) -> None:
+        if not self._reported:
+            self._reported = True
             self._fall_back(
                 "host_memory_not_pinned",
                 f"copies between host and GPU are not asynchronous: {reason}",

@@ -1,8 +1,9 @@
-"""Puts a response's tensors in their places where some of them, or the places, are on a GPU."""
+"""Places a response's tensors when some of them, or of their places, are on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Optional
 
 import numpy as np
@@ -11,26 +12,25 @@ from gpubridge.cuda_ipc import EventLease
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Slot
 from gpubridge.pb_utils import Tensor
-from gpubridge.pb_utils.device_tensor import DeviceTensor
-from gpubridge.pb_utils.output_form import OutputForm
-from gpubridge.pb_utils.tensor import OutputTensor
-from gpubridge.stub.client_memory import ClientMemory, Target
+from gpubridge.pb_utils.datatypes import OutputForm
+from gpubridge.pb_utils.tensor import DeviceTensor, OutputTensor
 from gpubridge.stub.device.memory import StubDevice
 from gpubridge.stub.device.transfers import Transfers
-from gpubridge.stub.outputs import OutputMemory
+from gpubridge.stub.memory.client_memory import ClientMemory, Target
+from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.records import Record
 
 Placed = tuple[list[int], Optional[tuple[int, int]]]
-"""The fields of references, and the event that those of them wait for which are on a GPU."""
+"""The fields of references, and the event that completes those on a GPU."""
 
-_NOWHERE = (0, 0, 0, NO_LEASE)
+_NO_MEMORY = (0, 0, 0, NO_LEASE)
 
 
 class DevicePlacement:
-    """Places tensors with at most one wait for the device: when all that can be begun has been."""
+    """Places tensors with at most one wait for the device, after all copies were started."""
 
     __slots__ = ("_clients", "_device", "_outputs")
 
@@ -48,13 +48,13 @@ class DevicePlacement:
         opened = self._device.regions.get(target.region)
         if opened is None:
             return None
-        hold = self._device.hold(opened)
+        lease = self._device.lease(opened)
         data = DeviceBytes(
             opened.pointer + target.offset,
             form.nbytes,
             self._device.ordinal,
-            hold,
-            streams=hold.streams,
+            lease,
+            streams=lease.streams,
         )
         return DeviceTensor._on_device(form.name, form.datatype, form.shape, data, final=target)
 
@@ -65,40 +65,41 @@ class DevicePlacement:
         targets: Mapping[str, Target],
         copies: Mapping[str, Target],
     ) -> Placed:
-        """Put each tensor in its place; BridgeError where there is no room, or the device fails."""
-        job = _Job(self._outputs, self._device, record.context.outputs_for)
-        try:
+        """Place each tensor; BridgeError if there is no space, or the device fails."""
+        with self._transaction(record.context.outputs_for) as response:
             for tensor in tensors:
-                self._begin(job, tensor, targets, copies, record.context)
-            return job.finish()
-        except BaseException as error:
-            self._device.note(error)
-            job.abandon()
-            raise
+                self._begin(response, tensor, targets, copies, record.context)
+            return response.finish()
 
     def references(self, tensors: Sequence[Tensor], model: str) -> Placed:
-        """Place the inputs of a call of ``model`` that lie in no memory that can be handed on.
+        """Place the inputs of a call of ``model``; those in shared memory are referred to.
 
-        Where there is an event, what was handed on waits for it, too, and else for whatever it has
-        waited for here.
+        If there is an event, referred inputs wait for it, too; else for the events that they waited
+        for here.
         """
-        job = _Job(self._outputs, self._device, model)
-        try:
+        with self._transaction(model) as response:
             for tensor in tensors:
                 if tensor._place is not None and tensor._place[2]:
-                    job.refer(tensor._place)
-                    job.follow(tensor._device_bytes)
+                    response.refer(tensor._place)
+                    response.follow(tensor._device_bytes)
                 else:
-                    self._pass_on(job, tensor, on_device=self._device.shared)
-            return job.finish()
+                    self._send(response, tensor, on_device=self._device.shared)
+            return response.finish()
+
+    @contextmanager
+    def _transaction(self, consumer: str) -> Iterator[_Response]:
+        """Roll back a response that cannot be placed."""
+        response = _Response(self._outputs, self._device, consumer)
+        try:
+            yield response
         except BaseException as error:
-            self._device.note(error)
-            job.abandon()
+            self._device.note_error(error)
+            response.roll_back()
             raise
 
     def _begin(
         self,
-        job: _Job,
+        response: _Response,
         tensor: Tensor,
         targets: Mapping[str, Target],
         copies: Mapping[str, Target],
@@ -107,164 +108,163 @@ class DevicePlacement:
         name = tensor._name
         copy = copies.get(name)
         if copy is not None:
-            self._write(job, tensor, copy)
+            self._write(response, tensor, copy)
         target = targets.get(name)
         if target is None:
             stays = self._device.shared and _wants(context, name) == self._device.uuid
-            self._pass_on(job, tensor, on_device=stays)
+            self._send(response, tensor, on_device=stays)
             return
-        self._write(job, tensor, target)
-        job.refer(_NOWHERE)
+        self._write(response, tensor, target)
+        response.refer(_NO_MEMORY)
 
-    def _pass_on(self, job: _Job, tensor: Tensor, *, on_device: bool) -> None:
+    def _send(self, response: _Response, tensor: Tensor, *, on_device: bool) -> None:
         data = tensor._device_bytes
-        on_device = on_device and data is not None and self._device.hands_on
+        on_device = on_device and data is not None and self._device.shares_arena
         if data is not None and (data.nbytes or on_device):
             if on_device:
-                job.keep(data)
+                response.share(data)
             else:
-                job.send_from_device(data)
+                response.send_from_device(data)
             return
         payload = tensor._payload()
         if isinstance(tensor, OutputTensor) and isinstance(tensor._final, Slot):
             ref = self._outputs.send(tensor._final, payload.nbytes)
             if ref is not None:
-                job.refer(ref)
+                response.refer(ref)
                 return
-        job.send(payload)
+        response.send(payload)
 
-    def _write(self, job: _Job, tensor: Tensor, target: Target) -> None:
+    def _write(self, response: _Response, tensor: Tensor, target: Target) -> None:
         """Write a tensor to a client's memory, unless the model has made it there."""
         opened = self._device.regions.get(target.region)
         data = tensor._device_bytes
         if getattr(tensor, "_final", None) == target:
             if data is not None:
-                job.order(data)
+                response.order(data)
             return
         if data is not None:
             if opened is not None:
-                job.write(data, opened.pointer + target.offset)
+                response.write(data, opened.pointer + target.offset)
             elif data.nbytes:
-                job.fetch(data, self._clients.memory(target)[: data.nbytes])
+                response.fetch(data, self._clients.memory(target)[: data.nbytes])
             return
         payload = tensor._payload()
         if not payload.nbytes:
             return
         if opened is not None:
             memory = np.frombuffer(payload, np.uint8).data
-            job.load(memory, opened.pointer + target.offset)
+            response.load(memory, opened.pointer + target.offset)
         else:
             self._outputs.copy(self._clients.memory(target), payload)
 
 
-class _Job:
-    """One response on its way: what was begun, and what has to go back if it comes to nothing."""
+class _Response:
+    """The placement of one response: started copies, and memory to release if it fails."""
 
     def __init__(self, outputs: OutputMemory, device: StubDevice, consumer: str) -> None:
         self._outputs = outputs
         self._device = device
         self._consumer = consumer
         self._refs: list[Any] = []
-        # By their places in _refs: what is lent when all is done.
-        self._kept: list[tuple[int, object]] = []
-        # Whoever gets these waits for them on the device; what was lent to the model, apart.
-        self._handed_on: list[DeviceBytes] = []
+        # Memory to lend in the end, by its index in _refs.
+        self._lent: list[tuple[int, object]] = []
+        # The consumer's streams wait for these: the model's own bytes, and bytes lent to the model.
+        self._shared: list[DeviceBytes] = []
         self._referred: list[DeviceBytes] = []
         self._slots: list[Slot] = []
-        self._begun: Transfers | None = None
+        self._transfers: Transfers | None = None
         self._leases: list[int] = []
         self._sent: list[tuple[int, Any]] = []
-        # What goes to memory that is not pinned, when the streams have passed.
+        # Copies to memory that is not pinned, made when the streams have passed.
         self._fetched: list[tuple[DeviceBytes, memoryview]] = []
-        # Whether something was begun that has to be done before others hear of it.
-        self._leaving = False
+        # Set by copies that have to be complete before the response is sent.
+        self._must_wait = False
 
     def refer(self, ref: Sequence[int]) -> None:
-        """Add a reference that is complete."""
+        """Add a complete reference."""
         self._refs.append(tuple(ref))
 
     def follow(self, data: DeviceBytes | None) -> None:
-        """Order the model's work on bytes lent to it before the work of others."""
+        """Order the consumer's work on lent bytes after the model's."""
         if data is not None:
             self._referred.append(data)
 
     def send(self, payload: Any) -> None:
-        """Send host memory; all of it is placed in one slot in the end."""
+        """Send host memory; `finish` places all of it in one slot."""
         self._sent.append((len(self._refs), payload))
         self._refs.append(None)
 
     def send_from_device(self, data: DeviceBytes) -> None:
-        """Send bytes of the device by way of host memory."""
+        """Send bytes of the device through host memory."""
         slot = self._outputs.reserve(data.nbytes, self._consumer)
         self._slots.append(slot)
         self.read(data, slot.memory[: data.nbytes])
         self._lend((slot.segment.region, slot.offset, data.nbytes), slot)
 
-    def keep(self, data: DeviceBytes) -> None:
-        """Hand on bytes of the device: as they are in the arena, else as a copy there."""
+    def share(self, data: DeviceBytes) -> None:
+        """Share bytes of the device, copied to the arena if they are elsewhere."""
         device = self._device
         if not data.nbytes:
-            # There is nothing to lend: the reference only says where the tensor is.
-            self.refer((device.own.region, 0, 0, NO_LEASE))
+            # Nothing to lend: the reference only names the device.
+            self.refer((device.first_region.region, 0, 0, NO_LEASE))
             return
-        place = device.place_in_arena(data)
+        place = device.find_in_arena(data)
         if place is None and data.nbytes <= device.capacity:
             try:
-                data = self._copies.copy(data)
-                place = device.place_in_arena(data)
+                data = self.copies.copy(data)
+                place = device.find_in_arena(data)
             except BridgeError as error:
-                device.note_full(error)
+                device.report_full(error)
         if place is None or not device.shared:
-            # It goes by way of the host: it is too large, there is no room, or the arena has become
-            # this process's alone.
+            # It is too large, there is no space, or the arena has become private.
             self.send_from_device(data)
             return
-        self._handed_on.append(data)
+        self._shared.append(data)
         self._lend((*place, data.nbytes), data)
 
     def fetch(self, data: DeviceBytes, memory: memoryview) -> None:
-        """Copy bytes of the device to memory of a client on the host, which is not pinned."""
-        self._leaving = True
+        """Copy bytes of the device to a client's host memory, which is not pinned."""
+        self._must_wait = True
         self._fetched.append((data, memory))
 
     def read(self, data: DeviceBytes, memory: memoryview) -> None:
         """Copy bytes of the device to the host."""
-        self._leaving = True
-        self._copies.read(data, memory)
+        self._must_wait = True
+        self.copies.read(data, memory)
 
     def write(self, data: DeviceBytes, pointer: int) -> None:
-        """Copy bytes of the device to memory of a client there."""
+        """Copy bytes of the device to a client's device memory."""
         if data.nbytes:
-            self._leaving = True
-            self._copies.write(data, pointer)
+            self._must_wait = True
+            self.copies.write(data, pointer)
 
     def load(self, memory: memoryview, pointer: int) -> None:
         """Copy host memory to the device."""
-        self._leaving = True
-        self._copies.load(memory, pointer)
+        self._must_wait = True
+        self.copies.load(memory, pointer)
 
     def order(self, data: DeviceBytes) -> None:
-        """Let the response wait for what the model does with bytes of a client's."""
-        self._leaving = True
-        self._copies.order(data)
+        """Let the response wait for the model's work on a client's memory."""
+        self._must_wait = True
+        self.copies.order(data)
 
     @property
-    def _copies(self) -> Transfers:
-        if self._begun is None:
-            self._begun = self._device.transfers()
-        return self._begun
+    def copies(self) -> Transfers:
+        if self._transfers is None:
+            self._transfers = self._device.transfers()
+        return self._transfers
 
-    def _lend(self, place: tuple[int, int, int], kept: object) -> None:
-        self._kept.append((len(self._refs), kept))
+    def _lend(self, place: tuple[int, int, int], memory: object) -> None:
+        self._lent.append((len(self._refs), memory))
         self._refs.append(place)
 
     def finish(self) -> Placed:
-        """Lend what is handed on, once all that leaves the device has; returns as `place`."""
+        """Wait for copies from the device, lend the memory, and return as `DevicePlacement.place`."""
         event = self._complete()
-        lent = [kept for _, kept in self._kept]
+        lent = [memory for _, memory in self._lent]
         self._leases = self._outputs.lend_all(lent if event is None else [*lent, event])
         self._slots.clear()
-        for (index, _), lease in zip(self._kept, self._leases):
+        for (index, _), lease in zip(self._lent, self._leases):
             self._refs[index] = (*self._refs[index], lease)
         if self._sent:
             fields = self._outputs.place([payload for _, payload in self._sent], self._consumer)
@@ -274,37 +274,37 @@ class _Job:
         return refs, None if event is None else (event.number, self._leases[-1])
 
     def _complete(self) -> EventLease | None:
-        """Wait for what leaves the device; else return the event that others have to wait for."""
-        pending = [*self._handed_on, *self._referred]
-        if self._leaving:
+        """Wait for copies from the device; else return the event that consumers wait for."""
+        pending = [*self._shared, *self._referred]
+        if self._must_wait:
             for data in pending:
-                self._copies.order(data)
-            self._device.finish(self._copies, self._fetched)
-            self._leaving = False
+                self.copies.order(data)
+            self._device.finish(self.copies, self._fetched)
+            self._must_wait = False
             return None
         event = None
-        if any(data.streams or data.ready is not None for data in self._handed_on) or any(
-            # It may have been written to.
+        if any(data.streams or data.ready is not None for data in self._shared) or any(
+            # The model may have written to it.
             data.streams and not data.read_only
             for data in self._referred
         ):
-            event = self._device.hand_over(pending, self._copies)
-        self._leave()
+            event = self._device.record_event(pending, self.copies)
+        self._detach()
         return event
 
-    def _leave(self) -> None:
-        if self._begun is not None:
-            self._begun.leave()
+    def _detach(self) -> None:
+        if self._transfers is not None:
+            self._transfers.detach()
 
-    def abandon(self) -> None:
-        """Give everything back; what was begun may still write to it, and is waited for."""
+    def roll_back(self) -> None:
+        """Release all memory, after waiting for started copies."""
         try:
-            if self._leaving:
-                self._copies.finish()
-            self._leave()
+            if self._must_wait:
+                self.copies.finish()
+            self._detach()
         except BaseException as error:
-            # The process will end: its memory must not be used for anything else before.
-            self._device.note(error)
+            # The process will end: its memory must not be reused before.
+            self._device.note_error(error)
             return
         for slot in self._slots:
             self._outputs.give_back(slot)
@@ -314,7 +314,7 @@ class _Job:
 
 
 def _wants(context: RequestContext, name: str) -> str:
-    """Return the device on which who gets an output can take it; empty for none."""
+    """Return the device on which the consumer of an output takes it; empty for none."""
     if context.device_outputs is not None:
         return context.device_outputs.get(name, "")
     return context.device

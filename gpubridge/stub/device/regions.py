@@ -1,7 +1,7 @@
 """Device memory that a stub has open: each region once, until it is no longer used.
 
-A thread of its own opens and closes, one region after the other: either may take milliseconds, and
-closing waits for all work of the process on the device. Who needs a region waits until it is open.
+A separate thread opens and closes one region after the other: either may take milliseconds, and closing
+waits for all work of the process on the device. The first use of a region waits until it is open.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gpubridge.transport.channel import close_all
 from gpubridge.transport.device_events import arena_region, reserve_addresses
 
 _PRIVATE = 1 << 29
-"""In the lower half of an arena's id, above those that the server gives."""
+"""Part of a private region's id, above the numbers that the server assigns."""
 
 
 class _OpenMemory:
-    """Memory as the driver has it open here, for a region and for one of the same id before it."""
+    """Memory that the driver has open, used by a region and by its predecessor of the same id."""
 
     __slots__ = ("events", "segment", "users")
 
@@ -34,7 +34,7 @@ class _OpenMemory:
 
 
 class _State:
-    """Knowledge about a region that outlives it: its end is told of when it is closed."""
+    """State of a region that outlives it, until it is closed and the server is told."""
 
     __slots__ = ("announcements", "fds", "fields", "memory")
 
@@ -45,7 +45,7 @@ class _State:
         self.memory: _OpenMemory | None = None
 
 
-class _Attempt:
+class _OpenAttempt:
     """One attempt to open a region."""
 
     __slots__ = ("done", "error")
@@ -55,8 +55,8 @@ class _Attempt:
         self.error: BridgeError | None = None
 
 
-class _End:
-    """Has a region closed with its last reference, after it can no longer be found."""
+class _Closer:
+    """Closes a region with its last reference, after it can no longer be looked up."""
 
     __slots__ = ("_close", "_state")
 
@@ -69,16 +69,16 @@ class _End:
 
 
 class OpenedRegion:
-    """Device memory that this process has open, or will; closed with the last reference to it.
+    """Device memory that this process has open or will open; closed with its last reference.
 
-    ``view`` stands for it in lease books; ``client`` says whether it is a client's.
+    ``view`` represents it in lease books; ``client``: whether it is a client's region.
     """
 
     def __init__(
         self,
         state: _State,
-        end: _End,
-        begin: Callable[[_State], _Attempt],
+        end: _Closer,
+        begin: Callable[[_State], _OpenAttempt],
     ) -> None:
         fields = state.fields
         self.region: int = fields["region"]
@@ -91,7 +91,7 @@ class OpenedRegion:
         self._attempt = None if state.memory is not None else begin(state)
 
     def opened(self) -> _OpenMemory:
-        """Wait until it is open; BridgeError where it cannot be, which the next caller tries anew."""
+        """Wait until it is open; after a BridgeError the next caller tries again."""
         memory = self.state.memory
         while memory is None:
             attempt = self._attempt
@@ -103,56 +103,56 @@ class OpenedRegion:
                 try:
                     raise attempt.error
                 finally:
-                    # Else the error's own frame holds it, and this region.
+                    # Else the error's own frame would keep it, and this region.
                     del attempt
             memory = self.state.memory
         return memory
 
     @property
     def segment(self) -> DeviceSegment:
-        """The memory; waits, and raises, as `opened`."""
+        """The memory; waits and raises as `opened`."""
         return self.opened().segment
 
     @property
     def pointer(self) -> int:
-        """Return its address on the device in this process; waits, and raises, as `opened`."""
+        """Its device address in this process; waits and raises as `opened`."""
         return self.opened().segment.pointer
 
     @property
     def events(self) -> SharedEvents | None:
-        """The events by which the process that fills it says what is complete; waits, and raises, as `opened`."""
+        """The events of the process that writes to it; waits and raises as `opened`."""
         return self.opened().events
 
 
 class DeviceRegions:
     """The regions that this process has open.
 
-    - ``context``: gives the context of the device, which is made at first need.
-    - ``owner``: the upper half of the ids of regions that are made here.
-    - ``tell_closed``: tells the server that a region was closed, and how many announcements of it
-      had come by then.
-    - ``no_events``: why no process can wait for events of a region; empty as far as others can.
+    - ``context``: returns the device's context, which is created on first use.
+    - ``owner``: the upper half of the ids of private regions.
+    - ``notify_closed``: tells the server that a region was closed, and how many announcements of it
+      were received before.
+    - ``no_events``: the reason why events are not shared between processes; empty if they are.
     """
 
     def __init__(
         self,
         context: Callable[[], DeviceContext],
         owner: int,
-        tell_closed: Callable[[int, int], None],
+        notify_closed: Callable[[int, int], None],
     ) -> None:
         self._context = context
         self._owner = owner
-        self._tell_closed = tell_closed
+        self._notify_closed = notify_closed
         self._announcing = threading.Lock()
         self._thread: DriverThread | None = None
         self._known: weakref.WeakValueDictionary[int, OpenedRegion] = weakref.WeakValueDictionary()
-        # Touched by the thread only.
+        # Used by the thread only.
         self._open: dict[int, _OpenMemory] = {}
         self._private = 0
         self.no_events = ""
 
     def announce(self, fields: dict[str, Any], fds: list[int]) -> OpenedRegion:
-        """Begin to open a region that the server tells of, unless it is open; takes the descriptors."""
+        """Start to open a region that the server announces, unless it is open; takes the descriptors."""
         with self._announcing:
             opened = self._known.get(fields["region"])
             if opened is None:
@@ -163,7 +163,7 @@ class DeviceRegions:
         return opened
 
     def make_private(self, nbytes: int) -> OpenedRegion:
-        """Allocate memory that no other process can have open."""
+        """Allocate memory that no other process can open."""
         region = arena_region(self._owner) + _PRIVATE + self._private
         self._private += 1
         segment = DeviceSegment.private(self._context(), region, nbytes)
@@ -177,7 +177,7 @@ class DeviceRegions:
         if self._thread is None:
             self._thread = DriverThread()
         thread = self._thread
-        end = _End(lambda state: thread.submit(partial(self._close, state)), state)
+        end = _Closer(lambda state: thread.submit(partial(self._close, state)), state)
         opened = OpenedRegion(state, end, self._begin)
         self._known[opened.region] = opened
         return opened
@@ -186,47 +186,45 @@ class DeviceRegions:
         return len(self._known)
 
     def get(self, region: int) -> OpenedRegion | None:
-        """Return a region of the device; None for one that is in host memory, or closed."""
+        """Return an open region on the device; None for one in host memory, or a closed one."""
         return self._known.get(region)
 
     def wait_for(self, regions: Iterable[int]) -> None:
-        """Wait until those of some regions that are on the device are open; raises as they do."""
+        """Wait until those regions that are on the device are open; raises as `OpenedRegion.opened`."""
         for region in regions:
             opened = self._known.get(region)
             if opened is not None:
                 opened.opened()
 
     def finish(self) -> None:
-        """Wait until unused regions are closed, and the server told."""
+        """Wait until unused regions are closed and the server is told."""
         if self._thread is not None:
             self._thread.finish()
 
     def close(self) -> None:
-        """The process is about to end: open and close nothing any more."""
+        """Stop the thread: no region is opened or closed any more, before the process ends."""
         if self._thread is not None:
             self._thread.close()
 
-    # -- on the thread -----------------------------------------------------------------------------
-
-    def _begin(self, state: _State) -> _Attempt:
-        """Have a region opened."""
-        attempt = _Attempt()
+    def _begin(self, state: _State) -> _OpenAttempt:
+        """Queue a region for opening."""
+        attempt = _OpenAttempt()
         assert self._thread is not None
-        self._thread.submit(partial(self._try, state, attempt))
+        self._thread.submit(partial(self._attempt_open, state, attempt))
         return attempt
 
-    def _try(self, state: _State, attempt: _Attempt) -> None:
+    def _attempt_open(self, state: _State, attempt: _OpenAttempt) -> None:
         try:
             if state.memory is None:
                 region = state.fields["region"]
-                # One of the same id that is not closed yet: nothing can be open twice.
+                # A predecessor may not be closed yet, and the driver opens nothing twice.
                 memory = self._open.get(region)
                 if memory is None:
                     memory = self._open[region] = self._opened(state)
                 memory.users += 1
                 state.memory = memory
         except BridgeError as error:
-            # Its frames would hold the region.
+            # Its frames would keep the region.
             attempt.error = error.with_traceback(None)
         except Exception as error:
             attempt.error = InternalError(f"device memory is not opened: {error!r}")
@@ -235,7 +233,7 @@ class DeviceRegions:
             attempt.done.set()
 
     def _opened(self, state: _State) -> _OpenMemory:
-        """Open memory, by its descriptor if there is one, and its events."""
+        """Open memory, by its descriptor if it has one, and its events."""
         fields, fds = state.fields, state.fds
         region, size = fields["region"], fields["size"]
         context = self._context()
@@ -271,7 +269,7 @@ class DeviceRegions:
                         memory.events.close()
                     memory.segment.close()
                 except BridgeError:
-                    # It goes with the process: the server must not free it before.
+                    # The memory stays open until the process ends: the server must not free it before.
                     return
         if state.announcements:
-            self._tell_closed(region, state.announcements)
+            self._notify_closed(region, state.announcements)

@@ -29,7 +29,7 @@ class Play {
     while (!input_.rest().empty()) step();
     std::size_t left = 0;
     for (const auto& leaving : requests_.close(input_.byte())) {
-      if (leaving.left == InFlightRequests::Left::kOver) continue;
+      if (leaving.left == InFlightRequests::Left::kEnded) continue;
       ++left;
       expect(at_stub_[leaving.ticket], "only a request that is at the stub is left by it");
       at_stub_[leaving.ticket] = false;
@@ -53,7 +53,7 @@ class Play {
         break;
       case 3:
         lent_[input_.byte() % kTickets] = 0;
-        requests_.settle_kept();
+        requests_.release_kept();
         break;
       case 4:
         cancel();
@@ -75,7 +75,7 @@ class Play {
         if (requests_.free_tickets() != 0) requests_.lend_answer();
         break;
       default:
-        requests_.settle_answers(input_.byte() % 4U);
+        requests_.release_answers(input_.byte() % 4U);
     }
   }
 
@@ -155,8 +155,9 @@ class Play {
     for (const auto& record : batch.records) {
       using Step = InFlightRequests::Step;
       const Step step = requests_.end_in_batch(record.ticket(), record.word());
-      if (step == Step::kOver || step == Step::kComesBack) leave(record.ticket());
-      if (step == Step::kOver || step == Step::kWasEarly) requests_.settle(record.ticket());
+      if (step == Step::kEnded || step == Step::kComesBack) leave(record.ticket());
+      if (step == Step::kEnded || step == Step::kWasEarly)
+        requests_.release_unused(record.ticket());
     }
     expect(requests_.end_batch(batch.sequence).size() == batch.records.size(),
            "a batch ends with all its requests");
@@ -172,7 +173,7 @@ class Play {
         note_answer(batch_of_[record.ticket()]);
         if ((record.word() & gpubridge::kResponseOpen) != 0) continue;
         leave(record.ticket());
-        if (requests_.end_response(record.ticket())) requests_.settle(record.ticket());
+        if (requests_.end_response(record.ticket())) requests_.release_unused(record.ticket());
       }
     } catch (const gpubridge::MalformedRecord&) {
       return;

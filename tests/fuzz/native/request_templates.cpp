@@ -169,7 +169,7 @@ void check_places(fuzz::Input& input, std::vector<InputPlace> places, std::uint6
   const auto before = contents(start);
   const std::vector<unsigned char> untouched = memory;
   if (!align_inputs(memory, start, places)) {
-    expect(memory == untouched, "what has no room is not moved");
+    expect(memory == untouched, "inputs that do not fit are not moved");
     return;
   }
   expect(contents(start) == before, "an input that is moved has the same bytes");

@@ -280,7 +280,7 @@ class Play {
                           .arrived = now_};
     if (settings_.max_batch_size == 0) request.size = 1;
     const bool accepted = batcher_.add(request, now_) == DynamicBatcher::Admission::kAccepted;
-    expect(accepted == model_.add(request, now_), "a request is accepted where there is room");
+    expect(accepted == model_.add(request, now_), "a request is accepted where a place is free");
     if (accepted) {
       requests_[request.handle] = request;
     } else {

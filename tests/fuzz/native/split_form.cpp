@@ -1,12 +1,11 @@
 // Long forms of gRPC requests: what is taken out lies in the form, and nothing is left to take out.
-#include "request/split_form.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "fuzz.h"
+#include "request/message_values.h"
 #include "request/wire.h"
 
 namespace {

@@ -1,11 +1,10 @@
 // Typed contents of gRPC requests: two messages behind one another have the values of both.
-#include "request/typed_contents.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "fuzz.h"
+#include "request/message_values.h"
 
 using gpubridge::WireForm;
 using gpubridge::fuzz::expect;

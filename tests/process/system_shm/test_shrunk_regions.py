@@ -44,7 +44,7 @@ NAMES = "SORTED, PASSED_ON, WRITTEN, RAISED, FORKED = range(5)\n"
 ANSWERS = "return [pb_utils.InferenceResponse([self.answer(r, r.inputs()[0].as_numpy())])"
 SENDS = """[r.get_response_sender().send(
                     pb_utils.InferenceResponse([self.answer(r, r.inputs()[0].as_numpy())]), 1)"""
-# There is room for one output of that size.
+# One output of that size fits.
 FLAGS = "--allow-client-shm=true", f"--output-arena-limit={6 * COUNT}"
 SHRUNK = "the client's shared memory region cannot be mapped: it has been shrunk"
 
@@ -138,7 +138,7 @@ def test_no_process_dies_however_many_use_it(tmp_path, instances):
         assert restarts(used.server) == 0
 
 
-def test_whatever_a_model_makes_of_it(tmp_path):
+def test_a_request_in_shrunk_memory_fails_with_every_model(tmp_path):
     with serving(tmp_path) as used:
         stubs = used.server.stubs()
         wanted = tritonclient.http.InferRequestedOutput("OUT")
@@ -191,7 +191,7 @@ class TritonPythonModel:
 
 
 @pytest.mark.parametrize("way", [1, 2])
-def test_what_is_no_clients_memory_ends_the_process(tmp_path, way):
+def test_faults_outside_of_clients_memory_end_the_process(tmp_path, way):
     source = DIES.replace("FILE", str(tmp_path / "file"))
     write_model(tmp_path / "models", "dies", source)
     with (
@@ -233,4 +233,4 @@ def test_deaths_by_regions_that_are_shrunk_do_not_count(tmp_path):
             (error,) = used.shrink_while_used(1)
             assert "SIGBUS" in error
             wait_until(lambda: used.server.is_ready("touch"), "the stub to be back", used.server)
-        assert "starts again in" not in used.server.log()
+        assert "restarts in" not in used.server.log()

@@ -51,24 +51,29 @@ std::uint64_t cost_us(const Pages& pages) {
   return (touched + rest) * kPage / kMiB + 1;
 }
 
-}  // namespace
-
-bool is_pinned(const void* pointer, std::size_t nbytes) {
-  if (!initialized()) return false;
-  const auto at = reinterpret_cast<std::uintptr_t>(pointer);
-  const std::lock_guard lock(g_mutex);
+// Whether one registration has all of the bytes; the caller holds the lock.
+bool is_covered(std::uintptr_t at, std::size_t nbytes) {
   auto after = g_pinned.upper_bound(at);
   if (after == g_pinned.begin()) return false;
   --after;
   return at + nbytes <= after->first + after->second.nbytes;
 }
 
+}  // namespace
+
+bool is_pinned(const void* pointer, std::size_t nbytes) {
+  if (!initialized()) return false;
+  const std::lock_guard lock(g_mutex);
+  return is_covered(reinterpret_cast<std::uintptr_t>(pointer), nbytes);
+}
+
+// Looks once: memory may be pinned or unpinned meanwhile.
 bool is_partly_pinned(const void* pointer, std::size_t nbytes) {
-  if (!initialized() || is_pinned(pointer, nbytes)) return false;
+  if (!initialized()) return false;
   const auto at = reinterpret_cast<std::uintptr_t>(pointer);
   const std::lock_guard lock(g_mutex);
   const auto after = g_pinned.lower_bound(at + nbytes);
-  if (after == g_pinned.begin()) return false;
+  if (after == g_pinned.begin() || is_covered(at, nbytes)) return false;
   const auto& [start, pinned] = *std::prev(after);
   return start + pinned.nbytes > at;
 }

@@ -1,0 +1,1 @@
+"""Connections to stubs: messages, requests in flight, decoded responses."""

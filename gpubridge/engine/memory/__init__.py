@@ -1,0 +1,1 @@
+"""Memory shared by the server and its stubs: regions and their announcement."""

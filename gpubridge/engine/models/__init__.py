@@ -1,0 +1,1 @@
+"""Loaded models, each of which dispatches its requests to its instances."""

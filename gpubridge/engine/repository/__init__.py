@@ -1,0 +1,1 @@
+"""The model repository: files, loads, unloads and the models that are served."""

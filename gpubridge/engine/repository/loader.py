@@ -1,0 +1,295 @@
+"""Loading of a model: from its directory or the files of a client to running versions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from gpubridge.config import (
+    Backends,
+    ModelConfig,
+    custom_config,
+    finish_model_config,
+    load_model_config,
+    served_versions,
+    unsupported_features,
+)
+from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
+from gpubridge.engine.ensemble.graph import is_ensemble
+from gpubridge.engine.models.model import Model, StubModel
+from gpubridge.engine.repository.model_files import HeldDirectory, ModelFiles, read_model_files
+from gpubridge.engine.supervisor.context import EngineContext
+from gpubridge.engine.supervisor.instance import InstanceState
+from gpubridge.errors import BridgeError, ErrorCode, invalid, unsupported
+from gpubridge.telemetry.logs import request_error
+
+if TYPE_CHECKING:
+    from gpubridge.engine.repository.served_models import ServedModels
+
+_logger = logging.getLogger(__name__)
+
+
+def starting_step(model: Model) -> tuple[str, float | None]:
+    """Return what a load waits for: the instances that are starting."""
+    waiting = [each.name for each in model.instances if each.state is InstanceState.STARTING]
+    if not waiting:
+        return "making its processes", None
+    word = "instance" if len(waiting) == 1 else "instances"
+    where = "auto_complete_config" if model.config.draft else "initialize"
+    part = 1 - len(waiting) / len(model.instances) if len(model.instances) > 1 else None
+    return f"{word} {', '.join(waiting)} in {where}", part
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Source of a model.
+
+    - ``config``: JSON that replaces the directory's config.pbtxt.
+    - ``digest``: hash of the files that a client sent; empty for a directory of the repository.
+    - ``held``: the directory, if it has files that a client sent, or those of a remote model.
+    - ``remote``: URL of a remote model.
+    """
+
+    directory: Path
+    config: str | None = None
+    digest: str = ""
+    held: HeldDirectory | None = None
+    remote: str = ""
+
+    @property
+    def origin(self) -> str:
+        """The directory or URL that the model's files come from, whatever their state."""
+        return self.remote or str(self.directory)
+
+    def hold(self) -> None:
+        """Keep the directory until :meth:`release`."""
+        if self.held is not None:
+            self.held.hold()
+
+    def release(self) -> None:
+        """Release the directory."""
+        if self.held is not None:
+            self.held.release()
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """A model that is ready to be loaded.
+
+    - ``versions``: the versions chosen by the version policy, ascending.
+    - ``files``: the state of its files before any was read.
+    """
+
+    source: ModelSource
+    config: ModelConfig
+    versions: tuple[int, ...]
+    files: ModelFiles
+
+    def same_version(self, other: PreparedModel, version: int) -> bool:
+        """Return whether a version is unchanged, so that it need not be loaded again."""
+        return (
+            self.source.origin == other.source.origin
+            and self.files.shared == other.files.shared
+            and self.files.versions.get(version) == other.files.versions.get(version)
+            and _without_policy(self.config) == _without_policy(other.config)
+        )
+
+
+class NotPrepared(BridgeError):
+    """A model does not exist, or its configuration is invalid or unsupported.
+
+    ``prefix``: Triton's words before the reason.
+    """
+
+    def __init__(self, prefix: str, reason: str, code: ErrorCode) -> None:
+        super().__init__(f"{prefix}: {reason}", code)
+        self.reason = reason
+
+
+class LoadFailed(BridgeError):
+    """Some versions of a model did not load.
+
+    ``reasons``: errors by version.
+    """
+
+    def __init__(self, name: str, reasons: dict[int, BridgeError]) -> None:
+        details = "".join(
+            f"version {version} is at UNAVAILABLE state: {_code_name(error)}: {error.message};\n"
+            for version, error in sorted(reasons.items())
+        )
+        super().__init__(f"load failed for model '{name}': {details}", ErrorCode.INVALID_ARG)
+        self.reasons = reasons
+
+
+class ModelLoader:
+    """Reads, checks and starts models."""
+
+    def __init__(
+        self,
+        context: EngineContext,
+        gpu_count: Callable[[], int],
+        gpu_fallback: Literal["none", "host"],
+        backends: Backends,
+        *,
+        auto_complete: bool = True,
+    ) -> None:
+        self.context = context
+        self._gpu_count = gpu_count
+        self._gpu_fallback = gpu_fallback
+        self._backends = backends
+        self._auto_complete = auto_complete
+
+    async def prepare(self, name: str, source: ModelSource) -> PreparedModel:
+        """Read a model's configuration and choose its versions.
+
+        Raises NotPrepared: INTERNAL for an invalid configuration, INVALID_ARG for an unsupported one.
+        """
+        threads, read = self.context.threads, partial(self._read, name, source)
+        try:
+            prepared = await threads.run(f"reading the files of model '{name}'", read)
+        except NotPrepared as error:
+            if "KIND_GPU" in error.message:
+                self.context.devices.gpus.log_absence()
+            raise
+        except Exception as error:
+            raise not_found(name, request_error(error, "load").message) from error
+        if prepared.config.fallbacks:
+            self.context.devices.gpus.log_absence()
+        for notice in prepared.config.notices:
+            _logger.warning("%s", notice)
+        if prepared.config.message.response_cache.enable and self.context.cache is None:
+            _logger.warning(
+                "model '%s': the field 'response_cache' has no effect: there is no --cache-config, so "
+                "every request is executed",
+                name,
+            )
+        return prepared
+
+    def _read(self, name: str, source: ModelSource) -> PreparedModel:
+        # Before any file is read: later changes count as another state.
+        files = read_model_files(source.directory)
+        custom_name = self.context.settings.repository.model_config_name
+        try:
+            # Counting GPUs may take long.
+            config = load_model_config(
+                source.directory,
+                gpu_count=self._gpu_count,
+                gpu_fallback=self._gpu_fallback,
+                override=source.config or custom_config(source.directory, custom_name),
+                backends=self._backends,
+                draft=self._auto_complete,
+            )
+        except BridgeError as error:
+            raise not_found(name, error.message) from error
+        try:
+            self._refuse_unsupported(config)
+            self._refuse_many(config)
+            versions = served_versions(source.directory, name, config.version_policy)
+        except BridgeError as error:
+            summary = f"load failed for model '{name}'"
+            raise NotPrepared(summary, error.message, ErrorCode.INVALID_ARG) from error
+        return PreparedModel(source, config, tuple(versions), files)
+
+    def _refuse_many(self, config: ModelConfig) -> None:
+        """Refuse more instances than a model may have; each is a process."""
+        most = self.context.settings.instances.max_model_instances
+        count = sum(group.count * max(1, len(group.gpus)) for group in config.instance_groups)
+        if count > most:
+            raise invalid(
+                f"model '{config.name}' asks for {count} instances: expected at most {most} "
+                "(--max-model-instances)"
+            )
+
+    def model(self, prepared: PreparedModel, version: int, members: ServedModels) -> Model:
+        """Make a version of a model without starting it; ``members``: where ensembles find theirs."""
+        if is_ensemble(prepared.config):
+            return EnsembleModel(prepared.config, version, members, self.context)
+        finish = partial(self._finish, prepared)
+        return StubModel(prepared.config, version, prepared.source.directory, self.context, finish)
+
+    def _finish(self, prepared: PreparedModel, returned: str | None) -> ModelConfig:
+        """Merge and check the configuration that a model completed."""
+        directory = prepared.source.directory
+        config = finish_model_config(
+            prepared.config,
+            returned,
+            directory,
+            gpu_count=self._gpu_count,
+            backends=self._backends,
+        )
+        self._refuse_unsupported(config)
+        return config
+
+    def _refuse_unsupported(self, config: ModelConfig) -> None:
+        limited = self.context.settings.triton.rates.limited
+        refused = unsupported_features(config, rate_limited=limited)
+        if refused:
+            raise unsupported("; ".join(refused))
+
+    async def load_versions(self, models: Sequence[Model]) -> dict[int, BridgeError]:
+        """Load versions of a model concurrently; return the errors of failed ones, by version.
+
+        Cancelling this unloads all of them.
+        """
+        try:
+            results = await asyncio.gather(*(self._load(model) for model in models))
+        except asyncio.CancelledError:
+            await asyncio.gather(*(model.unload(0.0) for model in models))
+            raise
+        return {m.version: error for m, error in zip(models, results, strict=True) if error}
+
+    async def _load(self, model: Model) -> BridgeError | None:
+        _logger.info("loading: %s:%d", model.name, model.version)
+        try:
+            with self.context.progress.track(
+                model.name, model.version, partial(starting_step, model)
+            ):
+                await model.load()
+        except Exception as raised:  # noqa: BLE001  (any failure concerns one model only)
+            error = request_error(raised, "load")
+            _logger.error(  # noqa: TRY400  (the model's own traceback is in it)
+                "failed to load '%s' version %d: %s", model.name, model.version, error.message
+            )
+            return error
+        return None
+
+
+def not_found(name: str, reason: str) -> NotPrepared:
+    """Make the error for a model that does not exist or cannot be read."""
+    summary = f"failed to load '{name}', failed to poll from model repository"
+    return NotPrepared(summary, reason, ErrorCode.INTERNAL)
+
+
+def required_models(config: ModelConfig) -> list[str]:
+    """Return the models that an ensemble requires: those of its steps."""
+    steps = config.message.ensemble_scheduling.step
+    return sorted({step.model_name for step in steps})
+
+
+def _without_policy(config: ModelConfig) -> bytes:
+    message = type(config.message)()
+    message.CopyFrom(config.message)
+    message.ClearField("version_policy")
+    text: bytes = message.SerializeToString(deterministic=True)
+    return text
+
+
+_CODE_NAMES = {
+    ErrorCode.UNKNOWN: "Unknown",
+    ErrorCode.INTERNAL: "Internal",
+    ErrorCode.NOT_FOUND: "Not found",
+    ErrorCode.INVALID_ARG: "Invalid argument",
+    ErrorCode.UNAVAILABLE: "Unavailable",
+    ErrorCode.UNSUPPORTED: "Unsupported",
+    ErrorCode.ALREADY_EXISTS: "Already exists",
+    ErrorCode.CANCELLED: "Cancelled",
+}
+
+
+def _code_name(error: BridgeError) -> str:
+    return _CODE_NAMES[error.code]

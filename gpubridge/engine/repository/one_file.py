@@ -1,0 +1,82 @@
+"""Directories of the models that Python files declare with ``@gpubridge.model``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from google.protobuf import text_format  # type: ignore[import-untyped]
+
+from gpubridge.config.load import parse_config_override
+from gpubridge.engine.repository.model_files import FileOverrides, is_model_name
+from gpubridge.errors import invalid
+
+_FILE = re.compile(r"(.+\.py)(?::(.+))?", re.DOTALL)
+_ENTRY = """\
+from gpubridge.one_file.adapter import model_class
+
+TritonPythonModel = model_class({path!r}, {name!r})
+"""
+
+
+class OneFileModels:
+    """Writes a directory for each model of Python files; `close` removes them."""
+
+    def __init__(self) -> None:
+        self._files = FileOverrides()
+
+    def directories(self, text: str) -> list[Path]:
+        """Return the directories of the models of ``PATH.py``, or of some of them: ``PATH.py:NAME,NAME``.
+
+        Empty for anything but a file. Raises BridgeError: INVALID_ARG where the file cannot be imported,
+        or does not declare the models.
+        """
+        found = _FILE.fullmatch(text)
+        if found is None or not os.path.isfile(found[1]):  # noqa: PTH113
+            return []
+        path = os.path.abspath(found[1])  # noqa: PTH100
+        models = _declared(path)
+        names = found[2].split(",") if found[2] else list(models)
+        for name in names:
+            if name not in models or not is_model_name(name):
+                known = ", ".join(f"'{each}'" for each in models) or "none"
+                raise invalid(
+                    f"expected a model that {path} declares, which are {known}, got '{name}'"
+                )
+        if not names:
+            raise invalid(f"{path} declares no model: expected a function with @gpubridge.model")
+        return [self._write(path, name, models[name]) for name in names]
+
+    def _write(self, path: str, name: str, config: object) -> Path:
+        message = parse_config_override(json.dumps(config))
+        files = {
+            "file:config.pbtxt": text_format.MessageToString(message).encode(),
+            "file:1/model.py": _ENTRY.format(path=path, name=name).encode(),
+        }
+        return self._files.write(name, files).model
+
+    def close(self) -> None:
+        """Remove the directories; idempotent."""
+        self._files.close()
+
+
+def _declared(path: str) -> dict[str, object]:
+    """Return the configurations of a file's models; it is imported in another process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gpubridge.one_file", path],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        answer = {"error": f"its process ended with exit code {done.returncode}"}
+    if "error" in answer:
+        raise invalid(f"{path} cannot be imported: {answer['error']}")
+    models: dict[str, object] = answer["models"]
+    return models

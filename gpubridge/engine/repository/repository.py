@@ -1,0 +1,374 @@
+"""The model repository: loads, unloads and replaces models."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpubridge.config import ServerSettings
+from gpubridge.engine.ensemble.graph import circular_dependency, explain_missing
+from gpubridge.engine.memory.regions import Regions
+from gpubridge.engine.models.model import Model
+from gpubridge.engine.repository.loader import (
+    LoadFailed,
+    ModelLoader,
+    ModelSource,
+    NotPrepared,
+    PreparedModel,
+    required_models,
+)
+from gpubridge.engine.repository.locks import ModelLocks
+from gpubridge.engine.repository.model_sources import ModelSources, RepositoryPoller
+from gpubridge.engine.repository.remote import open_repositories
+from gpubridge.engine.repository.served_models import (
+    EnsembleDependents,
+    Served,
+    ServedModels,
+    VersionStatus,
+)
+from gpubridge.engine.workers import TaskSet
+from gpubridge.errors import BridgeError, ErrorCode, unavailable
+
+_TICK_SECONDS = 5.0
+_IDLE_SECONDS = 30.0
+
+_logger = logging.getLogger(__name__)
+
+ALL_MODELS = "*"
+"""Name of all models in the repositories."""
+
+
+async def run_maintenance(
+    running: Callable[[], Iterable[Model]], limit: float | None, regions: Regions
+) -> None:
+    """Enforce time limits and release idle memory, until cancelled."""
+    tick = _TICK_SECONDS if limit is None else min(_TICK_SECONDS, max(limit / 8, 0.02))
+    clock = asyncio.get_running_loop().time
+    due = clock() + _TICK_SECONDS
+    while True:
+        await asyncio.sleep(tick)
+        models = list(running())
+        if limit is not None:
+            for model in models:
+                model.check_time_limit()
+        if clock() >= due:
+            due = clock() + _TICK_SECONDS
+            for model in models:
+                model.maintain()
+            regions.trim(_IDLE_SECONDS)
+
+
+class ModelRepository(ServedModels):
+    """Loads and owns models, files that clients sent, and request arenas.
+
+    Loads and unloads of one model run one after the other, those of different models concurrently.
+    The served versions of a model change atomically, and listeners are called in the same step.
+    """
+
+    def __init__(self, settings: ServerSettings, loader: ModelLoader) -> None:
+        super().__init__()
+        self._settings = settings
+        self.server_id = settings.process.server_id
+        self._loader = loader
+        self.regions = loader.context.regions
+        self.devices = loader.context.devices
+        self.telemetry = loader.context.telemetry
+        self.metrics = loader.context.metrics
+        self.threads = loader.context.threads
+        self.progress = loader.context.progress
+        self.telemetry.log.on_change(self._set_log_levels)
+        self._sources = ModelSources(
+            self.threads,
+            open_repositories(settings.repository),
+            settings.repository.model_directories,
+            self.progress,
+            required=settings.repository.exit_on_error,
+        )
+        self._locks = ModelLocks()
+        self._dependents = EnsembleDependents()
+        self._tasks = TaskSet()
+        self._closing = False
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def load_initial(self) -> None:
+        """Load the initial models; the index gets the errors of failed loads."""
+        settings = self._settings
+        self._tasks.start(
+            run_maintenance(
+                self.running, self._loader.context.backend.execute_timeout_seconds, self.regions
+            )
+        )
+        if (
+            settings.repository.model_control_mode == "poll"
+            and settings.repository.repository_poll_secs
+        ):
+            poller = RepositoryPoller(self._sources, self)
+            await poller.look()
+            self._tasks.start(poller.run(settings.repository.repository_poll_secs))
+        named = (
+            settings.repository.model_control_mode == "explicit"
+            and settings.repository.load_models != (ALL_MODELS,)
+        )
+        names = set(settings.repository.load_models) if named else set[str]()
+        loads = [self._tasks.start(self._load_and_tell(name)) for name in sorted(names)]
+        if named:
+            # The repositories must exist, whatever is loaded.
+            await self._sources.names()
+        else:
+            async for listing in self._sources.listings():
+                fresh = sorted(set(listing) - names)
+                names.update(fresh)
+                loads += [self._tasks.start(self._load_and_tell(name)) for name in fresh]
+            if not names:
+                _logger.warning(
+                    "there is no model in %s: a model is a directory with its name there, which contains "
+                    "its versions",
+                    ", ".join(map(str, settings.repository.model_repositories)),
+                )
+        await asyncio.gather(*loads)
+
+    async def close(self, seconds: float) -> None:
+        """Drain and unload every model, then release the arenas."""
+        self._closing = True
+        await self._tasks.cancel()
+        await self._loader.context.environments.close()
+        await self.end(seconds)
+        self._sources.close()
+        self.metrics.close()
+        self.regions.close()
+        await self.devices.close()
+
+    async def _load_and_tell(self, name: str) -> None:
+        """Load an initial model; write a failure to the log and the index."""
+        try:
+            await self._load(name, self._sources.locate, partial=True)
+        except NotPrepared as error:
+            self._index.set(name, 0, "UNAVAILABLE", error.reason)
+            _logger.error("failed to load '%s': %s", name, error.reason)  # noqa: TRY400
+        except LoadFailed:
+            # The index and the log have the error of each version.
+            return
+        except BridgeError as error:
+            self._index.set(name, 0, "UNAVAILABLE", error.message)
+            _logger.error("failed to load '%s': %s", name, error.message)  # noqa: TRY400
+
+    # -- for clients and models ---------------------------------------------------------
+
+    async def load(
+        self,
+        name: str,
+        config: str | None = None,
+        files: Mapping[str, bytes | memoryview] | None = None,
+    ) -> None:
+        """Load a model, or reload it if it has changed; return when it is served.
+
+        The load continues if the caller is cancelled. A failed load leaves served versions running.
+
+        - ``config``: JSON that replaces the model's config.pbtxt.
+        - ``files``: contents by ``file:<version>/<path>`` that replace the model's directory.
+
+        Raises BridgeError: in Triton's words; UNAVAILABLE unless in explicit mode.
+        """
+        self.check_control()
+
+        async def source(name: str) -> ModelSource:
+            if not files:
+                return replace(await self._sources.locate(name), config=config)
+            was = self._served.get(name)
+            before = None if was is None else was.prepared.source
+            return await self.threads.run(
+                f"writing the files of model '{name}'",
+                lambda: self._sources.sent(name, config, files, before),
+            )
+
+        await self._shield(self._load_with_dependents(name, source))
+
+    async def unload(self, name: str, *, dependents: bool = False) -> None:
+        """Unload a model; return when it accepts no more requests; its last ones may still run.
+
+        Unloading an unknown model is no error. Ensembles that require the model are unloaded, too,
+        until it is loaded again.
+
+        ``dependents``: also unload models that it requires, unless they were loaded explicitly.
+
+        Raises BridgeError: UNAVAILABLE unless in explicit mode.
+        """
+        self.check_control()
+        self._dependents.forget(name)
+        await self._shield(self.remove(name, dependents=dependents))
+
+    def check_control(self) -> None:
+        """Raise BridgeError, in Triton's words, unless in explicit mode and running."""
+        if self._settings.repository.model_control_mode != "explicit":
+            raise unavailable("explicit model load / unload is not allowed if polling is enabled")
+        if self._closing:
+            raise _stopping()
+
+    # -- loads and unloads ---------------------------------------------------------------------
+
+    async def reload(self, name: str) -> None:
+        """Load a model from its directory in any mode; raises BridgeError as :meth:`load`."""
+        await self._load_with_dependents(name, self._sources.locate)
+
+    async def withdraw(self, name: str) -> None:
+        """Unload a model whose directory was removed, in any mode."""
+        self._dependents.forget(name)
+        await self.remove(name)
+        self._index.forget(name)
+
+    async def remove(self, name: str, *, dependents: bool = False) -> None:
+        """Unload a model as :meth:`unload`, in any mode."""
+        for other, served in list(self._served.items()):
+            if name in required_models(served.prepared.config):
+                self._dependents.remember(other, served)
+                await self.remove(other)
+        async with self._locks.change(name):
+            was = self._served.get(name)
+            self._index.released(name)
+            if was is not None:
+                self.switch(name, None)
+        if was is not None and dependents:
+            for other in required_models(was.prepared.config):
+                required = self._served.get(other)
+                if required is not None and not required.asked:
+                    await self.remove(other, dependents=True)
+
+    async def _load_with_dependents(
+        self, name: str, find_source: Callable[[str], Awaitable[ModelSource]]
+    ) -> None:
+        """Load a model, then the ensembles that were unloaded with it; log failures of those."""
+        await self._load(name, find_source)
+        for other, config in self._dependents.possible(name, self._served):
+
+            async def found(name: str, config: str | None = config) -> ModelSource:
+                return replace(await self._sources.locate(name), config=config)
+
+            try:
+                await self._load_with_dependents(other, found)
+            except BridgeError as error:
+                _logger.warning(
+                    "model '%s' cannot be loaded again with '%s': %s", other, name, error.message
+                )
+
+    async def _load(
+        self,
+        name: str,
+        find_source: Callable[[str], Awaitable[ModelSource]],
+        *,
+        partial: bool = False,
+        chain: tuple[str, ...] = (),
+    ) -> None:
+        """Load a model after those that it requires; ``partial`` lets some of its versions fail."""
+        tried: set[str] = set()
+        while True:
+            async with self._locks.change(name):
+                if chain and name in self._served:
+                    # Required by another model and already loaded.
+                    return
+                with self._index.loading(name):
+                    source = await find_source(name)
+                    try:
+                        prepared = await self._loader.prepare(name, source)
+                        missing = set(required_models(prepared.config)) - set(self._served)
+                        if not missing:
+                            await self._replace(name, prepared, partial=partial)
+                            self._served[name].asked = self._served[name].asked or not chain
+                            self._dependents.forget(name)
+                            return
+                    finally:
+                        source.release()
+            # Outside the lock: a load that waits for a model must not block others.
+            if missing & (tried | {name, *chain}):
+                circle = missing & {name, *chain}
+                reason = (
+                    circular_dependency(name, min(circle))
+                    if circle
+                    else explain_missing(name, min(missing), None, self._index.rows())
+                )
+                raise NotPrepared(f"load failed for model '{name}'", reason, ErrorCode.INVALID_ARG)
+            tried |= missing
+            locate, behind = self._sources.locate, (*chain, name)
+            loads = (self._load(each, locate, chain=behind) for each in sorted(missing))
+            results = await asyncio.gather(*loads, return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException) and not isinstance(result, BridgeError):
+                    raise result
+
+    async def _replace(self, name: str, prepared: PreparedModel, *, partial: bool) -> None:
+        """Load new and changed versions, then serve them atomically."""
+        was = self._served.get(name)
+        old = was.models if was is not None else {}
+        kept = {
+            version: old[version]
+            for version in prepared.versions
+            if was is not None and version in old and prepared.same_version(was.prepared, version)
+        }
+        fresh = self._make(name, prepared, kept)
+        for version in fresh.keys() - old.keys():
+            self._index.set(name, version, "LOADING")
+        try:
+            reasons = await self._loader.load_versions(list(fresh.values()))
+        except asyncio.CancelledError:
+            for version in fresh.keys() - old.keys():
+                self._index.set(name, version, "UNAVAILABLE", "the server is stopping")
+            raise
+        for version in reasons.keys() - old.keys():
+            self._index.set(name, version, "UNAVAILABLE", reasons[version].message)
+        up = {version: model for version, model in fresh.items() if version not in reasons}
+        if not reasons or (partial and up):
+            for model in kept.values():
+                model.config = model.config.with_version_policy(prepared.config)
+            sources = dict.fromkeys(up, prepared.source)
+            sources |= {version: was.sources[version] for version in kept} if was else {}
+            asked = was is not None and was.asked
+            self.switch(name, Served(prepared, kept | up, sources, asked))
+        else:
+            for version, model in up.items():
+                row = None if version in old else self._index.set(name, version, "UNLOADING")
+                self.retire(model, row, prepared.source)
+        if reasons:
+            raise LoadFailed(name, reasons)
+
+    def _make(
+        self, name: str, prepared: PreparedModel, kept: Mapping[int, Model]
+    ) -> dict[int, Model]:
+        """Make the missing versions without starting them."""
+        try:
+            return {
+                version: self._loader.model(prepared, version, self)
+                for version in prepared.versions
+                if version not in kept
+            }
+        except BridgeError as error:
+            summary = f"load failed for model '{name}'"
+            raise NotPrepared(summary, error.message, ErrorCode.INVALID_ARG) from error
+
+    async def listed(self) -> list[VersionStatus]:
+        """Return the index; in explicit mode with the unloaded models of the repositories."""
+        if self._settings.repository.model_control_mode == "explicit":
+            return self._index.rows(await self._sources.names())
+        return self.index()
+
+    def _set_log_levels(self) -> None:
+        for model in self.running():
+            model.set_log_levels()
+
+    async def _shield(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for work that continues if the caller is cancelled."""
+        task = self._tasks.start(work)
+        # Mark the exception as retrieved, as the caller may be cancelled by then.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise _stopping() from None
+            raise
+
+
+def _stopping() -> BridgeError:
+    return unavailable("the server is stopping")

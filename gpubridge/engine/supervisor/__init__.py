@@ -1,0 +1,1 @@
+"""Stub processes: start, configuration, readiness, restart and end."""

@@ -1,0 +1,175 @@
+"""Routes of OpenAI's API: models as text generators and embedders, and their list."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+from gpubridge.config import openai_endpoints
+from gpubridge.config.model_config import ModelConfig
+from gpubridge.dataplane import HttpExchange
+from gpubridge.engine.models.model import Model
+from gpubridge.engine.models.tracing import trace_context
+from gpubridge.engine.repository.repository import ModelRepository
+from gpubridge.engine.workers import HEAVY_BYTES, Workers
+from gpubridge.errors import BridgeError, Pieces
+from gpubridge.frontend.control import JSON, Answer, ControlCall, ControlTasks
+from gpubridge.frontend.control_routes import Route, document, text_of
+from gpubridge.frontend.forwarded_headers import ForwardedHeaders
+from gpubridge.frontend.generate import GenerateStreamHandler
+from gpubridge.host_shm.request_arena import RequestArena
+from gpubridge.protocol.openai import (
+    OpenAiAnswer,
+    OpenAiRequest,
+    model_entry,
+    openai_failure,
+    unix_seconds,
+    unknown_model,
+)
+from gpubridge.protocol.request_form import RequestForm
+from gpubridge.request import InferResponse, Outcome
+from gpubridge.telemetry.logs import request_error
+
+_GENERATING = rb"/v1/(?:(chat)/completions|(completions)|(embeddings))"
+_MODEL = rb"/v1/models/(?P<model>[^/]+)"
+
+
+def is_openai(target: bytes) -> bool:
+    """Return whether a request's target belongs to this API, whose errors have a form of their own."""
+    return target.startswith(b"/v1/")
+
+
+class OpenAiRoutes:
+    """The routes of models that serve an endpoint of this API."""
+
+    def __init__(
+        self,
+        repository: ModelRepository,
+        arena_of: Callable[[str], RequestArena],
+        workers: Workers,
+        headers: ForwardedHeaders,
+    ) -> None:
+        self._repository = repository
+        self._arena_of = arena_of
+        self._workers = workers
+        self._headers = headers
+        self._tasks = ControlTasks()
+        self._created = unix_seconds()
+        self.routes = [
+            Route("openai", re.compile(_GENERATING), b"POST", self._open),
+            Route("openai-models", re.compile(rb"/v1/models"), b"GET", self._open_list),
+            Route("openai-models", re.compile(_MODEL), b"GET", self._open_model),
+        ]
+
+    def _open(self, path: re.Match[bytes], head: HttpExchange) -> OpenAiHandler:
+        endpoint = next(name for name in path.groups() if name).decode()
+        parameters = self._headers.of(head.fields()) if self._headers.active else {}
+        context = trace_context(self._repository.telemetry.traces, head.field)
+        shared = self._find, self._arena_of, self._workers
+        return OpenAiHandler(endpoint, *shared, parameters, context)
+
+    def _open_list(self, path: re.Match[bytes], head: HttpExchange) -> ControlCall:
+        entries = [model_entry(name, self._created) for name in self._names()]
+        return self._answered(document({"object": "list", "data": entries}))
+
+    def _open_model(self, path: re.Match[bytes], head: HttpExchange) -> ControlCall:
+        name = text_of(path["model"])
+        self._find(name)
+        return self._answered(document(model_entry(name, self._created)))
+
+    def _answered(self, answer: Answer) -> ControlCall:
+        return ControlCall(lambda _: answer, self._tasks)
+
+    def _names(self) -> Iterator[str]:
+        """Yield the models of this API, of each its newest version."""
+        for name in dict.fromkeys(model.name for model in self._repository.loaded()):
+            if openai_endpoints(self._repository.find(name, None).config):
+                yield name
+
+    def _find(self, name: str) -> Model:
+        if not self._repository.versions(name):
+            raise unknown_model(name)
+        model = self._repository.find(name, None)
+        if not openai_endpoints(model.config):
+            raise unknown_model(name)
+        return model
+
+
+class OpenAiHandler(GenerateStreamHandler):
+    """A request for text or embeddings: answered by events, or as a whole at its end."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        find: Callable[[str], Model],
+        arena_of: Callable[[str], RequestArena],
+        workers: Workers,
+        parameters: Mapping[str, str],
+        context: tuple[bytes, bytes] | None,
+    ) -> None:
+        super().__init__(partial(find, ""), arena_of, workers, parameters, context)
+        self._find_by_name = find
+        self._endpoint = endpoint
+        self._asked: OpenAiRequest
+        self._answer: OpenAiAnswer
+
+    def _read(self, body: bytes) -> None:
+        self._asked = OpenAiRequest(body, self._endpoint)
+        self._answer = OpenAiAnswer(self._asked)
+        self._find = partial(self._find_by_name, self._asked.model)
+
+    def _parse(self, body: bytes, config: ModelConfig) -> RequestForm:
+        return self._asked.form(self._answer.identifier, config)
+
+    def _encoded(self, outcome: Outcome) -> Pieces:
+        if isinstance(outcome, InferResponse):
+            return self._answer.add(outcome)
+        return super()._encoded(outcome)
+
+    def _event(self, body: Pieces | BridgeError) -> None:
+        if isinstance(body, BridgeError):
+            self._fail(body)
+        elif body:
+            self._unsent += 1
+            self._begin(200)
+            self._exchange.send(body)
+        elif self._request is not None:
+            # Nothing waits for the client.
+            self._request.passed_on(1)
+
+    def _end(self) -> None:
+        if self._asked.stream:
+            self._begin(200)
+            self._exchange.send(self._answer.rest())
+            self._exchange.end()
+        elif self._answer.nbytes > HEAVY_BYTES:
+            self._workers.run(self._answer.whole, self._respond_whole)
+        else:
+            try:
+                self._respond_whole(self._answer.whole())
+            except Exception as error:
+                self._fail(request_error(error))
+
+    def _respond_whole(self, body: Pieces | BridgeError) -> None:
+        if isinstance(body, BridgeError):
+            self._fail(body)
+        else:
+            self._exchange.respond(200, JSON, b"", body, plain=True)
+
+    def _fail(self, error: BridgeError) -> None:
+        """End the answer with an error, as its status or as the last event; cancel the request."""
+        self._waiting.clear()
+        self._aborted = True
+        if self._request is not None:
+            self._request.cancel()
+        if self._begun:
+            _, body = openai_failure(error, None)
+            self._exchange.send((b"data: ", *body, b"\n\n"))
+            self._exchange.end()
+        else:
+            self._exchange.fail(error)
+
+    def _advance(self) -> None:
+        if not self._aborted:
+            super()._advance()

@@ -1,0 +1,91 @@
+"""The status page: one file, which shows the status document in a browser.
+
+All that the page shows was said by models and clients. Its policy lets it run its own script only, ask this
+server only, and makes the browser refuse to read any text as HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from gpubridge.dataplane import HttpExchange
+from gpubridge.errors import invalid
+from gpubridge.frontend.control import Answer, ControlCall, ControlTasks
+from gpubridge.frontend.control_routes import MODEL
+from gpubridge.frontend.http.message import RequestHandler
+from gpubridge.frontend.status.document import STATUS_PATH, StatusDocument
+
+_FILE = Path(__file__).with_name("page.html")
+_POLICY = (
+    "default-src 'none'; script-src {script}; style-src {style}; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+
+
+_METADATA = re.compile(MODEL)
+_INFER = re.compile(MODEL + rb"/infer")
+_OWN_HEADER = b"gpubridge-page"
+
+
+class StatusPage:
+    """The page, and what it asks for at the address that it came from.
+
+    - ``open_model_request``: returns the handlers of requests for models; raises BridgeError.
+    - ``sends``: whether the page may send inference requests.
+    """
+
+    def __init__(
+        self,
+        document: StatusDocument,
+        open_model_request: Callable[[HttpExchange], RequestHandler],
+        *,
+        sends: bool,
+    ) -> None:
+        self._document = document
+        self._open_model_request = open_model_request
+        self._sends = sends
+        self._tasks = ControlTasks()
+        self._page = _page()
+
+    def route(self, head: HttpExchange) -> RequestHandler | None:
+        """Return the handler of a request of the page; None for another; raises BridgeError."""
+        path = head.target.partition(b"?")[0]
+        if head.method == b"POST" and self._sends and _INFER.fullmatch(path):
+            # Browsers let no page of another origin send this header.
+            if head.field(_OWN_HEADER) is None:
+                raise invalid(
+                    "only the status page sends requests here: send them to the HTTP port"
+                )
+            return self._open_model_request(head)
+        if head.method != b"GET":
+            return None
+        if path == b"/":
+            return ControlCall(lambda _: self._page, self._tasks)
+        if path == STATUS_PATH:
+            return self._document.open(head)
+        return self._open_model_request(head) if _METADATA.fullmatch(path) else None
+
+
+def _page() -> Answer:
+    page = _FILE.read_bytes()
+    policy = _POLICY.format(script=_digest("script", page), style=_digest("style", page))
+    headers = {
+        "Content-Type": "text/html; charset=utf-8",
+        "Content-Security-Policy": policy,
+        "Cache-Control": "no-cache",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return Answer(page, fields.encode(), plain=False)
+
+
+def _digest(tag: str, page: bytes) -> str:
+    """Return the source of a policy that allows the one element of this kind."""
+    (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), page, re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"

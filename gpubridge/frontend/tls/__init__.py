@@ -1,1 +1,0 @@
-"""TLS between a socket and the protocol of its connection."""

@@ -1,0 +1,1 @@
+"""Calls of other models (BLS) from a stub."""

@@ -1,0 +1,1 @@
+"""Host memory of a stub: inputs, outputs, states and client regions."""

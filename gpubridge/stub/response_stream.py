@@ -1,0 +1,270 @@
+"""Responses that a model sends through response senders: from any thread, until the final one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.pb_utils import InferenceResponse, Logger, Tensor, TritonModelException
+from gpubridge.pb_utils.response import InferenceResponseSender
+from gpubridge.stub.memory.outputs import OutputMemory
+from gpubridge.stub.response_encoder import ModelIdentity, ResponseEncoder, error_context
+from gpubridge.stub.results import ResultSender
+from gpubridge.tensor.native import NativeStubLoop
+from gpubridge.transport.channel import ChannelClosed
+from gpubridge.transport.control import ABANDONED, ControlPage
+from gpubridge.transport.messages import ResponseFlag
+from gpubridge.transport.records import Record
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gpubridge.pb_utils.datatypes import OutputForm
+
+_MOST_RESPONSES = 64
+_MOST_BYTES = 16 << 20
+_U32 = 0xFFFF_FFFF
+_FIRST_PAUSE = 0.0002
+_making = threading.Lock()
+_LONGEST_PAUSE = 0.01
+
+
+class ResponseWriter:
+    """Sends responses of all requests; ``loop`` sends plain ones."""
+
+    __slots__ = ("control", "encoder", "identity", "loop", "outputs", "results")
+
+    def __init__(
+        self,
+        control: ControlPage,
+        outputs: OutputMemory,
+        results: ResultSender,
+        encoder: ResponseEncoder,
+        identity: ModelIdentity,
+    ) -> None:
+        self.control = control
+        self.outputs = outputs
+        self.results = results
+        self.encoder = encoder
+        self.identity = identity
+        self.loop: NativeStubLoop | None = None
+
+    def send(self, record: Record, response: InferenceResponse, final: bool) -> None:
+        """Send a response of a request; ChannelClosed when the server is gone."""
+        if self.loop is not None and record.context.client is None:
+            wanted = record.signature.wanted or self.identity.outputs
+            try:
+                consumer = record.context.outputs_for
+                if self.loop.respond(record.ticket, response, final, wanted, consumer):
+                    return
+            except OSError as error:
+                raise ChannelClosed from error
+        answer = self.encoder.encode(record, response, 0 if final else ResponseFlag.OPEN)
+        self.results.respond(answer, self.outputs.take_copied())
+
+
+class RequestHandle:
+    """A received request in the model's process: its cancellation, outputs and response sender."""
+
+    # ``was_cancelled`` is set once the request is answered; few requests outlive their batch.
+    __slots__ = ("_writer", "record", "rescheduled", "sender", "was_cancelled")
+    was_cancelled: bool
+
+    def __init__(self, writer: ResponseWriter, record: Record) -> None:
+        self._writer = writer
+        self.record = record
+        self.rescheduled = False
+        self.sender: InferenceResponseSender | None = None
+
+    def cancelled(self) -> bool:
+        """Return whether the request is cancelled or, once answered, whether it had been."""
+        if self.sender is not None and self.sender._closed:
+            return self.sender.is_cancelled()
+        if hasattr(self, "was_cancelled"):
+            return self.was_cancelled
+        return self._writer.control.cancelled[self.record.ticket] != 0
+
+    def response_sender(self) -> InferenceResponseSender:
+        """Return the request's sender, the same at each call."""
+        if self.sender is None:
+            with _making:
+                # Another thread may have made it meanwhile.
+                if self.sender is None:
+                    self.sender = InferenceResponseSender._on(
+                        StubResponseStream(self._writer, self.record)
+                    )
+        return self.sender
+
+    def output(
+        self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Tensor:
+        """Make an output tensor in host memory that is sent without a copy."""
+        self._check_open(name)
+        placement = self._writer.encoder.placement
+        return placement.allocate(self.record, name, datatype, shape, dtype)
+
+    def output_on_device(self, form: OutputForm) -> Tensor:
+        """Make an output tensor on the stub's GPU that is sent without a copy."""
+        self._check_open(form.name)
+        return self._writer.encoder.placement.allocate_on_device(self.record, form)
+
+    def _check_open(self, name: str) -> None:
+        if hasattr(self, "was_cancelled") or (self.sender is not None and self.sender._closed):
+            raise TritonModelException(
+                f"output '{name}': expected a request that is not answered yet, got one that is: the "
+                "place where its outputs go may be another request's"
+            )
+
+    def reschedule(self, wanted: bool) -> None:
+        """Set whether the model gets the request again."""
+        if wanted and not self._writer.identity.iterative:
+            raise TritonModelException(
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model "
+                "is not configured to handle such a flag. Set 'iterative_sequence: true' in its "
+                "sequence_batching."
+            )
+        self.rescheduled = wanted
+
+    def reschedules(self) -> bool:
+        """Return whether the request is rescheduled, after its batch; closes its sender then."""
+        if not self.rescheduled:
+            return False
+        if self.close():
+            return True
+        Logger.log_warn(
+            "a request was released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE after its final "
+            "response was sent: it is not run again"
+        )
+        return False
+
+    def close_unless_sent(self) -> bool:
+        """Close the sender if it has sent nothing yet; returns whether it had sent nothing."""
+        return self.sender is None or self.sender._close(unless_sent=True)
+
+    def close(self) -> bool:
+        """Close the sender; returns whether the request has no final response yet."""
+        return self.sender is None or self.sender._close()
+
+    def fail(self, error: BridgeError) -> None:
+        """Answer the request with an error unless it has ended; any thread may."""
+        if self.close():
+            self._writer.results.respond(
+                self._writer.encoder.encode(self.record, error_context(error)), 0
+            )
+
+
+class DecoupledRequestHandle(RequestHandle):
+    """Handle of a decoupled model's request, which is open until its final response.
+
+    Deleting it ends the request if the model never got its response sender.
+    """
+
+    __slots__ = ("_closed",)
+
+    def __init__(self, writer: ResponseWriter, record: Record) -> None:
+        super().__init__(writer, record)
+        self._closed = False
+
+    def close(self) -> bool:
+        """Close the sender; returns whether the request has no final response yet."""
+        if self.sender is not None:
+            return super().close()
+        was_open = not self._closed
+        self._closed = True
+        return was_open
+
+    def __del__(self) -> None:
+        if self.sender is None and not self._closed:
+            StubResponseStream(self._writer, self.record).sender_dropped(0)
+
+
+class StubResponseStream:
+    """Response stream of one request.
+
+    The request keeps its ticket, and so its cells in the control page, until the final record.
+    """
+
+    def __init__(self, writer: ResponseWriter, record: Record) -> None:
+        self._writer = writer
+        self._record = record
+        # Sizes of the responses that the server has not forwarded yet, and the number of all sent.
+        self._unforwarded: deque[int] = deque()
+        self._sent = 0
+        self._closed = self._was_cancelled = False
+        self._lock = threading.Lock()
+        self.decoupled = writer.identity.decoupled
+
+    def wait_for_credit(self, response: InferenceResponse) -> None:
+        """Wait until the server has forwarded enough responses for this one to be sent.
+
+        Polls a cell in shared memory with increasing pauses: slow clients are rare.
+        """
+        size = sum([(t._device_bytes or t._payload()).nbytes for t in response._tensors])
+        pause = _FIRST_PAUSE
+        while not (self._closed or self._take_credit(size) or self._abandoned()):
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def close(self) -> None:
+        """Close the stream and stop waiting for credit: the ticket is reused for another request."""
+        self._was_cancelled = self.cancelled()
+        self._closed = True
+
+    def send(self, response: InferenceResponse | None, final: bool) -> None:
+        """Send a response, the end of the stream, or both."""
+        writer = self._writer
+        abandoned = self._abandoned()
+        if final:
+            self.close()
+        if response is None or abandoned:
+            if final:
+                writer.results.respond(
+                    writer.encoder.encode_empty(self._record.ticket, ResponseFlag.EMPTY), 0
+                )
+            return
+        writer.send(self._record, response, final)
+
+    def cancelled(self) -> bool:
+        """Return whether the client no longer waits or asked to stop; once closed, whether it had."""
+        if self._closed:
+            return self._was_cancelled
+        return self._writer.control.cancelled[self._record.ticket] != 0
+
+    def _abandoned(self) -> bool:
+        """Return whether responses would be discarded."""
+        return self._writer.control.cancelled[self._record.ticket] == ABANDONED
+
+    def sender_dropped(self, sent: int) -> None:
+        """End the request, since the model has deleted its sender."""
+        flags = ResponseFlag.EMPTY
+        writer = self._writer
+        try:
+            if sent:
+                writer.results.respond(writer.encoder.encode_empty(self._record.ticket, flags), 0)
+            else:
+                error = BridgeError(
+                    "the model dropped this request without sending a response; get its response "
+                    "sender and send one, or the final flag",
+                    ErrorCode.INTERNAL,
+                )
+                writer.results.respond(writer.encoder.encode(self._record, error_context(error)), 0)
+        except ChannelClosed:
+            # The server is gone.
+            pass
+
+    def _take_credit(self, size: int) -> bool:
+        waiting = self._unforwarded
+        with self._lock:
+            # A rescheduled request may have unforwarded responses from before: the server then
+            # begins to count below zero.
+            left = (self._sent - self._writer.control.passed_on[self._record.ticket]) & _U32
+            while len(waiting) > left:
+                waiting.popleft()
+            if left >= _MOST_RESPONSES or sum(waiting) > _MOST_BYTES:
+                return False
+            waiting.append(size)
+            self._sent += 1
+        return True

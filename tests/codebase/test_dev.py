@@ -1,0 +1,91 @@
+"""./dev refuses what it cannot do, and removes no environment but its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with nothing but the script."""
+    shutil.copy(ROOT / "dev", tmp_path)
+    return tmp_path
+
+
+def dev(checkout, *arguments, **variables):
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHON", "GPUBRIDGE_VENV")}
+    return subprocess.run(
+        [checkout / "dev", *arguments],
+        cwd="/",
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+def interpreter(path):
+    """Write a program that is no Python that would do."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\nexit 1\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def environment(folder, *, ours):
+    """Make a virtual environment whose interpreter is useless."""
+    interpreter(folder / "bin" / "python")
+    (folder / "keep").write_text("")
+    if ours:
+        (folder / ".gpubridge-dev").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("place", [".venv", "elsewhere"])
+def test_an_environment_of_somebody_else_stays(checkout, place):
+    folder = environment(checkout / place, ours=False)
+    refused = dev(checkout, "serve", PYTHON=sys.executable, GPUBRIDGE_VENV=str(folder))
+    assert refused.returncode == 1
+    assert "was not made by ./dev" in refused.stderr
+    assert (folder / "keep").exists()
+
+
+def test_a_wrong_interpreter_removes_nothing(checkout):
+    folder = environment(checkout / ".venv", ours=True)
+    refused = dev(checkout, "serve", PYTHON=interpreter(checkout / "python2"))
+    assert refused.returncode == 1
+    assert "expected Python 3.10 or newer" in refused.stderr
+    assert (folder / "keep").exists()
+
+
+def test_its_own_useless_environment_is_made_again(checkout):
+    folder = environment(checkout / ".venv", ours=True)
+    # It need not look for packages: there are none.
+    made = dev(checkout, "serve", PYTHON=sys.executable, PIP_NO_INDEX="1")
+    assert made.returncode != 0, "there is nothing to install in this folder"
+    assert f"removing {folder}" in made.stderr
+    assert not (folder / "keep").exists()
+    assert (folder / ".gpubridge-dev").exists()
+
+
+def test_an_unknown_option_of_the_demo_is_named(checkout):
+    refused = dev(checkout, "demo", "--forever")
+    assert refused.returncode == 1
+    assert "unknown option of demo: --forever; expected --stay or none" in refused.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_an_unknown_command_is_named(checkout):
+    refused = dev(checkout, "tset")
+    assert refused.returncode == 1
+    assert "unknown command: tset" in refused.stderr
+    assert not (checkout / ".venv").exists()

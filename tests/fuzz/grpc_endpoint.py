@@ -1,0 +1,251 @@
+"""A gRPC connection without a socket: a transport that keeps what is sent, models that answer at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from hpack import Decoder, Encoder
+
+from gpubridge.config import GrpcConnections
+from gpubridge.dataplane import GrpcMethods, IdleConnections, TraceSampling
+from gpubridge.engine.client_regions import ClientRegions
+from gpubridge.engine.devices.manager import DeviceManager
+from gpubridge.engine.memory.regions import Regions
+from gpubridge.engine.workers import Workers
+from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.grpc.call import Opening
+from gpubridge.frontend.grpc.connection import GrpcConnection
+from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
+from gpubridge.frontend.grpc.packing import MessageCoder
+from gpubridge.frontend.grpc.status import CallFailed, Status
+from gpubridge.frontend.grpc.stream import StreamCall
+from gpubridge.frontend.shared_memory import RequestMemory
+from gpubridge.protocol.grpc.infer_request import FormCache
+from gpubridge.request import InferResponse
+from gpubridge.transport.signatures import Signature, TensorSpec
+from tests.unit.model_configs import model_config
+
+__all__ = ["CONFIG", "PREFACE", "GrpcEndpoint", "frame", "head", "message"]
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+CONFIG = model_config("A FP32 [-1];S STRING [1] optional: true", "OUT FP32 [-1]")
+_DECOUPLED = model_config(
+    "A FP32 [-1]", "OUT FP32 [-1]", "model_transaction_policy { decoupled: true }"
+)
+_OUT = Signature((TensorSpec("OUT", "FP32", 1, 4),), ())
+_MESSAGE_LIMIT = 1 << 20
+_UNTRACED = TraceSampling()
+_WORKERS = Workers()
+_SERVICE = b"/inference.GRPCInferenceService/"
+_METHODS = GrpcMethods(
+    [
+        (_SERVICE + b"ModelInfer", 1, _MESSAGE_LIMIT),
+        (_SERVICE + b"ModelStreamInfer", 2, _MESSAGE_LIMIT),
+    ]
+)
+
+
+def frame(kind, flags, stream_id, payload=b""):
+    return (
+        len(payload).to_bytes(3, "big")
+        + bytes((kind, flags))
+        + stream_id.to_bytes(4, "big")
+        + payload
+    )
+
+
+def head(stream_id, method, *fields, end=False):
+    """The HEADERS of a call."""
+    block = Encoder().encode(
+        [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", f"/inference.GRPCInferenceService/{method}"),
+            (":authority", "x"),
+            ("content-type", "application/grpc"),
+            *fields,
+        ]
+    )
+    return frame(1, 4 | end, stream_id, block)
+
+
+def message(data, flag=0, length=None):
+    """A gRPC message with its prefix."""
+    return bytes((flag,)) + (len(data) if length is None else length).to_bytes(4, "big") + data
+
+
+class Model:
+    """Answers with the first element of A at once, or keeps requests until the test lets it."""
+
+    version = 1
+
+    def __init__(self, endpoint: GrpcEndpoint, config) -> None:
+        self.endpoint = endpoint
+        self.config = config
+        self.name = config.name
+
+    def submit(self, request, received=None):
+        request.cancelled = self.endpoint.cancelled.append
+        self.endpoint.submitted += 1
+        if self.endpoint.deferred:
+            self.endpoint.waiting.append((self, request))
+        else:
+            self.answer(request)
+
+    def answer(self, request):
+        slot, request.slot = request.slot, None
+        begin, nbytes = request.places[0]
+        begin += request.start
+        first = bytes(slot.memory[begin : begin + min(nbytes, 4)])
+        self.endpoint.regions.arena(self.config.name).free(slot)
+        response = InferResponse(_OUT, ((len(first) // 4,),), [memoryview(first)])
+        if self.config.decoupled:
+            request.respond(response)
+            request.finish(None)
+        else:
+            request.finish(response)
+
+
+class GrpcEndpoint:
+    """The connection, its transport (which it is itself), and its service: its own, or another one's."""
+
+    def __init__(self, *, deferred: bool = False, beside: GrpcEndpoint | None = None) -> None:
+        self.deferred = deferred
+        self.submitted = 0
+        self.cancelled: list = []
+        self.waiting: list = []
+        if beside is None:
+            regions = Regions(8 << 20)
+            self.regions = regions
+            self._memory = RequestMemory(
+                regions, ClientRegions(regions, DeviceManager(0), allowed=True, most=4)
+            )
+            self._forms = self._new_forms()
+            coder = MessageCoder(_WORKERS, regions.budget)
+            self.infer = InferEndpoint(0, self._forms, self._memory, _UNTRACED, coder)
+            self.connections: set = set()
+            self.idle = IdleConnections()
+        else:
+            self.regions, self._memory = beside.regions, beside._memory
+            self._forms, self.connections = beside._forms, beside.connections
+            self.infer, self.idle = beside.infer, beside.idle
+        self.coder = MessageCoder(_WORKERS, self.regions.budget)
+        self.sent = bytearray()
+        self.closed = False
+        self.connection = GrpcConnection(self, GrpcConnections(), self.connections)
+        self.connection.connection_made(self)
+
+    # -- the service ----------------------------------------------------------------------------
+
+    def _new_forms(self) -> FormCache:
+        models = {"m": Model(self, CONFIG), "d": Model(self, _DECOUPLED)}
+        for model in models.values():
+            self.regions.arena(model.config.name)
+
+        def find(name, version):
+            if name not in models:
+                raise BridgeError(f"no {name!r}", ErrorCode.NOT_FOUND)
+            return models[name]
+
+        return FormCache(find, self.regions.arena)
+
+    methods = _METHODS
+
+    def open(self, method, connection, stream_id, headers):
+        if method < 0:
+            raise CallFailed(Status.UNIMPLEMENTED, "")
+        kind = (InferCall, StreamCall)[method]
+        opening = Opening(connection, stream_id, headers, _MESSAGE_LIMIT)
+        return kind(opening, self._forms, self._memory)
+
+    # -- the transport --------------------------------------------------------------------------
+
+    def get_extra_info(self, name):
+        return self if name == "socket" else None
+
+    def fileno(self):
+        return -1  # neither read from nor written to: what comes, comes through `get_buffer`
+
+    def set_write_buffer_limits(self, *, high):
+        assert high == 0
+
+    def write(self, data):
+        assert not self.closed
+        self.sent += data
+
+    def writelines(self, parts):
+        for part in parts:
+            self.write(part)
+
+    def is_closing(self):
+        return self.closed
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def close(self):
+        self.closed = True
+
+    abort = close
+
+    # -- the network ----------------------------------------------------------------------------
+
+    def receive(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            view = memoryview(piece)
+            while view and not self.closed:
+                buffer = self.connection.get_buffer(-1)
+                taken = min(len(buffer), len(view))
+                assert taken
+                buffer[:taken] = view[:taken]
+                view = view[taken:]
+                self.connection.buffer_updated(taken)
+
+    async def settle(self) -> None:
+        """Let what is due be sent, and kept requests be answered."""
+        await asyncio.sleep(0)
+        waiting, self.waiting = self.waiting, []
+        for model, request in waiting:
+            model.answer(request)
+        await asyncio.sleep(0)
+
+    def end(self) -> None:
+        """Let the client's end of file arrive, as asyncio would tell it."""
+        if not self.closed and not self.connection.eof_received():
+            self.close()
+
+    def lose(self) -> None:
+        self.closed = True
+        self.connection.connection_lost(None)
+
+    def statuses(self) -> dict[int, list[int]]:
+        """The grpc-status of each stream that has one."""
+        found: dict[int, list[int]] = {}
+        decoder = Decoder()
+        for kind, flags, stream_id, payload in self._frames():
+            if kind == 1:
+                assert flags & 4
+                fields = dict(decoder.decode(payload))
+                if "grpc-status" in fields:
+                    found.setdefault(stream_id, []).append(int(fields["grpc-status"]))
+        return found
+
+    def data(self, stream_id: int) -> bytes:
+        """Return the messages sent on a stream, prefixes included."""
+        return b"".join(
+            payload for kind, _, of, payload in self._frames() if (kind, of) == (0, stream_id)
+        )
+
+    def _frames(self) -> Iterator[tuple[int, int, int, bytes]]:
+        """Kind, flags, stream and payload of all frames; whole ones only were sent."""
+        data = bytes(self.sent)
+        at = 0
+        while at < len(data):
+            length = int.from_bytes(data[at : at + 3], "big")
+            kind, flags = data[at + 3], data[at + 4]
+            stream_id = int.from_bytes(data[at + 5 : at + 9], "big")
+            payload = data[at + 9 : at + 9 + length]
+            assert len(payload) == length
+            at += 9 + length
+            yield kind, flags, stream_id, payload

@@ -1,0 +1,182 @@
+"""Models for OpenAI's API that do what a request says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.process.server import write_model
+
+__all__ = ["chat_body", "declared", "events_of", "said", "write_openai_models"]
+
+SCRIPTED = """
+import json, threading, time
+from pathlib import Path
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+def response(output, value):
+    return pb_utils.InferenceResponse([pb_utils.Tensor(output, np.array([value], object))])
+
+
+def failure(text):
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(text))
+
+
+def steps_of(request):
+    body = request.inputs()[0].as_numpy().item()
+    document = json.loads(body)
+    steps = document["messages"][-1]["content"] if "messages" in document else document["prompt"]
+    return [("text", body)] if steps == "repeat" else json.loads(steps)
+
+
+def made(kind, value):
+    if kind == "bytes":
+        value, kind = bytes(value), "text"
+    if kind == "error":
+        return failure(value)
+    return response("text_output" if kind == "text" else "openai_response", value)
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.answer, args=(request,), daemon=True).start()
+
+    def answer(self, request):
+        sender = request.get_response_sender()
+        for kind, value in steps_of(request):
+            if kind == "until_cancelled":
+                while not sender.is_cancelled():
+                    time.sleep(0.01)
+                Path(value).touch()
+            else:
+                sender.send(made(kind, value))
+        sender.send(flags=FINAL)
+"""
+ONE_ANSWER = (
+    SCRIPTED.partition("class ")[0]
+    + """
+class TritonPythonModel:
+    def execute(self, requests):
+        return [made(*steps_of(request)[0]) for request in requests]
+"""
+)
+GENERATING = """
+import json, time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        values = {each.name(): each.as_numpy().tolist() for each in request.inputs()}
+        values = {name: [v.decode() if type(v) is bytes else v for v in value] for name, value in values.items()}
+        if values["text_input"] == ["slow"]:
+            time.sleep(1)
+        text = json.dumps([values, json.loads(request.parameters())])
+        return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", np.array([text], object))])
+"""
+EMBEDDING = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        texts = request.inputs()[0].as_numpy().ravel()
+        outputs = []
+        if request.inputs()[0].name() == "openai_request":
+            texts = json.loads(texts[0])["input"]
+            usage = {"usage": {"prompt_tokens": 7, "total_tokens": 7}}
+            outputs = [pb_utils.Tensor("openai_response", np.array([json.dumps(usage)], object))]
+        rows = np.array([[len(text), 0.5, -1] for text in texts], np.float32)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("embedding", rows), *outputs])
+"""
+TEXT = {
+    "inputs": 'name: "openai_request" data_type: TYPE_STRING dims: [1]',
+    "outputs": 'name: "text_output" data_type: TYPE_STRING dims: [1] }, '
+    '{ name: "openai_response" data_type: TYPE_STRING dims: [1]',
+}
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+def declared(endpoints: str) -> str:
+    """Return the parameter that declares endpoints."""
+    return f'parameters {{ key: "OPENAI" value: {{ string_value: "{endpoints}" }} }}\n'
+
+
+def write_openai_models(repository: Path) -> None:
+    """Write models of each kind; see the tests."""
+    write_model(
+        repository, "chat", SCRIPTED, config=declared("chat,completions") + DECOUPLED, **TEXT
+    )
+    write_model(
+        repository, "coupled", ONE_ANSWER, config=declared("chat") + "max_batch_size: 4", **TEXT
+    )
+    inputs = 'name: "text_input" data_type: TYPE_STRING dims: [1]'
+    text = 'name: "text_output" data_type: TYPE_STRING dims: [1]'
+    optional = '}}, {{ name: "{}" data_type: {} dims: [1] optional: true'
+    write_model(
+        repository,
+        "generating",
+        GENERATING,
+        inputs=inputs
+        + optional.format("max_tokens", "TYPE_INT32")
+        + optional.format("exclude_input_in_output", "TYPE_BOOL"),
+        outputs=text,
+    )
+    queue = (
+        "dynamic_batching { default_queue_policy { max_queue_size: 1 timeout_action: REJECT %s } }"
+    )
+    one = {"inputs": inputs, "outputs": text}
+    write_model(repository, "full", GENERATING, config=queue % "", **one)
+    late = "default_timeout_microseconds: 1000"
+    write_model(repository, "late", GENERATING, config=queue % late, **one)
+    rows = 'name: "embedding" data_type: TYPE_FP32 dims: [3]'
+    write_model(
+        repository,
+        "vectors",
+        EMBEDDING,
+        inputs=inputs,
+        outputs=rows,
+        config=declared("embeddings") + "max_batch_size: 4",
+    )
+    write_model(
+        repository,
+        "json_vectors",
+        EMBEDDING,
+        inputs=TEXT["inputs"],
+        outputs='name: "embedding" data_type: TYPE_FP32 dims: [-1, 3] }, '
+        '{ name: "openai_response" data_type: TYPE_STRING dims: [1]',
+        config=declared("embeddings"),
+    )
+    write_model(repository, "other", GENERATING, outputs=text)
+
+
+def chat_body(*steps, model: str = "chat", **members) -> dict:
+    """Return a chat request whose model takes these steps: pairs of a kind and a value."""
+    return {"model": model, "messages": [{"role": "user", "content": json.dumps(steps)}], **members}
+
+
+def events_of(text: str) -> list[str]:
+    """Return the data of server-sent events."""
+    assert text.endswith("\n\n")
+    events = text.removesuffix("\n\n").split("\n\n")
+    assert all(event.startswith("data: ") for event in events)
+    return [event.removeprefix("data: ") for event in events]
+
+
+def said(chunks: list[dict]) -> str:
+    """Return the text of a streamed chat."""
+    return "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])

@@ -1,0 +1,298 @@
+"""execute_batch: the requests of a batch as arrays, in both stub runtimes and on the GPU."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import triton_python_backend_utils as pb_utils
+import tritonclient.http
+
+from gpubridge.errors import BridgeError
+from tests.process.device_models import running_device_server, write_device_model
+from tests.process.server import running_server, write_model
+from tests.process.test_device_edges import ensemble
+
+HEAD = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+class TritonPythonModel:
+"""
+DOUBLE = f"""{HEAD}
+    def execute_batch(self, batch):
+        values = batch["IN"]
+        for index, request in enumerate(batch.requests):
+            if request.inputs()[0].as_numpy().min() < 0:
+                batch.errors[index] = pb_utils.TritonError(
+                    "negative", pb_utils.TritonError.INVALID_ARG)
+        if values.max() > 100:
+            raise ValueError("too large")
+        together = np.full((len(values), 1), len(batch.requests), np.int32)
+        return {{"OUT": values * 2, "TOGETHER": together}}
+"""
+BATCHED = """
+max_batch_size: 8
+output [{ name: "TOGETHER" data_type: TYPE_INT32 dims: [1] }]
+"""
+WAITING = """
+dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 20000000 }
+"""
+RAGGED = 'name: "IN" data_type: TYPE_FP32 dims: [-1] allow_ragged_batch: true'
+
+
+def padding(text):
+    return f'parameters {{ key: "BATCH_PADDING" value {{ string_value: {json.dumps(text)} }} }}'
+
+
+def model_of(gpubridge_model, folder, body, config="max_batch_size: 8", **tensors):
+    write_model(folder, "m", HEAD + body, config=config, **tensors)
+    return gpubridge_model(folder / "m")
+
+
+@pytest.mark.parametrize("pure", ["", "1"], ids=["compiled", "python"])
+def test_a_server_executes_a_batch_as_one_array(tmp_path, pure):
+    write_model(tmp_path, "double", DOUBLE, config=BATCHED + WAITING)
+    with running_server(tmp_path, environment={"GPUBRIDGE_NO_NATIVE": pure}) as server:
+
+        def ask(values):
+            given = np.float32(values)
+            inputs = [tritonclient.http.InferInput("IN", given.shape, "FP32")]
+            inputs[0].set_data_from_numpy(given)
+            with tritonclient.http.InferenceServerClient(server.http_url) as client:
+                try:
+                    answer = client.infer("double", inputs)
+                except tritonclient.http.InferenceServerException as error:
+                    return error.message()
+            return answer.as_numpy("OUT").tolist(), answer.as_numpy("TOGETHER").tolist()
+
+        with ThreadPoolExecutor(4) as clients:
+            answers = list(clients.map(ask, [[[1, 2]], [[-1, 0]], [[3, 4]], [[5, 6]]]))
+        assert answers == [([[2, 4]], [[4]]), "negative", ([[6, 8]], [[4]]), ([[10, 12]], [[4]])]
+        assert ask([[1], [2], [3], [4]]) == ([[2], [4], [6], [8]], [[1]] * 4)
+        assert "ValueError: too large" in ask([[101]] * 4)
+        assert ask([[1]] * 4)[0] == [[2]] * 4
+
+
+def test_requests_of_several_rows_get_theirs(gpubridge_model, tmp_path):
+    write_model(tmp_path, "double", DOUBLE, config=BATCHED)
+    model = gpubridge_model(tmp_path / "double")
+    first, wrong, last = model.batch([{"IN": [[1], [2]]}, {"IN": [[-3]]}, {"IN": [[4], [5], [6]]}])
+    assert first["OUT"].tolist() == [[2], [4]]
+    assert last["OUT"].tolist() == [[8], [10], [12]]
+    assert wrong.message == "negative"
+    failed = model.batch([{"IN": [[1]]}, {"IN": [[101]]}])
+    assert all("ValueError: too large" in each.message for each in failed)
+
+
+def test_what_it_returns_may_be_of_any_library(gpubridge_model, tmp_path):
+    torch = pytest.importorskip("torch")
+    del torch
+    body = """
+    def execute_batch(self, batch):
+        import torch
+        return {"OUT": torch.from_numpy(batch["IN"].copy()) + 1}
+"""
+    model = model_of(gpubridge_model, tmp_path, body)
+    answers = model.batch([{"IN": [[1, 2]]}, {"IN": [[3, 4], [5, 6]]}])
+    assert [each["OUT"].tolist() for each in answers] == [[[2, 3]], [[4, 5], [6, 7]]]
+
+
+@pytest.mark.parametrize(
+    "kind", ["np.asarray(x)", "pb_utils.Tensor('OUT', x)", "list(map(list, x))"]
+)
+def test_strings_and_other_forms_of_outputs(gpubridge_model, tmp_path, kind):
+    body = f"""
+    def execute_batch(self, batch):
+        assert batch.names == ["IN"] and batch.sizes == [2, 1] and "X" not in batch
+        assert batch.get("X") is None and batch.shapes("IN") == [(2, 1), (1, 1)]
+        x = np.array([[word + b"!"] for word in batch["IN"].reshape(-1)], object)
+        return {{"OUT": {kind}}}
+"""
+    of = 'name: "{}" data_type: TYPE_STRING dims: [1]'
+    tensors = {"inputs": of.format("IN"), "outputs": of.format("OUT")}
+    model = model_of(gpubridge_model, tmp_path, body, **tensors)
+    first, second = model.batch([{"IN": [["a"], ["b"]]}, {"IN": [["c"]]}])
+    assert first["OUT"].tolist() == [[b"a!"], [b"b!"]]
+    assert second["OUT"].tolist() == [[b"c!"]]
+
+
+def test_a_coroutine_is_awaited(gpubridge_model, tmp_path):
+    body = """
+    async def execute_batch(self, batch):
+        import asyncio
+        await asyncio.sleep(0)
+        return {"OUT": batch["IN"] + 1}
+"""
+    model = model_of(gpubridge_model, tmp_path, body)
+    assert model({"IN": [[1]]})["OUT"].tolist() == [[2]]
+
+
+def test_execute_batch_wins_over_execute(gpubridge_model, tmp_path):
+    body = """
+    def execute(self, requests):
+        raise RuntimeError("for Triton")
+
+    def execute_batch(self, batch):
+        return {"OUT": batch["IN"]}
+"""
+    model = model_of(gpubridge_model, tmp_path, body)
+    assert model({"IN": [[1]]})["OUT"].tolist() == [[1]]
+
+
+@pytest.mark.parametrize(
+    "config", ["", "max_batch_size: 4 model_transaction_policy { decoupled: true }"]
+)
+def test_where_it_cannot_be_used_the_model_does_not_load(gpubridge_model, tmp_path, config):
+    body = """
+    def execute_batch(self, batch):
+        return {}
+"""
+    with pytest.raises(BridgeError, match="needs a max_batch_size of at least 1 and answers each"):
+        model_of(gpubridge_model, tmp_path, body, config)
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        ("None", "expected a dict of outputs by name in the execute_batch return, found type"),
+        ("{'OUT': batch['IN'][:2]}", r"expected 3 rows in output 'OUT' .*the shape \[2, 1\]"),
+        ("{'OUT': 7}", r"expected 3 rows in output 'OUT' .*the shape \[\]"),
+        ("{'OUT': batch['X']}", "KeyError: 'X'"),
+    ],
+)
+def test_a_wrong_return_is_an_error_of_the_batch(gpubridge_model, tmp_path, returned, text):
+    body = f"""
+    def execute_batch(self, batch):
+        return {returned}
+"""
+    model = model_of(gpubridge_model, tmp_path, body)
+    with pytest.raises(BridgeError, match=text):
+        model({"IN": [[1], [2], [3]]})
+
+
+LENGTHS = """
+    def execute_batch(self, batch):
+        lengths = [shape[1] for shape in batch.shapes("IN") for _ in range(shape[0])]
+        assert lengths == [1, 3, 3]
+        return {"OUT": batch["IN"]}
+"""
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0), ('{"IN": -1.5}', -1.5)])
+def test_ragged_rows_are_padded_as_configured(gpubridge_model, tmp_path, text, value):
+    config = f"max_batch_size: 8\n{padding(text)}"
+    model = model_of(gpubridge_model, tmp_path, LENGTHS, config, inputs=RAGGED)
+    short, long = model.batch([{"IN": [[1]]}, {"IN": [[2, 3, 4], [5, 6, 7]]}])
+    assert short["OUT"].tolist() == [[1, value, value]]
+    assert long["OUT"].tolist() == [[2, 3, 4], [5, 6, 7]]
+
+
+def test_ragged_strings_are_padded_with_nothing(gpubridge_model, tmp_path):
+    inputs = 'name: "IN" data_type: TYPE_STRING dims: [-1] allow_ragged_batch: true'
+    outputs = 'name: "OUT" data_type: TYPE_STRING dims: [-1]'
+    config = f"max_batch_size: 8\n{padding('0')}"
+    body = """
+    def execute_batch(self, batch):
+        return {"OUT": batch["IN"]}
+"""
+    model = model_of(gpubridge_model, tmp_path, body, config, inputs=inputs, outputs=outputs)
+    short, _ = model.batch([{"IN": [["a"]]}, {"IN": [["b", "c"]]}])
+    assert short["OUT"].tolist() == [[b"a", b""]]
+
+
+def test_ragged_rows_without_padding_are_refused(gpubridge_model, tmp_path):
+    model = model_of(gpubridge_model, tmp_path, LENGTHS.replace("assert", "#"), inputs=RAGGED)
+    refused = model.batch([{"IN": [[1]]}, {"IN": [[2, 3, 4]]}])
+    for each in refused:
+        assert "expected rows of one shape in input 'IN' of a batch, got [1], [3]" in each.message
+        assert "BATCH_PADDING" in each.message
+    assert model({"IN": [[1, 2]]})["OUT"].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("text", ["much", "[1, 2]", '{"X": 1}', '{"IN": "a"}'])
+def test_a_wrong_padding_does_not_load(gpubridge_model, tmp_path, text):
+    with pytest.raises(BridgeError, match="BATCH_PADDING expects a number, or a JSON object"):
+        model_of(gpubridge_model, tmp_path, LENGTHS, f"max_batch_size: 8\n{padding(text)}")
+
+
+def batch_of(*arrays):
+    return pb_utils.Batch(
+        [
+            pb_utils.InferenceRequest(
+                model_name="m",
+                requested_output_names=["OUT"],
+                inputs=[pb_utils.Tensor("IN", array)],
+            )
+            for array in arrays
+        ]
+    )
+
+
+def test_rows_that_lie_together_are_not_copied():
+    memory = np.arange(12, dtype=np.float32).reshape(6, 2)
+    batch = batch_of(memory[:1], memory[1:4], memory[4:])
+    whole = batch["IN"]
+    assert batch["IN"] is whole
+    assert np.shares_memory(whole, memory)
+    assert whole.tolist() == memory.tolist()
+    assert np.shares_memory(batch_of(memory)["IN"], memory)
+    assert batch.sizes == [1, 3, 2]
+    apart = batch_of(memory[:1], memory[2:])["IN"]
+    assert not np.shares_memory(apart, memory)
+    assert apart.tolist() == memory[[0, 2, 3, 4, 5]].tolist()
+    memory.flags.writeable = False
+    assert not batch_of(memory[:1], memory[1:])["IN"].flags.writeable
+
+
+def test_an_input_that_only_some_requests_have_is_refused():
+    batch = batch_of(np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32))
+    batch._inputs[1] = []
+    with pytest.raises(pb_utils.TritonModelException, match="or in none, got it in 1 of 2"):
+        batch["IN"]
+
+
+ON_DEVICE = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute_batch(self, batch):
+        values = batch["IN"]
+        assert not values.is_cpu() and values.shape() == [sum(batch.sizes), 2]
+        return {"OUT": pb_utils.Tensor.from_dlpack("OUT", values)}
+"""
+PLACED = """
+max_batch_size: 4
+parameters { key: "INPUT_PLACEMENT" value { string_value: "device" } }
+"""
+
+
+def test_inputs_on_the_gpu_stay_there(tmp_path):
+    write_device_model(tmp_path, "m", ON_DEVICE, config=PLACED + WAITING)
+    with running_device_server(tmp_path) as server:
+
+        def ask(values):
+            return server.infer("m", values)
+
+        whole = np.arange(8).reshape(4, 2)
+        with server.doing("m", h2d=(32, 1), d2h=(32, 1), waits=1):
+            assert ask(whole) == (200, whole.ravel().tolist())
+        # Four uploads, one join, and an answer each.
+        with server.doing("m", h2d=(32, 4), d2d=(32, 4), d2h=(32, 4), waits=4):
+            with ThreadPoolExecutor(4) as clients:
+                answers = list(clients.map(ask, whole[:, None]))
+            assert answers == [(200, row.tolist()) for row in whole]
+
+
+def test_cut_outputs_on_the_gpu_go_to_the_next_model_there(tmp_path):
+    write_device_model(tmp_path, "first", ON_DEVICE, config=PLACED + WAITING)
+    write_device_model(tmp_path, "last", ON_DEVICE, config=PLACED)
+    ensemble(tmp_path, "both", ["first", "last"])
+    config = tmp_path / "both" / "config.pbtxt"
+    config.write_text(f"max_batch_size: 4\n{config.read_text()}")
+    with running_device_server(tmp_path) as server:
+        rows = np.arange(8).reshape(4, 1, 2)
+        with server.doing("last", d2h=(32, 4), waits=4), ThreadPoolExecutor(4) as clients:
+            answers = list(clients.map(lambda row: server.infer("both", row), rows))
+        assert answers == [(200, row.ravel().tolist()) for row in rows]

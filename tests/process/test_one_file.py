@@ -1,0 +1,387 @@
+"""Models of one file: @gpubridge.model, served by the engine that serves repositories."""
+
+from __future__ import annotations
+
+import queue
+import re
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+
+import gpubridge
+from gpubridge.errors import BridgeError
+from gpubridge.one_file.declare import declaration_of
+from tests.process.server import alive, wait_until, write_model
+
+APP = """
+import asyncio
+import numpy as np
+import gpubridge
+import triton_python_backend_utils as pb_utils
+from beside import FACTOR
+
+
+@gpubridge.model(inputs={"X": np.float32}, outputs={"Y": np.float32})
+def times(X):
+    return FACTOR * X
+
+
+@gpubridge.model(
+    inputs={"X": ("FP32", [2])}, outputs={"Y": ("FP32", [2]), "TOGETHER": (np.int32, [1])},
+    batching={
+        "max_batch_size": 8,
+        "preferred_batch_size": [4],
+        "max_queue_delay_microseconds": 20_000_000,
+    },
+)
+def batched(X, batch):
+    for index, request in enumerate(batch.requests):
+        if "refuse" in request.parameters():
+            batch.errors[index] = pb_utils.TritonError("refused")
+    return X + 1, np.full((len(X), 1), len(batch.requests), np.int32)
+
+
+@gpubridge.model(inputs={"N": ("INT32", [1])}, outputs={"I": ("INT32", [1])})
+def count(N):
+    for number in range(N[0]):
+        yield [number]
+
+
+@gpubridge.model(inputs={"N": ("INT32", [1])}, outputs={"I": ("INT32", [1])}, name="count later")
+async def count_later(N):
+    for number in range(N[0]):
+        await asyncio.sleep(0)
+        yield {"I": [number]}
+
+
+@gpubridge.model(inputs={"TEXT": str, "MARK": (bytes, [1])}, outputs={"OUT": str},
+                 instances=2, device="auto", parameters={"GREETING": "hello"})
+class Shout:
+    def initialize(self, args):
+        print("made", args["model_instance_name"], "GREETING" in args["model_config"])
+
+    async def __call__(self, TEXT, MARK=None, request=None):
+        if TEXT[0] == b"wrong":
+            return pb_utils.TritonError("a wrong word", pb_utils.TritonError.INVALID_ARG)
+        mark = b"!" if MARK is None else MARK[0]
+        return {"OUT": [word.decode().upper() + mark.decode() + request.request_id() for word in TEXT]}
+
+    def finalize(self):
+        print("bye")
+
+
+@gpubridge.model(inputs={"HOW": ("INT32", [1])}, outputs={"A": np.float32, "B": np.float32})
+def wrong(**given):
+    one = np.zeros(1, np.float32)
+    return [None, {"A": one}, {"A": one, "B": np.zeros((1, 1), np.int64)}, (one,), one][given["HOW"][0]]
+"""
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one_file")
+    (folder / "beside.py").write_text("FACTOR = 3")
+    (folder / "app.py").write_text(APP)
+    return folder / "app.py"
+
+
+@pytest.fixture(scope="module")
+def server(app):
+    with gpubridge.Server(app) as started:
+        yield started
+
+
+def test_a_function_serves_arrays(server):
+    assert server.infer("times", {"X": np.float32([1, 2])})["Y"].tolist() == [3, 6]
+
+
+def test_a_class_has_instances_parameters_and_optional_inputs(server):
+    given = {"TEXT": np.array(["hey", "you"])}
+    assert server.infer("Shout", given)["OUT"].tolist() == [b"HEY!", b"YOU!"]
+    given["MARK"] = np.array([b"?"])
+    assert server.infer("Shout", given)["OUT"].tolist() == [b"HEY?", b"YOU?"]
+    assert len(re.findall(r"made Shout_0_\d True", server.log())) == 2
+    with pytest.raises(BridgeError, match=r"^a wrong word$"):
+        server.infer("Shout", {"TEXT": np.array(["wrong"])})
+
+
+def test_a_batch_comes_as_one_array(server):
+    def ask(value, **settings):
+        given = {"X": np.float32([[value, 0]])}
+        try:
+            return server.infer("batched", given, **settings)["Y"].tolist()
+        except BridgeError as error:
+            return error.message
+
+    with ThreadPoolExecutor(4) as clients:
+        asked = [clients.submit(ask, number) for number in range(3)]
+        refused = clients.submit(ask, 3, parameters={"refuse": True})
+    assert [each.result() for each in asked] == [[[1, 1]], [[2, 1]], [[3, 1]]]
+    assert refused.result() == "refused"
+    whole = server.infer("batched", {"X": np.zeros((4, 2), np.float32)})
+    assert whole["TOGETHER"].tolist() == [[1]] * 4
+
+
+@pytest.mark.parametrize("model", ["count", "count later"])
+def test_a_generator_is_a_decoupled_model(server, model):
+    answers = queue.Queue()
+    with tritonclient.grpc.InferenceServerClient(server.grpc_address) as client:
+        client.start_stream(lambda result, error: answers.put(error or result))
+        number = tritonclient.grpc.InferInput("N", [1], "INT32")
+        number.set_data_from_numpy(np.int32([3]))
+        client.async_stream_infer(model, [number])
+        got = [answers.get(timeout=60).as_numpy("I").tolist() for _ in range(3)]
+    assert got == [[0], [1], [2]]
+
+
+# The same mistakes, as a model of a repository.
+WRONG = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        how = int(requests[0].inputs()[0].as_numpy()[0])
+        tensors = [pb_utils.Tensor("A", np.zeros(1, np.float32))]
+        if how == 2:
+            tensors.append(pb_utils.Tensor("B", np.zeros((1, 1), np.int64)))
+        return [pb_utils.InferenceResponse(tensors)]
+"""
+
+
+def test_a_wrong_return_is_what_it_is_for_a_repository(server, tmp_path):
+    specs = 'name: "{}" data_type: TYPE_FP32 dims: [-1] '
+    write_model(
+        tmp_path, "wrong", WRONG,
+        inputs='name: "HOW" data_type: TYPE_INT32 dims: [1]',
+        outputs=f"{specs.format('A')} }}, {{ {specs.format('B')}",
+    )  # fmt: skip
+    with gpubridge.Server(tmp_path) as repository:
+        for how in (2, 1):
+            given = {"HOW": np.int32([how])}
+            answers = [each.infer("wrong", given) for each in (server, repository)]
+            for name in ("A", "B"):
+                forms = [(a[name].dtype, a[name].shape) if name in a else None for a in answers]
+                assert forms[0] == forms[1]
+        for each in (server, repository):
+            assert "output 'B' of a response is INT64 with 2" in each.log()
+    for how, got in [(0, "NoneType"), (3, "tuple"), (4, "ndarray")]:
+        with pytest.raises(
+            BridgeError, match=f"to return a dict, or a tuple of 2 outputs, got {got}"
+        ):
+            server.infer("wrong", {"HOW": np.int32([how])})
+
+
+def test_gpubridge_run_takes_a_file(app):
+    def run(text, *flags):
+        command = [sys.executable, "-m", "gpubridge", "run", text, *flags]
+        return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+    assert run(str(app), "--input", "X=[1]").stdout == "Y: FP32 [1] [3.]\n"
+    assert "[1, 2] [[2., 1.]]" in run(f"{app}:batched", "--input", "X=[1, 0]").stdout
+    assert "expected a model that" in run(f"{app}:nothing").stderr
+
+
+def test_the_fixture_takes_a_file(app, gpubridge_model):
+    model = gpubridge_model(f"{app}:batched")
+    first, second = model.batch([{"X": [[1, 2]]}, {"X": [[3, 4], [5, 6]]}])
+    assert first["Y"].tolist() == [[2, 3]]
+    assert second["TOGETHER"].tolist() == [[2], [2]]
+    model.close()
+    assert [each["I"].item() for each in gpubridge_model(f"{app}:count")({"N": [2]})] == [0, 1]
+
+
+def test_some_models_of_a_file_are_served(app):
+    with gpubridge.Server(f"{app}:times") as server:
+        assert server.infer("times", {"X": np.float32([1])})["Y"].tolist() == [3]
+        with pytest.raises(BridgeError, match="unknown model: 'count'"):
+            server.infer("count", {"N": np.int32([1])})
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
+        ("x = 1", "declares no model: expected a function with @gpubridge.model"),
+        ("import os; os._exit(3)", "its process ended with exit code 3"),
+        (
+            "import gpubridge\ngpubridge.Server('.')",
+            'put that under if __name__ == "__main__":',
+        ),
+        (
+            "import gpubridge\n@gpubridge.model(inputs={'A': 'FP32'}, outputs={})\ndef f(B): pass",
+            "model 'f': expected an argument for each input, got the inputs 'A' for the arguments 'B'",
+        ),
+        (
+            ("import gpubridge\nm = gpubridge.model(inputs={}, outputs={}, name='n')\n"
+            "m(lambda: 1)\na = m(lambda: 1)\nb = m(lambda: 2)"),
+            "declares two models 'n'",
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_that_cannot_be_served_says_why(tmp_path, source, text):
+    (tmp_path / "app.py").write_text(source)
+    with pytest.raises(BridgeError, match=re.escape(text)):
+        gpubridge.Server(tmp_path / "app.py").start()
+
+
+def test_a_file_that_never_ends_to_load_is_ended(tmp_path, monkeypatch):
+    source = "import os, time\nopen('PID', 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    (tmp_path / "app.py").write_text(source.replace("PID", str(tmp_path / "pid")))
+
+    def interrupt(child, limit):
+        wait_until((tmp_path / "pid").exists, "the file to be imported")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpubridge.develop.child_server._Child.wait_until_ready", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        gpubridge.Server(tmp_path / "app.py").start()
+    wait_until((tmp_path / "pid").read_text, "its number")
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not alive(pid), "its process to end")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"inputs": {"A": "FP33"}}, "'A': expected a data-type or (data-type, shape), got 'FP33'"),
+        ({"inputs": {"A": ("FP32", [1], "no")}}, "'A': expected a data-type or (data-type, shape)"),
+        ({"inputs": {"A": ("FP32", 3)}}, "'A': expected a data-type or (data-type, shape)"),
+        ({"inputs": {"A": ("FP32", [1], "optional", 0)}}, "'A': expected a data-type"),
+        ({"outputs": {"C": ()}}, "'C': expected a data-type or (data-type, shape), got ()"),
+        ({"device": "tpu"}, "expects device to be one of cpu, gpu, auto, got 'tpu'"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(settings, text):
+    with pytest.raises(BridgeError, match=re.escape(text)):
+        gpubridge.model(**{"inputs": {"A": "FP32"}, "outputs": {}, **settings})(lambda A: None)  # noqa: N803
+
+
+def test_a_generator_takes_no_batches():
+    def stream(A):  # noqa: N803
+        yield A
+
+    with pytest.raises(BridgeError, match="a generator answers one request"):
+        gpubridge.model(inputs={"A": "FP32"}, outputs={"B": "FP32"}, batching=True)(stream)
+
+
+def test_functions_of_one_decorator_have_configurations_of_their_own():
+    declared = gpubridge.model(inputs={"A": "FP32"}, outputs={"B": "FP32"})
+
+    def once(A):  # noqa: N803
+        return A
+
+    def stream(A):  # noqa: N803
+        yield A
+
+    declared(once)
+    declared(stream)
+    assert "model_transaction_policy" not in declaration_of(once).config
+    assert declaration_of(stream).config["model_transaction_policy"] == {"decoupled": True}
+
+
+def test_a_declared_function_stays_callable():
+    @gpubridge.model(inputs={"A": ("FP32", [2]), "B": str}, outputs={"C": "BF16"}, batching=16)
+    def add(A, B=None):  # noqa: N803
+        return A
+
+    assert add(1) == 1
+    config = declaration_of(add).config
+    assert config["max_batch_size"] == 16
+    assert config["input"][1] == {
+        "name": "B", "data_type": "TYPE_STRING", "dims": [-1], "optional": True,
+    }  # fmt: skip
+    with pytest.raises(BridgeError, match="is defined inside of test_a_declared_function"):
+        gpubridge.Server([add])
+    with pytest.raises(BridgeError, match=r"or a function with @gpubridge.model, got <function"):
+        gpubridge.Server([alive_and_well])
+
+
+def alive_and_well():
+    """No model."""
+
+
+SCRIPT = """
+import numpy as np
+import gpubridge
+
+@gpubridge.model(inputs={"X": np.float32}, outputs={"Y": np.float32})
+def half(X):
+    return X / 2
+
+if __name__ == "__main__":
+    with gpubridge.Server([half]) as server:
+        print(server.infer("half", {"X": np.float32([3])})["Y"].tolist())
+"""
+
+
+def test_a_script_serves_its_own_functions(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path
+    )
+    assert done.stdout == "[1.5]\n", done.stderr
+
+
+# What a notebook does: a cell is compiled with a name of its own, whose lines are in linecache.
+CELLS = """
+import linecache, sys
+
+def run_cell(source):
+    name = f"<cell {len(linecache.cache)}>"
+    linecache.cache[name] = len(source), None, source.splitlines(True), name
+    exec(compile(source, name, "exec"), globals())
+
+del __file__
+run_cell("import numpy as np, gpubridge\\nfrom math import sqrt as root\\nSCALE = 10")
+run_cell('''
+def scaled(x):
+    return x * SCALE if x.size else scaled(x)
+
+class Helper:
+    def add(self, x):
+        return scaled(x) + root(4)
+''')
+run_cell('''
+@gpubridge.model(inputs={"X": np.float32}, outputs={"Y": np.float32})
+def cell(X):
+    return Helper().add(X).astype(np.float32)
+
+@gpubridge.model(inputs={"X": np.float32}, outputs={"Y": np.float32})
+class Cell:
+    def __call__(self, X):
+        return X * SCALE
+''')
+run_cell('''
+with gpubridge.Server([cell, Cell]) as server:
+    given = {"X": np.float32([1])}
+    print([server.infer(name, given)["Y"].tolist() for name in ("cell", "Cell")])
+weights = np.ones(3)
+@gpubridge.model(inputs={"X": np.float32}, outputs={"Y": np.float32})
+def weighted(X):
+    return X * weights
+try:
+    gpubridge.Server([weighted])
+except gpubridge.errors.BridgeError as error:
+    print(error)
+''')
+"""
+
+
+def test_cells_of_a_notebook_are_served(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=textwrap.dedent(CELLS).replace("del __file__\n", ""),
+        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    first, second = done.stdout.splitlines() or [done.stderr, ""]
+    assert first == "[[12.0], [10.0]]", done.stderr
+    assert second.startswith(
+        "'weighted' uses 'weights', a ndarray of the notebook, which the model's"
+    )

@@ -1,0 +1,197 @@
+"""The fixtures of pytest: a model without a server, and servers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from gpubridge.errors import BridgeError
+from tests.process.server import open_files, write_model
+
+MODEL = """
+import triton_python_backend_utils as pb_utils
+import sibling
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.name = args["model_instance_name"]
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            numbers = request.inputs()[0].as_numpy()
+            if numbers.size and numbers.min() < 0:
+                error = pb_utils.TritonError("negative", pb_utils.TritonError.INVALID_ARG)
+                responses.append(pb_utils.InferenceResponse(error=error))
+                continue
+            if numbers.size and numbers.max() > 100:
+                raise ValueError("too much for " + self.name)
+            total = numbers * len(requests) + sibling.MORE
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", total)]))
+        return responses
+
+    def finalize(self):
+        print("finalized")
+"""
+BATCHED = "max_batch_size: 8"
+STREAM = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            count = int(request.inputs()[0].as_numpy()[0])
+            for number in range(count):
+                if number == 3:
+                    error = pb_utils.TritonError("three is too many")
+                    sender.send(pb_utils.InferenceResponse(error=error))
+                    break
+                sent = pb_utils.Tensor("OUT", request.inputs()[0].as_numpy() * 0 + number)
+                sender.send(pb_utils.InferenceResponse([sent]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+CALLER = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            call = pb_utils.InferenceRequest(
+                model_name="numbers", requested_output_names=["OUT"], inputs=request.inputs()
+            )
+            responses.append(call.exec())
+        return responses
+"""
+
+
+@pytest.fixture
+def model(gpubridge_model, tmp_path):
+    write_model(tmp_path, "numbers", MODEL, config=BATCHED)
+    (tmp_path / "numbers" / "sibling.py").write_text("MORE = 0.5")
+    return gpubridge_model(tmp_path / "numbers")
+
+
+def test_a_model_is_called_like_a_function(model):
+    assert model({"IN": np.float32([[1, 2]])})["OUT"].tolist() == [[1.5, 2.5]]
+    assert model({"IN": [[3]]})["OUT"].tolist() == [[3.5]]
+    assert model({"IN": [[3]]}, parameters={"note": 1})["OUT"].dtype == np.float32
+
+
+def test_errors_are_those_of_a_client(model):
+    with pytest.raises(BridgeError, match=r"^negative$"):
+        model({"IN": [[-1]]})
+    with pytest.raises(BridgeError, match="ValueError: too much for numbers_0"):
+        model({"IN": [[101]]})
+    with pytest.raises(BridgeError, match=r"unexpected inference input 'X'"):
+        model({"X": np.float32([[1]])})
+    with pytest.raises(BridgeError, match="FP64"):
+        model({"IN": np.float64([[1]])})
+    assert model({"IN": [[1]]})["OUT"].tolist() == [[1.5]]
+
+
+def test_a_batch_is_executed_as_one(model):
+    first, refused, last = model.batch([{"IN": [[1]]}, {"IN": [[-1]]}, {"IN": [[2]]}])
+    assert (first["OUT"].item(), last["OUT"].item()) == (3.5, 6.5)
+    assert refused.message == "negative"
+    with pytest.raises(BridgeError, match="at most max_batch_size 8"):
+        model.batch([{"IN": [[1]]}] * 9)
+
+
+def test_one_model_runs_at_a_time(model, gpubridge_model, tmp_path):
+    with pytest.raises(BridgeError, match="another model runs in this process"):
+        gpubridge_model(tmp_path / "numbers")
+    model.close()
+    model.close()
+    again = gpubridge_model(tmp_path / "numbers")
+    assert again({"IN": [[1]]})["OUT"].tolist() == [[1.5]]
+
+
+def test_a_decoupled_model_gives_a_list(gpubridge_model, tmp_path):
+    config = "model_transaction_policy { decoupled: true }"
+    write_model(tmp_path, "stream", STREAM, config=config)
+    model = gpubridge_model(tmp_path / "stream")
+    assert [each["OUT"].tolist() for each in model({"IN": [2]})] == [[0], [1]]
+    assert model({"IN": [0]}) == []
+    with pytest.raises(BridgeError, match="three is too many"):
+        model({"IN": [4]})
+
+
+def test_models_that_it_calls_are_loaded_by_name(gpubridge_model, tmp_path):
+    write_model(tmp_path, "numbers", MODEL)
+    (tmp_path / "numbers" / "sibling.py").write_text("MORE = 0")
+    write_model(tmp_path, "caller", CALLER)
+    model = gpubridge_model(tmp_path / "caller", load_models=["numbers"])
+    assert model({"IN": [7]})["OUT"].tolist() == [7]
+
+
+def test_a_model_that_does_not_load_raises(gpubridge_model, tmp_path):
+    write_model(tmp_path, "broken", "import nowhere_to_be_found")
+    with pytest.raises(BridgeError, match="No module named 'nowhere_to_be_found'"):
+        gpubridge_model(tmp_path / "broken")
+    with pytest.raises(BridgeError, match="expected the directory of a model"):
+        gpubridge_model(tmp_path / "nothing")
+    write_model(tmp_path, "whole", STREAM, config="model_transaction_policy { decoupled: true }")
+    assert gpubridge_model(tmp_path / "whole")({"IN": [0]}) == []
+
+
+def test_many_models_leave_nothing_in_the_process(gpubridge_model, tmp_path, capfd):
+    write_model(tmp_path, "numbers", MODEL, config=BATCHED)
+    (tmp_path / "numbers" / "sibling.py").write_text("MORE = 0")
+
+    def once():
+        model = gpubridge_model(tmp_path / "numbers")
+        assert model({"IN": [[1]]})["OUT"].tolist() == [[1]]
+        model.close()
+
+    once()
+    before = sorted(open_files(os.getpid())), threading.active_count(), list(sys.path)
+    for _ in range(5):
+        once()
+    gc.collect()
+    assert (sorted(open_files(os.getpid())), threading.active_count(), sys.path) == before
+    assert "1.model" not in sys.modules
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert threading.active_count() == before[1]
+    assert capfd.readouterr().out.count("finalized") == 6
+
+
+def test_a_server_for_a_test(gpubridge_server, tmp_path):
+    write_model(tmp_path / "models", "numbers", MODEL)
+    (tmp_path / "models" / "numbers" / "sibling.py").write_text("MORE = 0")
+    server = gpubridge_server(tmp_path / "models", log_verbose=1)
+    assert server.infer("numbers", {"IN": np.float32([4])})["OUT"].tolist() == [4]
+
+
+USE = """
+def test_the_package_is_not_imported():
+    import sys
+    assert [name for name in sys.modules if name.startswith("gpubridge.")] == [
+        "gpubridge.develop", "gpubridge.develop.pytest_plugin"
+    ]
+
+def test_fixtures(gpubridge_model, gpubridge_server):
+    pass
+"""
+
+
+def test_the_plugin_imports_nothing_until_it_is_used(tmp_path):
+    (tmp_path / "test_use.py").write_text(USE)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_use.py"],
+        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert "2 passed" in done.stdout, done.stdout

@@ -1,0 +1,230 @@
+"""The status page in a browser: what it shows, what it keeps to itself, and what it costs."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.process.browser import CHROMIUM, browser
+from tests.process.ensembles import ADD, write_ensemble
+from tests.process.server import running_server, wait_until, write_code_model, write_model
+from tests.process.test_status import fetch, infer
+
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)"),
+]
+HOSTILE = "<script>document.title='taken'</script><img src=x onerror=alert(1)>"
+MANY = 999
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("repository")
+    write_code_model(repository)
+    write_model(repository, "add", ADD)
+    write_ensemble(repository, "chain", "add IN=A > OUT=t", "add IN=t > OUT=B")
+    with running_server(repository, "--allow-status-page-requests=true") as server:
+        yield server
+
+
+@pytest.fixture
+def page(server, chromium):
+    """The page of the server, with its models; it may have said nothing in its console in the end."""
+    made = chromium.open(f"http://{server.metrics_url}/")
+    wait_for_models(made, 3)
+    yield made
+    assert made.faults() == []
+    assert made.requests() == {f"http://{server.metrics_url}"}
+    made.close()
+
+
+def wait_for_models(page, number):
+    script = f"document.querySelectorAll('#models tbody tr').length === {number}"
+    page.wait(script, f"{number} models")
+
+
+def choose(page, name):
+    page.run(f"location.hash = encodeURIComponent('{name}/1')")
+    page.wait(f"document.querySelector('#chosen h2')?.textContent.startsWith('{name}')", name)
+
+
+def shows(page, text, place="body"):
+    page.wait(f"document.querySelector('{place}')?.innerText.includes({json.dumps(text)})", text)
+
+
+def test_models_and_where_their_time_goes(server, page):
+    for _ in range(5):
+        infer(server, "chain", '{"inputs":[{"name":"A","datatype":"FP32","shape":[1],"data":[1]}]}')
+    names = "[...document.querySelectorAll('#models .name a')].map(each => each.textContent)"
+    assert sorted(page.run(names)) == ["add", "chain", "m"]
+    shows(page, "ready", "#state")
+    choose(page, "add")
+    shows(page, "of the time.", "[data-part=verdict]")
+    shows(page, "CPU", "[data-part=instances]")
+    page.wait("document.querySelectorAll('[data-part=durations] rect').length > 0", "durations")
+    choose(page, "chain")
+    page.wait("document.querySelectorAll('[data-part=ensemble] rect.node').length === 4", "graph")
+    shows(page, "waits", "[data-part=ensemble]")
+
+
+def test_errors_and_restarts_are_shown_and_never_run(server, page):
+    server.ask(f'raise ValueError("{HOSTILE}")')
+    server.ask("sys.stderr.write('<b>last word</b>\\n'); os._exit(7)")
+    wait_until(lambda: server.is_ready("m"), "another process", server)
+    choose(page, "m")
+    shows(page, HOSTILE, "[data-part=errors]")
+    page.run("document.querySelectorAll('[data-part=errors] details').forEach(d => d.open = true)")
+    shows(page, "model.py", "[data-part=errors]")
+    shows(page, "exited with code 7", "[data-part=ends]")
+    shows(page, "<b>last word</b>", "[data-part=ends]")
+    shows(page, "exited with code 7", "#attention")
+    assert page.run("document.title") == "gpubridge"
+    assert page.run("document.querySelectorAll('img, b > b, script').length") == 1
+
+
+def test_the_browser_refuses_texts_as_html(server, chromium):
+    page = chromium.open(f"http://{server.metrics_url}/")
+    wait_for_models(page, 3)
+    refused = "try { document.body.innerHTML = '<p>'; 'taken' } catch (error) { error.name }"
+    assert page.run(refused) == "TypeError"
+    assert "TrustedHTML" in "".join(page.faults())
+    page.close()
+
+
+def test_a_request_is_tried(server, page):
+    choose(page, "add")
+    page.wait("!!document.querySelector('[data-part=attempt] textarea')", "the form")
+    page.run(
+        "for (const [name, value] of [['input', '[2]'], ['textarea', '[41, 1]']]) {"
+        " const field = document.querySelector('[data-part=attempt] ' + name);"
+        " field.value = value; field.dispatchEvent(new Event('input')); }"
+    )
+    curl = page.run("document.querySelector('[data-curl]').textContent")
+    assert curl == (
+        """curl -d '{"inputs":[{"name":"IN","datatype":"FP32","shape":[2],"data":[41,1]}]}' """
+        f"'http://{server.http_url}/v2/models/add/versions/1/infer'"
+    )
+    page.run("document.querySelector('[data-part=attempt] button').click()")
+    shows(page, "200 in ", "[data-answer]")
+    shows(page, '"data":[42.0,2.0]', "[data-answer]")
+
+
+def test_requests_of_other_pages_are_refused(server):
+    connection_headers = {"Content-Type": "text/plain", "Origin": "http://evil.example"}
+    code, headers, body = send(server.metrics_url, connection_headers)
+    assert code == 400
+    assert b"only the status page" in body
+    assert not [name for name in headers if name.lower().startswith("access-control")]
+    assert send(server.metrics_url, {"Gpubridge-Page": "1"})[0] == 200
+
+
+def send(url, headers):
+    connection = http.client.HTTPConnection(url)
+    body = '{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]}'
+    connection.request("POST", "/v2/models/add/infer", body, headers)
+    response = connection.getresponse()
+    answer = response.status, dict(response.getheaders()), response.read()
+    connection.close()
+    return answer
+
+
+def test_keys(page):
+    page.press("/")
+    assert page.run("document.activeElement.id") == "filter"
+    page.run("document.activeElement.blur()")
+    page.press("j")
+    page.wait("!document.getElementById('chosen').hidden", "the first model")
+    first = page.run("location.hash")
+    page.press("j")
+    page.wait(f"location.hash !== {json.dumps(first)}", "the next model")
+    page.press("Escape")
+    page.wait("document.getElementById('chosen').hidden", "no model")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_light_and_dark(server, chromium, dark):
+    made = chromium.open(f"http://{server.metrics_url}/", dark=dark)
+    wait_for_models(made, 3)
+    picture = np.asarray(Image.open(io.BytesIO(made.picture())).convert("L"))
+    made.close()
+    assert (np.median(picture) < 60) == dark
+    assert (np.median(picture) > 200) != dark
+    # Texts and lines are there.
+    assert picture.std() > 5
+
+
+def test_the_page_is_one_file_with_a_policy(server):
+    code, headers, body = fetch(server.metrics_url, "/")
+    assert code == 200
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert not re.findall(rb"(?:src|href)=\"(?!/|#|data:,)", body)
+    assert b"innerHTML" not in body
+    assert fetch(server.metrics_url, "/", {"Accept-Encoding": "gzip"})[2] != body
+
+
+def test_reads_only_by_default(tmp_path, chromium):
+    write_model(tmp_path, "add", ADD)
+    with running_server(tmp_path) as server:
+        assert send(server.metrics_url, {"Gpubridge-Page": "1"})[0] == 404
+        made = chromium.open(f"http://{server.metrics_url}/#add%2F1")
+        shows(made, "--allow-status-page-requests", "[data-part=attempt]")
+        assert made.run("document.querySelector('[data-part=attempt] button').disabled")
+        assert made.faults() == []
+        made.close()
+    with running_server(tmp_path, "--allow-status-page=false") as server:
+        assert fetch(server.metrics_url, "/")[0] == 404
+        assert fetch(server.metrics_url, "/v2/models/add")[0] == 404
+    with running_server(tmp_path, "--http-restricted-api=metrics:a=1") as server:
+        assert fetch(server.metrics_url, "/")[0] == 403
+        assert fetch(server.metrics_url, "/v2/models/add")[0] == 403
+        assert fetch(server.metrics_url, "/", {"a": "1"})[0] == 200
+
+
+def test_a_thousand_models(tmp_path, chromium):
+    write_model(tmp_path, "add", ADD)
+    for number in range(MANY):
+        write_ensemble(tmp_path, f"chain_{number:03}", "add IN=A > OUT=B")
+    with running_server(tmp_path) as server:
+        made = chromium.open(f"http://{server.metrics_url}/")
+        wait_for_models(made, 50)
+        assert "page 1 of 20" in made.text()
+        made.run("document.getElementById('next').click()")
+        shows(made, "page 2 of 20")
+        made.run(
+            "const filter = document.getElementById('filter');"
+            "filter.value = '_77'; filter.dispatchEvent(new Event('input'))"
+        )
+        wait_for_models(made, 10)
+        assert "Models (10 of 1000)" in made.text()
+        # Drawing all of it takes moments.
+        drawing = "(() => { const begun = performance.now(); show(); return performance.now() - begun; })()"
+        print("drawn in", made.run(drawing), "ms")
+        before, begun = seconds_of(server.pid), time.monotonic()
+        time.sleep(5)
+        print("CPU", (seconds_of(server.pid) - before) / (time.monotonic() - begun))
+        assert made.faults() == []
+        made.close()
+
+
+def seconds_of(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,269 @@
+"""``gpubridge top`` at servers: ours, one without a status, one like Triton, and none."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from gpubridge.cli import main
+from tests.process.server import running_server, wait_until, write_model
+
+CODE = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        if requests[0].inputs()[0].as_numpy().min() < 0:
+            raise ValueError("\\x1b[31mred [bold]")
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
+                for r in requests]
+"""
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    models = tmp_path_factory.mktemp("top") / "models"
+    write_model(models, "m", CODE)
+    write_model(models, "broken", "import nothing_of_that_name")
+    return models
+
+
+@pytest.fixture(scope="module")
+def server(repository):
+    with running_server(repository, "--exit-on-error=false", ready=False) as running:
+        wait_until(lambda: running.is_ready("m"), "the model", running)
+
+        def states():
+            return [row["state"] for row in running.index().values()]
+
+        wait_until(lambda: sorted(states()) == ["READY", "UNAVAILABLE"], "the other", running)
+        yield running
+
+
+def ask(server, value=1.0):
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [value]}
+    server.request("POST", "/v2/models/m/infer", json.dumps({"inputs": [tensor]}))
+
+
+@contextmanager
+def load(server):
+    """Requests, until the block ends."""
+    ended = threading.Event()
+
+    def run():
+        while not ended.is_set():
+            ask(server)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def top(url, *flags):
+    return main(["top", "--url", f"http://{url}" if "://" not in url else url, *flags])
+
+
+def rows_of(text):
+    """The tables of a plain text: rows by their header's names, by the first header."""
+    found = {}
+    for block in text.strip().split("\n\n"):
+        header, *rows = (re.split(r"  +", line) for line in block.splitlines())
+        found[header[0]] = [dict(zip(header, row, strict=True)) for row in rows]
+    return found
+
+
+def test_once_prints_figures_of_the_interval(server, capsys):
+    ask(server, -1)
+    with load(server):
+        assert top(server.http_url, "--once", "--interval", "0.5") == 0
+    text, note = capsys.readouterr()
+    assert note == ""
+    made = rows_of(text)
+    broken, model = made["MODEL"]
+    assert (broken["MODEL"], broken["STATE"], broken["REQ/S"]) == ("broken", "UNAVAILABLE", "-")
+    assert (model["MODEL"], model["VERSION"], model["STATE"]) == ("m", "1", "READY")
+    assert (model["READY"], model["BATCH"], model["RESTARTS"], model["SLOWER"]) == (
+        "1/1", "1.0", "0", "0",
+    )  # fmt: skip
+    assert float(model["REQ/S"]) > 0
+    assert 0 < float(model["P50_MS"]) <= float(model["P99_MS"])
+    parts = [float(model[f"{name}%"]) for name in ("QUEUE", "INPUT", "EXECUTE", "OUTPUT", "ANSWER")]
+    assert sum(parts) == pytest.approx(100, abs=3)
+    (instance,) = made["INSTANCE"]
+    assert instance["INSTANCE"] == "m_0"
+    assert int(instance["PID"]) in server.stubs()
+    assert int(instance["RSS_MB"]) > 0
+    assert "\x1b" not in text
+    assert "ValueError: \\x1b[31mred [bold]" in text
+    assert "nothing_of_that_name" in text
+
+
+def test_a_model_without_requests_has_no_quantiles(server, capsys):
+    def idle():
+        assert top(server.metrics_url, "--once", "--interval", "0.1") == 0
+        model = rows_of(capsys.readouterr().out)["MODEL"][1]
+        return (model["REQ/S"], model["P50_MS"], model["EXECUTE%"]) == ("0.0", "-", "-")
+
+    # Documents from before the last requests of other tests are kept for a second.
+    wait_until(idle, "an interval without requests")
+
+
+def test_a_server_whose_status_is_off_shows_its_statistics(repository, capsys):
+    flags = "--allow-status-page=false", "--exit-on-error=false"
+    with running_server(repository, *flags, ready=False) as server:
+        wait_until(lambda: server.is_ready("m"), "the model", server)
+        with load(server):
+            assert top(server.http_url, "--once", "--interval", "0.5") == 0
+    text, note = capsys.readouterr()
+    assert "switched off (--allow-status-page=false)" in note
+    model = rows_of(text)["MODEL"][1]
+    assert float(model["REQ/S"]) > 0
+    assert float(model["EXECUTE%"]) > 0
+    assert (model["P50_MS"], model["READY"], model["RESTARTS"]) == ("-", "-", "-")
+
+
+@contextmanager
+def answering(answers):
+    """A server with one answer for each path; returns its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = answers.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.end_headers()
+            self.wfile.write(b"" if body is None else json.dumps(body).encode())
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_triton_shows_what_it_has(capsys):
+    durations = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+    statistics = {
+        "name": "a\x1bb",
+        "version": "2",
+        "inference_count": 8,
+        "execution_count": 4,
+        "inference_stats": {name: {"count": 4, "ns": 1000} for name in durations},
+    }
+    answers = {
+        "/v2": {"name": "triton", "version": "2.51.0", "extensions": ["statistics"]},
+        "/v2/repository/index": [{"name": "a\x1bb", "version": "2", "state": "READY"}],
+        "/v2/models/stats": {"model_stats": [statistics]},
+    }
+    with answering(answers) as url:
+        assert top(url, "--once", "--interval", "0.1") == 0
+    text, note = capsys.readouterr()
+    assert "it is Triton" in note
+    assert rows_of(text)["MODEL"][0]["MODEL"] == "a\\x1bb"
+
+
+@pytest.mark.parametrize(
+    ("answers", "text"),
+    [
+        ({}, "is no model server: /v2 has status 404"),
+        ({"/v2/gpubridge/status": {"schema": 2}}, "whose status has another form"),
+        ({"/v2/gpubridge/status": {"schema": 1, "models": [1]}}, "status cannot be read"),
+        ({"/v2": [], "/v2/repository/index": [], "/v2/models/stats": 1}, "as Triton does"),
+    ],
+)
+def test_servers_of_another_kind(answers, text, capsys):
+    with answering(answers) as url:
+        assert top(url, "--once", "--interval", "0.1") == 1
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "localhost", "http://x:99999", "http://x/y"])
+def test_urls_of_another_form(url, capsys):
+    assert main(["top", "--once", "--url", url]) == 1
+    assert "--url expects http://HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_closed_port(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert top(f"127.0.0.1:{port}", "--once") == 1
+    assert "does not answer: Connection refused" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--header", "nothing"], ["--header", "a:b\r\nc:d"]])
+def test_headers_of_another_form(flags, capsys):
+    assert top("127.0.0.1:1", "--once", *flags) == 1
+    assert "--header expects NAME:VALUE" in capsys.readouterr().err
+
+
+def test_without_rich_the_live_view_says_what_to_install(server, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.live", None)
+    assert top(server.http_url) == 1
+    assert "pip install 'gpubridge[top]'" in capsys.readouterr().err
+
+
+def test_the_live_view_in_a_terminal(server):
+    ask(server, -1)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "gpubridge", "top", "--url", f"http://{server.http_url}"]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "180", "LINES": "40"}
+    process = subprocess.Popen(
+        [*command, "--interval", "0.2"],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+
+    def look():
+        nonlocal seen
+        if select.select([ours], [], [], 0.1)[0]:
+            # At the end of the process, reading fails.
+            with suppress(OSError):
+                seen += os.read(ours, 1 << 16)
+        return _plain(seen)
+
+    def has(*words):
+        text = look()
+        return all(word in text for word in words)
+
+    try:
+        with load(server):
+            wait_until(lambda: has(b"MODEL", b"m_0", b"\\x1b[31mred [bold]"), "the first view")
+            seen = b""
+            rate = re.compile(rb"READY +1/1 +[1-9]\d*\.\d")
+            wait_until(lambda: rate.search(look()), "the rate of requests")
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: look() and process.poll() is not None, "the end")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert process.returncode == 0
+    assert b"Traceback" not in seen
+
+
+def _plain(text):
+    return re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", text)

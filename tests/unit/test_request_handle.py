@@ -1,0 +1,103 @@
+"""Access to a request that is over, when its place in the server belongs to another."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from gpubridge.pb_utils import TritonModelException
+from gpubridge.pb_utils.datatypes import OutputForm
+from gpubridge.pb_utils.response import (
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL,
+    InferenceResponseSender,
+)
+from gpubridge.stub.response_stream import DecoupledRequestHandle, RequestHandle, ResponseWriter
+from gpubridge.transport.context import RequestContext
+from gpubridge.transport.records import Record
+from gpubridge.transport.signatures import Signature
+
+TICKET = 3
+
+
+class Encoder:
+    placement = SimpleNamespace(
+        allocate=lambda *arguments: arguments, allocate_on_device=lambda *arguments: arguments
+    )
+
+    def encode_empty(self, ticket, flags):
+        return b"nothing"
+
+    def encode(self, record, response, flags=0):
+        return b"answer"
+
+
+@pytest.fixture
+def cancelled():
+    return bytearray(8)
+
+
+@pytest.fixture(params=[RequestHandle, DecoupledRequestHandle])
+def handle(request, cancelled):
+    control = SimpleNamespace(cancelled=cancelled, passed_on=[0] * 8)
+    identity = SimpleNamespace(decoupled=True, iterative=False)
+    results = SimpleNamespace(respond=lambda *_: None)
+    writer = ResponseWriter(control, None, results, Encoder(), identity)
+    return request.param(writer, Record(TICKET, Signature((), ()), (), RequestContext(), 0, "", []))
+
+
+def test_it_is_cancelled_while_it_lives(handle, cancelled):
+    assert not handle.cancelled()
+    cancelled[TICKET] = 1
+    assert handle.cancelled()
+    assert handle.response_sender().is_cancelled()
+
+
+@pytest.mark.parametrize("was", [False, True])
+def test_after_its_final_response_it_stays_what_it_was(handle, cancelled, was):
+    cancelled[TICKET] = was
+    sender = handle.response_sender()
+    sender.send(flags=FINAL)
+    cancelled[TICKET] = not was
+    assert handle.cancelled() is was
+    assert sender.is_cancelled() is was
+
+
+@pytest.mark.parametrize("was", [False, True])
+def test_after_its_response_was_returned_it_stays_what_it_was(handle, cancelled, was):
+    handle.was_cancelled = was
+    cancelled[TICKET] = not was
+    assert handle.cancelled() is was
+
+
+def test_no_output_is_placed_for_a_request_that_is_over(handle):
+    form = OutputForm("OUT", "FP32", (1,), None)
+    assert handle.output("OUT", "FP32", (1,), None)
+    assert handle.output_on_device(form) == (handle.record, form)
+    handle.response_sender().send(flags=FINAL)
+    with pytest.raises(TritonModelException, match="a request that is not answered yet"):
+        handle.output("OUT", "FP32", (1,), None)
+    with pytest.raises(TritonModelException, match="a request that is not answered yet"):
+        handle.output_on_device(form)
+
+
+def test_threads_that_ask_at_once_get_one_sender(handle, monkeypatch):
+    make = InferenceResponseSender._on.__func__
+
+    def slowly(kind, line):
+        time.sleep(0.05)
+        return make(kind, line)
+
+    monkeypatch.setattr(InferenceResponseSender, "_on", classmethod(slowly))
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(handle.response_sender())) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(sender) for sender in found}) == 1
+    found[0].send(flags=FINAL)
