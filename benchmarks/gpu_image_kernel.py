@@ -75,7 +75,10 @@ class _Memory:
         self._stream.d2h(target, data.pointer, data.nbytes)
         self._stream.wait()
 
-    def copy_on_device(self, *parts: DeviceBytes) -> DeviceBytes:
+    def copy_on_device(self, data: DeviceBytes) -> DeviceBytes:
+        return self.join([data])
+
+    def join(self, parts: Sequence[DeviceBytes]) -> DeviceBytes:
         copy = self.allocate_device(sum(data.nbytes for data in parts))
         end = copy.pointer
         for data in parts:

@@ -149,7 +149,7 @@ def _join_on_device(tensors: Sequence[Tensor]) -> Tensor:
     first = tensors[0]
     parts = [tensor._device_bytes for tensor in tensors if tensor._device_bytes is not None]
     try:
-        data = device_memory().copy_on_device(*parts)
+        data = device_memory().join(parts)
     except BridgeError as error:
         raise TritonModelException(error.message) from None
     shape = sum(tensor._shape[0] for tensor in tensors), *first._shape[1:]

@@ -12,6 +12,7 @@ from gpubridge.pb_utils.exceptions import TritonModelException
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Sequence
 
     from gpubridge.tensor.device_bytes import DeviceBytes, OrderingStream
     from gpubridge.transport.metric_board import CounterCell, HistogramCell
@@ -92,11 +93,11 @@ class DeviceMemory(Protocol):
     def copy_to_host(self, data: DeviceBytes, target: memoryview) -> None:
         """Fill a writable buffer of exactly ``data.nbytes``, in order; it is full on return."""
 
-    def copy_on_device(self, *parts: DeviceBytes) -> DeviceBytes:
-        """Return a copy of bytes, one after another, in the instance's arena, in order.
+    def copy_on_device(self, data: DeviceBytes) -> DeviceBytes:
+        """Return a copy of bytes in the instance's arena, in order; `ready` tells when it is made."""
 
-        Its `ready` tells when it is made.
-        """
+    def join(self, parts: Sequence[DeviceBytes]) -> DeviceBytes:
+        """Return bytes one after another: a view where they lie so, else a copy in the arena."""
 
 
 class Host(NamedTuple):

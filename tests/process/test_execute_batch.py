@@ -278,7 +278,7 @@ def test_inputs_on_the_gpu_stay_there(tmp_path):
         whole = np.arange(8).reshape(4, 2)
         with server.doing("m", h2d=(32, 1), d2h=(32, 1), waits=1):
             assert ask(whole) == (200, whole.ravel().tolist())
-        # Four uploads, one join, and an answer each.
+        # Four uploads, one join of rows that are not side by side, and an answer each.
         with server.doing("m", h2d=(32, 4), d2d=(32, 4), d2h=(32, 4), waits=4):
             with ThreadPoolExecutor(4) as clients:
                 answers = list(clients.map(ask, whole[:, None]))
@@ -296,3 +296,22 @@ def test_cut_outputs_on_the_gpu_go_to_the_next_model_there(tmp_path):
         with server.doing("last", d2h=(32, 4), waits=4), ThreadPoolExecutor(4) as clients:
             answers = list(clients.map(lambda row: server.infer("both", row), rows))
         assert answers == [(200, row.ravel().tolist()) for row in rows]
+
+
+def test_rows_that_lie_together_on_the_gpu_are_not_copied(tmp_path):
+    write_device_model(tmp_path, "first", ON_DEVICE, config=PLACED + WAITING)
+    write_device_model(tmp_path, "last", ON_DEVICE, config=PLACED + WAITING)
+    ensemble(tmp_path, "both", ["first", "last"])
+    config = tmp_path / "both" / "config.pbtxt"
+    config.write_text(f"max_batch_size: 4\n{config.read_text()}")
+    with running_device_server(tmp_path) as server:
+        rows = np.arange(8).reshape(4, 1, 2)
+        for _ in range(2):
+            # The rows are pieces of one output: the second model's array is that output.
+            with (
+                server.doing("first", h2d=(32, 4), d2d=(32, 4)),
+                server.doing("last", d2h=(32, 4), waits=4),
+                ThreadPoolExecutor(4) as clients,
+            ):
+                answers = list(clients.map(lambda row: server.infer("both", row), rows))
+            assert answers == [(200, row.ravel().tolist()) for row in rows]

@@ -35,6 +35,39 @@ def test_a_lease_lasts_until_the_streams_that_used_it_have_passed(worker):
     assert worker.do("released.set(); passed(); answer = watch() is None")
 
 
+LENT = """
+import weakref, numpy as np
+def lent(offset):
+    array = np.zeros(8, np.uint8)
+    ref = device.first_region.region, offset, 8, 0
+    return device.borrowed(ref, memoryview(array), None), weakref.ref(array)
+"""
+
+
+@pytest.mark.parametrize("used", ["view", "first"])
+def test_parts_that_lie_together_are_viewed_and_last_as_long_as_streams_use_them(worker, used):
+    worker.do(LENT)
+    assert worker.do(
+        "first, a = lent(256); last, b = lent(264); view = device.join([first, last]);"
+        "answer = [view.pointer - first.pointer, view.nbytes];"
+        f"{used}.hand_out(stream); hold(stream); del first, last, view; device.reclaim();"
+        "answer += [a() is None, b() is None]"
+    ) == [0, 16, False, False]
+    assert worker.do(
+        "released.set(); passed(); answer = [a() is None, b() is None, *list(work)[2::4]]"
+    ) == [True, True, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "parts", ["lent(264)[0], lent(256)[0]", "lent(0)[0], lent(16)[0]", "lent(0)[0], slot"]
+)
+def test_parts_that_lie_apart_are_copied_once(worker, parts):
+    worker.do(LENT + "slot = device.allocate_device(8)")
+    assert worker.do(
+        f"view = device.join([{parts}]); view.complete(); passed(); answer = list(work)[2::4]"
+    ) == [16, 2]
+
+
 def test_memory_that_nobody_gave_to_a_stream_returns_at_once_without_the_driver(worker):
     worker.do("calls = device.allocate_device(whole); del calls; device.reclaim()")
     assert worker.do("answer = room_for(whole)")

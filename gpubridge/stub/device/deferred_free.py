@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Sequence, Set as AbstractSet
+from itertools import accumulate
 from typing import Callable, Optional
 
-from gpubridge.cuda_ipc import CopyMark, CopyStream, CudaError, DeviceSlot
+from gpubridge.cuda_ipc import CopyMark, CopyStream, CudaError, DeviceSegment, DeviceSlot
 from gpubridge.cuda_ipc.driver import CAPTURES
-from gpubridge.tensor.device_bytes import DeviceBytes
+from gpubridge.tensor.device_bytes import DeviceBytes, ReadyTogether
 from gpubridge.tensor.streams import UsedStreams
 
 _Deferred = deque[tuple[object, UsedStreams, Optional[CopyMark]]]
@@ -35,8 +36,47 @@ class DeviceLease:
         self.filled: CopyMark | None = None
         self._deferred = deferred
 
+    @property
+    def segment(self) -> DeviceSegment | None:
+        """The allocation that the memory is a part of; None if it is not known."""
+        if isinstance(self.memory, DeviceSlot):
+            return self.memory.segment
+        # Else a view, and the region that it is a reference to.
+        return self.memory[1].segment if isinstance(self.memory, tuple) else None
+
     def __del__(self) -> None:
         self._deferred.add(self.memory, self.filled, self.streams)
+
+
+def view_of_adjacent(parts: Sequence[DeviceBytes]) -> DeviceBytes | None:
+    """Return leased bytes that lie one after another as one; None where they do not.
+
+    Different allocations are never viewed as one: the driver copies none across their boundary.
+    """
+    starts = accumulate((part.nbytes for part in parts), initial=parts[0].pointer)
+    if any(part.pointer != start for part, start in zip(parts, starts)):
+        return None
+    leases = [part.owner for part in parts if isinstance(part.owner, DeviceLease)]
+    segments = {lease.segment for lease in leases}
+    if len(leases) != len(parts) or len(segments) != 1 or None in segments:
+        return None
+    # A stream that uses the view uses each part, and the other way round.
+    streams: UsedStreams = {}
+    for part, lease in zip(parts, leases):
+        for stream, holders in part.streams.items():
+            streams.setdefault(stream, []).extend(holders)
+        part.streams = lease.streams = streams
+    marks = [part.ready for part in parts if part.ready is not None]
+    return DeviceBytes(
+        parts[0].pointer,
+        sum(part.nbytes for part in parts),
+        parts[0].ordinal,
+        list(parts),
+        ReadyTogether(marks) if marks else None,
+        read_only=any(part.read_only for part in parts),
+        shared=any(part.shared for part in parts),
+        streams=streams,
+    )
 
 
 def order_after(copies: CopyStream, stream: int) -> None:

@@ -28,7 +28,12 @@ from gpubridge.cuda_ipc import (
 from gpubridge.cuda_ipc.driver import OUT_OF_MEMORY
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils.logger import Logger
-from gpubridge.stub.device.deferred_free import DeferredFree, DeviceLease, Uploads
+from gpubridge.stub.device.deferred_free import (
+    DeferredFree,
+    DeviceLease,
+    Uploads,
+    view_of_adjacent,
+)
 from gpubridge.stub.device.events import EdgeEvents, streams_behind
 from gpubridge.stub.device.own_arena import OwnArena
 from gpubridge.stub.device.pinning import HostPinning
@@ -356,12 +361,13 @@ class StubDevice:
         if copies:
             self._require().staged.to_host([(data.pointer, target) for data, target in copies])
 
-    def copy_on_device(self, *parts: DeviceBytes) -> DeviceBytes:
-        """Return a copy of bytes, one after another, in the arena, in order.
+    def copy_on_device(self, data: DeviceBytes) -> DeviceBytes:
+        """Return a copy of bytes in the arena, in order; its `ready` tells when it is complete."""
+        return self._copies([(data,)])[0]
 
-        Its `ready` tells when it is complete.
-        """
-        return self._copies([parts])[0]
+    def join(self, parts: Sequence[DeviceBytes]) -> DeviceBytes:
+        """Return bytes one after another: a view where they lie so, else a copy in the arena."""
+        return view_of_adjacent(parts) or self._copies([parts])[0]
 
     def copies_on_device(self, given: Sequence[DeviceBytes]) -> list[DeviceBytes]:
         """Return copies in the arena, as `copy_on_device` does."""
