@@ -8,6 +8,8 @@ A segment is shared by a legacy handle or by a file descriptor; no other code de
 from __future__ import annotations
 
 import os
+import threading
+from collections import defaultdict
 from typing import Any, Callable
 
 from gpubridge.cuda_ipc.context import DeviceContext
@@ -19,12 +21,16 @@ from gpubridge.cuda_ipc.driver import (
     handle_bytes,
     handle_from,
     load,
+    status_of,
 )
 from gpubridge.errors import BridgeError, invalid
 
 # The driver places smaller allocations in shared blocks of this size, which a handle would expose.
 _GRANULARITY = 2 << 20
 _LAZY_ENABLE_PEER_ACCESS = 1
+
+# What the driver says of an address at which nothing is mapped.
+_UNMAPPED = (1, 500)
 
 # A client's raw handle is a legacy one, however the arenas of models are shared.
 _NEEDS_LEGACY = (
@@ -180,7 +186,7 @@ def _free_allocation(pointer: int, _: int) -> None:
 
 
 def _close_handle(pointer: int, _: int) -> None:
-    call("cuIpcCloseMemHandle", pointer)
+    _opened.close(pointer)
 
 
 def _unmap(pointer: int, size: int) -> None:
@@ -196,7 +202,7 @@ def _open_handle(context: DeviceContext, handle: bytes, size: int) -> int:
         raise invalid(f"expected a size of at least one byte of device memory, got {size}")
     ipc = handle_from("CUipcMemHandle", handle)
     with context.pushed():
-        pointer = int(call("cuIpcOpenMemHandle", ipc, _LAZY_ENABLE_PEER_ACCESS))
+        pointer = _opened.open(ipc)
         try:
             base, nbytes = call("cuMemGetAddressRange", pointer)
             end = int(base) + int(nbytes)
@@ -206,9 +212,49 @@ def _open_handle(context: DeviceContext, handle: bytes, size: int) -> int:
                     "more bytes than were allocated"
                 )
         except BridgeError:
-            call("cuIpcCloseMemHandle", pointer)
+            _opened.close(pointer)
             raise
     return pointer
+
+
+class _OpenedHandles:
+    """Memory of other processes that this one has opened by handles.
+
+    Small allocations of a process share a block of 2 MiB, and a handle opens all of the block. Drivers
+    that do not count the openings unmap the block at the first closing. So what is closed stays open
+    while anything in the same block is in use.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # By block: the number of openings in use, and the pointers of the unused ones.
+        self._used: defaultdict[int, int] = defaultdict(int)
+        self._unused: defaultdict[int, list[int]] = defaultdict(list)
+
+    def open(self, handle: Any) -> int:
+        """Open an allocation; return its pointer."""
+        with self._lock:
+            pointer = int(call("cuIpcOpenMemHandle", handle, _LAZY_ENABLE_PEER_ACCESS))
+            self._used[pointer // _GRANULARITY] += 1
+            return pointer
+
+    def close(self, pointer: int) -> None:
+        """Close an opening, and those whose closing was put off for it."""
+        block = pointer // _GRANULARITY
+        with self._lock:
+            self._used[block] -= 1
+            self._unused[block].append(pointer)
+            if self._used[block]:
+                return
+            del self._used[block]
+            first, *others = self._unused.pop(block)
+            call("cuIpcCloseMemHandle", first)
+            for other in others:
+                if not status_of("cuMemGetAddressRange", other, expected=_UNMAPPED):
+                    call("cuIpcCloseMemHandle", other)
+
+
+_opened = _OpenedHandles()
 
 
 def _allocate_physical(context: DeviceContext, size: int) -> tuple[int, int, int]:

@@ -22,6 +22,10 @@ answer = [region.size, *seen(region.pointer + 999)]
 REFUSED = "answer = refusal(open_client_region, context, bytes(told[0]), told[1])"
 
 
+# What drivers do when one of two openings in a block is closed.
+CLOSING = pytest.mark.parametrize("same_block", ["counted", "closed-once"])
+
+
 def opened_and_closed(machine):
     opened = [call for call in machine.calls("cuIpcOpenMemHandle") if call.result == 0]
     return len(opened), len(machine.calls("cuIpcCloseMemHandle"))
@@ -36,14 +40,16 @@ def test_a_region_is_opened_and_closed_once(machine):
     assert opened_and_closed(machine) == (1, 1)
 
 
-def test_one_memory_may_be_registered_twice(machine):
+@CLOSING
+def test_one_memory_may_be_registered_twice(machine, same_block):
+    machine.set(same_block=same_block)
     with running_worker(machine) as client, device_worker(machine) as server:
         handle = client.do(CLIENT, 0)
         server.do(OPEN + "first = region", [handle, 1000])
         server.do(OPEN, [handle, 500])
         assert server.do("first.close(); answer = seen(region.pointer)") == [4]
         server.do("region.close()")
-    assert opened_and_closed(machine) == (2, 2)
+    assert opened_and_closed(machine) == (2, 2 if same_block == "counted" else 1)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +78,26 @@ def test_a_handle_that_cannot_be_opened_is_the_clients_error(machine):
             assert message.startswith("failed to open CUDA IPC handle: cuIpcOpenMemHandle failed: ")
 
 
-def test_two_regions_may_lie_in_one_block(machine):
+@CLOSING
+@pytest.mark.parametrize(("one", "last"), [("first", "second"), ("second", "first")])
+def test_two_regions_may_lie_in_one_block(machine, same_block, one, last):
+    machine.set(same_block=same_block)
     with running_worker(machine) as client, device_worker(machine) as server:
         handles = [client.do(CLIENT, 0) for _ in range(2)]
         server.do(OPEN + "first = region", [handles[0], 1000])
+        server.do(OPEN + "second = region", [handles[1], 1000])
+        sees_last = f"answer = seen({last}.pointer + 999)"
+        assert server.do(f"{one}.close(); {sees_last}") == [4]
+        # One that is refused, and one that is opened anew.
+        server.do(REFUSED, [handles[1], 1001])
+        assert server.do(sees_last) == [4]
         server.do(OPEN, [handles[1], 1000])
-        assert server.do("first.close(); answer = seen(region.pointer + 999)") == [4]
-        server.do("region.close()")
+        assert server.do(f"region.close(); {sees_last}") == [4]
+        server.do(f"old = {last}.pointer; {last}.close()")
+        assert opened_and_closed(machine) == (4, 4 if same_block == "counted" else 1)
+        # Nothing stayed open: it is another mapping.
+        assert server.do(OPEN, [handles[0], 1000]) == [1000, 4]
+        assert server.do("answer = region.pointer >> 21 != old >> 21; region.close()") is True
 
 
 def test_clients_are_told_of_blocks_that_open_only_once(machine):
