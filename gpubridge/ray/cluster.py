@@ -80,7 +80,9 @@ class Fleet:
         """Give the fleet other arguments or another size; models stay as they are wanted."""
         deployed = self._deployed()
         (new,), (old,) = application["deployments"], deployed["deployments"]
-        args = {**application["args"], "socket_folder": deployed["args"].get("socket_folder", "")}
+        before = deployed["args"]
+        kept = {name: before[name] for name in ("proxies", "socket_folder") if name in before}
+        args = {**application["args"], **kept}
         deployment = {**new, "user_config": old.get("user_config") or {"models": {}}}
         self.deploy({**application, "args": args, "deployments": [deployment]}, lambda _: None)
 

@@ -13,7 +13,7 @@ import ray
 from ray import serve
 
 from gpubridge.ray.autoscaling import BUSY, PENDING, TARGET, instances, pending_target
-from gpubridge.ray.directory import Replica, fleet_directory
+from gpubridge.ray.directory import LEAVE_SECONDS, Replica, fleet_directory
 from gpubridge.ray.model_classes import model_classes
 from gpubridge.ray.server_client import (
     control_model,
@@ -101,7 +101,7 @@ class Server:
             return
         self._stopped = True
         try:
-            ray.get(self._directory.withdraw.remote(self._key), timeout=_PUBLISH_SECONDS)
+            ray.get(self._directory.leave.remote(self._key), timeout=LEAVE_SECONDS)
         except ray.exceptions.RayError as error:
             _logger.warning("the directory gives no answer: %r", error)
         self._server.stop(_STOP_SECONDS)
@@ -174,6 +174,6 @@ def server_deployment() -> Any:
         user_config={"models": {}},
         health_check_period_s=1,
         health_check_timeout_s=15,
-        graceful_shutdown_timeout_s=_STOP_SECONDS + _PUBLISH_SECONDS,
+        graceful_shutdown_timeout_s=_STOP_SECONDS + LEAVE_SECONDS,
         graceful_shutdown_wait_loop_s=0.1,
     )(Server)

@@ -28,7 +28,11 @@ NAMESPACE = "gpubridge"
 _SETTLE_SECONDS = 8.0
 _CONFIRM_SECONDS = 10.0
 _SUPERVISE_SECONDS = 1.0
+_LOOK_SECONDS = 0.2
 _LONGEST_DRAIN_SECONDS = 60.0
+_SUCCESSOR_SECONDS = 20.0
+LEAVE_SECONDS = _SUCCESSOR_SECONDS + _CONFIRM_SECONDS
+"""What `Directory.leave` takes at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Directory:
         # Why proxies could not start.
         self._faults: dict[str, str] = {}
         self._ended: set[str] = set()
+        self._leaving: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def publish(self, replica: Replica, handle: Any) -> int:
@@ -101,6 +106,19 @@ class Directory:
             await self._bump()
         return slot
 
+    async def leave(self, key: str) -> None:
+        """Have proxies send no new requests to a server that ends, once another one serves.
+
+        Serve stops the replicas of a node that ends soon before it has started others.
+        """
+        self._leaving.add(key)
+        deadline = time.monotonic() + _SUCCESSOR_SECONDS
+        while not self._serving() and time.monotonic() < deadline:
+            if not await asyncio.to_thread(self._is_deployed):
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        await self.withdraw(key)
+
     async def withdraw(self, key: str) -> None:
         """Have proxies send no new requests to a server; wait until they say so."""
         replica = self._replicas.get(key)
@@ -119,6 +137,7 @@ class Directory:
     async def forget(self, key: str) -> None:
         """Remove a server that has ended."""
         self._ended.add(key)
+        self._leaving.discard(key)
         if self._replicas.pop(key, None) is not None:
             await self._bump()
 
@@ -145,6 +164,11 @@ class Directory:
             "faults": sorted(self._faults.values()),
             "proxies": sorted(name for name, at in proxies.items() if now - at < _CONFIRM_SECONDS),
         }
+
+    def _serving(self) -> list[str]:
+        """Return the servers that stay."""
+        replicas = self._replicas.items()
+        return [key for key, each in replicas if not (each.server.draining or key in self._leaving)]
 
     def _slot(self, wanted: int) -> int:
         """Return a free slot, the one that the replica has had if possible."""
@@ -248,7 +272,8 @@ class Directory:
 
     def _is_deployed(self) -> bool:
         try:
-            return self._application in serve.status().applications
+            state = serve.status().applications.get(self._application)
+            return state is not None and state.status != "DELETING"
         except Exception:  # noqa: BLE001  (while the controller is started again)
             return True
 

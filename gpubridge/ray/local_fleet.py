@@ -90,7 +90,8 @@ def run_local_fleet(application: Mapping[str, Any], say: Callable[[str], None]) 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    args = {**application["args"], "socket_folder": str(sockets)}
+    # Other nodes, if somebody adds them, have no sockets there.
+    args = {**application["args"], "socket_folder": str(sockets), "proxies": "head"}
     command = [*_UNSHARE, sys.executable, "-m", __name__, str(control_socket())]
     try:
         with subprocess.Popen(bound_command(command), stdin=subprocess.PIPE, text=True) as inner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -83,6 +84,28 @@ class LocalFleet:
         """Run ``gpubridge ray update`` with the fleet's ports."""
         updated = self.command("update", str(repository), *flags, *self.ports)
         assert updated.returncode == 0, updated.stderr
+
+    def ray(self, *words):
+        """Run a command of Ray within the fleet's namespaces."""
+        (raylet, *_) = self.named("raylet/raylet")
+        line = Path(f"/proc/{raylet}/cmdline").read_text()
+        gcs = re.search(r"--gcs-address=([\w.:]+)", line)[1]
+        enter = ["nsenter", "--preserve-credentials", "-U", "-n", "-p", "-m"]
+        enter += ["-t", str(self.processes()[1]), sys.executable, "-m", "ray.scripts.scripts"]
+        environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+        command = [*enter, *words, f"--address={gcs}"]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=150, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    def add_node(self, address):
+        """Add a node with an address of loopback; returns its raylet."""
+        before = set(self.named("raylet/raylet"))
+        resources = ("--num-cpus=2", "--object-store-memory=80000000")
+        self.ray("start", f"--node-ip-address={address}", *resources)
+        (raylet,) = set(self.named("raylet/raylet")) - before
+        return raylet
 
     def command(self, *words):
         """Run ``gpubridge ray`` with some words."""

@@ -39,13 +39,14 @@ def message(model, name, array):
 class Load:
     """Clients that ask on kept connections until the block ends; ``lost`` has what went wrong.
 
-    ``retries``: of the client, as a gRPC channel has them by its configuration.
+    ``retries``: of the client, as a gRPC channel has them by its configuration. ``code``: what a model
+    of `write_code_model` runs.
     """
 
-    def __init__(self, fleet, protocol, *, retries=False, clients=4):
+    def __init__(self, fleet, protocol, *, retries=False, clients=4, code="self.said = 1"):
         self.lost = Counter()
         self.answered = 0
-        self._fleet, self._retries = fleet, retries
+        self._fleet, self._retries, self._code = fleet, retries, code
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         target = {"http": self._ask_http, "grpc": self._ask_grpc, "large": self._ask_large}[
@@ -78,7 +79,7 @@ class Load:
             time.sleep(0.02)
 
     def _ask_http(self):
-        body = infer_body("self.said = 1")
+        body = infer_body(self._code)
         connection = http.client.HTTPConnection(self._fleet.http_url, timeout=_SECONDS)
         while not self._stopped.is_set():
             error = "never asked"
@@ -98,7 +99,8 @@ class Load:
         connection.close()
 
     def _ask_grpc(self):
-        request = message("m", "IN", np.array([b"self.said = 1"], np.object_)).SerializeToString()
+        code = np.array([self._code.encode()], np.object_)
+        request = message("m", "IN", code).SerializeToString()
         options = [("grpc.use_local_subchannel_pool", 1)]
         if self._retries:
             options.append(("grpc.service_config", _RETRIES))
@@ -114,22 +116,33 @@ class Load:
     def _ask_large(self):
         """Stream tensors of 600 KB; a stream that a server's end breaks is opened again."""
         values = np.arange(150_000, dtype=np.float32)
+        tensor = grpc_client.InferInput("IN", [values.size], "FP32")
+        tensor.set_data_from_numpy(values)
+        tries = 0
         with grpc_client.InferenceServerClient(self._fleet.grpc_url) as client:
-            tensor = grpc_client.InferInput("IN", [values.size], "FP32")
-            tensor.set_data_from_numpy(values)
             while not self._stopped.is_set():
-                answers = queue.Queue()
-                client.start_stream(lambda result, error, to=answers: to.put((result, error)))
-                error = None
-                while error is None and not self._stopped.is_set():
-                    # A stream that broke since the last answer raises; its callback has the reason.
-                    with contextlib.suppress(InferenceServerException):
-                        client.async_stream_infer("echo", [tensor])
-                    result, error = answers.get(timeout=_SECONDS)
-                    if error is None:
-                        right = np.array_equal(result.as_numpy("OUT"), values)
-                        self._note(None if right else "a wrong answer")
-                with contextlib.suppress(Exception):
-                    client.stop_stream(cancel_requests=True)
+                before = self.answered
+                error = self._stream(client, tensor, values)
+                tries = tries + 1 if self.answered == before else 1
+                if error is not None and tries > 5 * self._retries:
+                    self._note(error)
+                time.sleep(0.1 * tries * self._retries)
+
+    def _stream(self, client, tensor, values):
+        """Ask on a stream until it breaks; returns why."""
+        answers = queue.Queue()
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        try:
+            while not self._stopped.is_set():
+                # A stream that broke since the last answer raises; its callback has the reason.
+                with contextlib.suppress(InferenceServerException):
+                    client.async_stream_infer("echo", [tensor])
+                result, error = answers.get(timeout=_SECONDS)
                 if error is not None:
-                    self._note(str(error))
+                    return str(error)
+                right = np.array_equal(result.as_numpy("OUT"), values)
+                self._note(None if right else "a wrong answer")
+        finally:
+            with contextlib.suppress(Exception):
+                client.stop_stream(cancel_requests=True)
+        return None
