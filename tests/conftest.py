@@ -1,14 +1,21 @@
-"""Hooks for all tests: reports of any text, the selection of ``--fast``, a heap that is cheap to search."""
+"""Hooks for all tests: reports of any text, ``--fast``, a heap that is cheap to search, Ctrl-C."""
 
 from __future__ import annotations
 
 import gc
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 _UNIT = Path(__file__).parent / "unit"
+
+
+def pytest_configure():
+    """Take Ctrl-C: shells have it ignored by what they start in the background, and by its children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
