@@ -18,6 +18,7 @@ _MOST_BYTES = 256 << 20
 _PARTS = {
     "request_us": "success", "queue_us": "queue", "input_us": "compute_input",
     "execute_us": "compute_infer", "output_us": "compute_output",
+    "cache_us": "cache_hit",
 }  # fmt: skip
 """Names of durations in the status document, and in Triton's statistics."""
 
@@ -121,7 +122,7 @@ def _model(row: Mapping[str, Any], statistics: Mapping[tuple[str, str], Any]) ->
             "failures": {"": sums["fail"]["count"]},
             "inferences": told["inference_count"],
             "executions": told["execution_count"],
-            **{ours: sums[theirs]["ns"] / 1000 for ours, theirs in _PARTS.items()},
+            **{a: sums[b]["ns"] / 1000 for a, b in _PARTS.items() if b in sums},
         }
     return made
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gpubridge.errors import unavailable
 
-_PARTS = ("queue_us", "input_us", "execute_us", "output_us", "answer_us")
+_PARTS = ("queue_us", "input_us", "execute_us", "output_us", "cache_us", "answer_us")
 _MISSING = "-"
 _LONGEST_LINE = 300
 
@@ -24,7 +24,7 @@ class Table(NamedTuple):
 
 MODELS = (
     "MODEL", "VERSION", "STATE", "READY", "REQ/S", "FAIL/S", "P50_MS", "P99_MS", "QUEUED", "BATCH",
-    "QUEUE%", "INPUT%", "EXECUTE%", "OUTPUT%", "ANSWER%", "RESTARTS", "SLOWER",
+    "QUEUE%", "INPUT%", "EXECUTE%", "OUTPUT%", "CACHE%", "ANSWER%", "RESTARTS", "SLOWER",
 )  # fmt: skip
 INSTANCES = (
     "INSTANCE", "STATE", "PYTHON", "PID", "DEVICE", "IN_FLIGHT", "RSS_MB", "GPU_MB", "RESTARTS",

@@ -63,7 +63,7 @@ def model_statistics(models: Iterable[ModelStatistics]) -> JsonObject:
 
 def _statistics(model: ModelStatistics) -> JsonObject:
     done = model.success_count
-    executed = done - model.cache_hits
+    executed = model.executed_count
     return {
         "name": model.model,
         "version": str(model.version),

@@ -149,9 +149,13 @@ def _summaries(states: Sequence[ModelState], settings: MetricsSettings) -> Itera
         if state.statistics.window is None:
             continue
         found = state.statistics.window.quantiles(quantiles)
-        for family, (_, summed), values in zip(families, _DURATIONS, found, strict=True):
-            family.add(state.labels, state.statistics.success_count, "_count")
-            family.add(state.labels, summed(state.statistics) // 1000, "_sum")
+        counted = state.statistics
+        counts = [counted.success_count] * 2 + [counted.executed_count] * (len(STEPS) - 2)
+        for family, count, (_, summed), values in zip(
+            families, counts, _DURATIONS, found, strict=True
+        ):
+            family.add(state.labels, count, "_count")
+            family.add(state.labels, summed(counted) // 1000, "_sum")
             for quantile, value in zip(quantiles, values, strict=True):
                 family.add({**state.labels, "quantile": f"{quantile:g}"}, value)
     yield from families

@@ -83,7 +83,7 @@ class LatencyWindow:
         self._observations: deque[tuple[int, tuple[int, ...]]] = deque(maxlen=_MOST_OBSERVATIONS)
 
     def observe(self, now: int, durations: tuple[int, ...]) -> None:
-        """Add the durations of a request, one for each of ``STEPS``, in nanoseconds."""
+        """Add the durations of a request in nanoseconds, of ``STEPS`` or the first of them."""
         self._observations.append((now, durations))
 
     def quantiles(self, wanted: Sequence[float], now: int = 0) -> list[list[float]]:
@@ -92,13 +92,11 @@ class LatencyWindow:
         observations = self._observations
         while observations and observations[0][0] < since:
             observations.popleft()
-        if not observations:
-            return [[math.nan] * len(wanted) for _ in STEPS]
         found = []
-        for column in zip(*(durations for _, durations in observations), strict=True):
-            values = sorted(column)
+        for step in range(len(STEPS)):
+            values = sorted(each[step] for _, each in observations if step < len(each))
             ranks = [max(0, math.ceil(q * len(values)) - 1) for q in wanted]
-            found.append([values[rank] // 1000 for rank in ranks])
+            found.append([values[rank] // 1000 if values else math.nan for rank in ranks])
         return found
 
 
@@ -220,6 +218,18 @@ class ModelStatistics(ModelCounters):
             for now, durations in self.take_observations():
                 self._window.observe(now, durations)
         return self._window
+
+    def cache_hit(self, spent_ns: int) -> None:
+        """Count a request that the response cache answered, which has neither queue nor execution."""
+        super().cache_hit(spent_ns)
+        window = self.window
+        if window is not None:
+            window.observe(_clock(), (spent_ns, 0))
+
+    @property
+    def executed_count(self) -> int:
+        """Number of requests that succeeded and were executed."""
+        return self.success_count - self.cache_hits
 
     @property
     def batches(self) -> dict[int, BatchStatistics]:

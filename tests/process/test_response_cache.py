@@ -86,6 +86,10 @@ class TritonPythonModel:
         )
         return pb_utils.InferenceResponse([*call.exec().output_tensors(), count])
 """
+TOLD = "cache_hits", "cache_misses"
+PARTS = tuple(
+    f"{name}_us" for name in ["request", "queue", "input", "execute", "output", "cache", "answer"]
+)
 CACHED = "response_cache { enable: true }"
 TENSORS = {
     "inputs": 'name: "IN" data_type: TYPE_FP32 dims: [-1]',
@@ -309,6 +313,33 @@ def test_hits_are_counted_as_by_triton(server, client):
     assert hit_us >= pages[1]
     assert miss_us >= pages[3]
     assert not any("nv_cache" in name and '"plain"' in name for name in server.metrics())
+
+
+def test_the_status_tells_where_the_time_of_hits_goes(server, client):
+    def row():
+        document = json.loads(server.request("GET", "/v2/gpubridge/status")[2])
+        return next(each for each in document["models"] if each["name"] == "strings")
+
+    def grown(now):
+        return {name: now["statistics"][name] - before[name] for name in ("success", *TOLD, *PARTS)}
+
+    before = row()["statistics"]
+    tensor = over_http.InferInput("IN", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([f"x{next(_numbers)}"], object))
+    for _ in range(5):
+        client.infer("strings", [tensor])
+    wait_until(lambda: grown(row())["success"] == 5, "the requests in the status", server)
+    now = row()
+    change = grown(now)
+    assert [change[name] for name in TOLD] == [4, 1]
+    assert change["cache_us"] > 0
+    # Each is rounded.
+    parts = PARTS[1:]
+    assert abs(sum(change[part] for part in parts) - change["request_us"]) <= 2 * len(PARTS)
+    slow = now["slowest"]
+    assert len(slow) == 5
+    assert all(abs(sum(each[p] for p in parts) - each["request_us"]) <= len(PARTS) for each in slow)
+    assert {each["execute_us"] > 0 for each in slow if each["cache_us"]} == {False}
 
 
 def test_models_that_call_a_cached_model_get_copies(client):

@@ -18,7 +18,7 @@ from tests.process.server import running_server, wait_until, write_code_model, w
 PATH = "/v2/gpubridge/status"
 BATCHING = "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 200000 }"
 NUMBER = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]})
-PARTS = ("queue_us", "input_us", "execute_us", "output_us", "answer_us")
+PARTS = ("queue_us", "input_us", "execute_us", "output_us", "cache_us", "answer_us")
 
 
 def fetch(url, path=PATH, headers=None):

@@ -176,6 +176,22 @@ def test_summaries_count_what_the_counters_count():
     assert ("nv_inference_request_duration_us", *model) not in found
 
 
+def test_hits_of_the_cache_are_in_no_summary_of_executions():
+    statistics = ModelStatistics("m", 1, window=LatencyWindow())
+    statistics.executed(1, 1, (1, 9_000_000, 1_000_000), (10_000, 200_000, 3_000))
+    statistics.window.observe(time.monotonic_ns(), (9_000_000, 1_000_000, 10_000, 200_000, 3_000))
+    for _ in range(3):
+        statistics.cache_hit(5_000)
+    quantiles = ((0.5, 0.1),)
+    found = samples(page_of(statistics, summary_latencies=True, summary_quantiles=quantiles))
+    model = ("model", "m"), ("version", "1")
+    quantile = ("model", "m"), ("quantile", "0.5"), ("version", "1")
+    for name, count, half in (("request", 4, 5), ("queue", 4, 0), ("compute_infer", 1, 200)):
+        family = f"nv_inference_{name}_summary_us"
+        assert found[(f"{family}_count", *model)] == count
+        assert found[(family, *quantile)] == half
+
+
 def test_a_histogram_is_cumulative_and_ends_at_infinity():
     statistics = ModelStatistics("m", 1, first_response=LatencyHistogram((1.0, 2.5)))
     for milliseconds in (0.5, 1.0, 2.0, 99.0):

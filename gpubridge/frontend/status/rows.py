@@ -113,6 +113,8 @@ def _statistics(model: Model) -> Row:
         "last_execution": counted.last_inference_ms / 1000,
         "success": counted.success_count,
         "failures": {reason: n for reason, n in counted.failures.items() if n},
+        "cache_hits": counted.cache_hits,
+        "cache_misses": counted.cache_misses,
         "inferences": counted.inferences,
         "executions": counted.executions,
         "request_us": (counted.success_ns + counted.answer_ns) // 1000,
@@ -120,6 +122,7 @@ def _statistics(model: Model) -> Row:
         "input_us": counted.input_ns // 1000,
         "execute_us": counted.infer_ns // 1000,
         "output_us": counted.output_ns // 1000,
+        "cache_us": counted.cache_hit_ns // 1000,
         "answer_us": counted.answer_ns // 1000,
         "durations": counted.duration_counts,
         "batch_sizes": [(size, row[0]) for size, row in counted.batch_rows.items()],
@@ -175,6 +178,8 @@ def slow_rows(model: Model) -> list[Row]:
     rows = []
     for identifier, ended, *durations in found[:SLOWEST]:
         spent, queue, taken, execute, output, answer = (each // 1000 for each in durations)
+        # What was executed took some time there.
+        is_hit = not any(durations[1:5])
         rows.append(
             {
                 "model": model.name,
@@ -186,6 +191,7 @@ def slow_rows(model: Model) -> list[Row]:
                 "input_us": taken,
                 "execute_us": execute,
                 "output_us": output,
+                "cache_us": spent if is_hit else 0,
                 "answer_us": answer,
             }
         )
