@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tritonclient.grpc
+import tritonclient.http
 
 import gpubridge
 from gpubridge.errors import BridgeError
@@ -201,6 +202,70 @@ def test_some_models_of_a_file_are_served(app):
         assert server.infer("times", {"X": np.float32([1])})["Y"].tolist() == [3]
         with pytest.raises(BridgeError, match="unknown model: 'count'"):
             server.infer("count", {"N": np.int32([1])})
+
+
+CHANGING = """
+import numpy as np
+import gpubridge
+
+@gpubridge.model(inputs={"X": np.float32}, outputs={"Y": np.float32})
+def times(X):
+    return X * 2
+
+@gpubridge.model(inputs={"X": np.float32}, outputs={"Y": np.float32})
+def plus(X):
+    return X + 2
+"""
+
+
+def replace_file(path, text):
+    """Save a file as editors do, so that no reader finds half of it."""
+    fresh = path.with_suffix(".saved")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+def test_a_changed_file_is_polled(tmp_path):
+    app = tmp_path / "app.py"
+    app.write_text(CHANGING)
+
+    def answer(model="times", name="X"):
+        try:
+            return server.infer(model, {name: np.float32([3])})["Y"].tolist()
+        except BridgeError as error:
+            return error.message
+
+    flags = {"model_control_mode": "poll", "repository_poll_secs": 1}
+    with gpubridge.Server(app, **flags) as server:
+        assert answer() == [6]
+        # First the function, then its declaration, too.
+        replace_file(app, CHANGING.replace("X * 2", "X * 5"))
+        wait_until(lambda: answer() == [15], "the function")
+        replace_file(app, "syntax error")
+        wait_until(lambda: "SyntaxError" in server.log(), "the error")
+        assert answer("plus") == [5]
+        renamed = CHANGING.replace('inputs={"X"', 'inputs={"A"', 1)
+        replace_file(app, renamed.replace("(X):\n    return X * 2", "(A):\n    return A * 7"))
+        wait_until(lambda: answer(name="A") == [21], "the declaration")
+        replace_file(app, CHANGING.partition("@gpubridge.model")[0] + "x = 1")
+        wait_until(lambda: "no longer declares a model 'plus'" in server.log(), "the error")
+        assert answer("plus") == [5]
+        app.unlink()
+        wait_until(lambda: "is not there any more" in server.log(), "the error")
+        assert answer("plus") == [5]
+
+
+def test_a_load_reads_a_changed_file(tmp_path):
+    app = tmp_path / "app.py"
+    app.write_text(CHANGING)
+    flags = {"model_control_mode": "explicit", "load_model": ["*"]}
+    with gpubridge.Server(app, **flags) as server:
+        text = CHANGING.replace("X * 2", "X * 5").replace("np.float32}", "(np.float32, [2])}", 1)
+        replace_file(app, text)
+        with tritonclient.http.InferenceServerClient(server.http_address) as client:
+            client.load_model("times")
+            assert client.get_model_config("times")["input"][0]["dims"] == [2]
+        assert server.infer("times", {"X": np.float32([1, 2])})["Y"].tolist() == [5, 10]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
 from gpubridge.engine.ensemble.graph import is_ensemble
 from gpubridge.engine.models.model import Model, StubModel
 from gpubridge.engine.repository.model_files import HeldDirectory, ModelFiles, read_model_files
+from gpubridge.engine.repository.one_file import renew
 from gpubridge.engine.supervisor.context import EngineContext
 from gpubridge.engine.supervisor.instance import InstanceState
 from gpubridge.errors import BridgeError, ErrorCode, invalid, unsupported
@@ -171,10 +172,11 @@ class ModelLoader:
         return prepared
 
     def _read(self, name: str, source: ModelSource) -> PreparedModel:
-        # Before any file is read: later changes count as another state.
-        files = read_model_files(source.directory)
         custom_name = self.context.settings.repository.model_config_name
         try:
+            renew(source.directory)
+            # Before any file is read: later changes count as another state.
+            files = read_model_files(source.directory)
             # Counting GPUs may take long.
             config = load_model_config(
                 source.directory,

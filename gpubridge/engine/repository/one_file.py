@@ -11,6 +11,7 @@ from pathlib import Path
 
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
+from gpubridge.config import CONFIG_FILENAME
 from gpubridge.config.load import parse_config_override
 from gpubridge.engine.repository.model_files import FileOverrides, is_model_name
 from gpubridge.errors import invalid
@@ -21,6 +22,8 @@ from gpubridge.one_file.adapter import model_class
 
 TritonPythonModel = model_class({path!r}, {name!r})
 """
+_SOURCE = Path("1", "gpubridge.declared_in")
+"""In a model's directory, a link to the file, with the time of the change that the configuration is of."""
 
 
 class OneFileModels:
@@ -39,6 +42,8 @@ class OneFileModels:
         if found is None or not os.path.isfile(found[1]):  # noqa: PTH113
             return []
         path = os.path.abspath(found[1])  # noqa: PTH100
+        # Read first: a file that changes meanwhile is read again.
+        changed = os.stat(path).st_mtime_ns  # noqa: PTH116
         models = _declared(path)
         names = found[2].split(",") if found[2] else list(models)
         for name in names:
@@ -49,19 +54,56 @@ class OneFileModels:
                 )
         if not names:
             raise invalid(f"{path} declares no model: expected a function with @gpubridge.model")
-        return [self._write(path, name, models[name]) for name in names]
+        return [self._write(path, name, models[name], changed) for name in names]
 
-    def _write(self, path: str, name: str, config: object) -> Path:
-        message = parse_config_override(json.dumps(config))
+    def _write(self, path: str, name: str, config: object, changed: int) -> Path:
         files = {
-            "file:config.pbtxt": text_format.MessageToString(message).encode(),
+            f"file:{CONFIG_FILENAME}": _text(config),
             "file:1/model.py": _ENTRY.format(path=path, name=name).encode(),
         }
-        return self._files.write(name, files).model
+        model = self._files.write(name, files).model
+        (model / _SOURCE).symlink_to(path)
+        _note_time(model, changed)
+        return model
 
     def close(self) -> None:
         """Remove the directories; idempotent."""
         self._files.close()
+
+
+def renew(directory: Path) -> None:
+    """Write a model's configuration anew if the Python file that declares the model has changed.
+
+    Does nothing for any other model. Raises BridgeError: INVALID_ARG as `OneFileModels.directories`.
+    """
+    link = directory / _SOURCE
+    if not link.is_symlink():
+        return
+    try:
+        changed = link.stat().st_mtime_ns
+    except OSError:
+        raise invalid(f"{link.readlink()} is not there any more") from None
+    if changed == link.lstat().st_mtime_ns:
+        return
+    path = str(link.readlink())
+    models = _declared(path)
+    if directory.name not in models:
+        raise invalid(f"{path} no longer declares a model '{directory.name}'")
+    config, text = directory / CONFIG_FILENAME, _text(models[directory.name])
+    if config.read_bytes() != text:
+        fresh = config.with_suffix(".new")
+        fresh.write_bytes(text)
+        fresh.replace(config)
+    _note_time(directory, changed)
+
+
+def _note_time(directory: Path, changed: int) -> None:
+    os.utime(directory / _SOURCE, ns=(changed, changed), follow_symlinks=False)
+
+
+def _text(config: object) -> bytes:
+    text: str = text_format.MessageToString(parse_config_override(json.dumps(config)))
+    return text.encode()
 
 
 def _declared(path: str) -> dict[str, object]:
