@@ -26,7 +26,9 @@ _NOT_FOUND = -1
 _OLDEST_BINDINGS = (12, 9, 1)
 
 # After these, all calls on the process's context of that device fail.
-_STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721})
+_STICKY = frozenset(
+    {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911}
+)
 
 _FOREIGN = (
     "to the driver the handle is this process's own: it was made here, or by a process with the same "

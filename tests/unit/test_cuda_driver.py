@@ -128,12 +128,28 @@ def test_a_part_of_a_gpu_is_known_as_such():
         (700, ["CUDA_ERROR_ILLEGAL_ADDRESS", True, "INTERNAL"]),
         (719, ["CUDA_ERROR_LAUNCH_FAILED", True, "INTERNAL"]),
         (721, ["CUDA_ERROR_TENSOR_MEMORY_LEAK", True, "INTERNAL"]),
+        (810, ["CUDA_ERROR_MPS_CLIENT_TERMINATED", True, "INTERNAL"]),
     ],
 )
 def test_errors_carry_call_code_and_name(machine, code, expected):
     with device_worker(machine) as worker:
         machine.fail("cuMemAlloc", code)
         assert worker.do("answer = attributes(mine, 1)") == ["cuMemAlloc", code, *expected]
+
+
+def test_errors_after_which_a_process_has_to_end_are_known(machine):
+    told = python(
+        machine,
+        "from cuda.bindings.driver import CUresult\n"
+        "said = {int(code): ' '.join((code.__doc__ or '').split()) for code in CUresult}\n"
+        "print(*(code for code in said if 'must be terminated and relaunched' in said[code]))",
+    )
+    if not told:
+        pytest.skip("these bindings do not describe errors")
+    # 810: the MPS server has ended this client.
+    assert {"700", "719", "810"} <= set(told.split())
+    known = [code for code in told.split() if CudaError("cuInit", int(code), "name").sticky]
+    assert told.split() == known
 
 
 @pytest.mark.parametrize("code", [35, 200, 209, 222])
