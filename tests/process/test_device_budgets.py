@@ -100,7 +100,12 @@ SWITCHES = {
         "killed_recorder": "released",
         "pageable": "waits",
     },
-    "careless": {"destroyed": "crash", "same_block": "closed-once", "dead_exporter": "held"},
+    "careless": {
+        "destroyed": "crash",
+        "same_block": "closed-once",
+        "dead_exporter": "held",
+        "killed_recorder": "never",
+    },
 }
 DRIVERS = [
     *((kind, None, "share") for kind in HANDLES),
@@ -131,9 +136,9 @@ def served(tmp_path_factory, request):
         switches=SWITCHES.get(switches),
         events=events,
     ) as served:
-        # Of one allocation for each region; small ones share a block, which some open only once.
         served.waits = events == "wait"
-        served.allocated = BLOCK if switches else NBYTES
+        # Of one allocation for each region; small ones share a block, which some open only once.
+        served.allocated = BLOCK if switches == "refusing" else NBYTES
         yield served
 
 
