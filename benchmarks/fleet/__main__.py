@@ -1,6 +1,7 @@
-"""``python -m benchmarks.fleet``: fleets of 8 to 1,000 GPUs, simulated; with ``--measure`` also local ones.
+"""``python -m benchmarks.fleet``: fleets of 8 to 1,000 GPUs, simulated.
 
-Writes ``fleet.md``, ``fleet.json`` and ``fleet.svg``. Rows of ``--measure`` stay until they are measured
+``--measure`` has also local fleets, ``--acceptance`` a server behind the proxy, without it, and plain Ray
+Serve. Writes ``fleet.md``, ``fleet.json`` and ``fleet.svg``; what was measured stays until it is measured
 again.
 """
 
@@ -8,15 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fleet.acceptance import accept
 from benchmarks.fleet.day import Day, DayPlan, run_day
 from benchmarks.fleet.measure import measure
 from benchmarks.fleet.simulation import Plan, Simulation
-from benchmarks.machine import describe_machine
+from benchmarks.machine import commit, describe_machine, started_now
 
 SIZES = (8, 64, 256, 512, 1000)
 CELL = 256
@@ -155,16 +157,23 @@ def main() -> None:
     """Simulate, measure if asked to, and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
     parser.add_argument("--measure", action="store_true", help="also fleets on this machine")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    parser.add_argument("--acceptance", action="store_true", help="also the proxy beside Ray Serve")
+    parser.add_argument("--rounds", type=int, default=3, help="of --acceptance")
+    parser.add_argument("--seconds", type=int, default=10, help="of each measurement")
     default = Path(__file__).parents[1] / "results"
     parser.add_argument("--output", type=Path, default=default, help="folder of the results")
     options = parser.parse_args()
     path = options.output / "fleet.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
-    if options.measure:
-        rows = measure(options.seconds)
-        kept = {"machine": describe_machine(), "measured": rows}
-        path.write_text(json.dumps(kept, indent=1) + "\n")
+    for name, wanted in (("measured", options.measure), ("acceptance", options.acceptance)):
+        if wanted:
+            about = {"commit": commit(), "started": started_now(), "machine": describe_machine()}
+            if name == "measured":
+                found: dict[str, Any] = {"rows": measure(options.seconds)}
+            else:
+                found = accept(options.rounds, options.seconds)
+            kept[name] = {**about, **found}
+            path.write_text(json.dumps(kept, indent=1) + "\n")
     days = {name: run_day(plan) for name, plan in day_plans().items()}
     sizes = size_rows()
     parts = ["# Fleets, simulated\n", _INTRODUCTION, "## Sizes\n", table(sizes)]
@@ -174,7 +183,7 @@ def main() -> None:
     ]
     parts += ["## A day of a cell with autoscaling\n", table(day_rows(days)), "![](fleet.svg)\n"]
     parts += ["## Local fleets beside the simulation\n"]
-    parts += [table(_rounded(kept["measured"])) if kept else "Not measured yet: `--measure`.\n"]
+    parts += _measured(kept.get("measured")) + _accepted(kept.get("acceptance"))
     (options.output / "fleet.md").write_text("\n".join(parts))
     plot(options.output / "fleet.svg", sizes, days)
 
@@ -186,10 +195,37 @@ No GPU was measured: the times are assumptions, those of proxies are from measur
 """
 
 
+def _measured(found: Mapping[str, Any] | None) -> list[str]:
+    if found is None:
+        return ["Not measured yet: `--measure`.\n"]
+    return [_about(found), table(_rounded(found["rows"]))]
+
+
+def _accepted(found: Mapping[str, Any] | None) -> list[str]:
+    heading = "## A server behind the proxy, without it, and plain Ray Serve\n"
+    if found is None:
+        return [heading, "Not measured yet: `--acceptance`.\n"]
+    how = (
+        f"`add_sub` (gRPC 600 KB: an identity) with one replica, {found['rounds']} rounds of "
+        f"{found['seconds']} s a load; the load client shares the cores. Plain Ray Serve adds the "
+        "request's bytes and knows nothing of the protocol; its settings are its own.\n"
+    )
+    return [heading, _about(found), how, table(found["rows"]), table(found["figures"])]
+
+
+def _about(found: Mapping[str, Any]) -> str:
+    machine = found["machine"]
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, load average at the start "
+        f"{machine['load_average']}, commit {found['commit']}, {found['started']}.\n"
+    )
+
+
 def _rounded(rows: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
     return [
         {
             "replicas": int(row["replicas"]),
+            "start to ready s": round(row["start"], 1),
             "requests/s": round(row["rate"]),
             "predicted": round(row["predicted rate"]),
             "p50 ms": round(1e3 * row["p50"], 1),

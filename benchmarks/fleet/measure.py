@@ -45,7 +45,7 @@ _BODY = json.dumps(
 )
 
 
-def measure(seconds: float) -> list[dict[str, float]]:
+def measure(seconds: int) -> list[dict[str, float]]:
     """Return a row for each number of replicas: measured and predicted."""
     rows = []
     service = 0.0
@@ -55,7 +55,9 @@ def measure(seconds: float) -> list[dict[str, float]]:
         (version / "model.py").write_text(_MODEL)
         (version.parent / "config.pbtxt").write_text(_CONFIG)
         for replicas in REPLICAS:
+            began = time.monotonic()
             with _fleet(folder, replicas) as port:
+                start = time.monotonic() - began
                 if not service:
                     # Of one client: nothing waits.
                     service = _load(port, 1, seconds)[1]
@@ -70,6 +72,7 @@ def measure(seconds: float) -> list[dict[str, float]]:
             rows.append(
                 {
                     "replicas": replicas,
+                    "start": start,
                     "rate": rate,
                     "predicted rate": said.rate(0.5, 5.0),
                     "p50": middle,

@@ -26,16 +26,16 @@ from gpubridge.errors import BridgeError, unavailable
 from gpubridge.ray.proxy import bound_command, haproxy_binary
 from gpubridge.ray.settings import FleetSettings
 
-_UNSHARE = ("unshare", "-rn", "--pid", "--fork", "--mount-proc", "--kill-child")
+UNSHARE = ("unshare", "-rn", "--pid", "--fork", "--mount-proc", "--kill-child")
 _ENDPOINTS = ("http", "grpc", "metrics")
 _INTERFACE_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 1
 _ANSWER_SECONDS = 3700
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }
-_LOCAL_RAY: Mapping[str, Any] = {
+LOCAL_RAY: Mapping[str, Any] = {
     "include_dashboard": False,
     "log_to_driver": False,
     "logging_level": "warning",
@@ -74,7 +74,7 @@ def run_local_fleet(application: Mapping[str, Any], say: Callable[[str], None]) 
 
     Raises BridgeError: another fleet runs, or this machine allows no namespaces.
     """
-    _require_namespaces()
+    require_namespaces()
     folder = control_socket().parent
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
@@ -92,7 +92,7 @@ def run_local_fleet(application: Mapping[str, Any], say: Callable[[str], None]) 
         signal.signal(number, lambda *_: stop.set())
     # Other nodes, if somebody adds them, have no sockets there.
     args = {**application["args"], "socket_folder": str(sockets), "proxies": "head"}
-    command = [*_UNSHARE, sys.executable, "-m", __name__, str(control_socket())]
+    command = [*UNSHARE, sys.executable, "-m", __name__, str(control_socket())]
     try:
         with subprocess.Popen(bound_command(command), stdin=subprocess.PIPE, text=True) as inner:
             relay = _start_relay(FleetSettings.from_args(args), sockets)
@@ -114,9 +114,10 @@ def run_local_fleet(application: Mapping[str, Any], say: Callable[[str], None]) 
         control_socket().unlink(missing_ok=True)
 
 
-def _require_namespaces() -> None:
+def require_namespaces() -> None:
+    """Raise BridgeError if this machine allows no namespaces."""
     try:
-        subprocess.run([*_UNSHARE, "true"], capture_output=True, text=True, check=True)
+        subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
         raise unavailable(
@@ -166,7 +167,7 @@ class _ControlHandler(socketserver.StreamRequestHandler):
         self.wfile.write(json.dumps(answer).encode() + b"\n")
 
 
-def _raise_loopback() -> None:
+def raise_loopback() -> None:
     """Bring up the loopback interface of this network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
@@ -182,15 +183,15 @@ def _say(text: str) -> None:
 def main(control: str) -> int:
     """Run the fleet within its namespaces until the input or the fleet ends; return the exit code."""
     application = json.loads(sys.stdin.readline())
-    _raise_loopback()
-    os.environ |= _ENVIRONMENT
+    raise_loopback()
+    os.environ |= ENVIRONMENT
     _say("starting Ray")
     import ray  # noqa: PLC0415  (reads the environment)
     from ray import serve  # noqa: PLC0415
 
     from gpubridge.ray.cluster import Fleet  # noqa: PLC0415
 
-    ray.init(**_LOCAL_RAY)
+    ray.init(**LOCAL_RAY)
     serve.start(proxy_location="Disabled")
     fleet, down = Fleet(), threading.Event()
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.fleet.acceptance import judged_rows
 from benchmarks.fleet.day import DayPlan, run_day
 from benchmarks.fleet.simulation import Plan, Simulation
 
@@ -55,3 +56,32 @@ def test_a_day_has_the_servers_that_its_load_needs():
     held = run_day(replace(plan, most=8))
     assert max(held.servers) == 8
     assert max(held.wait) > 60
+
+
+def test_a_row_says_whether_the_middle_round_keeps_its_bound():
+    loads = ("HTTP 1", "HTTP 16", "gRPC 16", "gRPC 600 KB 4")
+    rounds = []
+    for rate in (500.0, 900.0, 1000.0):
+        proxied = {"rate": rate, "p50_us": 200.0, "server_us": 15.0}
+        direct = {"rate": 1000.0, "p50_us": 150.0, "server_us": 10.0}
+        slow = {"rate": 50.0}
+        rounds.append(
+            {f"proxy, {load}": proxied for load in loads}
+            | {f"direct, {load}": direct for load in loads}
+            | {
+                f"{serve}, {load}": slow
+                for serve in ("Serve", "Serve, HAProxy mode")
+                for load in loads
+            }
+        )
+    rows = {row["row"]: row for row in judged_rows(rounds)}
+    assert rows["proxy / direct, HTTP 16"] == {
+        "row": "proxy / direct, HTTP 16",
+        "bound": "≥ 0.8",
+        "seen": "0.9",
+        "rounds": "0.5 to 1",
+        "holds": "yes",
+    }
+    assert rows["proxy p50 minus direct, HTTP 1, µs"]["seen"] == "50"
+    assert rows["proxy / plain Ray Serve, HTTP 16"]["holds"] == "**no**"
+    assert rows["server's CPU time, proxy / direct, gRPC 16"]["holds"] == "**no**"
