@@ -118,6 +118,7 @@ _MEMBERS: Mapping[str, Mapping[str, type]] = {
     "completions": _GENERATION,
     "embeddings": {"dimensions": int, "encoding_format": str, "user": str},
 }
+_LIMITS = {"max_tokens", "max_completion_tokens"}
 _REQUIRED = {"chat": "messages", "completions": "prompt", "embeddings": "input"}
 _EXPECTED = {
     bool: "true or false",
@@ -170,6 +171,8 @@ class OpenAiRequest:
             raise _wrong("n", "1, the number of choices")
         elif "stream_options" in members and not self.stream:
             raise _wrong("stream_options", "'stream': true beside it")
+        for limit in _LIMITS & members.keys() & _MEMBERS[self.endpoint].keys():
+            _check_limit(limit, members[limit])
         name = _REQUIRED[self.endpoint]
         if self.endpoint != "chat":
             if not _is_prompts(members[name]):
@@ -221,6 +224,11 @@ class OpenAiRequest:
         if "exclude_input_in_output" in config.inputs_by_name:
             members.setdefault("exclude_input_in_output", True)
         return {**members, "id": identifier, TEXT_INPUT: texts}
+
+
+def _check_limit(name: str, value: int) -> None:
+    if value < 0:
+        raise _wrong(name, "an integer of 0 or more")
 
 
 def _wrong(name: str, wanted: str) -> OpenAiError:
