@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from gpubridge.engine.repository.one_file import OneFileModels
+
 __all__ = ["MODELS", "SHAPE_DIMS", "Model", "copies", "write_repository"]
 
 #: How many dims the tensors of ``add_sub_any`` have.
@@ -215,6 +217,17 @@ outputs = [pb_utils.Tensor("OUT", softmax(rows))]
     return Model(name, config, (of_batch if arrays else _execute(body)) + _SOFTMAX)
 
 
+def _one_file(name: str) -> Model:
+    """Return the model of a Python file as the server makes it."""
+    files = OneFileModels()
+    try:
+        (made,) = files.directories(str(_SERVED.parent / "softmax_app.py"))
+        config, code = ((made / each).read_text() for each in ("config.pbtxt", "1/model.py"))
+    finally:
+        files.close()
+    return Model(name, f'name: "{name}"\n{config}', code)
+
+
 def _served(name: str) -> Model:
     folder = _SERVED / name
     return Model(
@@ -235,6 +248,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "sequence_direct": lambda: _sequence("direct"),
     "sequence_oldest": lambda: _sequence("oldest"),
     "softmax_loop": partial(_softmax, "softmax_loop", arrays=False),
+    "softmax_file": partial(_one_file, "softmax_file"),
     "softmax_arrays": partial(_softmax, "softmax_arrays", arrays=True),
     "chain": _chain,
     "text": _text,

@@ -354,6 +354,13 @@ OWN_ROWS: tuple[OwnRow, ...] = (
         at_most=1.0,
     ),
     OwnRow(
+        "one_file",
+        "softmax of batched rows by a function of one file over the same model in a repository",
+        _softmax("file"),
+        _softmax("arrays"),
+        at_most=1.1,
+    ),
+    OwnRow(
         "haproxy",
         "add_sub through HAProxy over HTTP/2 (http-no-delay) over direct",
         _CALLS,

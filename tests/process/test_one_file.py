@@ -15,6 +15,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 import gpubridge
+from benchmarks.varied_models import MODELS, write_repository
 from gpubridge.errors import BridgeError
 from gpubridge.one_file.declare import declaration_of
 from tests.process.server import alive, wait_until, write_model
@@ -176,6 +177,22 @@ def test_a_wrong_return_is_what_it_is_for_a_repository(server, tmp_path):
             BridgeError, match=f"to return a dict, or a tuple of 2 outputs, got {got}"
         ):
             server.infer("wrong", {"HOW": np.int32([how])})
+
+
+def test_a_file_answers_as_the_same_model_in_a_repository(tmp_path):
+    names = ["softmax_file", "softmax_arrays"]
+    write_repository([MODELS[name]() for name in names], tmp_path)
+    rows = np.random.default_rng(5).normal(size=(3, 256)).astype(np.float32)
+    with gpubridge.Server(tmp_path) as server:
+        first, second = (server.infer(name, {"IN": rows}) for name in names)
+        assert first["OUT"].tobytes() == second["OUT"].tobytes()
+        wrong = {"IN": rows[:, :3]}
+        texts = []
+        for name in names:
+            with pytest.raises(BridgeError) as raised:
+                server.infer(name, wrong)
+            texts.append(raised.value.message.replace(name, "MODEL"))
+        assert texts[0] == texts[1]
 
 
 def test_gpubridge_run_takes_a_file(app):
