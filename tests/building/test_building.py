@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 import tritonclient.http
 
+from tests import first_answers
+
 ROOT = Path(__file__).parents[2]
 # Programs that a machine without a tool chain lacks, by whatever prefix and release.
 TOOL_CHAIN = re.compile(
@@ -198,13 +200,12 @@ def test_the_archives_that_an_index_takes(checkout, tmp_path):
     inputs = [f"--input=INPUT{i}=[1, 2, 3, 4]" for i in (0, 1)]
     command = (clean, "-m", "gpubridge", "run", model, *inputs)
     assert "OUTPUT0" in run(*command, cwd=tmp_path, variables=variables)
-    # A newcomer's first model, in a folder where there is no checkout.
-    page = (checkout / "docs" / "tutorials" / "quickstart.md").read_text()
-    (tmp_path / "app.py").write_text(page.split("```python\n")[1].split("```")[0])
-    ask = (
-        "import gpubridge, numpy as np\n"
-        "given = {'WORD': np.array(['ho']), 'TIMES': np.int32([3])}\n"
-        "with gpubridge.Server('app.py') as server:\n"
-        "    print(server.infer('repeat', given)['REPEATED'])\n"
-    )
-    assert "[b'hohoho']" in run(clean, "-c", ask, cwd=tmp_path, variables=variables)
+    # The newcomer's way by each tutorial, in folders where there is no checkout.
+    client = "tritonclient[http]"
+    run(clean, "-m", "pip", "install", "-q", client, cwd=tmp_path, variables=variables)
+    for name, page in first_answers.PAGES.items():
+        (tmp_path / name).mkdir()
+        answer = first_answers.first_answer(page, tmp_path / name, clean.parent)
+        assert (
+            f"```json\n{answer}```" in page.read_text() or f"```\n{answer}```" in page.read_text()
+        )

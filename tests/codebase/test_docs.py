@@ -12,7 +12,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +19,7 @@ import gpubridge
 from gpubridge import cli, pb_utils
 from gpubridge.engine.devices.copies import PEER_FALLBACKS
 from gpubridge.transport.messages import FALLBACKS
+from tests import first_answers
 from tests.codebase import references
 from tests.process.server import running_server
 
@@ -126,21 +126,23 @@ def test_a_page_with_a_client_does_what_it_says(page, tmp_path):
             assert server.log().count("bye") == 2
 
 
-def test_a_first_model_is_an_answer_away(tmp_path):
-    page = ROOT / "docs" / "tutorials" / "quickstart.md"
-    write_files(page, tmp_path)
-    text = page.read_text()
-    first = text[: text.index("## The same model in a repository")]
-    typed = [
-        line for kind, code in BLOCK.findall(first) if kind != "json" for line in code.splitlines()
-    ]
+@pytest.mark.parametrize("name", first_answers.PAGES)
+def test_a_first_answer_is_a_few_lines_away(name, tmp_path):
+    page = first_answers.PAGES[name]
+    typed = first_answers.commands(page)
+    if name == "quickstart":
+        # The model is the newcomer's own, too.
+        typed += blocks(page, "python")[0].splitlines()
     assert len(typed) < 15
-    (command,) = [line for line in typed if line.startswith("curl")]
-    (expected,) = blocks(page, "json")
+    assert typed[0] == "pip install ."
+    answer = first_answers.first_answer(page, tmp_path, Path(sys.executable).parent)
+    assert answer in [*blocks(page, "json"), *blocks(page, "")]
+
+
+def test_the_client_of_the_quickstart_asks_the_first_model_too(tmp_path):
+    page = first_answers.PAGES["quickstart"]
+    write_files(page, tmp_path)
     with gpubridge.Server(tmp_path / "app.py") as server:
-        asked = curl(command, SimpleNamespace(http_url=server.http_address))
-        assert asked == (200, expected.rstrip("\n"))
-        # The client of the model in the repository gets the same answers.
         client = (tmp_path / "client.py").read_text().replace("127.0.0.1:8000", server.http_address)
         finished = subprocess.run(
             [sys.executable, "-c", client],
