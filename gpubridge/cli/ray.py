@@ -83,17 +83,19 @@ def run(options: argparse.Namespace) -> int:
 
 def status_table(status: Mapping[str, Any]) -> str:
     """Return the lines of ``gpubridge ray status``."""
-    lines = [f"{status['status']}, {len(status['proxies'])} proxies {status['message']}".rstrip()]
-    row = "{:<10} {:<22} {:>8} {:>8} {:<9} {}"
-    lines.append(row.format("replica", "server", "process", "pending", "state", "models"))
+    told = f"{len(status['proxies'])} proxies, {status['lost']} servers lost so far"
+    lines = [f"{status['status']}, {told} {status['message']}".rstrip()]
+    row = "{:<10} {:<22} {:>8} {:>8} {:>8} {:<9} {}"
+    heads = ("replica", "server", "process", "pending", "restarts", "state", "models")
+    lines.append(row.format(*heads))
     for each in status["replicas"]:
         server = each["server"]
         models = [f"{name}:{','.join(versions)}" for name, versions in each["models"].items()]
         models += [f"{name} FAILED: {error}" for name, error in each["errors"].items()]
         place = f"{server['address']}:{server['http_port']}"
         state = "draining" if server["draining"] else "serving"
-        told = (each["key"], place, each["process_id"], f"{each['pending']:g}", state)
-        lines.append(row.format(*told, " ".join(models)))
+        cells = (each["key"], place, each["process_id"], f"{each['pending']:g}", each["restarts"])
+        lines.append(row.format(*cells, state, " ".join(models)))
     lines += [f"a proxy does not start: {fault}" for fault in status["faults"]]
     return "\n".join(lines) + "\n"
 

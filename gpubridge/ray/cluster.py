@@ -118,7 +118,7 @@ class Fleet:
             directory = ray.get_actor(directory_name(APPLICATION), namespace=NAMESPACE)
             state: dict[str, Any] = ray.get(directory.state.remote(), timeout=10)
         except (ValueError, ray.exceptions.RayError):
-            return {"replicas": [], "proxies": [], "faults": []}
+            return {"replicas": [], "proxies": [], "lost": 0, "faults": []}
         return state
 
     def _ready(self) -> int:

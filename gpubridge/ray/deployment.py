@@ -20,7 +20,7 @@ from gpubridge.ray.server_client import (
     executing_seconds,
     loaded_models,
     model_config,
-    pending_requests,
+    pending_and_restarts,
 )
 from gpubridge.ray.server_process import ServerProcess
 from gpubridge.ray.settings import FleetSettings
@@ -90,7 +90,7 @@ class Server:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what `pending_policy` asks for."""
         return {
-            PENDING: await asyncio.to_thread(self._pending),
+            PENDING: (await asyncio.to_thread(self._pending_and_restarts))[0],
             TARGET: float(pending_target(self._configs)),
             BUSY: await asyncio.to_thread(self._busy),
         }
@@ -131,12 +131,12 @@ class Server:
         self._models = models
         self._configs = {name: config for name, config in configs.items() if config is not None}
 
-    def _pending(self) -> float:
+    def _pending_and_restarts(self) -> tuple[float, int]:
         address = self._server.address
         try:
-            return pending_requests(address.address, address.metrics_port)
+            return pending_and_restarts(address.address, address.metrics_port)
         except OSError:
-            return 0.0
+            return 0.0, 0
 
     def _busy(self) -> float:
         """Return the share of the time that the busiest model has executed since the last call."""
@@ -150,6 +150,7 @@ class Server:
         return min(max(shares, default=0.0) / max(now - then, 1e-3), 1.0)
 
     def _replica(self) -> Replica:
+        pending, restarts = self._pending_and_restarts()
         return Replica(
             key=self._key,
             server=self._server.address,
@@ -160,7 +161,8 @@ class Server:
             models=self._models,
             errors=dict(self._errors),
             applied=dict(self._applied or {}),
-            pending=self._pending(),
+            pending=pending,
+            restarts=restarts,
             slot=self._slot,
         )
 

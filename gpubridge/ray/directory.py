@@ -44,6 +44,7 @@ class Replica:
     - ``models``: ready versions by model.
     - ``errors``: by model, of loads that failed.
     - ``applied``: the desired state of models that has been brought about.
+    - ``pending``: requests that wait; ``restarts``: of its models' processes.
     """
 
     key: str
@@ -56,6 +57,7 @@ class Replica:
     errors: dict[str, str]
     applied: dict[str, Any]
     pending: float = 0.0
+    restarts: int = 0
     slot: int = -1
 
 
@@ -87,6 +89,7 @@ class Directory:
         self._faults: dict[str, str] = {}
         self._ended: set[str] = set()
         self._leaving: set[str] = set()
+        self._lost = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def publish(self, replica: Replica, handle: Any) -> int:
@@ -111,6 +114,8 @@ class Directory:
 
         Serve stops the replicas of a node that ends soon before it has started others.
         """
+        if key not in self._replicas:
+            return
         self._leaving.add(key)
         deadline = time.monotonic() + _SUCCESSOR_SECONDS
         while not self._serving() and time.monotonic() < deadline:
@@ -137,8 +142,9 @@ class Directory:
     async def forget(self, key: str) -> None:
         """Remove a server that has ended."""
         self._ended.add(key)
-        self._leaving.discard(key)
         if self._replicas.pop(key, None) is not None:
+            self._lost += key not in self._leaving
+            self._leaving.discard(key)
             await self._bump()
 
     async def wait(self, proxy: str, applied: int, seconds: float) -> Snapshot:
@@ -161,6 +167,7 @@ class Directory:
         now = time.monotonic()
         return {
             "replicas": [asdict(each) for each in self._replicas.values()],
+            "lost": self._lost,
             "faults": sorted(self._faults.values()),
             "proxies": sorted(name for name, at in proxies.items() if now - at < _CONFIRM_SECONDS),
         }
@@ -212,6 +219,9 @@ class Directory:
             except ActorUnavailableError:
                 pass  # its node cannot be reached for a moment
             except RayActorError:
+                if key not in self._leaving:
+                    self._lost += 1
+                    self._leaving.add(key)
                 await self.withdraw(key)
                 await asyncio.sleep(_LONGEST_DRAIN_SECONDS)
                 await self.forget(key)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 _LOAD_SECONDS = 3600.0
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
-_PENDING = "nv_inference_pending_request_count{"
+_PENDING, _RESTARTS = "nv_inference_pending_request_count", "gpubridge_stub_restarts_total"
 
 
 def request(
@@ -64,18 +64,21 @@ def executing_seconds(address: str, port: int) -> dict[str, float]:
     return seconds
 
 
-def pending_requests(address: str, port: int) -> float:
-    """Return the number of requests that wait in all models' queues; ``port``: of metrics.
+def pending_and_restarts(address: str, port: int) -> tuple[float, int]:
+    """Return how many requests wait in all models' queues, and how often stubs were started again.
 
-    Raises OSError: the server gives no answer.
+    Raises OSError: the server gives no answer at this port, that of its metrics.
     """
     connection = http.client.HTTPConnection(address, port, timeout=5)
     try:
         connection.request("GET", "/metrics")
-        page = connection.getresponse().read().decode()
+        lines = connection.getresponse().read().decode().splitlines()
     except http.client.HTTPException as error:
         raise OSError(str(error)) from error
     finally:
         connection.close()
-    lines = page.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(_PENDING))
+    pending, restarts = (
+        sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+        for name in (_PENDING, _RESTARTS)
+    )
+    return pending, int(restarts)

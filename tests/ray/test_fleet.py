@@ -11,7 +11,7 @@ import pytest
 
 from gpubridge.errors import BridgeError
 from gpubridge.ray.local_fleet import control_socket
-from tests.process.server import alive, wait_until, write_code_model, write_model
+from tests.process.server import alive, children, wait_until, write_code_model, write_model
 from tests.process.test_every_call import ECHO
 from tests.ray.local_fleets import infer_body, local_fleet
 from tests.ray.steady_load import Load
@@ -48,6 +48,11 @@ def test_both_servers_answer_and_the_status_names_them(fleet):
     assert asked == {str(row["process_id"]) for row in serving.values()}
     shown = fleet.command("status")
     assert shown.returncode == 0
+    assert "0 servers lost so far" in shown.stdout
+    row = next(iter(serving.values()))
+    stub = next(iter(children(fleet.processes()[row["process_id"]])))
+    os.kill(stub, signal.SIGKILL)
+    wait_until(lambda: sum(each["restarts"] for each in fleet.serving().values()) == 1, "a restart")
     for key, row in serving.items():
         (line,) = (line for line in shown.stdout.splitlines() if line.startswith(key))
         assert str(row["process_id"]) in line
@@ -80,12 +85,14 @@ def test_models_are_loaded_and_unloaded_in_all_servers(fleet, repository):
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_no_request_is_lost_when_a_server_is_killed(fleet, protocol):
     key, row = next(iter(fleet.serving().items()))
+    lost = fleet.status()["lost"]
     with Load(fleet, protocol) as load:
         load.wait_for(100)
         os.kill(fleet.processes()[row["process_id"]], signal.SIGKILL)
         fleet.wait_for(2, gone={key})
         load.wait_for(100)
     assert not load.lost
+    assert fleet.status()["lost"] == lost + 1
 
 
 def test_a_second_fleet_is_refused(fleet, repository):

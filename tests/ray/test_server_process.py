@@ -12,11 +12,11 @@ from gpubridge.ray.server_client import (
     control_model,
     loaded_models,
     model_config,
-    pending_requests,
+    pending_and_restarts,
     request,
 )
 from gpubridge.ray.server_process import ServerProcess
-from tests.process.server import alive, wait_until, write_code_model
+from tests.process.server import alive, children, wait_until, write_code_model
 
 
 def test_a_server_serves_on_its_address_until_it_is_stopped(tmp_path):
@@ -28,10 +28,14 @@ def test_a_server_serves_on_its_address_until_it_is_stopped(tmp_path):
         assert loaded_models(address, port) == {"m": ("1",)}
         assert model_config(address, port, "m")["name"] == "m"
         assert model_config(address, port, "nothing") is None
+        (stub,) = children(server.process_id)
+        os.kill(stub, signal.SIGKILL)
+        port_of_metrics = server.address.metrics_port
+        wait_until(lambda: pending_and_restarts(address, port_of_metrics)[1] == 1, "a restart")
         assert "nothing" in control_model(address, port, "nothing", "load")
         assert control_model(address, port, "m", "unload") == ""
         assert loaded_models(address, port) == {}
-        assert pending_requests(address, server.address.metrics_port) == 0
+        assert pending_and_restarts(address, server.address.metrics_port) == (0, 0)
         os.kill(server.process_id, signal.SIGKILL)
         wait_until(lambda: "signal 9" in server.how_ended(), "the end of the server")
         assert request(address, port, "GET", "/v2")[0] == 503
