@@ -68,7 +68,7 @@ Managed* managed_in(PyObject* capsule) {
 
 [[noreturn]] void refuse_capsule() {
   throw nb::value_error(
-      "expected a DLPack capsule that nobody has consumed yet, got another capsule or one that "
+      "expected a DLPack capsule that has not been consumed, got another capsule or one that "
       "was consumed before");
 }
 

@@ -32,7 +32,7 @@ _LOOK_SECONDS = 0.2
 _LONGEST_DRAIN_SECONDS = 60.0
 _SUCCESSOR_SECONDS = 20.0
 LEAVE_SECONDS = _SUCCESSOR_SECONDS + _CONFIRM_SECONDS
-"""What `Directory.leave` takes at most."""
+"""The longest time that `Directory.leave` takes."""
 
 
 @dataclass(frozen=True, slots=True)

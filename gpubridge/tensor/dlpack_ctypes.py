@@ -100,7 +100,7 @@ class _CtypesEngine:
                 address = self._pointer(capsule, name)
                 return name, address, layout.from_address(address)
         raise ValueError(
-            "expected a DLPack capsule that nobody has consumed yet, got another capsule or one "
+            "expected a DLPack capsule that has not been consumed, got another capsule or one "
             "that was consumed before"
         )
 

@@ -56,7 +56,7 @@ class TritonPythonModel:
         scale = min(width / image.width, height / image.height)
         border = np.array([width - image.width * scale, height - image.height * scale]) / 2
         found = find_boxes(probability, self.pixel, self.box, self.unclip)
-        # Of what is below five pixels nobody could read anything.
+        # Text below five pixels cannot be read.
         large = [box for box in found if min(box.width, box.height) >= 5]
         # A pixel's centre is half a pixel from its corner.
         return reading_order(
