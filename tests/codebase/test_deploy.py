@@ -202,11 +202,3 @@ def test_helm_accepts_the_chart():
             text=True,
         ).stdout
         assert [each["kind"] for each in yaml.safe_load_all(rendered)] == ["Service", "Deployment"]
-
-
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
-@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
-def test_hadolint_accepts_the_image(name):
-    # Releases of packages are the image's to choose.
-    ignored = ["--ignore=DL3008", "--ignore=DL3013"]
-    subprocess.run(["hadolint", *ignored, str(DEPLOY / name)], check=True)
