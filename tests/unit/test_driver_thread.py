@@ -73,6 +73,27 @@ def test_finalizers_hand_over_memory_wherever_they_run():
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
+def test_work_is_handed_over_amid_a_hand_over(thread):
+    """A collection may run a finalizer at any point of it, in the same thread."""
+    done = []
+
+    def interrupt(*_):
+        thread.submit(lambda: done.append("interrupting"))
+
+    def submit():
+        sys.setprofile(interrupt)
+        thread.submit(lambda: done.append("interrupted"))
+        sys.setprofile(None)
+
+    caller = threading.Thread(target=submit, daemon=True)
+    caller.start()
+    caller.join(30)
+    assert not caller.is_alive()
+    thread.finish()
+    assert done.count("interrupted") == 1
+    assert done.count("interrupting") > 1
+
+
 def test_work_is_done_in_its_order(thread):
     done = []
 
