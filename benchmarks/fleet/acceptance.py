@@ -78,11 +78,14 @@ ROWS = (
         _ratio("gRPC 16", "proxy", "Serve, HAProxy mode"),
         2.5,
     ),
-    Row(
-        "server's CPU time, proxy / direct, gRPC 16",
-        _ratio("gRPC 16", "proxy", "direct", "server_us"),
-        1.2,
-        at_least=False,
+    *(
+        Row(
+            f"server's CPU time, proxy / direct, {load}",
+            _ratio(load, "proxy", "direct", "server_us"),
+            1.2,
+            at_least=False,
+        )
+        for load in ("gRPC 16", "gRPC 64")
     ),
 )
 
@@ -99,6 +102,7 @@ def loads() -> dict[str, tuple[Traffic, int]]:
         "HTTP 1": (small, 1),
         "HTTP 16": (small, 16),
         "gRPC 16": (calls, 16),
+        "gRPC 64": (calls, 64),
         "gRPC 600 KB 4": (Traffic([large], ("identity_fp32",), path), 4),
     }
 

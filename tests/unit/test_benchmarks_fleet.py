@@ -59,7 +59,7 @@ def test_a_day_has_the_servers_that_its_load_needs():
 
 
 def test_a_row_says_whether_the_middle_round_keeps_its_bound():
-    loads = ("HTTP 1", "HTTP 16", "gRPC 16", "gRPC 600 KB 4")
+    loads = ("HTTP 1", "HTTP 16", "gRPC 16", "gRPC 64", "gRPC 600 KB 4")
     rounds = []
     for rate in (500.0, 900.0, 1000.0):
         proxied = {"rate": rate, "p50_us": 200.0, "server_us": 15.0}
