@@ -213,7 +213,7 @@ def open_files(pid: int) -> list[str]:
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
             found.append(str(entry.readlink()))
-        except FileNotFoundError:
+        except OSError:
             continue  # closed meanwhile
     return found
 

@@ -105,7 +105,7 @@ def pids_of(served, model):
     def runs(pid):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        except FileNotFoundError:  # it has ended meanwhile
+        except OSError:  # it has ended meanwhile, perhaps between opening and reading
             return False
         return any(word.startswith(f"{model}_") for word in words)
 
