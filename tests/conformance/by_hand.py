@@ -109,6 +109,24 @@ BY_HAND = (
         "both reach the model",
     ),
     (
+        "`response_cache`: a model is loaded again, also from changed files",
+        "its stored responses stay",
+        "are removed, with those of ensembles",
+        "they may be those of other code",
+    ),
+    (
+        "`response_cache`: requests with a `sequence_id`",
+        "are looked up and stored",
+        "are executed",
+        "a sequence is no question that can be repeated",
+    ),
+    (
+        "`response_cache` with `summary_latencies`",
+        "no summary of requests; a summary of hits and of misses",
+        "the usual summaries: of hits in those of requests and queues only",
+        "figures of one model do not vanish with a flag",
+    ),
+    (
         "`response_cache`, and the model answers with an error",
         "the next equal request gets a response without outputs",
         "errors are not stored",
