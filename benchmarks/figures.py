@@ -67,6 +67,8 @@ def figure_of(document: Document) -> Figure | None:
         heading = "Triton's CPU time per request over gpubridge's"
     elif "pillow_model_ms" in document:
         return _images(document)
+    elif "rows" not in document:
+        return None  # a fleet's, which has no peer
     else:
         rows = _compared_rows(document)
         heading = "times better than Triton (of times: the reciprocal)"
