@@ -10,16 +10,78 @@
 #include "python_object.h"
 
 namespace gpubridge {
+namespace {
+
+// As gpubridge/transport/calls.py and messages.py have them.
+constexpr char kCall = 1;
+constexpr char kCallResponses = 16;
+constexpr std::size_t kFrame = 8;
+constexpr std::size_t kFormsKept = 512;
+constexpr std::size_t kSignaturesKept = 256;
+constexpr std::size_t kShortContext = 256;
+
+// The fields of a Record (gpubridge/transport/records.py).
+enum RecordField : Py_ssize_t { kTicket, kSignature, kShapes, kContext, kWord, kIdentifier, kRefs };
+
+std::string encoded_dims(nb::handle shapes) {
+  std::string dims;
+  for (nb::handle shape : shapes) {
+    for (nb::handle dim : shape) {
+      append_number(dims, nb::cast<std::int64_t>(dim));
+    }
+  }
+
+  return dims;
+}
+
+// Notes that who has such counts waits for a call of these models more, or less.
+void wait_for(nb::handle counted, nb::handle models, long change) {
+  auto counts = nb::borrow<nb::dict>(counted);
+  for (nb::handle name : models) {
+    const long left = (counts.contains(name) ? nb::cast<long>(counts[name]) : 0) + change;
+    if (left > 0) {
+      counts[name] = left;
+    } else if (counts.contains(name)) {
+      nb::del(counts[name]);
+    }
+  }
+}
+
+// Context of an error (a BridgeError), without its text if that is long.
+std::string encoded_error(nb::handle error, bool is_long) {
+  const nb::object message = is_long ? nb::str("") : attribute<"message">(error);
+  // Models make texts with lone surrogates, which are no Unicode.
+  const nb::object text = checked(PyUnicode_AsEncodedString(message.ptr(), "utf-8", "replace"));
+  Context context;
+  if (!view_of_bytes(text).empty()) context.set_text(ContextField::kError, view_of_bytes(text));
+  context.set_number(ContextField::kCode,
+                     nb::cast<std::uint64_t>(nb::int_(attribute<"code">(error))));
+  return context.encoded();
+}
+
+}  // namespace
 
 class CallChannel;
 
 // Values that calls of one signature and context share; `given` is a CallForm
 // (gpubridge/frontend/bls/requests.py).
 struct KnownCall {
-  KnownCall(nb::object given, nb::handle caller);
+  KnownCall(nb::object form, nb::handle caller) : given(std::move(form)) {
+    for (nb::handle name : needed) {
+      auto& dicts = waiting.emplace_back();
+      for (nb::handle instance : given.attr("instances")(name)) {
+        if (!instance.is(caller)) dicts.push_back(instance.attr("waits_for"));
+      }
+    }
+  }
 
   // True if some instance of each model that is needed waits for no call itself.
-  [[nodiscard]] bool can_end() const;
+  [[nodiscard]] bool can_end() const {
+    return std::all_of(waiting.begin(), waiting.end(), [](const auto& dicts) {
+      return std::any_of(dicts.begin(), dicts.end(),
+                         [](const nb::object& dict) { return nb::len(dict) == 0; });
+    });
+  }
 
   nb::object given;
   nb::object submit = given.attr("submit");
@@ -52,20 +114,89 @@ struct Call {
 class CallChannel {
  public:
   // `requests` are those at the stub, `descriptor` is the channel's, which stays the caller's.
-  CallChannel(nb::object requests, nb::object reader, nb::handle hooks, int descriptor);
+  CallChannel(nb::object requests, nb::object reader, nb::handle hooks, int descriptor)
+      : requests_object_(std::move(requests)),
+        requests_(nb::cast<at_stub::RequestsAtStub&>(requests_object_)),
+        reader_object_(std::move(reader)),
+        reader_(nb::cast<RecordReader&>(reader_object_)),
+        hooks_(std::make_shared<const Hooks>(hooks)),
+        descriptor_(descriptor) {}
   CallChannel(const CallChannel&) = delete;
   CallChannel& operator=(const CallChannel&) = delete;
   ~CallChannel() { close(); }
 
   // Takes one message; returns whether there was one.
-  bool receive();
+  bool receive() {
+    const auto hooks = hooks_;
+    if (hooks == nullptr) return false;
+    // Of all channels: nothing looks at a message any more when Python is called for it.
+    static auto* const memory = new std::vector<char>(kDatagramLimit);
+    const Datagram datagram = receive_now(descriptor_, *memory);
+    if (datagram.count < 0 && errno == EAGAIN) return false;
+    const auto size = static_cast<std::size_t>(std::max<std::ptrdiff_t>(datagram.count, 0));
+    const std::string_view message(memory->data(), size);
+    if (datagram.cut || !datagram.descriptors.empty() || size < kFrame || message[0] != kCall) {
+      hooks->receive(nb::bytes(message.data(), size), descriptors_of(datagram), datagram.cut);
+      return true;
+    }
+    nb::list records;
+    try {
+      for (const RecordView& record : decode_calls(message, true)) {
+        records.append(reader_.record(record));
+      }
+    } catch (const std::invalid_argument& error) {
+      hooks->refuse(text_object(std::string("message of calls: ") + error.what()));
+      return true;
+    } catch (nb::python_error& error) {
+      hooks->refuse(error.value());
+      return true;
+    }
+    take(records);
+    return true;
+  }
+
   // Gives calls to the called models.
-  void take(nb::handle records);
+  void take(nb::handle records) {
+    const auto hooks = hooks_;
+    if (hooks == nullptr) return;
+    attribute<"paused">(attribute<"busy_poll">(hooks->connection))();
+    try {
+      for (nb::handle record : records) begin(*hooks, record);
+    } catch (const std::invalid_argument& error) {
+      hooks->refuse(error.what());
+    } catch (nb::python_error& error) {
+      hooks->refuse(error.value());
+    }
+  }
+
   // Sends what has been answered in this turn of the event loop, in one message.
-  void flush();
+  void flush() {
+    const auto hooks = hooks_;
+    if (answered_ == 0 || hooks == nullptr) return;
+    std::string message(kFrame, '\0');
+    message[0] = kCallResponses;
+    put_number(message.data() + 4, std::exchange(answered_, 0));
+    message += std::exchange(answers_, {});
+    const bool direct = !blocked_ && message.size() <= kDatagramLimit;
+    if (direct && send_datagram(descriptor_, message)) return;
+    hooks->send(bytes_object(message));
+  }
+
   // Answers a call that is under way, if it is.
-  void end(std::uint32_t number, nb::object outcome);
-  void respond(std::uint32_t number, nb::object outcome);
+  void end(std::uint32_t number, nb::object outcome) {
+    const auto hooks = hooks_;
+    const auto node = calls_.extract(number);
+    if (hooks == nullptr || node.empty()) return;
+    Call& call = nb::cast<Call&>(node.mapped());
+    call.channel = nullptr;
+    call.request.reset();
+    answer(*hooks, number, std::move(outcome), 0);
+    wait_for(hooks->waits_for, call.form->needed, -1);
+  }
+
+  void respond(std::uint32_t number, nb::object outcome) {
+    if (const auto hooks = hooks_) answer(*hooks, number, std::move(outcome), kResponseOpen);
+  }
 
   void forget() { known_.clear(); }
   void block(bool blocked) { blocked_ = blocked; }
@@ -76,8 +207,20 @@ class CallChannel {
   // Answers nothing any more.
   void mute() { mute_ = true; }
   // Is of no use any more; returns the calls that are under way.
-  nb::list close();
-  [[nodiscard]] nb::list calls() const;
+  nb::list close() {
+    nb::list calls = this->calls();
+    for (nb::handle call : calls) nb::cast<Call&>(call).channel = nullptr;
+    calls_.clear();
+    known_.clear();
+    hooks_.reset();
+    return calls;
+  }
+
+  [[nodiscard]] nb::list calls() const {
+    nb::list calls;
+    for (const auto& [number, call] : calls_) calls.append(call);
+    return calls;
+  }
 
  private:
   struct Hooks {
@@ -114,16 +257,187 @@ class CallChannel {
     std::shared_ptr<KnownCall> form;
   };
 
-  void begin(const Hooks& hooks, nb::handle record);
-  void submit(const Hooks& hooks, std::uint32_t number, nb::handle record);
-  nb::object ranges(const Hooks& hooks, nb::handle record);
-  std::shared_ptr<KnownCall> form(const Hooks& hooks, nb::handle record);
+  void begin(const Hooks& hooks, nb::handle record) {
+    const auto number = nb::cast<std::uint32_t>(tuple_item(record, kTicket));
+    if (calls_.contains(number)) {
+      throw MalformedRecord("call " + std::to_string(number) + ", which there is already");
+    }
+    try {
+      submit(hooks, number, record);
+    } catch (nb::python_error& error) {
+      const bool begun = calls_.contains(number);
+      nb::object outcome = hooks.failed(record, error.value(), begun);
+      if (begun) {
+        end(number, std::move(outcome));
+      } else {
+        answer(hooks, number, std::move(outcome), 0);
+      }
+    }
+  }
 
-  void answer(const Hooks& hooks, std::uint32_t number, nb::object outcome, std::uint32_t flags);
-  void write_response(const Hooks& hooks, RecordParts parts, nb::handle response);
+  void submit(const Hooks& hooks, std::uint32_t number, nb::handle record) {
+    const nb::object ranges = this->ranges(hooks, record);
+    const std::shared_ptr<KnownCall> form = this->form(hooks, record);
+    if (!form->can_end()) hooks.check(form->needed);
+    std::vector<std::uint64_t> sizes;
+    for (nb::handle range : ranges) sizes.push_back(RangeView(range).nbytes);
+    const nb::handle shapes = tuple_item(record, kShapes);
+    if (!form->shapes.is(shapes) || form->sizes != sizes) {
+      nb::list listed;
+      for (const std::uint64_t size : sizes) listed.append(size);
+      form->fitted = attribute<"fit">(form->given)(record, listed);
+      form->shapes = nb::borrow(shapes);
+      form->sizes = std::move(sizes);
+    }
+    const nb::object call = nb::cast(Call{this, number, monotonic_ns(), form, {}});
+    // The signature, the dims, the batch size and the options of requests.
+    const nb::object fitted = form->fitted;
+    const nb::object request = make_infer_request(
+        {.signature = tuple_item(fitted, 0).ptr(),
+         .on_done = call.ptr(),
+         .identifier = tuple_item(record, kIdentifier).ptr(),
+         .context = for_others(ranges, form->home) ? form->shared.ptr() : form->context.ptr(),
+         .options = tuple_item(fitted, 3).ptr(),
+         .dims = tuple_item(fitted, 1).ptr(),
+         .batch_size = nb::cast<long long>(tuple_item(fitted, 2))});
+    infer_request(request).set(InferRequest::kRanges, ranges);
+    if (form->decoupled) {
+      infer_request(request).set(InferRequest::kOnPartial, attribute<"respond">(call));
+    }
+    nb::cast<Call&>(call).request = request;
+    calls_.emplace(number, call);
+    wait_for(hooks.waits_for, form->needed, 1);
+    form->submit(request,
+                 form->origin.is_none() ? attribute<"cause">(form->given)() : form->origin);
+  }
+
+  nb::object ranges(const Hooks& hooks, nb::handle record) {
+    const auto* refs = TensorRefs::of(tuple_item(record, kRefs));
+    if (refs == nullptr) throw nb::type_error("expected the references of a record");
+    const std::vector<TensorRef> places(refs->begin(), refs->end());
+    nb::object ranges;
+    try {
+      ranges = requests_.ranges(places);
+    } catch (const MalformedRecord&) {
+      // The stub may have announced that memory, through its other channel, a moment ago.
+      attribute<"catch_up">(hooks.connection)();
+      ranges = requests_.ranges(places);
+    }
+    if (attribute<"device">(hooks.connection).is_none()) return ranges;
+    return attribute<"called">(hooks.connection)(ranges, record);
+  }
+
+  std::shared_ptr<KnownCall> form(const Hooks& hooks, nb::handle record) {
+    // Records with equal signatures or contexts mostly have the same objects, which are held, so
+    // that nothing else gets their addresses.
+    const nb::object signature = nb::borrow(tuple_item(record, kSignature));
+    const nb::object context = nb::borrow(tuple_item(record, kContext));
+    const Key key{signature.ptr(), context.ptr()};
+    if (const auto found = known_.find(key); found != known_.end()) return found->second.form;
+    auto made = std::make_shared<KnownCall>(hooks.form(record), hooks.caller);
+    // Records with longer contexts have objects of their own.
+    if (nb::len(attribute<"parameters">(context)) > kShortContext) return made;
+    if (known_.size() >= kFormsKept) known_.clear();
+    known_.insert_or_assign(key, Kept{signature, context, made});
+    return made;
+  }
+
+  void answer(const Hooks& hooks, std::uint32_t number, nb::object outcome, std::uint32_t flags) {
+    if (mute_) return;
+    RecordParts parts;
+    parts.ticket = number;
+    parts.word = flags;
+    const bool last = (flags & kResponseOpen) == 0;
+    const bool responds = is_infer_response(outcome);
+    nb::object text = nb::none();
+    if (responds ? infer_response(outcome).has(InferResponse::kParameters) : !outcome.is_none()) {
+      text = hooks.long_text(outcome);
+    }
+    // Nothing stands before a record with a long text in its message.
+    if (!text.is_none()) flush();
+    if (responds) {
+      try {
+        write_response(hooks, parts, outcome);
+        outcome.reset();
+      } catch (nb::python_error& error) {
+        if (!error.matches(bridge_error())) throw;
+        outcome = nb::borrow(error.value());
+        text = nb::none();
+      }
+    }
+    if (outcome.is_valid()) {
+      parts.word |= outcome.is_none() ? kResponseEmpty : kResponseError;
+      const std::string context =
+          outcome.is_none() ? std::string() : encoded_error(outcome, !text.is_none());
+      parts.context = context;
+      parts.signature = signature(hooks, nb::none());
+      append(hooks, parts, nb::tuple(), 0, false);
+    }
+    if (!text.is_none()) {
+      answered_ = 0;
+      const std::string record = std::exchange(answers_, {});
+      hooks.send_long(bytes_object(record), text[0], text[1]);
+    } else if (calls_.empty() && last) {
+      // Nothing else that it waits for may come in this turn.
+      flush();
+    } else if (answered_ == 1) {
+      hooks.call_soon(nb::find(this).attr("flush"));
+    }
+    if (last) attribute<"resumed">(attribute<"busy_poll">(hooks.connection))();
+  }
+
+  // Lends the outputs to the caller, and writes their record.
+  void write_response(const Hooks& hooks, RecordParts parts, nb::handle object) {
+    const InferResponse& response = infer_response(object);
+    const nb::handle memory = response.get(InferResponse::kMemory);
+    const auto* refs = TensorRefs::of(response.get(InferResponse::kRefs));
+    nb::object ranges;
+    nb::object context;
+    bool read_only = false;
+    if (refs != nullptr && !memory.is_none() && !response.has(InferResponse::kEvent) &&
+        !response.has(InferResponse::kParameters) &&
+        attribute<"device">(hooks.connection).is_none()) {
+      nb::list places;
+      for (const TensorRef& ref : *refs) {
+        places.append(stub_range(memory, ref, response.get(InferResponse::kBuffers)));
+      }
+      ranges = std::move(places);
+    } else {
+      const nb::object described = hooks.describe(object);
+      ranges = described[0];
+      read_only = nb::cast<bool>(nb::object(described[1]));
+      context = described[2];
+      parts.context = view_of_bytes(context);
+    }
+    const std::string dims = encoded_dims(response.get(InferResponse::kShapes));
+    parts.signature = signature(hooks, response.get(InferResponse::kSignature));
+    parts.dims = dims;
+    nb::object ticket = requests_.lend(ranges);
+    // It says why there is none.
+    if (ticket.is_none()) ticket = attribute<"lend">(hooks.connection)(ranges);
+    read_only = read_only || for_others(ranges, hooks.model);
+    append(hooks, parts, ranges, nb::cast<std::uint32_t>(ticket), read_only);
+  }
+
   void append(const Hooks& hooks, RecordParts parts, nb::handle ranges, std::uint32_t lease,
-              bool read_only);
-  std::string_view signature(const Hooks& hooks, nb::handle signature);
+              bool read_only) {
+    parts.tensors = static_cast<std::uint32_t>(nb::len(ranges));
+    std::string record;
+    hooks.names.write(parts.append_to(record), ranges, lease, read_only);
+    answers_ += record;
+    ++answered_;
+  }
+
+  std::string_view signature(const Hooks& hooks, nb::handle signature) {
+    auto found = signatures_.find(signature.ptr());
+    if (found == signatures_.end()) {
+      nb::object encoded = hooks.signature(signature);
+      if (signatures_.size() >= kSignaturesKept) signatures_.clear();
+      std::pair held(nb::borrow(signature), std::move(encoded));
+      found = signatures_.emplace(signature.ptr(), std::move(held)).first;
+    }
+    return view_of_bytes(found->second.second);
+  }
 
   nb::object requests_object_;
   at_stub::RequestsAtStub& requests_;
@@ -142,358 +456,12 @@ class CallChannel {
   std::uint32_t answered_ = 0;
 };
 
-namespace {
-
-// As gpubridge/transport/calls.py and messages.py have them.
-constexpr char kCall = 1;
-constexpr char kCallResponses = 16;
-constexpr std::size_t kFrame = 8;
-constexpr std::size_t kFormsKept = 512;
-constexpr std::size_t kSignaturesKept = 256;
-constexpr std::size_t kShortContext = 256;
-
-// The fields of a Record (gpubridge/transport/records.py).
-enum RecordField : Py_ssize_t { kTicket, kSignature, kShapes, kContext, kWord, kIdentifier, kRefs };
-
-std::string encoded_dims(nb::handle shapes) {
-  std::string dims;
-  for (nb::handle shape : shapes) {
-    for (nb::handle dim : shape) {
-      append_number(dims, nb::cast<std::int64_t>(dim));
-    }
-  }
-  return dims;
-}
-
-// Notes that who has such counts waits for a call of these models more, or less.
-void wait_for(nb::handle counted, nb::handle models, long change) {
-  auto counts = nb::borrow<nb::dict>(counted);
-  for (nb::handle name : models) {
-    const long left = (counts.contains(name) ? nb::cast<long>(counts[name]) : 0) + change;
-    if (left > 0) {
-      counts[name] = left;
-    } else if (counts.contains(name)) {
-      nb::del(counts[name]);
-    }
-  }
-}
-
-// Context of an error (a BridgeError), without its text if that is long.
-std::string encoded_error(nb::handle error, bool is_long) {
-  const nb::object message = is_long ? nb::str("") : attribute<"message">(error);
-  // Models make texts with lone surrogates, which are no Unicode.
-  const nb::object text = checked(PyUnicode_AsEncodedString(message.ptr(), "utf-8", "replace"));
-  Context context;
-  if (!view_of_bytes(text).empty()) context.set_text(ContextField::kError, view_of_bytes(text));
-  context.set_number(ContextField::kCode,
-                     nb::cast<std::uint64_t>(nb::int_(attribute<"code">(error))));
-  return context.encoded();
-}
-
-}  // namespace
-
-KnownCall::KnownCall(nb::object form, nb::handle caller) : given(std::move(form)) {
-  for (nb::handle name : needed) {
-    auto& dicts = waiting.emplace_back();
-    for (nb::handle instance : given.attr("instances")(name)) {
-      if (!instance.is(caller)) dicts.push_back(instance.attr("waits_for"));
-    }
-  }
-}
-
-bool KnownCall::can_end() const {
-  return std::all_of(waiting.begin(), waiting.end(), [](const auto& dicts) {
-    return std::any_of(dicts.begin(), dicts.end(),
-                       [](const nb::object& dict) { return nb::len(dict) == 0; });
-  });
-}
-
 void Call::respond(nb::object outcome) {
   if (channel != nullptr) channel->respond(number, std::move(outcome));
 }
 
 void Call::finish(nb::object outcome) {
   if (channel != nullptr) channel->end(number, std::move(outcome));
-}
-
-CallChannel::CallChannel(nb::object requests, nb::object reader, nb::handle hooks, int descriptor)
-    : requests_object_(std::move(requests)),
-      requests_(nb::cast<at_stub::RequestsAtStub&>(requests_object_)),
-      reader_object_(std::move(reader)),
-      reader_(nb::cast<RecordReader&>(reader_object_)),
-      hooks_(std::make_shared<const Hooks>(hooks)),
-      descriptor_(descriptor) {}
-
-// -- calls ---------------------------------------------------------------------------------------
-
-bool CallChannel::receive() {
-  const auto hooks = hooks_;
-  if (hooks == nullptr) return false;
-  // Of all channels: nothing looks at a message any more when Python is called for it.
-  static auto* const memory = new std::vector<char>(kDatagramLimit);
-  const Datagram datagram = receive_now(descriptor_, *memory);
-  if (datagram.count < 0 && errno == EAGAIN) return false;
-  const auto size = static_cast<std::size_t>(std::max<std::ptrdiff_t>(datagram.count, 0));
-  const std::string_view message(memory->data(), size);
-  if (datagram.cut || !datagram.descriptors.empty() || size < kFrame || message[0] != kCall) {
-    hooks->receive(nb::bytes(message.data(), size), descriptors_of(datagram), datagram.cut);
-    return true;
-  }
-  nb::list records;
-  try {
-    for (const RecordView& record : decode_calls(message, true)) {
-      records.append(reader_.record(record));
-    }
-  } catch (const std::invalid_argument& error) {
-    hooks->refuse(text_object(std::string("message of calls: ") + error.what()));
-    return true;
-  } catch (nb::python_error& error) {
-    hooks->refuse(error.value());
-    return true;
-  }
-  take(records);
-  return true;
-}
-
-void CallChannel::take(nb::handle records) {
-  const auto hooks = hooks_;
-  if (hooks == nullptr) return;
-  attribute<"paused">(attribute<"busy_poll">(hooks->connection))();
-  try {
-    for (nb::handle record : records) begin(*hooks, record);
-  } catch (const std::invalid_argument& error) {
-    hooks->refuse(error.what());
-  } catch (nb::python_error& error) {
-    hooks->refuse(error.value());
-  }
-}
-
-void CallChannel::begin(const Hooks& hooks, nb::handle record) {
-  const auto number = nb::cast<std::uint32_t>(tuple_item(record, kTicket));
-  if (calls_.contains(number)) {
-    throw MalformedRecord("call " + std::to_string(number) + ", which there is already");
-  }
-  try {
-    submit(hooks, number, record);
-  } catch (nb::python_error& error) {
-    const bool begun = calls_.contains(number);
-    nb::object outcome = hooks.failed(record, error.value(), begun);
-    if (begun) {
-      end(number, std::move(outcome));
-    } else {
-      answer(hooks, number, std::move(outcome), 0);
-    }
-  }
-}
-
-void CallChannel::submit(const Hooks& hooks, std::uint32_t number, nb::handle record) {
-  const nb::object ranges = this->ranges(hooks, record);
-  const std::shared_ptr<KnownCall> form = this->form(hooks, record);
-  if (!form->can_end()) hooks.check(form->needed);
-  std::vector<std::uint64_t> sizes;
-  for (nb::handle range : ranges) sizes.push_back(RangeView(range).nbytes);
-  const nb::handle shapes = tuple_item(record, kShapes);
-  if (!form->shapes.is(shapes) || form->sizes != sizes) {
-    nb::list listed;
-    for (const std::uint64_t size : sizes) listed.append(size);
-    form->fitted = attribute<"fit">(form->given)(record, listed);
-    form->shapes = nb::borrow(shapes);
-    form->sizes = std::move(sizes);
-  }
-  const nb::object call = nb::cast(Call{this, number, monotonic_ns(), form, {}});
-  // The signature, the dims, the batch size and the options of requests.
-  const nb::object fitted = form->fitted;
-  const nb::object request = make_infer_request(
-      {.signature = tuple_item(fitted, 0).ptr(),
-       .on_done = call.ptr(),
-       .identifier = tuple_item(record, kIdentifier).ptr(),
-       .context = for_others(ranges, form->home) ? form->shared.ptr() : form->context.ptr(),
-       .options = tuple_item(fitted, 3).ptr(),
-       .dims = tuple_item(fitted, 1).ptr(),
-       .batch_size = nb::cast<long long>(tuple_item(fitted, 2))});
-  infer_request(request).set(InferRequest::kRanges, ranges);
-  if (form->decoupled) {
-    infer_request(request).set(InferRequest::kOnPartial, attribute<"respond">(call));
-  }
-  nb::cast<Call&>(call).request = request;
-  calls_.emplace(number, call);
-  wait_for(hooks.waits_for, form->needed, 1);
-  form->submit(request, form->origin.is_none() ? attribute<"cause">(form->given)() : form->origin);
-}
-
-nb::object CallChannel::ranges(const Hooks& hooks, nb::handle record) {
-  const auto* refs = TensorRefs::of(tuple_item(record, kRefs));
-  if (refs == nullptr) throw nb::type_error("expected the references of a record");
-  const std::vector<TensorRef> places(refs->begin(), refs->end());
-  nb::object ranges;
-  try {
-    ranges = requests_.ranges(places);
-  } catch (const MalformedRecord&) {
-    // The stub may have announced that memory, through its other channel, a moment ago.
-    attribute<"catch_up">(hooks.connection)();
-    ranges = requests_.ranges(places);
-  }
-  if (attribute<"device">(hooks.connection).is_none()) return ranges;
-  return attribute<"called">(hooks.connection)(ranges, record);
-}
-
-std::shared_ptr<KnownCall> CallChannel::form(const Hooks& hooks, nb::handle record) {
-  // Records with equal signatures or contexts mostly have the same objects, which are held, so that
-  // nothing else gets their addresses.
-  const nb::object signature = nb::borrow(tuple_item(record, kSignature));
-  const nb::object context = nb::borrow(tuple_item(record, kContext));
-  const Key key{signature.ptr(), context.ptr()};
-  if (const auto found = known_.find(key); found != known_.end()) return found->second.form;
-  auto made = std::make_shared<KnownCall>(hooks.form(record), hooks.caller);
-  // Records with longer contexts have objects of their own.
-  if (nb::len(attribute<"parameters">(context)) > kShortContext) return made;
-  if (known_.size() >= kFormsKept) known_.clear();
-  known_.insert_or_assign(key, Kept{signature, context, made});
-  return made;
-}
-
-// -- answers -------------------------------------------------------------------------------------
-
-void CallChannel::respond(std::uint32_t number, nb::object outcome) {
-  if (const auto hooks = hooks_) answer(*hooks, number, std::move(outcome), kResponseOpen);
-}
-
-void CallChannel::end(std::uint32_t number, nb::object outcome) {
-  const auto hooks = hooks_;
-  const auto node = calls_.extract(number);
-  if (hooks == nullptr || node.empty()) return;
-  Call& call = nb::cast<Call&>(node.mapped());
-  call.channel = nullptr;
-  call.request.reset();
-  answer(*hooks, number, std::move(outcome), 0);
-  wait_for(hooks->waits_for, call.form->needed, -1);
-}
-
-void CallChannel::answer(const Hooks& hooks, std::uint32_t number, nb::object outcome,
-                         std::uint32_t flags) {
-  if (mute_) return;
-  RecordParts parts;
-  parts.ticket = number;
-  parts.word = flags;
-  const bool last = (flags & kResponseOpen) == 0;
-  const bool responds = is_infer_response(outcome);
-  nb::object text = nb::none();
-  if (responds ? infer_response(outcome).has(InferResponse::kParameters) : !outcome.is_none()) {
-    text = hooks.long_text(outcome);
-  }
-  // Nothing stands before a record with a long text in its message.
-  if (!text.is_none()) flush();
-  if (responds) {
-    try {
-      write_response(hooks, parts, outcome);
-      outcome.reset();
-    } catch (nb::python_error& error) {
-      if (!error.matches(bridge_error())) throw;
-      outcome = nb::borrow(error.value());
-      text = nb::none();
-    }
-  }
-  if (outcome.is_valid()) {
-    parts.word |= outcome.is_none() ? kResponseEmpty : kResponseError;
-    const std::string context =
-        outcome.is_none() ? std::string() : encoded_error(outcome, !text.is_none());
-    parts.context = context;
-    parts.signature = signature(hooks, nb::none());
-    append(hooks, parts, nb::tuple(), 0, false);
-  }
-  if (!text.is_none()) {
-    answered_ = 0;
-    const std::string record = std::exchange(answers_, {});
-    hooks.send_long(bytes_object(record), text[0], text[1]);
-  } else if (calls_.empty() && last) {
-    // Nothing else that it waits for may come in this turn.
-    flush();
-  } else if (answered_ == 1) {
-    hooks.call_soon(nb::find(this).attr("flush"));
-  }
-  if (last) attribute<"resumed">(attribute<"busy_poll">(hooks.connection))();
-}
-
-// Lends the outputs to the caller, and writes their record.
-void CallChannel::write_response(const Hooks& hooks, RecordParts parts, nb::handle object) {
-  const InferResponse& response = infer_response(object);
-  const nb::handle memory = response.get(InferResponse::kMemory);
-  const auto* refs = TensorRefs::of(response.get(InferResponse::kRefs));
-  nb::object ranges;
-  nb::object context;
-  bool read_only = false;
-  if (refs != nullptr && !memory.is_none() && !response.has(InferResponse::kEvent) &&
-      !response.has(InferResponse::kParameters) &&
-      attribute<"device">(hooks.connection).is_none()) {
-    nb::list places;
-    for (const TensorRef& ref : *refs) {
-      places.append(stub_range(memory, ref, response.get(InferResponse::kBuffers)));
-    }
-    ranges = std::move(places);
-  } else {
-    const nb::object described = hooks.describe(object);
-    ranges = described[0];
-    read_only = nb::cast<bool>(nb::object(described[1]));
-    context = described[2];
-    parts.context = view_of_bytes(context);
-  }
-  const std::string dims = encoded_dims(response.get(InferResponse::kShapes));
-  parts.signature = signature(hooks, response.get(InferResponse::kSignature));
-  parts.dims = dims;
-  nb::object ticket = requests_.lend(ranges);
-  // It says why there is none.
-  if (ticket.is_none()) ticket = attribute<"lend">(hooks.connection)(ranges);
-  read_only = read_only || for_others(ranges, hooks.model);
-  append(hooks, parts, ranges, nb::cast<std::uint32_t>(ticket), read_only);
-}
-
-void CallChannel::append(const Hooks& hooks, RecordParts parts, nb::handle ranges,
-                         std::uint32_t lease, bool read_only) {
-  parts.tensors = static_cast<std::uint32_t>(nb::len(ranges));
-  std::string record;
-  hooks.names.write(parts.append_to(record), ranges, lease, read_only);
-  answers_ += record;
-  ++answered_;
-}
-
-std::string_view CallChannel::signature(const Hooks& hooks, nb::handle signature) {
-  auto found = signatures_.find(signature.ptr());
-  if (found == signatures_.end()) {
-    nb::object encoded = hooks.signature(signature);
-    if (signatures_.size() >= kSignaturesKept) signatures_.clear();
-    std::pair held(nb::borrow(signature), std::move(encoded));
-    found = signatures_.emplace(signature.ptr(), std::move(held)).first;
-  }
-  return view_of_bytes(found->second.second);
-}
-
-void CallChannel::flush() {
-  const auto hooks = hooks_;
-  if (answered_ == 0 || hooks == nullptr) return;
-  std::string message(kFrame, '\0');
-  message[0] = kCallResponses;
-  put_number(message.data() + 4, std::exchange(answered_, 0));
-  message += std::exchange(answers_, {});
-  const bool direct = !blocked_ && message.size() <= kDatagramLimit;
-  if (direct && send_datagram(descriptor_, message)) return;
-  hooks->send(bytes_object(message));
-}
-
-// -- the calls that are under way ----------------------------------------------------------------
-
-nb::list CallChannel::calls() const {
-  nb::list calls;
-  for (const auto& [number, call] : calls_) calls.append(call);
-  return calls;
-}
-
-nb::list CallChannel::close() {
-  nb::list calls = this->calls();
-  for (nb::handle call : calls) nb::cast<Call&>(call).channel = nullptr;
-  calls_.clear();
-  known_.clear();
-  hooks_.reset();
-  return calls;
 }
 
 void bind_call_channel(nb::module_& module) {

@@ -44,7 +44,12 @@ class InFlightRequests {
   };
 
   // The cells must have the same number of tickets each.
-  explicit InFlightRequests(const ControlCells& cells);
+  explicit InFlightRequests(const ControlCells& cells)
+      : cells_(cells), entries_(cells.lent.size()) {
+    for (std::size_t ticket = entries_.size(); ticket > 0; --ticket) {
+      free_.push_back(static_cast<Ticket>(ticket - 1));
+    }
+  }
 
   [[nodiscard]] std::size_t free_tickets() const { return free_.size(); }
   [[nodiscard]] std::size_t open_requests() const { return open_.size(); }
@@ -57,14 +62,40 @@ class InFlightRequests {
   [[nodiscard]] bool claims() const { return load_cell(cells_.claimed[0]) >= kClaims; }
 
   // Gives the requests of a batch tickets; there must be enough of them.
-  std::span<const Ticket> enter(std::uint64_t sequence, std::span<const Entering> requests);
+  std::span<const Ticket> enter(std::uint64_t sequence, std::span<const Entering> requests) {
+    std::vector<Ticket>& tickets = batches_[sequence];
+    for (const Entering& request : requests) {
+      const Ticket ticket = free_.back();
+      free_.pop_back();
+      entries_[ticket] = {State::kRunning, sequence};
+      store_cell<std::uint8_t>(cells_.lent[ticket], request.has_memory ? 1 : 0);
+      store_cell<std::uint8_t>(cells_.cancelled[ticket], 0);
+      store_cell(cells_.passed_on[ticket], 0U - request.unsent);
+      tickets.push_back(ticket);
+    }
+    return tickets;
+  }
+
   // Takes a request out of a batch that has not been sent.
-  void leave_unsent(std::uint64_t sequence, Ticket ticket);
+  void leave_unsent(std::uint64_t sequence, Ticket ticket) {
+    const auto batch = batches_.find(sequence);
+    std::erase(batch->second, ticket);
+    if (batch->second.empty()) batches_.erase(batch);
+    release(ticket);
+  }
 
   // Tells the stub that a request is cancelled; with `running_only` not before it has started.
   // Returns when (ns) the model began what it does, if all of that is cancelled now; 0 where it
   // may have been at any time.
-  std::optional<std::uint64_t> cancel(Ticket ticket, bool running_only, bool still_read);
+  std::optional<std::uint64_t> cancel(Ticket ticket, bool running_only, bool still_read) {
+    const bool started = has_started(ticket);
+    if (running_only && !started) return std::nullopt;
+    std::uint8_t& cell = cells_.cancelled[ticket];
+    if (load_cell(cell) != kDropped) store_cell(cell, still_read ? kStillRead : kDropped);
+    if (!started || !all_cancelled()) return std::nullopt;
+    return open_.empty() ? started_at() : 0;
+  }
+
   // Tells the stub that responses of a request have left, so that it may send others.
   void passed_on(Ticket ticket, std::uint32_t responses) {
     std::uint32_t& cell = cells_.passed_on[ticket];
@@ -73,49 +104,219 @@ class InFlightRequests {
 
   // Throws MalformedRecord unless the records are those of the requests of a batch at the stub, one
   // of each, and say of each what can be.
-  void check(const ResultBatch& batch) const;
+  void check(const ResultBatch& batch) const {
+    const auto found = batches_.find(batch.sequence);
+    const std::string name = "results of batch " + std::to_string(batch.sequence);
+    if (found == batches_.end() || found->second.size() != batch.records.size()) {
+      throw MalformedRecord(name + ", which is not at the stub");
+    }
+    std::vector<Ticket> seen;
+    for (const RecordView& record : batch.records) {
+      const Ticket ticket = record.ticket();
+      const bool open = (record.word() & kResponseOpen) != 0;
+      if (!is_member(batch, ticket) || (!open && entries_[ticket].state == State::kEarly)) {
+        not_running("a result", ticket);
+      }
+      seen.push_back(ticket);
+    }
+    std::sort(seen.begin(), seen.end());
+    const auto twice = std::adjacent_find(seen.begin(), seen.end());
+    if (twice != seen.end()) {
+      throw MalformedRecord("two results for ticket " + std::to_string(*twice));
+    }
+  }
+
   // Takes the step that a checked record says.
-  Step end_in_batch(Ticket ticket, std::uint32_t flags);
+  Step end_in_batch(Ticket ticket, std::uint32_t flags) {
+    Entry& entry = entries_[ticket];
+    if ((flags & kResponseOpen) != 0) {
+      if (entry.state == State::kEarly) return Step::kWasEarly;
+      entry.state = State::kOpen;
+      open_.insert(ticket);
+      return Step::kOpen;
+    }
+    if ((flags & kResponseRescheduled) != 0) {
+      release(ticket);
+      return Step::kComesBack;
+    }
+    return Step::kEnded;
+  }
+
   // Forgets a batch, whose records were all taken; returns its tickets in order.
   std::vector<Ticket> end_batch(std::uint64_t sequence) {
     return std::move(batches_.extract(sequence).mapped());
   }
   // Throws MalformedRecord unless a request is at the stub, and has not ended.
-  void check_response(Ticket ticket) const;
+  void check_response(Ticket ticket) const {
+    if (ticket >= entries_.size() ||
+        (entries_[ticket].state != State::kRunning && entries_[ticket].state != State::kOpen)) {
+      not_running("a response", ticket);
+    }
+  }
+
   // Withdraws all batches that the stub has not begun, if it lets that be done; returns their
   // tickets in order. They stay taken until the stub has come to these batches.
-  std::vector<Ticket> withdraw();
+  std::vector<Ticket> withdraw() {
+    std::vector<Ticket> tickets;
+    if (!claims() || batches_.empty()) return tickets;
+    const auto begun = claim(cells_.claimed[0], batches_.rbegin()->first);
+    if (!begun) return tickets;
+    for (auto batch = batches_.upper_bound(*begun); batch != batches_.end();) {
+      // A stub that has answered what it has not begun lies, and gets no favours.
+      const bool running =
+          std::all_of(batch->second.begin(), batch->second.end(),
+                      [this](Ticket ticket) { return entries_[ticket].state == State::kRunning; });
+      const auto next = std::next(batch);
+      if (running) {
+        for (const Ticket ticket : batch->second) entries_[ticket].state = State::kWithdrawn;
+        tickets.insert(tickets.end(), batch->second.begin(), batch->second.end());
+        withdrawn_.insert(batches_.extract(batch));
+      }
+      batch = next;
+    }
+    return tickets;
+  }
+
   // Hears that the stub has come to a batch; returns whether that was withdrawn.
-  bool end_withdrawn(std::uint64_t sequence);
+  bool end_withdrawn(std::uint64_t sequence) {
+    const auto batch = withdrawn_.find(sequence);
+    if (batch == withdrawn_.end()) return false;
+    for (const Ticket ticket : batch->second) release(ticket);
+    withdrawn_.erase(batch);
+    return true;
+  }
+
   // Notes that a response was the last; returns whether the request has left, else its batch has
   // not.
-  bool end_response(Ticket ticket);
+  bool end_response(Ticket ticket) {
+    if (open_.erase(ticket) != 0) return true;
+    // Its ticket stays with its batch until that has ended.
+    entries_[ticket].state = State::kEarly;
+    return false;
+  }
 
   // Takes memory back if the stub is done with it, and then the ticket; returns whether it was.
   // Else that is for `release_kept`.
-  bool release_unused(Ticket ticket);
+  bool release_unused(Ticket ticket) {
+    if (load_cell(cells_.lent[ticket]) != 0) {
+      entries_[ticket].state = State::kKept;
+      kept_.insert(ticket);
+      return false;
+    }
+    release(ticket);
+    return true;
+  }
+
   // Takes back what stubs are done with by now; returns those tickets.
-  std::vector<Ticket> release_kept();
+  std::vector<Ticket> release_kept() {
+    std::vector<Ticket> released;
+    for (const Ticket ticket : kept_) {
+      if (load_cell(cells_.lent[ticket]) == 0) released.push_back(ticket);
+    }
+    for (const Ticket ticket : released) {
+      kept_.erase(ticket);
+      release(ticket);
+    }
+    return released;
+  }
+
   // The same with answers to calls, of which at most so many are looked at, the oldest first.
-  std::vector<Ticket> release_answers(std::size_t looks);
+  std::vector<Ticket> release_answers(std::size_t looks) {
+    std::vector<Ticket> released;
+    for (looks = std::min(looks, answers_.size()); looks > 0; --looks) {
+      const Ticket ticket = answers_.front();
+      answers_.pop_front();
+      if (load_cell(cells_.lent[ticket]) != 0) {
+        answers_.push_back(ticket);
+      } else {
+        release(ticket);
+        released.push_back(ticket);
+      }
+    }
+    return released;
+  }
+
   [[nodiscard]] std::size_t kept() const { return kept_.size(); }
   [[nodiscard]] std::size_t answers() const { return answers_.size(); }
   // Lends the memory of an answer; there must be a free ticket.
-  Ticket lend_answer();
+  Ticket lend_answer() {
+    const Ticket ticket = free_.back();
+    free_.pop_back();
+    entries_[ticket] = {State::kAnswer, 0};
+    store_cell<std::uint8_t>(cells_.lent[ticket], 1);
+    answers_.push_back(ticket);
+    return ticket;
+  }
 
   // The requests that have not ended, those without a batch first.
-  [[nodiscard]] std::vector<Member> members() const;
+  [[nodiscard]] std::vector<Member> members() const {
+    std::vector<Member> members;
+    for (const Ticket ticket : open_) members.push_back({0, ticket});
+    for (const auto& [sequence, tickets] : batches_) {
+      for (const Ticket ticket : tickets) members.push_back({sequence, ticket});
+    }
+    return members;
+  }
+
   // Takes everything back from a stub that is dead, and whose last batch to start is known.
-  std::vector<Leaving> close(std::uint64_t started_last);
+  std::vector<Leaving> close(std::uint64_t started_last) {
+    std::vector<Leaving> leaving;
+    for (const Member& member : members()) {
+      const bool early = entries_[member.ticket].state == State::kEarly;
+      const Left left = early                             ? Left::kEnded
+                        : member.sequence <= started_last ? Left::kStarted
+                                                          : Left::kUnstarted;
+      leaving.push_back({member.ticket, left});
+    }
+    for (const Ticket ticket : kept_) leaving.push_back({ticket, Left::kEnded});
+    for (const Ticket ticket : answers_) leaving.push_back({ticket, Left::kEnded});
+    for (const auto& [sequence, tickets] : withdrawn_) {
+      for (const Ticket ticket : tickets) leaving.push_back({ticket, Left::kEnded});
+    }
+    batches_.clear();
+    withdrawn_.clear();
+    open_.clear();
+    kept_.clear();
+    answers_.clear();
+    for (const Leaving& each : leaving) release(each.ticket);
+    return leaving;
+  }
 
  private:
-  [[nodiscard]] bool is_member(const ResultBatch& batch, Ticket ticket) const;
+  static constexpr std::uint8_t kDropped = 1;
+  static constexpr std::uint8_t kStillRead = 2;
+
+  [[noreturn]] static void not_running(const char* what, Ticket ticket) {
+    throw MalformedRecord(std::string(what) + " for ticket " + std::to_string(ticket) +
+                          ", which is not running");
+  }
+
+  [[nodiscard]] bool is_member(const ResultBatch& batch, Ticket ticket) const {
+    if (ticket >= entries_.size()) return false;
+    const Entry& entry = entries_[ticket];
+    return entry.sequence == batch.sequence &&
+           (entry.state == State::kRunning || entry.state == State::kEarly);
+  }
+
   [[nodiscard]] bool has_started(Ticket ticket) const {
     const Entry& entry = entries_[ticket];
     return entry.state == State::kOpen || entry.sequence <= started();
   }
-  [[nodiscard]] bool all_cancelled() const;
-  void release(Ticket ticket);
+  [[nodiscard]] bool all_cancelled() const {
+    const auto notified = [this](Ticket ticket) {
+      return entries_[ticket].state == State::kEarly || load_cell(cells_.cancelled[ticket]) != 0;
+    };
+    const auto executing = batches_.find(started());
+    return std::all_of(open_.begin(), open_.end(), notified) &&
+           (executing == batches_.end() ||
+            std::all_of(executing->second.begin(), executing->second.end(), notified));
+  }
+
+  void release(Ticket ticket) {
+    store_cell<std::uint8_t>(cells_.lent[ticket], 0);
+    entries_[ticket] = {};
+    free_.push_back(ticket);
+  }
 
   struct Entry {
     State state = State::kFree;

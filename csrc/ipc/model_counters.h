@@ -18,6 +18,12 @@ struct Steps {
   Duration input = 0;
   Duration infer = 0;
   Duration output = 0;
+
+  void add(const Steps& steps, std::uint64_t times) {
+    input += times * steps.input;
+    infer += times * steps.infer;
+    output += times * steps.output;
+  }
 };
 
 // Requests of executions: how many succeeded, and the durations of all of them.
@@ -72,14 +78,35 @@ class SlowRequests {
     if (now - begun_ > kPeriod) begin_period(now);
     return current_.size() < kMost || total > current_.front().total();
   }
-  void add(SlowRequest request);
+  void add(SlowRequest request) {
+    if (current_.size() == kMost) {
+      std::pop_heap(current_.begin(), current_.end(), is_slower);
+      current_.pop_back();
+    }
+    current_.push_back(std::move(request));
+    std::push_heap(current_.begin(), current_.end(), is_slower);
+  }
+
   // At most twice as many as a period keeps, in any order.
-  [[nodiscard]] std::vector<SlowRequest> latest(Duration now);
+  [[nodiscard]] std::vector<SlowRequest> latest(Duration now) {
+    if (now - begun_ > kPeriod) begin_period(now);
+    std::vector<SlowRequest> found = current_;
+    found.insert(found.end(), previous_.begin(), previous_.end());
+    return found;
+  }
 
  private:
+  static bool is_slower(const SlowRequest& one, const SlowRequest& other) {
+    return one.total() > other.total();
+  }
+
   static constexpr Duration kPeriod = 300'000'000'000;
 
-  void begin_period(Duration now);
+  void begin_period(Duration now) {
+    previous_ = now - begun_ > 2 * kPeriod ? std::vector<SlowRequest>() : std::move(current_);
+    current_.clear();
+    begun_ = now;
+  }
 
   Duration begun_ = 0;
   std::vector<SlowRequest> current_;  // a heap: the fastest is in front
@@ -87,6 +114,8 @@ class SlowRequests {
 };
 
 struct ModelCounters {
+  static constexpr std::size_t kMostObservations = 8192;
+
   std::uint64_t inferences = 0;  // requests, each with its batch size
   std::uint64_t executions = 0;
   Duration last_ended = 0;  // of the last execution; 0 before the first
@@ -109,9 +138,28 @@ struct ModelCounters {
   // one that are over, `going_on` that of the others, which `answered` counts. The steps are summed
   // over the executions, in each of which as many requests succeeded.
   void executed(std::uint64_t count, std::uint64_t size, const RequestSums& requests,
-                const Steps& each, std::uint64_t going_on);
+                const Steps& each, std::uint64_t going_on) {
+    executions += count;
+    inferences += count * size;
+    succeeded.done += requests.done;
+    succeeded.spent += requests.spent;
+    succeeded.queued += requests.queued;
+    // Every request of an execution spends the same time in its steps.
+    steps.add(each, requests.done / count);
+    BatchCounters& batch = batches[size + going_on];
+    batch.executions += count;
+    batch.steps.add(each, 1);
+  }
+
   // Counts a request of a batch size that ended well some time after its execution.
-  void answered(std::uint64_t size, Duration spent, Duration queued, const Steps& each);
+  void answered(std::uint64_t size, Duration spent, Duration queued, const Steps& each) {
+    inferences += size;
+    succeeded.done += 1;
+    succeeded.spent += spent;
+    succeeded.queued += queued;
+    steps.add(each, 1);
+  }
+
   void failed(FailureReason reason, Duration spent) {
     ++failures[static_cast<std::size_t>(reason)];
     failed_spent += spent;
@@ -125,12 +173,31 @@ struct ModelCounters {
     ++durations[static_cast<std::size_t>(bound - kDurations.begin())];
     return slow.wants(observed.now, total);
   }
+
   // Counts a request that the response cache answered, or one that it did not, and the time spent.
-  void cache_hit(Duration spent);
-  void cache_missed(Duration spent);
+  void cache_hit(Duration spent) {
+    for (RequestSums* sums : {&succeeded, &hits}) {
+      sums->done += 1;
+      sums->spent += spent;
+    }
+  }
+
+  void cache_missed(Duration spent) {
+    misses.done += 1;
+    misses.spent += spent;
+  }
   // Counts a copy of tensor data.
-  void copied(std::uint64_t nbytes);
-  void observe(const Observation& observation);
+  void copied(std::uint64_t nbytes) {
+    if (nbytes == 0) return;
+    copied_bytes += nbytes;
+    ++copies;
+  }
+
+  void observe(const Observation& observation) {
+    if (!observes) return;
+    observations.push_back(observation);
+    if (observations.size() > kMostObservations) observations.pop_front();
+  }
 };
 
 }  // namespace gpubridge

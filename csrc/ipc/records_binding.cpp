@@ -27,6 +27,7 @@ RecordForm& RecordForms::of(const RecordView& view) {
     if (known_.size() >= kSignaturesKept) known_.clear();
     found = known_.emplace(view.signature(), std::move(made)).first;
   }
+
   RecordForm& form = found->second;
   if (form.shapes.is_valid() && form.dims == view.dims() && form.kinds.size() == view.tensors()) {
     return form;
@@ -97,6 +98,22 @@ nb::object encode_record(std::uint32_t ticket, const nb::bytes& signature, const
 }
 
 }  // namespace
+
+void bind_context(nb::module_& module) {
+  nb::class_<ContextCodec>(module, "ContextCodec")
+      .def(nb::init<nb::type_object, nb::object, nb::handle, nb::object, nb::object>())
+      .def("encode", &ContextCodec::encode)
+      .def("decode",
+           [](ContextCodec& self, const nb::bytes& raw) { return self.decode(view_of(raw)); });
+  nb::list fields;
+  for (const ContextFieldSpec& spec : kContextFields) {
+    constexpr std::array kNames{"u64", "i64", "text", "json", "flag"};
+    fields.append(nb::make_tuple(text_object(spec.name), nb::len(fields),
+                                 kNames[static_cast<std::size_t>(spec.kind)]));
+  }
+
+  module.attr("CONTEXT_FIELDS") = fields;
+}
 
 void bind_records(nb::module_& module) {
   nb::class_<RecordReader>(module, "RecordReader")

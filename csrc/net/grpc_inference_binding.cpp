@@ -15,6 +15,13 @@
 #include "request/trace_sampling.h"
 
 namespace gpubridge::http2 {
+namespace {
+
+// Below this no read was one of a large body into its place; after so many others have their turn.
+constexpr std::size_t kLargeRead = std::size_t{1} << 12U;
+constexpr int kVectoredReads = 4;
+
+}  // namespace
 
 // State that all calls of ModelInfer share; the base of the class InferEndpoint of
 // gpubridge/frontend/grpc/infer.py.
@@ -43,28 +50,78 @@ class GrpcConnection {
   // are those by stream, to which the plane adds its own. Without an endpoint all calls are
   // Python's.
   GrpcConnection(nb::object http2, nb::object owner, nb::object calls, nb::object endpoint,
-                 nb::object idle);
+                 nb::object idle)
+      : http2_object_(std::move(http2)),
+        http2_(nb::cast<PythonConnection&>(http2_object_)),
+        take_(owner.attr("take")),
+        flushed_(owner.attr("flushed")),
+        hand_over_(owner.attr("hand_over")),
+        account_(owner.attr("account")),
+        calls_(std::move(calls)),
+        endpoint_object_(std::move(endpoint)),
+        owner_(owner),
+        idle_(std::move(idle)) {
+    if (!endpoint_object_.is_none()) endpoint_ = nb::cast<GrpcInferEndpoint*>(endpoint_object_);
+  }
 
   // `soon` has a callable called in the next turn of the event loop.
-  void start(nb::object transport, int descriptor, nb::object soon);
+  void start(nb::object transport, int descriptor, nb::object soon) {
+    transport_ = std::move(transport);
+    descriptor_ = descriptor;
+    soon_ = std::move(soon);
+  }
+
   nb::object get_buffer(nb::handle /*size_hint*/) { return http2_.memory(); }
-  void buffer_updated(std::size_t nbytes);
+  void buffer_updated(std::size_t nbytes) {
+    const double now = monotonic_seconds();
+    idle_.leave();
+    core().received(nbytes, now);
+    take();
+    // The remaining frames of a large body are received with few reads.
+    const int reads = descriptor_ >= 0 && nbytes >= kLargeRead ? kVectoredReads : 0;
+    for (int read = 0; read < reads && !stopped(); ++read) {
+      http2_.receive_more(descriptor_, now);
+      if (!take()) break;
+    }
+    flush();
+  }
+
   // The client sends no more: requests that have not ended do so now.
   void end_input() {
     core().end_input();
     take();
   }
   // Sends as much as the socket takes; its transport keeps the rest.
-  void flush();
+  void flush() {
+    flush_due_ = false;
+    // Most often what came was a request, whose answer follows later.
+    const bool quiet = !core().output().waits() && !core().has_events() && !core().closed();
+    if (!(quiet && !hung_up) && !stopped()) send();
+    look_idle();
+  }
+
   // Has it called once for all that is left to be sent in a turn of the event loop.
-  void flush_soon();
-  void lose();
+  void flush_soon() {
+    if (flush_due_ || soon_.is_none()) return;
+    flush_due_ = true;
+    soon_(attribute<"flush">(nb::find(*this)));
+  }
+
+  void lose() {
+    core().lost();
+    idle_.leave();
+    for (nb::object* each : {&take_, &flushed_, &hand_over_, &transport_, &soon_})
+      *each = nb::none();
+  }
 
   // Of the plane's calls.
   [[nodiscard]] nb::object endpoint() const { return endpoint_object_; }
   [[nodiscard]] Connection& core() { return http2_; }
   [[nodiscard]] const nb::object& account() const { return account_; }
-  void forget(std::uint32_t stream);
+  void forget(std::uint32_t stream) {
+    const nb::int_ key(stream);
+    if (PyDict_Contains(calls_.ptr(), key.ptr()) == 1) PyDict_DelItem(calls_.ptr(), key.ptr());
+  }
   // Gives a call to Python, with what has come of a large message: a MessageReceiver, or None;
   // with `end` no more comes. Returns the call there, None if it has ended.
   nb::object hand_over(std::uint32_t stream, const std::shared_ptr<const RequestHeaders>& headers,
@@ -82,13 +139,34 @@ class GrpcConnection {
   [[nodiscard]] bool stopped() const {
     return paused || transport_.is_none() || nb::cast<bool>(attribute<"is_closing">(transport_)());
   }
-  void look_idle();
+
+  // A connection without open calls that may stay is idle since it last sent or received.
+  void look_idle() {
+    if (core().open_streams() == 0 && PyDict_Size(calls_.ptr()) == 0 && !core().closed() &&
+        !transport_.is_none()) {
+      idle_.enter(owner_);
+    } else {
+      idle_.leave();
+    }
+  }
+
   void send() {
     const nb::object outcome = http2_.flush(descriptor_);
     if (const nb::object flushed = flushed_; !outcome.is_none() || hung_up) flushed(outcome);
   }
   // Takes what has happened; returns whether anything had.
-  bool take();
+  bool take() {
+    if (!core().has_events()) return false;
+    nb::list others;
+    const Events events = core().take_events();
+    for (const Event& event : events) {
+      if (!infer(event)) others.append(http2_.convert(event));
+    }
+    // The called function may lose the connection.
+    if (const nb::object take = take_; others.size() != 0 && !take.is_none()) take(others);
+    return true;
+  }
+
   bool infer(const Event& event);
 
   nb::object http2_object_;
@@ -111,36 +189,200 @@ class GrpcConnection {
 // One plain request, with the methods of a Call that its connection uses.
 class GrpcInferCall {
  public:
-  GrpcInferCall(nb::object connection, const Event& event);
+  GrpcInferCall(nb::object connection, const Event& event)
+      : connection_object_(std::move(connection)),
+        connection_(nb::cast<GrpcConnection*>(connection_object_)),
+        endpoint_(connection_->endpoint()),
+        stream_(event.stream),
+        headers_(event.headers) {}
 
   // Gives the model a request of a whole message; it calls `self` with the outcome. False if it is
   // for Python.
-  bool submit(const nb::object& self, const Message& message, const nb::dict& calls);
+  bool submit(const nb::object& self, const Message& message, const nb::dict& calls) {
+    try {
+      const MadeRequest made = nb::cast<GrpcInferEndpoint&>(endpoint_).templates.take_message(
+          text_of(message.bytes()), self);
+      if (made.known == nullptr) return false;
+      if (attribute<"submit">(made.known->given).is_none()) {
+        // Not for unary calls, as Python will say.
+        attribute<"free">(attribute<"arena">(made.known->given))(made.request.attr("slot"));
+        return false;
+      }
+      calls[nb::int_(stream_)] = self;
+      give(made);
+    } catch (nb::python_error& error) {
+      refuse(error.value());
+    }
+    return true;
+  }
+
   // Takes what has come of a message; false if that is for Python, which has the call then.
-  bool receive(const nb::object& self, const Event& event, const nb::dict& calls);
+  bool receive(const nb::object& self, const Event& event, const nb::dict& calls) {
+    if (connection_ == nullptr) return false;
+    switch (event.kind) {
+      case EventKind::kMessages:
+        if (!event.compressed && submit(self, event.messages.front(), calls)) return true;
+        hand_over(event.end);
+        return false;
+      case EventKind::kLarge:
+      case EventKind::kData:
+      case EventKind::kFilled:
+        try {
+          take_part(self, event);
+        } catch (nb::python_error& error) {
+          refuse(error.value());
+        }
+        return true;
+      default:
+        return false;
+    }
+  }
+
   // Hands a message over that is still coming: Python looks how fast.
-  void check(nb::handle now, nb::handle window);
+  void check(nb::handle now, nb::handle window) {
+    if (receiver_.is_none()) return;
+    if (const nb::object call = hand_over(false); !call.is_none())
+      attribute<"check">(call)(now, window);
+  }
+
   // Takes the outcome, or the pieces of a frame that Python's `frame` was to give later.
-  void answer(nb::handle outcome);
-  void refuse(nb::handle error);
-  void fail(nb::handle error);
-  void abort();
+  void answer(nb::handle outcome) {
+    if (connection_ == nullptr) return;
+    try {
+      const std::vector<nb::object> pieces = frame(outcome);
+      if (pieces.empty()) return;
+      const std::vector<Segment> body = segments_of(pieces);
+      const auto& endpoint = nb::cast<const GrpcInferEndpoint&>(endpoint_);
+      connection_->core().send_response(stream_, endpoint.headers, body, endpoint.trailers);
+    } catch (nb::python_error& error) {
+      fail(error.value());
+      return;
+    }
+    finish();
+  }
+
+  void refuse(nb::handle error) {
+    if (connection_ == nullptr) return;
+    if (request_.is_valid()) infer_request(request_).cancel();
+    fail(error);
+  }
+
+  void fail(nb::handle error) {
+    if (connection_ == nullptr) return;
+    close_receiver();
+    const nb::object fields = attribute<"failure">(endpoint_)(error);
+    connection_->core().send_headers(stream_, nb::cast<std::shared_ptr<HeaderFields>>(fields),
+                                     true);
+    finish();
+  }
+
+  void abort() {
+    if (std::exchange(connection_, nullptr) == nullptr) return;
+    close_receiver();
+    if (const nb::object request = std::exchange(request_, {}); request.is_valid()) {
+      infer_request(request).cancel();
+    }
+  }
 
  private:
-  void take_part(const nb::object& self, const Event& event);
+  void take_part(const nb::object& self, const Event& event) {
+    if (event.kind == EventKind::kLarge) {
+      receiver_ = attribute<"receive">(endpoint_)(event.value, connection_->account(),
+                                                  attribute<"refuse">(self));
+      return;
+    }
+    if (receiver_.is_none()) return;
+    const nb::object kept = receiver_;
+    auto& receiver = *nb::inst_ptr<MessageReceiver>(kept);
+    if (event.kind == EventKind::kFilled) {
+      receiver.filled();
+    } else {
+      receiver.feed(text_of(event.data));
+    }
+    if (const std::span<std::uint8_t> target = receiver.target(); !target.empty()) {
+      connection_->core().receive_into(stream_, {target.data(), target.size(), receiver.owner()});
+    }
+    if (receiver.complete()) {
+      complete(self);
+    } else if (event.end) {
+      hand_over(true);
+    }
+  }
+
   // Gives the model the request of a large message that is whole.
-  void complete(const nb::object& self);
+  void complete(const nb::object& self) {
+    auto& receiver = *nb::inst_ptr<MessageReceiver>(receiver_);
+    const MadeRequest made = receiver.take(nb::cast<GrpcInferEndpoint&>(endpoint_).templates, self,
+                                           connection_->core().copied(stream_));
+    if (made.known == nullptr) {
+      hand_over(true);
+      return;
+    }
+    close_receiver();
+    if (attribute<"submit">(made.known->given).is_none()) {
+      attribute<"free">(attribute<"arena">(made.known->given))(made.request.attr("slot"));
+      fail(attribute<"decoupled">(endpoint_)());
+    } else {
+      give(made);
+    }
+  }
+
   nb::object hand_over(bool end) {
     GrpcConnection& connection = *std::exchange(connection_, nullptr);
     return connection.hand_over(stream_, headers_, std::exchange(receiver_, nb::none()), end);
   }
   // Gives a request to its model.
-  void give(const MadeRequest& made);
-  void close_receiver();
-  void finish();
+  void give(const MadeRequest& made) {
+    known_ = made.known;
+    request_ = made.request;
+    if (!made.regions.is_none()) {
+      attribute<"share">(endpoint_)(made.request, made.regions, known_->given);
+    }
+    // As over HTTP, a cache would look the request up here.
+    attribute<"submit">(known_->given)(made.request, nb::none());
+  }
+
+  void close_receiver() {
+    if (const nb::object receiver = std::exchange(receiver_, nb::none()); !receiver.is_none()) {
+      nb::inst_ptr<MessageReceiver>(receiver)->close();
+    }
+  }
+
+  void finish() {
+    GrpcConnection& connection = *std::exchange(connection_, nullptr);
+    connection.forget(stream_);
+    connection.flush_soon();
+    request_.reset();
+  }
+
   // Returns the frame of a response, which Python encodes if it is not plain; nothing for one that
   // this is called with when a worker has encoded it.
-  std::vector<nb::object> frame(nb::handle outcome) const;
+  std::vector<nb::object> frame(nb::handle outcome) const {
+    const nb::object identifier =
+        nb::borrow(infer_request(request_).get(InferRequest::kIdentifier));
+    if (is_infer_response(outcome)) {
+      const InferResponse& response = infer_response(outcome);
+      const nb::handle signature = response.get(InferResponse::kSignature);
+      const nb::object known = known_->answer(signature, [&] {
+        return attribute<"plain_template">(endpoint_)(known_->given, signature);
+      });
+      if (!known.is_none() && !response.has(InferResponse::kParameters)) {
+        EncodedFrame made =
+            encode_frame(nb::cast<const MessageResponseTemplate&>(known), view_of_text(identifier),
+                         {}, response.get(InferResponse::kShapes),
+                         response.get(InferResponse::kBuffers), false, nb::tuple());
+        if (!made.pieces.empty()) return std::move(made.pieces);
+      }
+    }
+    nb::object made = nb::borrow(outcome);
+    if (!nb::isinstance<nb::list>(outcome)) {
+      made = attribute<"frame">(endpoint_)(known_->given, identifier, outcome, nb::find(*this));
+    }
+    std::vector<nb::object> pieces;
+    if (made.is_none()) return pieces;
+    for (const nb::handle piece : made) pieces.push_back(nb::borrow(piece));
+    return pieces;
+  }
 
   nb::object connection_object_;
   GrpcConnection* connection_;  // null after its end
@@ -151,73 +393,6 @@ class GrpcInferCall {
   std::shared_ptr<KnownTemplate> known_;
   nb::object request_;
 };
-
-namespace {
-
-// Below this no read was one of a large body into its place; after so many others have their turn.
-constexpr std::size_t kLargeRead = std::size_t{1} << 12U;
-constexpr int kVectoredReads = 4;
-
-}  // namespace
-
-// -- the connection -------------------------------------------------------------------------------
-
-GrpcConnection::GrpcConnection(nb::object http2, nb::object owner, nb::object calls,
-                               nb::object endpoint, nb::object idle)
-    : http2_object_(std::move(http2)),
-      http2_(nb::cast<PythonConnection&>(http2_object_)),
-      take_(owner.attr("take")),
-      flushed_(owner.attr("flushed")),
-      hand_over_(owner.attr("hand_over")),
-      account_(owner.attr("account")),
-      calls_(std::move(calls)),
-      endpoint_object_(std::move(endpoint)),
-      owner_(owner),
-      idle_(std::move(idle)) {
-  if (!endpoint_object_.is_none()) endpoint_ = nb::cast<GrpcInferEndpoint*>(endpoint_object_);
-}
-
-void GrpcConnection::start(nb::object transport, int descriptor, nb::object soon) {
-  transport_ = std::move(transport);
-  descriptor_ = descriptor;
-  soon_ = std::move(soon);
-}
-
-// A connection without open calls that may stay is idle since it last sent or received.
-void GrpcConnection::look_idle() {
-  if (core().open_streams() == 0 && PyDict_Size(calls_.ptr()) == 0 && !core().closed() &&
-      !transport_.is_none()) {
-    idle_.enter(owner_);
-  } else {
-    idle_.leave();
-  }
-}
-
-void GrpcConnection::buffer_updated(std::size_t nbytes) {
-  const double now = monotonic_seconds();
-  idle_.leave();
-  core().received(nbytes, now);
-  take();
-  // The remaining frames of a large body are received with few reads.
-  const int reads = descriptor_ >= 0 && nbytes >= kLargeRead ? kVectoredReads : 0;
-  for (int read = 0; read < reads && !stopped(); ++read) {
-    http2_.receive_more(descriptor_, now);
-    if (!take()) break;
-  }
-  flush();
-}
-
-bool GrpcConnection::take() {
-  if (!core().has_events()) return false;
-  nb::list others;
-  const Events events = core().take_events();
-  for (const Event& event : events) {
-    if (!infer(event)) others.append(http2_.convert(event));
-  }
-  // The called function may lose the connection.
-  if (const nb::object take = take_; others.size() != 0 && !take.is_none()) take(others);
-  return true;
-}
 
 bool GrpcConnection::infer(const Event& event) {
   if (endpoint_ == nullptr || take_.is_none()) return false;
@@ -231,216 +406,11 @@ bool GrpcConnection::infer(const Event& event) {
     calls[key] = call;
     return true;
   }
+
   const nb::handle found = PyDict_GetItemWithError(calls.ptr(), key.ptr());
   if (!found.is_valid() || !nb::isinstance<GrpcInferCall>(found)) return false;
   const nb::object call = nb::borrow(found);
   return nb::inst_ptr<GrpcInferCall>(call)->receive(call, event, calls);
-}
-
-void GrpcConnection::flush() {
-  flush_due_ = false;
-  // Most often what came was a request, whose answer follows later.
-  const bool quiet = !core().output().waits() && !core().has_events() && !core().closed();
-  if (!(quiet && !hung_up) && !stopped()) send();
-  look_idle();
-}
-
-void GrpcConnection::flush_soon() {
-  if (flush_due_ || soon_.is_none()) return;
-  flush_due_ = true;
-  soon_(attribute<"flush">(nb::find(*this)));
-}
-
-void GrpcConnection::lose() {
-  core().lost();
-  idle_.leave();
-  for (nb::object* each : {&take_, &flushed_, &hand_over_, &transport_, &soon_}) *each = nb::none();
-}
-
-void GrpcConnection::forget(std::uint32_t stream) {
-  const nb::int_ key(stream);
-  if (PyDict_Contains(calls_.ptr(), key.ptr()) == 1) PyDict_DelItem(calls_.ptr(), key.ptr());
-}
-
-// -- calls ----------------------------------------------------------------------------------------
-
-GrpcInferCall::GrpcInferCall(nb::object connection, const Event& event)
-    : connection_object_(std::move(connection)),
-      connection_(nb::cast<GrpcConnection*>(connection_object_)),
-      endpoint_(connection_->endpoint()),
-      stream_(event.stream),
-      headers_(event.headers) {}
-
-bool GrpcInferCall::submit(const nb::object& self, const Message& message, const nb::dict& calls) {
-  try {
-    const MadeRequest made = nb::cast<GrpcInferEndpoint&>(endpoint_).templates.take_message(
-        text_of(message.bytes()), self);
-    if (made.known == nullptr) return false;
-    if (attribute<"submit">(made.known->given).is_none()) {
-      // Not for unary calls, as Python will say.
-      attribute<"free">(attribute<"arena">(made.known->given))(made.request.attr("slot"));
-      return false;
-    }
-    calls[nb::int_(stream_)] = self;
-    give(made);
-  } catch (nb::python_error& error) {
-    refuse(error.value());
-  }
-  return true;
-}
-
-void GrpcInferCall::give(const MadeRequest& made) {
-  known_ = made.known;
-  request_ = made.request;
-  if (!made.regions.is_none()) {
-    attribute<"share">(endpoint_)(made.request, made.regions, known_->given);
-  }
-  // As over HTTP, a cache would look the request up here.
-  attribute<"submit">(known_->given)(made.request, nb::none());
-}
-
-bool GrpcInferCall::receive(const nb::object& self, const Event& event, const nb::dict& calls) {
-  if (connection_ == nullptr) return false;
-  switch (event.kind) {
-    case EventKind::kMessages:
-      if (!event.compressed && submit(self, event.messages.front(), calls)) return true;
-      hand_over(event.end);
-      return false;
-    case EventKind::kLarge:
-    case EventKind::kData:
-    case EventKind::kFilled:
-      try {
-        take_part(self, event);
-      } catch (nb::python_error& error) {
-        refuse(error.value());
-      }
-      return true;
-    default:
-      return false;
-  }
-}
-
-void GrpcInferCall::take_part(const nb::object& self, const Event& event) {
-  if (event.kind == EventKind::kLarge) {
-    receiver_ = attribute<"receive">(endpoint_)(event.value, connection_->account(),
-                                                attribute<"refuse">(self));
-    return;
-  }
-  if (receiver_.is_none()) return;
-  const nb::object kept = receiver_;
-  auto& receiver = *nb::inst_ptr<MessageReceiver>(kept);
-  if (event.kind == EventKind::kFilled) {
-    receiver.filled();
-  } else {
-    receiver.feed(text_of(event.data));
-  }
-  if (const std::span<std::uint8_t> target = receiver.target(); !target.empty()) {
-    connection_->core().receive_into(stream_, {target.data(), target.size(), receiver.owner()});
-  }
-  if (receiver.complete()) {
-    complete(self);
-  } else if (event.end) {
-    hand_over(true);
-  }
-}
-
-void GrpcInferCall::complete(const nb::object& self) {
-  auto& receiver = *nb::inst_ptr<MessageReceiver>(receiver_);
-  const MadeRequest made = receiver.take(nb::cast<GrpcInferEndpoint&>(endpoint_).templates, self,
-                                         connection_->core().copied(stream_));
-  if (made.known == nullptr) {
-    hand_over(true);
-    return;
-  }
-  close_receiver();
-  if (attribute<"submit">(made.known->given).is_none()) {
-    attribute<"free">(attribute<"arena">(made.known->given))(made.request.attr("slot"));
-    fail(attribute<"decoupled">(endpoint_)());
-  } else {
-    give(made);
-  }
-}
-
-void GrpcInferCall::check(nb::handle now, nb::handle window) {
-  if (receiver_.is_none()) return;
-  if (const nb::object call = hand_over(false); !call.is_none())
-    attribute<"check">(call)(now, window);
-}
-
-void GrpcInferCall::close_receiver() {
-  if (const nb::object receiver = std::exchange(receiver_, nb::none()); !receiver.is_none()) {
-    nb::inst_ptr<MessageReceiver>(receiver)->close();
-  }
-}
-
-void GrpcInferCall::answer(nb::handle outcome) {
-  if (connection_ == nullptr) return;
-  try {
-    const std::vector<nb::object> pieces = frame(outcome);
-    if (pieces.empty()) return;
-    const std::vector<Segment> body = segments_of(pieces);
-    const auto& endpoint = nb::cast<const GrpcInferEndpoint&>(endpoint_);
-    connection_->core().send_response(stream_, endpoint.headers, body, endpoint.trailers);
-  } catch (nb::python_error& error) {
-    fail(error.value());
-    return;
-  }
-  finish();
-}
-
-std::vector<nb::object> GrpcInferCall::frame(nb::handle outcome) const {
-  const nb::object identifier = nb::borrow(infer_request(request_).get(InferRequest::kIdentifier));
-  if (is_infer_response(outcome)) {
-    const InferResponse& response = infer_response(outcome);
-    const nb::handle signature = response.get(InferResponse::kSignature);
-    const nb::object known = known_->answer(signature, [&] {
-      return attribute<"plain_template">(endpoint_)(known_->given, signature);
-    });
-    if (!known.is_none() && !response.has(InferResponse::kParameters)) {
-      EncodedFrame made =
-          encode_frame(nb::cast<const MessageResponseTemplate&>(known), view_of_text(identifier),
-                       {}, response.get(InferResponse::kShapes),
-                       response.get(InferResponse::kBuffers), false, nb::tuple());
-      if (!made.pieces.empty()) return std::move(made.pieces);
-    }
-  }
-  nb::object made = nb::borrow(outcome);
-  if (!nb::isinstance<nb::list>(outcome)) {
-    made = attribute<"frame">(endpoint_)(known_->given, identifier, outcome, nb::find(*this));
-  }
-  std::vector<nb::object> pieces;
-  if (made.is_none()) return pieces;
-  for (const nb::handle piece : made) pieces.push_back(nb::borrow(piece));
-  return pieces;
-}
-
-void GrpcInferCall::refuse(nb::handle error) {
-  if (connection_ == nullptr) return;
-  if (request_.is_valid()) infer_request(request_).cancel();
-  fail(error);
-}
-
-void GrpcInferCall::fail(nb::handle error) {
-  if (connection_ == nullptr) return;
-  close_receiver();
-  const nb::object fields = attribute<"failure">(endpoint_)(error);
-  connection_->core().send_headers(stream_, nb::cast<std::shared_ptr<HeaderFields>>(fields), true);
-  finish();
-}
-
-void GrpcInferCall::finish() {
-  GrpcConnection& connection = *std::exchange(connection_, nullptr);
-  connection.forget(stream_);
-  connection.flush_soon();
-  request_.reset();
-}
-
-void GrpcInferCall::abort() {
-  if (std::exchange(connection_, nullptr) == nullptr) return;
-  close_receiver();
-  if (const nb::object request = std::exchange(request_, {}); request.is_valid()) {
-    infer_request(request).cancel();
-  }
 }
 
 }  // namespace gpubridge::http2

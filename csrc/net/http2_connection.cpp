@@ -10,13 +10,6 @@ constexpr std::size_t kSettingBytes = 6;
 // Bytes of the payload of frames whose size is fixed; 0 for others.
 constexpr std::array<std::size_t, 10> kSizes = {0, 0, 5, 4, 0, 0, 8, 0, 4, 0};
 
-enum Setting : std::uint16_t {
-  kHeaderTableSize = 1,
-  kEnablePush = 2,
-  kInitialWindowSize = 4,
-  kMaxFrameSize = 5,
-};
-
 struct SettingRange {
   Setting setting;
   std::string_view name;
@@ -47,6 +40,7 @@ std::string quoted(std::string_view text) {
       shown += c;
     }
   }
+
   return shown + "'";
 }
 
@@ -80,6 +74,7 @@ Place Connection::memory() {
     end_ -= begin_;
     begin_ = 0;
   }
+
   if (end_ != 0) return {buffer_.get() + end_, size_ - end_, nullptr};
   Place target = payload_.target();
   if (target.size != 0) {
@@ -97,6 +92,7 @@ void Connection::received(std::size_t nbytes, double now) {
     tell_untold();
     return;
   }
+
   end_ += nbytes;
   viewed_ = buffer_;
   parse({buffer_.get() + begin_, end_ - begin_});
@@ -118,6 +114,7 @@ void Connection::placed(std::size_t nbytes, double now) {
     close(fault.code, fault.text);
     return;
   }
+
   viewed_ = rest;
   parse(*rest);
   const std::size_t left = state_.closed ? 0 : rest->size() - position_;
@@ -145,6 +142,7 @@ void Connection::parse(std::span<const std::uint8_t> bytes) {
       break;
     }
   }
+
   tell_untold();
 }
 
@@ -171,6 +169,7 @@ bool Connection::parse_frame(std::span<const std::uint8_t> bytes) {
     payload_.begin(header, padded ? bytes[kHeaderBytes] : 0);
     return true;
   }
+
   if (header.type > kContinuation) {
     // Unknown types are ignored, whatever their size.
     position_ += kHeaderBytes;
@@ -178,6 +177,7 @@ bool Connection::parse_frame(std::span<const std::uint8_t> bytes) {
     state_.spend_idle_frame();
     return true;
   }
+
   if (bytes.size() - kHeaderBytes < header.length) return false;
   position_ += kHeaderBytes + header.length;
   const auto payload = bytes.subspan(kHeaderBytes, header.length);
@@ -188,6 +188,7 @@ bool Connection::parse_frame(std::span<const std::uint8_t> bytes) {
   } else {
     take_control(header, payload);
   }
+
   return true;
 }
 
@@ -205,6 +206,7 @@ bool Connection::start(std::span<const std::uint8_t> bytes) {
                           "expected SETTINGS as the first frame, got type ", first.type, ", flags ",
                           first.flags);
   }
+
   position_ = kPreface.size();
   starting_ = false;
   return true;
@@ -245,6 +247,7 @@ void Connection::take_control(const FrameHeader& header, std::span<const std::ui
     throw ConnectionFault(ErrorCode::kProtocolError, kFrameNames[header.type], ": expected ",
                           (of_connection ? "no" : "a"), " stream, got ", header.stream);
   }
+
   switch (header.type) {
     case kSettings:
       return take_settings(header, payload);
@@ -275,6 +278,7 @@ void Connection::take_settings(const FrameHeader& header, std::span<const std::u
                           "SETTINGS: expected an empty acknowledgement, got ", payload.size(),
                           " bytes");
   }
+
   if (payload.size() % kSettingBytes != 0) {
     throw ConnectionFault(ErrorCode::kFrameSizeError,
                           "SETTINGS: expected a multiple of 6 bytes, got ", payload.size());
@@ -293,6 +297,7 @@ void Connection::take_settings(const FrameHeader& header, std::span<const std::u
       smallest_table = std::min(smallest_table.value_or(value), value);
     }
   }
+
   if (state_.peer_window != window) sender_.change_initial_window(state_.peer_window - window);
   if (smallest_table) sender_.limit_table(*smallest_table, last_table);
   sender_.control(kSettings, kAck, 0, {});
@@ -346,6 +351,7 @@ void Connection::take_window_update(const FrameHeader& header,
     sender_.widen(increment);
     return;
   }
+
   check_not_idle(header);
   Stream* stream = state_.find(header.stream);
   if (stream == nullptr) return;
@@ -377,6 +383,7 @@ void Connection::reset_faulty(const StreamFault& fault) {
                              .stream = fault.stream,
                              .code = static_cast<std::uint32_t>(fault.code)});
   }
+
   sender_.reset(fault.stream, fault.code);
 }
 

@@ -40,6 +40,15 @@ constexpr std::uint8_t kEndHeaders = 0x04;
 constexpr std::uint8_t kPadded = 0x08;
 constexpr std::uint8_t kPriorityFields = 0x20;
 
+enum Setting : std::uint16_t {
+  kHeaderTableSize = 1,
+  kEnablePush = 2,
+  kMaxConcurrentStreams = 3,
+  kInitialWindowSize = 4,
+  kMaxFrameSize = 5,
+  kMaxHeaderListSize = 6,
+};
+
 enum class ErrorCode : std::uint32_t {
   kNoError = 0,
   kProtocolError = 1,

@@ -121,7 +121,20 @@ class Budget {
         left_(static_cast<double>(allowance)) {}
 
   // Spends one; returns whether there was one. `useful` counts useful work since the beginning.
-  bool spend(double now, std::uint64_t useful);
+  bool spend(double now, std::uint64_t useful) {
+    if (!since_) since_ = now;
+    if (left_ < 1) {
+      const double regained =
+          (now - *since_) * static_cast<double>(per_second_) +
+          static_cast<double>((useful - useful_)) * static_cast<double>(per_useful_);
+      left_ = std::min(static_cast<double>(allowance_), left_ + regained);
+      since_ = now;
+      useful_ = useful;
+      if (left_ < 1) return false;
+    }
+    left_ -= 1;
+    return true;
+  }
 
  private:
   std::int64_t allowance_;
@@ -137,7 +150,14 @@ class ResetMemory {
  public:
   ResetMemory(std::size_t size, double grace) : size_(size), grace_(grace) {}
 
-  void add(std::uint32_t stream, double now);
+  void add(std::uint32_t stream, double now) {
+    if (until_.insert_or_assign(stream, now + grace_).second) order_.push_back(stream);
+    if (order_.size() > size_) {
+      until_.erase(order_.front());
+      order_.pop_front();
+    }
+  }
+
   // True if frames of this stream are still forgiven.
   [[nodiscard]] bool holds(std::uint32_t stream, double now) const {
     const auto found = until_.find(stream);
@@ -154,7 +174,13 @@ class ResetMemory {
 // State that the parts of one connection share.
 class State {
  public:
-  State(const Limits& limits, std::shared_ptr<const GrpcMethods> methods);
+  State(const Limits& limits, std::shared_ptr<const GrpcMethods> methods)
+      : forgiven(static_cast<std::size_t>(limits.reset_memory),
+                 static_cast<double>(limits.reset_grace_seconds)),
+        limits_(limits),
+        methods_(std::move(methods)),
+        resets_(limits.resets, limits.resets_per_second, kUsefulPerReset),
+        idle_(limits.idle_frames, limits.idle_frames_per_second, kUsefulPerIdleFrame) {}
 
   [[nodiscard]] const Limits& limits() const { return limits_; }
   [[nodiscard]] const GrpcMethods& methods() const { return *methods_; }
@@ -164,9 +190,20 @@ class State {
   }
 
   // Counts a stream that the peer has reset or made us reset. Throws ConnectionFault.
-  void spend_reset();
+  void spend_reset() {
+    if (resets_.spend(now, completed)) return;
+    throw ConnectionFault(ErrorCode::kEnhanceYourCalm, "expected at most ", limits_.resets,
+                          " reset streams at once and ", limits_.resets_per_second,
+                          " per second beyond those completed, got more");
+  }
+
   // Counts a frame that brings nothing forward. Throws ConnectionFault.
-  void spend_idle_frame();
+  void spend_idle_frame() {
+    if (idle_.spend(now, completed + data_frames)) return;
+    throw ConnectionFault(ErrorCode::kEnhanceYourCalm, "expected at most ", limits_.idle_frames,
+                          " frames without use at once and ", limits_.idle_frames_per_second,
+                          " per second, got more");
+  }
 
   // Seconds that only grow; told by the driver.
   double now = 0;
@@ -186,6 +223,9 @@ class State {
   std::size_t peer_frame_size = kDefaultFrameSize;
 
  private:
+  static constexpr std::int64_t kUsefulPerReset = 1;
+  static constexpr std::int64_t kUsefulPerIdleFrame = 4;
+
   Limits limits_;
   std::shared_ptr<const GrpcMethods> methods_;
   Budget resets_;

@@ -12,12 +12,42 @@ namespace gpubridge {
 // that a request which comes last costs one step and not a walk over the whole batch.
 class FormingBatch {
  public:
-  FormingBatch(std::uint64_t most, const std::vector<std::uint64_t>& preferred);
+  FormingBatch(std::uint64_t most, const std::vector<std::uint64_t>& preferred)
+      : most_(std::max<std::uint64_t>(most, 1)),
+        preferred_(preferred.begin(), preferred.end()),
+        largest_(preferred.empty() ? most_
+                                   : *std::max_element(preferred.begin(), preferred.end())) {}
 
   // Starts anew, with an empty batch.
-  void clear();
+  void clear() {
+    known_ = true;
+    count_ = best_ = 0;
+    size_ = 0;
+    closed_ = false;
+    oldest_ = 0;
+  }
+
   // Looks at the next request in the queue's order.
-  void offer(const QueuedRequest& request);
+  void offer(const QueuedRequest& request) {
+    if (closed_) return;
+    const std::uint64_t size = size_ + request.size;
+    if (count_ != 0) {
+      // No preferred size can be reached any more: what is there already goes.
+      if (size > largest_ && best_ == 0) best_ = count_;
+      if (size > most_ || request.shape != shape_) {
+        closed_ = true;
+        return;
+      }
+      oldest_ = std::min(oldest_, request.arrived);
+    } else {
+      shape_ = request.shape;
+      oldest_ = request.arrived;
+    }
+    ++count_;
+    size_ = size;
+    if (preferred_.contains(size)) best_ = count_;
+    if (size >= most_) closed_ = true;
+  }
 
   // True if it is that of the present queue; a change of the queue's front clears it.
   [[nodiscard]] bool known() const { return known_; }
@@ -62,16 +92,41 @@ class ReleaseOrder {
     if (states_.try_emplace(handle, State::kRunning).second) order_.push_back(handle);
   }
   // Notes that a request's outcome is there; returns false for one that is not in order.
-  bool answered(Handle handle);
+  bool answered(Handle handle) {
+    const auto found = states_.find(handle);
+    if (found == states_.end()) return false;
+    if (found->second == State::kRunning) found->second = State::kAnswered;
+    return true;
+  }
+
   // Notes that a request was cancelled; others wait no longer for it.
   void dropped(Handle handle) {
     const auto found = states_.find(handle);
     if (found != states_.end()) found->second = State::kDropped;
   }
   // Takes out the requests that have an outcome and nothing before them.
-  Released release();
+  Released release() {
+    Released released;
+    while (!order_.empty()) {
+      const auto found = states_.find(order_.front());
+      if (found->second == State::kRunning) break;
+      (found->second == State::kAnswered ? released.due : released.dropped).push_back(found->first);
+      states_.erase(found);
+      order_.pop_front();
+    }
+    return released;
+  }
+
   // Forgets the order; the requests that were held back may go out.
-  Released abandon();
+  Released abandon() {
+    Released released;
+    for (const Handle handle : order_) {
+      (states_.at(handle) == State::kAnswered ? released.due : released.dropped).push_back(handle);
+    }
+    order_.clear();
+    states_.clear();
+    return released;
+  }
 
  private:
   enum class State { kRunning, kAnswered, kDropped };
@@ -105,27 +160,88 @@ class DynamicBatcher {
  public:
   enum class Admission { kAccepted, kQueueFull, kStopped };
 
-  explicit DynamicBatcher(const BatchingSettings& settings);
+  explicit DynamicBatcher(const BatchingSettings& settings)
+      : queue_(settings.policy, settings.levels, settings.default_level, settings.policies),
+        forming_(settings.max_batch_size, settings.preferred),
+        max_delay_(settings.max_delay),
+        may_run_ahead_(settings.levels == 0 && settings.policy.most == 0 &&
+                       settings.policy.timeout == 0) {
+    if (settings.keep_order) order_.emplace();
+  }
 
   // Requests that were not taken, those included that `refused` is about to give away.
   [[nodiscard]] std::size_t pending() const { return queue_.size() + late_.size(); }
   [[nodiscard]] bool queued(Handle handle) const { return queue_.contains(handle); }
 
-  Admission add(const QueuedRequest& request, Nanoseconds now);
+  Admission add(const QueuedRequest& request, Nanoseconds now) {
+    if (stopped_) return Admission::kStopped;
+    // Requests that are late by now no longer count against the queue's limit.
+    age(now);
+    const PriorityQueue::Added added = queue_.add(request, now);
+    if (added == PriorityQueue::Added::kRefused) return Admission::kQueueFull;
+    if (forming_.known()) {
+      if (added == PriorityQueue::Added::kLast) {
+        forming_.offer(request);
+      } else {
+        forming_.forget();
+      }
+    }
+    return Admission::kAccepted;
+  }
+
   // Appends the next batch to `batch`, or the `most` that come first of it, and returns true, if it
   // is due.
-  bool take(Nanoseconds now, std::size_t most, std::vector<Handle>& batch);
+  bool take(Nanoseconds now, std::size_t most, std::vector<Handle>& batch) {
+    age(now);
+    const std::size_t whole = due(now);
+    if (whole == 0) return false;
+    const std::size_t count = std::min(whole, most);
+    if (count == 0) return true;
+    const std::size_t before = batch.size();
+    for (std::size_t index = 0; index < count; ++index) batch.push_back(queue_.pop());
+    forming_.forget();
+    if (order_) {
+      for (std::size_t index = before; index < batch.size(); ++index) order_->taken(batch[index]);
+    }
+    return true;
+  }
+
   // The same for an instance that is at another batch, if that takes nothing from it: nothing that
   // comes later could join the batch, overtake it, or be refused if it stayed.
   bool take_ahead(Nanoseconds now, std::size_t most, std::vector<Handle>& batch) {
     return may_run_ahead_ && look().closed() && take(now, most, batch);
   }
   // When a batch becomes due, or a request late, by the mere passing of time.
-  std::optional<Nanoseconds> next_wakeup(Nanoseconds now);
+  std::optional<Nanoseconds> next_wakeup(Nanoseconds now) {
+    if (!late_.empty()) return now;
+    std::optional<Nanoseconds> next;
+    if (const Nanoseconds deadline = queue_.next_deadline(); deadline != 0) next = deadline;
+    if (queue_.size() != 0 && due(now) == 0) {
+      const Nanoseconds full = forming_.oldest() + max_delay_;
+      next = std::min(next.value_or(full), full);
+    }
+    if (next) next = std::max(*next, now);
+    return next;
+  }
+
   // Gives away the requests whose time in the queue has passed.
-  std::vector<Handle> refused(Nanoseconds now);
+  std::vector<Handle> refused(Nanoseconds now) {
+    age(now);
+    std::vector<Handle> late = std::exchange(late_, {});
+    if (order_) {
+      for (const Handle handle : late) order_->dropped(handle);
+    }
+    return late;
+  }
+
   // Gives a request away if it was not taken yet; returns whether that was so.
-  bool cancel(Handle handle);
+  bool cancel(Handle handle) {
+    if (!queue_.remove(handle)) return false;
+    forming_.forget();
+    if (order_) order_->dropped(handle);
+    return true;
+  }
+
   // Puts requests that were never started before all others of their priority.
   void put_back(const std::vector<QueuedRequest>& requests) {
     queue_.put_back(requests);
@@ -145,7 +261,15 @@ class DynamicBatcher {
   // Accepts nothing from now on.
   void stop() { stopped_ = true; }
   // Gives every request away that was not taken.
-  std::vector<Handle> clear();
+  std::vector<Handle> clear() {
+    std::vector<Handle> handles = std::exchange(late_, {});
+    while (queue_.size() != 0) handles.push_back(queue_.pop());
+    forming_.forget();
+    if (order_) {
+      for (const Handle handle : handles) order_->dropped(handle);
+    }
+    return handles;
+  }
 
   // Calls `visit` with each handle that was not taken.
   template <typename Visit>
@@ -161,9 +285,25 @@ class DynamicBatcher {
   void age(Nanoseconds now) {
     if (queue_.timed() && queue_.age(now, late_)) forming_.forget();
   }
-  const FormingBatch& look();
+  const FormingBatch& look() {
+    if (!forming_.known()) {
+      forming_.clear();
+      queue_.visit([this](const QueuedRequest& request) {
+        forming_.offer(request);
+        return !forming_.closed();
+      });
+    }
+    return forming_;
+  }
+
   // Number of requests in the batch to take now; 0 for none.
-  std::size_t due(Nanoseconds now);
+  std::size_t due(Nanoseconds now) {
+    const FormingBatch& forming = look();
+    if (forming.count() == 0) return 0;
+    const bool waited = now - forming.oldest() >= max_delay_;
+    if (forming.best() != 0 && !(waited && max_delay_ != 0)) return forming.best();
+    return waited || forming.reached() ? forming.count() : 0;
+  }
 
   PriorityQueue queue_;
   FormingBatch forming_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <list>
+#include <ranges>
 
 #include "std.h"
 
@@ -15,7 +16,10 @@ using Nanoseconds = std::int64_t;
 // Durations and moments stay below this, so that two of them can be added.
 inline constexpr Nanoseconds kLongest = std::int64_t{1} << 62;
 
-Nanoseconds from_microseconds(std::uint64_t microseconds);
+inline Nanoseconds from_microseconds(std::uint64_t microseconds) {
+  constexpr auto kMost = static_cast<std::uint64_t>(kLongest) / 1000;
+  return static_cast<Nanoseconds>(std::min(microseconds, kMost)) * 1000;
+}
 
 // The limits of one level.
 struct QueuePolicy {
@@ -43,7 +47,15 @@ class PriorityQueue {
 
   // `levels` is 0 for a queue without priorities. `policies` are those of levels with their own.
   PriorityQueue(const QueuePolicy& policy, std::uint64_t levels, std::uint64_t default_level,
-                std::map<std::uint64_t, QueuePolicy> policies);
+                std::map<std::uint64_t, QueuePolicy> policies)
+      : policy_(policy),
+        count_(levels),
+        default_level_(levels != 0 ? default_level : 0),
+        policies_(levels != 0 ? std::move(policies) : std::map<std::uint64_t, QueuePolicy>()),
+        timed_(policy.timeout != 0) {
+    for (const auto& [level, own] : policies_) timed_ = timed_ || own.timeout != 0;
+  }
+
   PriorityQueue(const PriorityQueue&) = delete;
   PriorityQueue& operator=(const PriorityQueue&) = delete;
 
@@ -53,16 +65,78 @@ class PriorityQueue {
   [[nodiscard]] bool contains(Handle handle) const { return entries_.contains(handle); }
 
   // Refuses a request whose level is full. The handle must not be here yet.
-  Added add(const QueuedRequest& request, Nanoseconds now);
+  Added add(const QueuedRequest& request, Nanoseconds now) {
+    const std::uint64_t number = this->number(request);
+    const QueuePolicy& policy = this->policy(number);
+    const auto known = levels_.find(number);
+    if (policy.most != 0 && known != levels_.end() &&
+        known->second.waiting.size() + known->second.delayed.size() >= policy.most) {
+      return Added::kRefused;
+    }
+    Level& level = known == levels_.end() ? levels_[number] : known->second;
+    level.waiting.push_back({.request = request, .level = number});
+    const auto entry = std::prev(level.waiting.end());
+    entries_.emplace(request.handle, entry);
+    if (policy.timeout != 0) {
+      const bool shorter =
+          policy.may_be_shorter && request.timeout > 0 && request.timeout < policy.timeout;
+      entry->deadline = now + (shorter ? request.timeout : policy.timeout);
+      entry->serial = ++serial_;
+      deadlines_.emplace(std::pair(entry->deadline, entry->serial), entry);
+    }
+    const bool last = level.delayed.empty() && levels_.rbegin()->first == number;
+    return last ? Added::kLast : Added::kBeforeOthers;
+  }
+
   // Puts requests before all others of their levels, in the order given; they are never late.
-  void put_back(const std::vector<QueuedRequest>& requests);
+  void put_back(const std::vector<QueuedRequest>& requests) {
+    for (const QueuedRequest& request : std::views::reverse(requests)) {
+      const std::uint64_t number = this->number(request);
+      Entries& waiting = levels_[number].waiting;
+      // It had its turn: time in the queue no longer counts against it.
+      waiting.push_front({.request = request, .level = number});
+      entries_.emplace(request.handle, waiting.begin());
+    }
+  }
+
   // Takes the first request out; there must be one.
-  Handle pop();
+  Handle pop() {
+    Level& level = levels_.begin()->second;
+    const auto first = level.waiting.empty() ? level.delayed.begin() : level.waiting.begin();
+    const Handle handle = first->request.handle;
+    take_out(first);
+    return handle;
+  }
+
   // Takes a request out, wherever it is; returns whether it was here.
-  bool remove(Handle handle);
+  bool remove(Handle handle) {
+    const auto found = entries_.find(handle);
+    if (found == entries_.end()) return false;
+    take_out(found->second);
+    return true;
+  }
+
   // Refuses or delays what is late, and appends what it refused to `late`; returns whether the
   // order changed.
-  bool age(Nanoseconds now, std::vector<Handle>& late);
+  bool age(Nanoseconds now, std::vector<Handle>& late) {
+    bool changed = false;
+    while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
+      const auto entry = deadlines_.begin()->second;
+      changed = true;
+      if (policy(entry->level).delays_late) {
+        deadlines_.erase(deadlines_.begin());
+        Level& level = levels_[entry->level];
+        entry->deadline = 0;
+        entry->delayed = true;
+        level.delayed.splice(level.delayed.end(), level.waiting, entry);
+      } else {
+        late.push_back(entry->request.handle);
+        take_out(entry);
+      }
+    }
+    return changed;
+  }
+
   // Returns when `age` has something to do; 0 for never.
   [[nodiscard]] Nanoseconds next_deadline() const {
     return deadlines_.empty() ? 0 : deadlines_.begin()->first.first;
@@ -102,7 +176,13 @@ class PriorityQueue {
     const auto own = policies_.find(level);
     return own == policies_.end() ? policy_ : own->second;
   }
-  void take_out(Entries::iterator entry);
+  void take_out(Entries::iterator entry) {
+    if (entry->deadline != 0) deadlines_.erase({entry->deadline, entry->serial});
+    entries_.erase(entry->request.handle);
+    const auto level = levels_.find(entry->level);
+    (entry->delayed ? level->second.delayed : level->second.waiting).erase(entry);
+    if (level->second.waiting.empty() && level->second.delayed.empty()) levels_.erase(level);
+  }
 
   QueuePolicy policy_;
   std::uint64_t count_;

@@ -3,10 +3,15 @@
 
 #include <unordered_set>
 
+#include "buffer_view.h"
+#include "heap_type.h"
 #include "ipc/context.h"
+#include "ipc/records.h"
 #include "memory/lease_book.h"
 #include "python_object.h"
 #include "stub/output_pool.h"
+#include "stub/response.h"
+#include "stub/tensor.h"
 
 namespace gpubridge::stub {
 
@@ -16,10 +21,34 @@ class OwnInputs {
   OwnInputs() = default;
   // Of inputs of at least so many bytes. The memory of the record's tensors exists.
   OwnInputs(const RecordView& record, const Context& context, const LeaseBook& book,
-            std::uint64_t least);
+            std::uint64_t least)
+      : least_(least) {
+    // Others may still read the inputs: the receiver of an output may write to it.
+    if (context.has(ContextField::kShared)) return;
+    for (std::size_t index = 0; index < record.tensors(); ++index) {
+      const TensorRef ref = record.ref(index);
+      const bool of_server = ref.region >> 32U == 0;
+      if (ref.nbytes < least || !of_server || ref.lease != record.ticket()) continue;
+      const char* const begin = book.address(ref);
+      inputs_.push_back({begin, begin + ref.nbytes, ref});
+    }
+    std::ranges::sort(inputs_, {}, &Input::begin);
+    for (std::size_t index = 1; index < inputs_.size(); ++index) {
+      inputs_[index].end = std::max(inputs_[index].end, inputs_[index - 1].end);
+    }
+  }
 
   // Where bytes lie in one of them.
-  [[nodiscard]] std::optional<TensorRef> find(const char* data, std::size_t size) const;
+  [[nodiscard]] std::optional<TensorRef> find(const char* data, std::size_t size) const {
+    if (size < least_) return std::nullopt;
+    const auto after = std::ranges::upper_bound(inputs_, data, {}, &Input::begin);
+    if (after == inputs_.begin()) return std::nullopt;
+    const Input& input = *(after - 1);
+    if (data >= input.end || size > static_cast<std::size_t>(input.end - data)) return std::nullopt;
+    const auto offset = static_cast<std::uint64_t>(data - input.begin);
+    return TensorRef{input.ref.region, input.ref.offset + offset, size, input.ref.lease};
+  }
+
   [[nodiscard]] bool empty() const { return inputs_.empty(); }
 
  private:
@@ -51,19 +80,109 @@ struct ResponseTarget {
 class ResponseWriter {
  public:
   // `check` is an OutputCheck, which makes signatures and hears of outputs that are not sent.
-  ResponseWriter(nb::object check, nb::type_object tensor, OutputPool& pool);
+  ResponseWriter(nb::object check, nb::type_object tensor, OutputPool& pool)
+      : check_(std::move(check)), tensor_(std::move(tensor)), pool_(pool) {}
 
   // Appends the record of a response to `out` and counts what it copied; false where it is none
   // that is written here. Lets go of the response, and of what its memory is for, where outputs
   // stay in inputs, even if it throws then.
   bool write(const ResponseTarget& target, nb::object& response, std::string& out,
-             std::uint64_t& copied);
+             std::uint64_t& copied) {
+    std::vector<Output> outputs;
+    if (!gather(response.ptr(), target.wanted, outputs)) return false;
+    std::size_t total = 0;
+    for (const Output& output : outputs) total += aligned(output.bytes.size());
+    // Large ones may lie in a slot that their model was given to write to, which Python knows.
+    if (total > OutputPool::kMostBytes || (total > OutputPool::kLarge && pool_.shown()))
+      return false;
+    // First what may fail: a slot that was lent must be sent.
+    SignatureKey key;
+    for (const Output& output : outputs) key.add(output.tensor);
+    const std::string signature = this->signature(outputs, key, target.wanted);
+    const auto parameters = nb::borrow(as<Response>(response.ptr())->fields[kResponseParameters]);
+    const std::string_view json = view_of_text(parameters);
+    const std::vector<Sent> stay = passed_on(outputs, target);
+    std::vector<TensorRef> refs(outputs.size(), TensorRef{0, 0, 0, kNoLease});
+    if (!copy(others(outputs, stay), target.consumer, refs, copied)) return false;
+    bool passed_on = false;
+    if (!stay.empty()) {
+      outputs.clear();
+      response.reset();
+      passed_on = pass_on(target, stay, refs, copied);
+    }
+    const std::string context = encoded_context(json, passed_on);
+    const RecordParts parts{.ticket = target.ticket,
+                            .word = target.flags,
+                            .tensors = static_cast<std::uint32_t>(refs.size()),
+                            .signature = signature,
+                            .context = context,
+                            .identifier = {},
+                            .dims = key.dims};
+    char* to = parts.append_to(out);
+    for (const TensorRef& ref : refs) to = write_ref(to, ref);
+    return true;
+  }
 
   // Appends a record without tensors, with flags.
-  void write_nothing(std::uint32_t ticket, std::uint32_t flags, std::string& out);
+  void write_nothing(std::uint32_t ticket, std::uint32_t flags, std::string& out) {
+    if (nothing_.empty()) {
+      const auto made = nb::cast<nb::bytes>(check_.attr("encode")(nb::list(), nb::none()));
+      nothing_.assign(made.c_str(), made.size());
+    }
+    RecordParts parts;
+    parts.ticket = ticket;
+    parts.word = flags;
+    parts.signature = nothing_;
+    parts.append_to(out);
+  }
 
  private:
-  struct Output;
+  static constexpr std::size_t kAlignment = 64;
+  static constexpr std::size_t kSignaturesKept = 4096;
+
+  static std::size_t aligned(std::size_t size) {
+    return (size + kAlignment - 1) & ~(kAlignment - 1);
+  }
+
+  // The encoded context of a response; `parameters` are JSON.
+  static std::string encoded_context(std::string_view parameters, bool passed_on) {
+    Context context;
+    if (parameters != "{}") context.set_text(ContextField::kParameters, parameters);
+    if (passed_on) context.set_flag(ContextField::kPassedOn);
+    return context.encoded();
+  }
+
+  static bool is_bytes(const Tensor* tensor) {
+    return PyUnicode_CompareWithASCIIString(tensor->fields[kDatatype], "BYTES") == 0;
+  }
+
+  // The exporter of the bytes that are sent of a tensor.
+  static PyObject* exporter(const Tensor* tensor) {
+    for (const TensorField field : {kSource, kLent, kArray}) {
+      if (tensor->fields[field] != nullptr) return tensor->fields[field];
+    }
+    return nullptr;
+  }
+
+  // True if two of the things, whose places `place` returns, share a byte: the receiver of one
+  // may write to the other.
+  template <typename Thing>
+  static bool overlap(std::vector<Thing> things, TensorRef Thing::* place) {
+    const auto order = [place](const Thing& thing) {
+      return std::pair((thing.*place).region, (thing.*place).offset);
+    };
+    std::ranges::sort(things, {}, order);
+    const auto shared = [](const TensorRef& one, const TensorRef& other) {
+      return one.region == other.region && one.offset + one.nbytes > other.offset;
+    };
+    return std::ranges::adjacent_find(things, shared, place) != things.end();
+  }
+
+  // A tensor that is sent, and its bytes for as long as they are looked at.
+  struct Output {
+    Tensor* tensor;
+    BufferView bytes;
+  };
   // An output without a reference to it, and where it lies; of one that is copied only the size.
   struct Sent {
     std::size_t index;
@@ -71,16 +190,117 @@ class ResponseWriter {
     TensorRef place;
   };
 
-  bool gather(PyObject* response, nb::handle wanted, std::vector<Output>& outputs);
+  bool gather(PyObject* response, nb::handle wanted, std::vector<Output>& outputs) {
+    const auto& fields = as<Response>(response)->fields;
+    if (fields[kError] != Py_None || PyList_CheckExact(fields[kTensors]) == 0) return false;
+    const Py_ssize_t count = PyList_Size(fields[kTensors]);
+    outputs.reserve(static_cast<std::size_t>(count));
+    for (Py_ssize_t index = 0; index < count; ++index) {
+      PyObject* item = PyList_GetItem(fields[kTensors], index);
+      // Tensors of derived classes have places of their own.
+      if (reinterpret_cast<PyObject*>(Py_TYPE(item)) != tensor_.ptr()) return false;
+      auto* tensor = as<Tensor>(item);
+      const int sent = PySequence_Contains(wanted.ptr(), tensor->fields[kName]);
+      if (sent < 0) throw nb::python_error();
+      if (sent == 0) {
+        const nb::handle name(tensor->fields[kName]);
+        if (dropped_.size() < kSignaturesKept && dropped_.emplace(view_of_text(name)).second) {
+          check_.attr("dropped")(name);
+        }
+        continue;
+      }
+      PyObject* from = exporter(tensor);
+      if (from == nullptr) return false;
+      try {
+        outputs.push_back({tensor, BufferView(from, PyBUF_SIMPLE)});
+      } catch (nb::python_error&) {
+        // As of ml_dtypes' bfloat16, which has no buffer format.
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // The outputs that lie in an input of their request; none where two of them overlap.
   static std::vector<Sent> passed_on(const std::vector<Output>& outputs,
-                                     const ResponseTarget& target);
-  static std::vector<Sent> others(const std::vector<Output>& outputs, std::span<const Sent> stay);
+                                     const ResponseTarget& target) {
+    std::vector<Sent> found;
+    if (target.inputs == nullptr || target.inputs->empty()) return found;
+    for (std::size_t index = 0; index < outputs.size(); ++index) {
+      const BufferView& bytes = outputs[index].bytes;
+      const auto* const data = static_cast<const char*>(bytes.data());
+      const auto place = target.inputs->find(data, bytes.size());
+      if (place && !is_bytes(outputs[index].tensor)) found.push_back({index, data, *place});
+    }
+    return overlap(found, &Sent::place) ? std::vector<Sent>() : found;
+  }
+
+  // All outputs but those that stay, which are in order.
+  static std::vector<Sent> others(const std::vector<Output>& outputs, std::span<const Sent> stay) {
+    std::vector<Sent> others;
+    others.reserve(outputs.size());
+    for (std::size_t index = 0; index < outputs.size(); ++index) {
+      if (!stay.empty() && stay.front().index == index) {
+        stay = stay.subspan(1);
+        continue;
+      }
+      const BufferView& bytes = outputs[index].bytes;
+      others.push_back({index, static_cast<const char*>(bytes.data()), {.nbytes = bytes.size()}});
+    }
+    return others;
+  }
+
+  // Copies outputs to one slot, and puts where they lie in `refs`; false where the pool has none.
   bool copy(std::span<const Sent> outputs, std::string_view consumer, std::span<TensorRef> refs,
-            std::uint64_t& copied);
+            std::uint64_t& copied) {
+    std::size_t total = 0;
+    for (const Sent& output : outputs) total += aligned(output.place.nbytes);
+    if (total == 0) return true;
+    const std::optional<OutputPool::Slot> slot = pool_.lend(total, consumer);
+    if (!slot) return false;
+    std::size_t at = 0;
+    for (const Sent& output : outputs) {
+      const std::size_t size = output.place.nbytes;
+      copy_bytes(slot->data + at, output.data, size);
+      refs[output.index] = {slot->place.region, slot->place.offset + at, size, slot->place.lease};
+      at += aligned(size);
+      copied += size;
+    }
+    return true;
+  }
+
+  // Leaves outputs where they are, if no reference to them is left now that the response is gone;
+  // returns whether that is so. With one left they may be written to: then they are copied.
   bool pass_on(const ResponseTarget& target, std::span<const Sent> stay, std::span<TensorRef> refs,
-               std::uint64_t& copied);
+               std::uint64_t& copied) {
+    if (__atomic_load_n(target.lent, __ATOMIC_ACQUIRE) == 0) {
+      for (const Sent& output : stay) refs[output.index] = output.place;
+      return true;
+    }
+    try {
+      copy(stay, target.consumer, refs, copied);
+    } catch (nb::python_error&) {
+      pool_.take_back(refs);
+      throw;
+    }
+    return false;
+  }
+
+  // Returns the signature of tensors that have such a key.
   std::string signature(const std::vector<Output>& outputs, const SignatureKey& key,
-                        nb::handle wanted);
+                        nb::handle wanted) {
+    const auto found = signatures_.find(key.kinds);
+    if (found != signatures_.end()) return found->second;
+    nb::list described;
+    for (const Output& output : outputs) {
+      const auto& fields = output.tensor->fields;
+      described.append(nb::make_tuple(nb::handle(fields[kName]), nb::handle(fields[kDatatype]),
+                                      PyTuple_Size(fields[kShape])));
+    }
+    const auto made = nb::cast<nb::bytes>(check_.attr("encode")(described, wanted));
+    if (signatures_.size() >= kSignaturesKept) signatures_.clear();
+    return signatures_.emplace(key.kinds, std::string(made.c_str(), made.size())).first->second;
+  }
 
   nb::object check_;
   nb::type_object tensor_;

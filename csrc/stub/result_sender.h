@@ -1,10 +1,15 @@
 // Results on their way to the server: quick ones travel together, none waits for a slow batch.
 #pragma once
 
+#include <sys/socket.h>
+
+#include <cerrno>
 #include <condition_variable>
 #include <mutex>
+#include <thread>
 
 #include "ipc/control_cells.h"
+#include "little_endian.h"
 #include "std.h"
 
 namespace gpubridge::stub {
@@ -43,7 +48,32 @@ class ResultSender {
   // Takes the result of a batch, with the CLOCK_MONOTONIC nanoseconds of its `execute`, the last of
   // its message or not; returns the frame that is to be sent now, until `sent`, or nothing.
   std::string_view add(std::string_view result, std::int64_t started_at, std::int64_t ended_at,
-                       bool last);
+                       bool last) {
+    if (ended_at - started_at > limits_.long_ns) watched_ = limits_.watched_batches;
+    const std::lock_guard lock(guard_->mutex);
+    if (count_ == 0) {
+      size_ = kHead;
+      since_ = started_at;
+    }
+    ++count_;
+    if (result.size() > gathered_.message.size() - size_) {
+      long_frame_.assign(gathered_.message.data(), size_);
+      long_frame_ += result;
+      return take_frame(long_frame_);
+    }
+    put_bytes(gathered_.message.data() + size_, result);
+    size_ += result.size();
+    if (last || ended_at - since_ > limits_.gathered_ns) {
+      return take_frame(gathered_.message.first(size_));
+    }
+    store_cell(*gathered_.word, std::uint64_t{count_} << 32U | size_);
+    if (watched_ != 0) {
+      --watched_;
+      if (!std::exchange(gathering_, true)) guard_->changed.notify_one();
+    }
+    return {};
+  }
+
   void sent() {
     store_cell<std::uint64_t>(*gathered_.word, 0);
     long_frame_ = {};
@@ -52,22 +82,70 @@ class ResultSender {
   // True if batches have taken so long that a thread should watch.
   [[nodiscard]] bool wants_watch() const { return watched_ != 0; }
   // Watches until the channel is closed.
-  void watch();
+  void watch() {
+    const std::shared_ptr<Guard> guard = guard_;
+    std::unique_lock lock(guard->mutex);
+    std::int64_t quiet = 0;
+    while (true) {
+      guard->changed.wait(lock, [this] { return gathering_; });
+      const std::uint64_t before = taken_;
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::nanoseconds(limits_.patience_ns));
+      lock.lock();
+      if (count_ == 0) {
+        if (++quiet > limits_.quiet_looks) gathering_ = false;
+        continue;
+      }
+      quiet = 0;
+      if (taken_ != before) continue;
+      // With the lock, so that what is gathered next does not overtake this; hence without waiting.
+      const std::uint32_t count = count_;
+      const int failed = send(take_frame(gathered_.message.first(size_)), MSG_DONTWAIT);
+      if (failed == 0) sent();
+      if (failed == EAGAIN) {
+        count_ = count;
+      } else if (failed != 0) {
+        return;
+      }
+    }
+  }
 
   // Sends a frame that is no longer than a datagram; returns an errno, or 0.
-  [[nodiscard]] int send(std::string_view frame, int flags = 0) const;
+  [[nodiscard]] int send(std::string_view frame, int flags = 0) const {
+    ssize_t sent = -1;
+    do {
+      sent = ::send(descriptor_, frame.data(), frame.size(), flags | MSG_NOSIGNAL);
+    } while (sent < 0 && errno == EINTR);
+    return sent < 0 ? errno : 0;
+  }
 
   // Sends nothing more: for a forked child.
-  void disown();
+  void disown() {
+    descriptor_ = -1;
+    // The watching thread, which the child does not have, may hold the mutex, or wait. What it
+    // shares stays where it is: its own reference to that never ends.
+    guard_ = std::make_shared<Guard>();
+    count_ = 0;
+  }
 
  private:
+  static constexpr char kResults = 18;
+  static constexpr std::size_t kHead = 8;
+
   // The mutex and what wakes the watcher: another one after a fork.
   struct Guard {
     std::mutex mutex;
     std::condition_variable changed;
   };
 
-  std::string_view take_frame(std::span<char> frame);
+  // Writes the head of what is gathered; what is added from now on belongs to another frame.
+  std::string_view take_frame(std::span<char> frame) {
+    std::fill_n(frame.begin(), kHead, '\0');
+    frame.front() = kResults;
+    put_number(frame.data() + 4, std::exchange(count_, 0));
+    ++taken_;
+    return {frame.data(), frame.size()};
+  }
 
   int descriptor_;
   StubLimits limits_;

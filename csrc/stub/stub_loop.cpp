@@ -68,12 +68,48 @@ class StubLoop {
  public:
   StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer, nb::type_object response,
            LeaseBook& book, std::unique_ptr<OutputPool> pool, std::int64_t awake_ns,
-           const StubLimits& limits);
+           const StubLimits& limits)
+      : parts_(std::move(parts)),
+        book_(book),
+        pool_(std::move(pool)),
+        reader_(std::move(reader)),
+        writer_(std::move(writer)),
+        limits_(limits),
+        sender_(nb::cast<int>(parts_.channel.attr("fileno")()), limits),
+        response_(std::move(response)),
+        execute_(parts_.executor.attr("execute")),
+        shared_inputs_(parts_.executor.attr("shared_inputs")),
+        scratch_(checked(PyByteArray_FromStringAndSize(nullptr, kFrameLimit))),
+        awake_ns_(awake_ns),
+        descriptor_(nb::cast<int>(parts_.channel.attr("fileno")())),
+        plain_(nb::cast<bool>(parts_.executor.attr("plain"))),
+        decoupled_(nb::cast<bool>(parts_.executor.attr("identity").attr("decoupled"))) {
+    attach();
+  }
 
   // Receives messages until one comes that holds no batches; returns it and its descriptors. Once
   // the GPU is used, returns no bytes after each message, so that memory there is given back, and
   // when the descriptor of `wake_by` is readable, since threads of the model may use the GPU first.
-  nb::object next_message();
+  nb::object next_message() {
+    for (bool ran = false;; ran = true) {
+      if (soon_) parts_.channel.attr("poll")(wait_ns_, parts_.waits);
+      if (ran && (uses_device_ || !wait_for_message())) {
+        soon_ = false;
+        return nb::make_tuple(nb::bytes(""), nb::list());
+      }
+      nb::object got = receive_message(descriptor_, scratch_);
+      nb::object message = got[0];
+      const std::string_view bytes = view_of_bytes(message);
+      if (bytes.empty() || bytes.front() != kExecute || nb::len(nb::object(got[1])) != 0 ||
+          got[2].is(nb::bool_(true))) {
+        got = parts_.channel.attr("whole")(*nb::borrow<nb::tuple>(got));
+        message = got[0];
+        if (view_of_bytes(message).front() != kExecute) return got;
+      }
+      run(message);
+    }
+  }
+
   void wake_by(int descriptor) { wake_descriptor_ = descriptor; }
 
   // Has the Executor run all batches from now on; threads other than the loop's may call it.
@@ -82,14 +118,38 @@ class StubLoop {
   // Sends a response of a request that is open; any thread may. False where it is none that is
   // written here. `wanted` holds the names of the outputs that are sent.
   bool respond(std::uint32_t ticket, nb::handle response, bool last, nb::handle wanted,
-               const std::string& consumer);
+               const std::string& consumer) {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(response.ptr())) != response_.ptr()) return false;
+    std::string message(kResponsesHead, '\0');
+    std::uint64_t copied = 0;
+    try {
+      const ResponseTarget target{ticket, last ? 0 : kResponseOpen, wanted, consumer};
+      nb::object sent = nb::borrow(response);
+      if (!writer_.write(target, sent, message, copied)) return false;
+    } catch (nb::python_error&) {
+      // The same happens to Python, which words it.
+      return false;
+    }
+    message.front() = kResponses;
+    put_number(put_number(message.data() + 4, std::uint32_t{1}), copied);
+    send(message);
+    return true;
+  }
 
   // Sends results that wait for a slow batch; returns when the channel is closed.
-  void watch();
+  void watch() {
+    const nb::gil_scoped_release unlocked;
+    sender_.watch();
+  }
   // Gives free slots back to the OutputMemory.
   void give_back() { pool_->give_back(); }
   // Leaves what is shared with the server alone: for a forked child.
-  void disown();
+  void disown() {
+    descriptor_ = -1;
+    attach();
+    pool_->disown();
+    sender_.disown();
+  }
 
  private:
   // A batch as it lies in its message.
@@ -107,24 +167,266 @@ class StubLoop {
     std::string_view outputs_for;  // of its context, in its message
   };
 
-  void attach();
-  void run(nb::handle message);
-  std::vector<BatchView> batches(nb::handle message);
-  void skip(const BatchView& batch, bool last);
-  void run_in_python(nb::handle message, const BatchView& batch, bool last);
-  void run_plain(nb::handle message, const BatchView& batch, bool last);
+  void attach() {
+    control_.emplace(parts_.control);
+    store_cell(*static_cast<std::uint64_t*>(control_->claimed.data()), kClaims);
+    sender_.gather_in({static_cast<std::uint64_t*>(control_->gathered_word.data()),
+                       {static_cast<char*>(control_->gathered.data()), control_->gathered.size()}});
+  }
+
+  void run(nb::handle message) {
+    parts_.waits.attr("end")(monotonic_ns());
+    parts_.waits.attr("alone") = view_of_bytes(message)[1] != 0;
+    const std::vector<BatchView> batches = this->batches(message);
+    bool called = false;
+    for (std::size_t index = 0; index < batches.size(); ++index) {
+      const bool last = index + 1 == batches.size();
+      const BatchView& batch = batches[index];
+      called = called || batch.called;
+      if (!claim(*static_cast<std::uint64_t*>(control_->claimed.data()), batch.sequence)) {
+        skip(batch, last);
+      } else if (batch.plain && !uses_device_ && !is_crowded() &&
+                 (!batch.shared || shows_shared())) {
+        run_plain(message, batch, last);
+      } else {
+        run_in_python(message, batch, last);
+      }
+      // The others have not started: another stub gets them.
+      if (has_lost_device()) return;
+    }
+    // Only now: the server waits for what was sent.
+    if (reclaims_) reclaims_ = nb::cast<bool>(parts_.outputs.attr("reclaim")());
+    soon_ = nb::cast<bool>(parts_.waits.attr("begin")(monotonic_ns()));
+    wait_ns_ = called ? 2 * awake_ns_ : awake_ns_;
+  }
+
+  std::vector<BatchView> batches(nb::handle message) {
+    try {
+      std::vector<BatchView> batches;
+      for (ExecuteBatch& each : decode_execute(view_of_bytes(message))) {
+        BatchView& batch = batches.emplace_back(BatchView{std::move(each), plain_});
+        for (const RecordView& record : batch.records) {
+          reader_.form(record);
+          const Context context = RequestReader::context(record);
+          batch.plain = batch.plain && reader_.is_plain(record, context) &&
+                        record.ticket() < control_->lent.size();
+          batch.shared = batch.shared || context.has(ContextField::kShared);
+          batch.called = batch.called || context.has(ContextField::kOutputsFor);
+        }
+      }
+      return batches;
+    } catch (const std::invalid_argument&) {
+      // Of a record or a context: Python words it.
+      parts_.decode(message, parts_.reader);
+      throw;
+    }
+  }
+
+  // The server has withdrawn the batch: others execute it.
+  void skip(const BatchView& batch, bool last) {
+    result_.assign(kResultHead, '\0');
+    copied_ = 0;
+    started_ = called_ = ended_ = monotonic_ns();
+    for (const RecordView& record : batch.records) answer_nothing(record.ticket(), result_);
+    finish(batch);
+    send_result(result_, started_, ended_, last);
+  }
+
+  void run_in_python(nb::handle message, const BatchView& batch, bool last) {
+    const nb::object read =
+        parts_.reader.attr("read")(message, batch.first, batch.records.size(), true);
+    const nb::object result =
+        parts_.executor.attr("run")(parts_.batch(batch.sequence, nb::object(read[0])));
+    const auto* words = static_cast<const std::uint64_t*>(control_->progress.data());
+    const auto started = static_cast<std::int64_t>(words[1]);
+    reclaims_ = true;
+    send_result(view_of_bytes(result), started,
+                nb::cast<std::int64_t>(parts_.executor.attr("ended_at")), last);
+  }
+
+  void run_plain(nb::handle message, const BatchView& batch, bool last) {
+    std::vector<Live> live;
+    std::string skipped;
+    result_.assign(kResultHead, '\0');
+    copied_ = 0;
+    started_ = called_ = start(batch.sequence);
+    nb::object responses;
+    try {
+      nb::object requests = take_requests(message, batch, live, skipped);
+      called_ = monotonic_ns();
+      if (!live.empty()) responses = execute(std::move(requests), live);
+    } catch (nb::python_error& error) {
+      nb::list origins;
+      for (const Live& each : live) origins.append(arrival_of(each.arrival).ask());
+      responses = parts_.executor.attr("errors_of")(error.value(), origins);
+    }
+    ended_ = monotonic_ns();
+    for (std::size_t index = 0; index < live.size(); ++index) answer(live[index], responses, index);
+    result_ += skipped;
+    finish(batch);
+    responses.reset();
+    send_result(result_, started_, ended_, last);
+  }
+
+  // Makes the requests of a batch that are not cancelled, and the answers of the others.
   nb::object take_requests(nb::handle message, const BatchView& batch, std::vector<Live>& live,
-                           std::string& skipped);
-  nb::object execute(nb::object requests, std::span<const Live> live);
-  void answer_nothing(std::uint32_t ticket, std::string& result);
-  void answer(const Live& live, nb::handle responses, std::size_t index);
-  bool answer_here(const Live& live, nb::object& response);
-  void finish(const BatchView& batch);
-  void send_result(std::string_view result, std::int64_t started, std::int64_t ended, bool last);
-  void send(std::string_view message);
-  std::int64_t start(std::uint64_t sequence);
-  [[nodiscard]] bool wait_for_message() const;
-  [[nodiscard]] bool is_cancelled(std::uint32_t ticket) const;
+                           std::string& skipped) {
+    nb::object requests = checked(PyList_New(0));
+    std::size_t at = batch.first;
+    live.reserve(batch.records.size());
+    for (const RecordView& record : batch.records) {
+      const std::size_t begin = std::exchange(at, at + record.size());
+      if (is_cancelled(record.ticket())) {
+        answer_nothing(record.ticket(), skipped);
+        continue;
+      }
+      const RecordForm& form = reader_.form(record);
+      nb::object arrival = reader_.arrival(message, begin);
+      const Context context = RequestReader::context(record);
+      live.push_back({record.ticket(), form.wanted, arrival,
+                      OwnInputs(record, context, book_, limits_.passed_on_bytes),
+                      context.text(ContextField::kOutputsFor)});
+      const nb::object request = reader_.request(record, form, arrival);
+      if (PyList_Append(requests.ptr(), request.ptr()) != 0) throw nb::python_error();
+    }
+    return requests;
+  }
+
+  // Calls the model; returns a list with the answer of each request, None where there is none now.
+  nb::object execute(nb::object requests, std::span<const Live> live) {
+    nb::object returned =
+        nb::steal(PyObject_CallFunctionObjArgs(execute_.ptr(), requests.ptr(), nullptr));
+    // They hold their memory.
+    requests.reset();
+    if (!returned.is_valid()) throw nb::python_error();
+    if (decoupled_ && returned.is_none()) {
+      nb::list none;
+      for (std::size_t index = 0; index < live.size(); ++index) none.append(nb::none());
+      return none;
+    }
+    bool usual =
+        !decoupled_ && PyList_CheckExact(returned.ptr()) != 0 && nb::len(returned) == live.size();
+    for (std::size_t index = 0; usual && index < live.size(); ++index) {
+      PyObject* response = PyList_GetItem(returned.ptr(), static_cast<Py_ssize_t>(index));
+      usual = reinterpret_cast<PyObject*>(Py_TYPE(response)) == response_.ptr() &&
+              !arrival_of(live[index].arrival).origin.is_valid();
+    }
+    if (usual) return returned;
+    nb::list origins;
+    for (const Live& each : live) origins.append(arrival_of(each.arrival).ask());
+    return parts_.executor.attr("checked_responses")(returned, origins);
+  }
+
+  // Appends the answer of a cancelled request, whose memory was not used.
+  void answer_nothing(std::uint32_t ticket, std::string& result) {
+    if (ticket < control_->lent.size()) {
+      store_cell<std::uint8_t>(static_cast<std::uint8_t*>(control_->lent.data())[ticket], 0);
+    }
+    writer_.write_nothing(ticket, kResponseCancelled, result);
+  }
+
+  // Appends the answer of a request to the result, and takes it off the list of responses.
+  void answer(const Live& live, nb::handle responses, std::size_t index) {
+    const auto at = static_cast<Py_ssize_t>(index);
+    nb::object response = nb::borrow(PyList_GetItem(responses.ptr(), at));
+    if (PyList_SetItem(responses.ptr(), at, Py_NewRef(Py_None)) != 0) throw nb::python_error();
+    if (answer_here(live, response)) return;
+    if (PyList_SetItem(responses.ptr(), at, response.release().ptr()) != 0)
+      throw nb::python_error();
+    const nb::object record =
+        parts_.executor.attr("encode_response")(arrival_of(live.arrival).ask(), responses, index);
+    result_ += view_of_bytes(record);
+    copied_ += nb::cast<std::uint64_t>(parts_.executor.attr("take_copied")());
+    reclaims_ = true;
+  }
+
+  bool answer_here(const Live& live, nb::object& response) {
+    Arrival& arrival = arrival_of(live.arrival);
+    if (decoupled_ && response.is_none()) {
+      // With its origin the request ends, if the model has dropped it.
+      arrival.ask();
+      writer_.write_nothing(live.ticket, kResponseOpen | kResponseEmpty, result_);
+      return true;
+    }
+    if (!response.type().is(response_)) return false;
+    const std::size_t before = result_.size();
+    try {
+      const auto* const lent =
+          static_cast<const unsigned char*>(control_->lent.data()) + live.ticket;
+      const ResponseTarget target{live.ticket,  0,   live.wanted, live.outputs_for,
+                                  &live.inputs, lent};
+      if (!writer_.write(target, response, result_, copied_)) return false;
+    } catch (nb::python_error& error) {
+      // The same happens to Python, which words it; where the response is gone, it is this.
+      result_.resize(before);
+      if (!response.is_valid()) {
+        const nb::object origin = arrival.ask();
+        response = parts_.executor.attr("errors_of")(error.value(), nb::make_tuple(origin))[0];
+      }
+      return false;
+    }
+    // The ticket will be another request's; the model may have kept this one.
+    arrival.end(is_cancelled(live.ticket));
+    return true;
+  }
+
+  void finish(const BatchView& batch) {
+    char* at = result_.data();
+    at = put_number(at, batch.sequence);
+    for (const std::int64_t time : {started_, called_, ended_}) at = put_number(at, time);
+    at = put_number(at, copied_);
+    put_number(at, static_cast<std::uint32_t>(batch.records.size()));
+  }
+
+  void send_result(std::string_view result, std::int64_t started, std::int64_t ended, bool last) {
+    const std::string_view frame = sender_.add(result, started, ended, last || has_lost_device());
+    if (sender_.wants_watch() && !std::exchange(watches_, true)) {
+      parts_.executor.attr("start_thread")(nb::find(this).attr("watch"));
+    }
+    if (frame.empty()) return;
+    send(frame);
+    sender_.sent();
+  }
+
+  void send(std::string_view message) {
+    if (message.size() > kFrameLimit) {
+      parts_.channel.attr("send")(bytes_object(message));
+      return;
+    }
+    int failed = 0;
+    {
+      const nb::gil_scoped_release unlocked;
+      failed = sender_.send(message);
+    }
+    if (failed != 0) {
+      errno = failed;
+      PyErr_SetFromErrno(PyExc_OSError);
+      throw nb::python_error();
+    }
+  }
+
+  std::int64_t start(std::uint64_t sequence) {
+    auto* words = static_cast<std::uint64_t*>(control_->progress.data());
+    const std::int64_t time = monotonic_ns();
+    // The time first: who sees the new number must not see the old time.
+    __atomic_store_n(words + 1, static_cast<std::uint64_t>(time), __ATOMIC_RELAXED);
+    __atomic_store_n(words, sequence, __ATOMIC_RELEASE);
+    return time;
+  }
+
+  // Returns whether there is a message, or no descriptor that wakes the loop: then to receive
+  // waits.
+  [[nodiscard]] bool wait_for_message() const {
+    if (wake_descriptor_ < 0 || descriptor_ < 0) return true;
+    std::array<pollfd, 2> looked{{{descriptor_, POLLIN, 0}, {wake_descriptor_, POLLIN, 0}}};
+    const nb::gil_scoped_release unlocked;
+    return poll(looked.data(), looked.size(), -1) > 0 && looked[0].revents != 0;
+  }
+
+  [[nodiscard]] bool is_cancelled(std::uint32_t ticket) const {
+    const auto* flags = static_cast<const unsigned char*>(control_->cancelled.data());
+    return __atomic_load_n(flags + ticket, __ATOMIC_ACQUIRE) != 0;
+  }
   [[nodiscard]] bool is_crowded() const {
     return book_.held() > limits_.kept_leases || book_.held_bytes() > limits_.kept_bytes;
   }
@@ -166,345 +468,6 @@ class StubLoop {
   std::int64_t called_ = 0;
   std::int64_t ended_ = 0;
 };
-
-}  // namespace
-
-StubLoop::StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer,
-                   nb::type_object response, LeaseBook& book, std::unique_ptr<OutputPool> pool,
-                   std::int64_t awake_ns, const StubLimits& limits)
-    : parts_(std::move(parts)),
-      book_(book),
-      pool_(std::move(pool)),
-      reader_(std::move(reader)),
-      writer_(std::move(writer)),
-      limits_(limits),
-      sender_(nb::cast<int>(parts_.channel.attr("fileno")()), limits),
-      response_(std::move(response)),
-      execute_(parts_.executor.attr("execute")),
-      shared_inputs_(parts_.executor.attr("shared_inputs")),
-      scratch_(checked(PyByteArray_FromStringAndSize(nullptr, kFrameLimit))),
-      awake_ns_(awake_ns),
-      descriptor_(nb::cast<int>(parts_.channel.attr("fileno")())),
-      plain_(nb::cast<bool>(parts_.executor.attr("plain"))),
-      decoupled_(nb::cast<bool>(parts_.executor.attr("identity").attr("decoupled"))) {
-  attach();
-}
-
-void StubLoop::attach() {
-  control_.emplace(parts_.control);
-  store_cell(*static_cast<std::uint64_t*>(control_->claimed.data()), kClaims);
-  sender_.gather_in({static_cast<std::uint64_t*>(control_->gathered_word.data()),
-                     {static_cast<char*>(control_->gathered.data()), control_->gathered.size()}});
-}
-
-void StubLoop::disown() {
-  descriptor_ = -1;
-  attach();
-  pool_->disown();
-  sender_.disown();
-}
-
-nb::object StubLoop::next_message() {
-  for (bool ran = false;; ran = true) {
-    if (soon_) parts_.channel.attr("poll")(wait_ns_, parts_.waits);
-    if (ran && (uses_device_ || !wait_for_message())) {
-      soon_ = false;
-      return nb::make_tuple(nb::bytes(""), nb::list());
-    }
-    nb::object got = receive_message(descriptor_, scratch_);
-    nb::object message = got[0];
-    const std::string_view bytes = view_of_bytes(message);
-    if (bytes.empty() || bytes.front() != kExecute || nb::len(nb::object(got[1])) != 0 ||
-        got[2].is(nb::bool_(true))) {
-      got = parts_.channel.attr("whole")(*nb::borrow<nb::tuple>(got));
-      message = got[0];
-      if (view_of_bytes(message).front() != kExecute) return got;
-    }
-    run(message);
-  }
-}
-
-// Returns whether there is a message, or no descriptor that wakes the loop: then to receive waits.
-bool StubLoop::wait_for_message() const {
-  if (wake_descriptor_ < 0 || descriptor_ < 0) return true;
-  std::array<pollfd, 2> looked{{{descriptor_, POLLIN, 0}, {wake_descriptor_, POLLIN, 0}}};
-  const nb::gil_scoped_release unlocked;
-  return poll(looked.data(), looked.size(), -1) > 0 && looked[0].revents != 0;
-}
-
-// -- messages -------------------------------------------------------------------------------------
-
-void StubLoop::run(nb::handle message) {
-  parts_.waits.attr("end")(monotonic_ns());
-  parts_.waits.attr("alone") = view_of_bytes(message)[1] != 0;
-  const std::vector<BatchView> batches = this->batches(message);
-  bool called = false;
-  for (std::size_t index = 0; index < batches.size(); ++index) {
-    const bool last = index + 1 == batches.size();
-    const BatchView& batch = batches[index];
-    called = called || batch.called;
-    if (!claim(*static_cast<std::uint64_t*>(control_->claimed.data()), batch.sequence)) {
-      skip(batch, last);
-    } else if (batch.plain && !uses_device_ && !is_crowded() && (!batch.shared || shows_shared())) {
-      run_plain(message, batch, last);
-    } else {
-      run_in_python(message, batch, last);
-    }
-    // The others have not started: another stub gets them.
-    if (has_lost_device()) return;
-  }
-  // Only now: the server waits for what was sent.
-  if (reclaims_) reclaims_ = nb::cast<bool>(parts_.outputs.attr("reclaim")());
-  soon_ = nb::cast<bool>(parts_.waits.attr("begin")(monotonic_ns()));
-  wait_ns_ = called ? 2 * awake_ns_ : awake_ns_;
-}
-
-std::vector<StubLoop::BatchView> StubLoop::batches(nb::handle message) {
-  try {
-    std::vector<BatchView> batches;
-    for (ExecuteBatch& each : decode_execute(view_of_bytes(message))) {
-      BatchView& batch = batches.emplace_back(BatchView{std::move(each), plain_});
-      for (const RecordView& record : batch.records) {
-        reader_.form(record);
-        const Context context = RequestReader::context(record);
-        batch.plain = batch.plain && reader_.is_plain(record, context) &&
-                      record.ticket() < control_->lent.size();
-        batch.shared = batch.shared || context.has(ContextField::kShared);
-        batch.called = batch.called || context.has(ContextField::kOutputsFor);
-      }
-    }
-    return batches;
-  } catch (const std::invalid_argument&) {
-    // Of a record or a context: Python words it.
-    parts_.decode(message, parts_.reader);
-    throw;
-  }
-}
-
-bool StubLoop::is_cancelled(std::uint32_t ticket) const {
-  const auto* flags = static_cast<const unsigned char*>(control_->cancelled.data());
-  return __atomic_load_n(flags + ticket, __ATOMIC_ACQUIRE) != 0;
-}
-
-std::int64_t StubLoop::start(std::uint64_t sequence) {
-  auto* words = static_cast<std::uint64_t*>(control_->progress.data());
-  const std::int64_t time = monotonic_ns();
-  // The time first: who sees the new number must not see the old time.
-  __atomic_store_n(words + 1, static_cast<std::uint64_t>(time), __ATOMIC_RELAXED);
-  __atomic_store_n(words, sequence, __ATOMIC_RELEASE);
-  return time;
-}
-
-// -- batches --------------------------------------------------------------------------------------
-
-// The server has withdrawn the batch: others execute it.
-void StubLoop::skip(const BatchView& batch, bool last) {
-  result_.assign(kResultHead, '\0');
-  copied_ = 0;
-  started_ = called_ = ended_ = monotonic_ns();
-  for (const RecordView& record : batch.records) answer_nothing(record.ticket(), result_);
-  finish(batch);
-  send_result(result_, started_, ended_, last);
-}
-
-void StubLoop::run_in_python(nb::handle message, const BatchView& batch, bool last) {
-  const nb::object read =
-      parts_.reader.attr("read")(message, batch.first, batch.records.size(), true);
-  const nb::object result =
-      parts_.executor.attr("run")(parts_.batch(batch.sequence, nb::object(read[0])));
-  const auto* words = static_cast<const std::uint64_t*>(control_->progress.data());
-  const auto started = static_cast<std::int64_t>(words[1]);
-  reclaims_ = true;
-  send_result(view_of_bytes(result), started,
-              nb::cast<std::int64_t>(parts_.executor.attr("ended_at")), last);
-}
-
-void StubLoop::run_plain(nb::handle message, const BatchView& batch, bool last) {
-  std::vector<Live> live;
-  std::string skipped;
-  result_.assign(kResultHead, '\0');
-  copied_ = 0;
-  started_ = called_ = start(batch.sequence);
-  nb::object responses;
-  try {
-    nb::object requests = take_requests(message, batch, live, skipped);
-    called_ = monotonic_ns();
-    if (!live.empty()) responses = execute(std::move(requests), live);
-  } catch (nb::python_error& error) {
-    nb::list origins;
-    for (const Live& each : live) origins.append(arrival_of(each.arrival).ask());
-    responses = parts_.executor.attr("errors_of")(error.value(), origins);
-  }
-  ended_ = monotonic_ns();
-  for (std::size_t index = 0; index < live.size(); ++index) answer(live[index], responses, index);
-  result_ += skipped;
-  finish(batch);
-  responses.reset();
-  send_result(result_, started_, ended_, last);
-}
-
-// Makes the requests of a batch that are not cancelled, and the answers of the others.
-nb::object StubLoop::take_requests(nb::handle message, const BatchView& batch,
-                                   std::vector<Live>& live, std::string& skipped) {
-  nb::object requests = checked(PyList_New(0));
-  std::size_t at = batch.first;
-  live.reserve(batch.records.size());
-  for (const RecordView& record : batch.records) {
-    const std::size_t begin = std::exchange(at, at + record.size());
-    if (is_cancelled(record.ticket())) {
-      answer_nothing(record.ticket(), skipped);
-      continue;
-    }
-    const RecordForm& form = reader_.form(record);
-    nb::object arrival = reader_.arrival(message, begin);
-    const Context context = RequestReader::context(record);
-    live.push_back({record.ticket(), form.wanted, arrival,
-                    OwnInputs(record, context, book_, limits_.passed_on_bytes),
-                    context.text(ContextField::kOutputsFor)});
-    const nb::object request = reader_.request(record, form, arrival);
-    if (PyList_Append(requests.ptr(), request.ptr()) != 0) throw nb::python_error();
-  }
-  return requests;
-}
-
-// Calls the model; returns a list with the answer of each request, None where there is none now.
-nb::object StubLoop::execute(nb::object requests, std::span<const Live> live) {
-  nb::object returned =
-      nb::steal(PyObject_CallFunctionObjArgs(execute_.ptr(), requests.ptr(), nullptr));
-  // They hold their memory.
-  requests.reset();
-  if (!returned.is_valid()) throw nb::python_error();
-  if (decoupled_ && returned.is_none()) {
-    nb::list none;
-    for (std::size_t index = 0; index < live.size(); ++index) none.append(nb::none());
-    return none;
-  }
-  bool usual =
-      !decoupled_ && PyList_CheckExact(returned.ptr()) != 0 && nb::len(returned) == live.size();
-  for (std::size_t index = 0; usual && index < live.size(); ++index) {
-    PyObject* response = PyList_GetItem(returned.ptr(), static_cast<Py_ssize_t>(index));
-    usual = reinterpret_cast<PyObject*>(Py_TYPE(response)) == response_.ptr() &&
-            !arrival_of(live[index].arrival).origin.is_valid();
-  }
-  if (usual) return returned;
-  nb::list origins;
-  for (const Live& each : live) origins.append(arrival_of(each.arrival).ask());
-  return parts_.executor.attr("checked_responses")(returned, origins);
-}
-
-// Appends the answer of a cancelled request, whose memory was not used.
-void StubLoop::answer_nothing(std::uint32_t ticket, std::string& result) {
-  if (ticket < control_->lent.size()) {
-    store_cell<std::uint8_t>(static_cast<std::uint8_t*>(control_->lent.data())[ticket], 0);
-  }
-  writer_.write_nothing(ticket, kResponseCancelled, result);
-}
-
-// Appends the answer of a request to the result, and takes it off the list of responses.
-void StubLoop::answer(const Live& live, nb::handle responses, std::size_t index) {
-  const auto at = static_cast<Py_ssize_t>(index);
-  nb::object response = nb::borrow(PyList_GetItem(responses.ptr(), at));
-  if (PyList_SetItem(responses.ptr(), at, Py_NewRef(Py_None)) != 0) throw nb::python_error();
-  if (answer_here(live, response)) return;
-  if (PyList_SetItem(responses.ptr(), at, response.release().ptr()) != 0) throw nb::python_error();
-  const nb::object record =
-      parts_.executor.attr("encode_response")(arrival_of(live.arrival).ask(), responses, index);
-  result_ += view_of_bytes(record);
-  copied_ += nb::cast<std::uint64_t>(parts_.executor.attr("take_copied")());
-  reclaims_ = true;
-}
-
-bool StubLoop::answer_here(const Live& live, nb::object& response) {
-  Arrival& arrival = arrival_of(live.arrival);
-  if (decoupled_ && response.is_none()) {
-    // With its origin the request ends, if the model has dropped it.
-    arrival.ask();
-    writer_.write_nothing(live.ticket, kResponseOpen | kResponseEmpty, result_);
-    return true;
-  }
-  if (!response.type().is(response_)) return false;
-  const std::size_t before = result_.size();
-  try {
-    const auto* const lent = static_cast<const unsigned char*>(control_->lent.data()) + live.ticket;
-    const ResponseTarget target{live.ticket, 0, live.wanted, live.outputs_for, &live.inputs, lent};
-    if (!writer_.write(target, response, result_, copied_)) return false;
-  } catch (nb::python_error& error) {
-    // The same happens to Python, which words it; where the response is gone, it is this.
-    result_.resize(before);
-    if (!response.is_valid()) {
-      const nb::object origin = arrival.ask();
-      response = parts_.executor.attr("errors_of")(error.value(), nb::make_tuple(origin))[0];
-    }
-    return false;
-  }
-  // The ticket will be another request's; the model may have kept this one.
-  arrival.end(is_cancelled(live.ticket));
-  return true;
-}
-
-void StubLoop::finish(const BatchView& batch) {
-  char* at = result_.data();
-  at = put_number(at, batch.sequence);
-  for (const std::int64_t time : {started_, called_, ended_}) at = put_number(at, time);
-  at = put_number(at, copied_);
-  put_number(at, static_cast<std::uint32_t>(batch.records.size()));
-}
-
-void StubLoop::send_result(std::string_view result, std::int64_t started, std::int64_t ended,
-                           bool last) {
-  const std::string_view frame = sender_.add(result, started, ended, last || has_lost_device());
-  if (sender_.wants_watch() && !std::exchange(watches_, true)) {
-    parts_.executor.attr("start_thread")(nb::find(this).attr("watch"));
-  }
-  if (frame.empty()) return;
-  send(frame);
-  sender_.sent();
-}
-
-void StubLoop::send(std::string_view message) {
-  if (message.size() > kFrameLimit) {
-    parts_.channel.attr("send")(bytes_object(message));
-    return;
-  }
-  int failed = 0;
-  {
-    const nb::gil_scoped_release unlocked;
-    failed = sender_.send(message);
-  }
-  if (failed != 0) {
-    errno = failed;
-    PyErr_SetFromErrno(PyExc_OSError);
-    throw nb::python_error();
-  }
-}
-
-bool StubLoop::respond(std::uint32_t ticket, nb::handle response, bool last, nb::handle wanted,
-                       const std::string& consumer) {
-  if (reinterpret_cast<PyObject*>(Py_TYPE(response.ptr())) != response_.ptr()) return false;
-  std::string message(kResponsesHead, '\0');
-  std::uint64_t copied = 0;
-  try {
-    const ResponseTarget target{ticket, last ? 0 : kResponseOpen, wanted, consumer};
-    nb::object sent = nb::borrow(response);
-    if (!writer_.write(target, sent, message, copied)) return false;
-  } catch (nb::python_error&) {
-    // The same happens to Python, which words it.
-    return false;
-  }
-  message.front() = kResponses;
-  put_number(put_number(message.data() + 4, std::uint32_t{1}), copied);
-  send(message);
-  return true;
-}
-
-void StubLoop::watch() {
-  const nb::gil_scoped_release unlocked;
-  sender_.watch();
-}
-
-// -- binding --------------------------------------------------------------------------------------
-
-namespace {
 
 StubLimits limits_of(nb::handle given) {
   StubLimits limits;
