@@ -40,4 +40,15 @@ std::string_view take_bytes(std::string_view message, std::size_t& at, std::size
   return message.substr(std::exchange(at, at + count), count);
 }
 
+// Takes the next string of a BYTES tensor, behind its length of four bytes; nothing where it is cut
+// short. Another process may be writing the bytes: a length is read once, and checked.
+inline std::optional<std::string_view> take_string(std::string_view& bytes) {
+  if (bytes.size() < sizeof(std::uint32_t)) return std::nullopt;
+  const std::size_t length = get_number<std::uint32_t>(bytes.data());
+  if (length > bytes.size() - sizeof(std::uint32_t)) return std::nullopt;
+  const std::string_view text = bytes.substr(sizeof(std::uint32_t), length);
+  bytes.remove_prefix(sizeof(std::uint32_t) + length);
+  return text;
+}
+
 }  // namespace gpubridge

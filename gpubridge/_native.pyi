@@ -160,25 +160,19 @@ class DynamicBatcher:
         """Give every item away that was not taken."""
 
 class Http2Limits:
-    """Limits of one connection, with their defaults; `csrc/net/http2_state.h` says what each is."""
+    """Limits of one connection that may be set, with their defaults; `csrc/net/http2_state.h` says what each is."""
 
     max_concurrent_streams: int
     max_frame_size: int
     stream_window: int
     connection_window: int
     header_list_bytes: int
-    header_block_bytes: int
-    continuation_frames: int
     receive_bytes: int
-    output_bytes: int
-    quantum_bytes: int
     unsent_control_frames: int
     resets: int
     resets_per_second: int
     idle_frames: int
     idle_frames_per_second: int
-    reset_memory: int
-    reset_grace_seconds: int
     def __init__(self) -> None: ...
 
 class GrpcMethods:

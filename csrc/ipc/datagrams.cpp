@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sched.h>
-#include <sys/socket.h>
 
 #include <cerrno>
 
@@ -62,10 +61,10 @@ nb::list descriptors_of(const Datagram& datagram) {
   return descriptors;
 }
 
-bool send_datagram(int descriptor, std::string_view message) {
+bool send_datagram(int descriptor, std::string_view message, int flags) {
   ssize_t sent = -1;
   do {
-    sent = send(descriptor, message.data(), message.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    sent = send(descriptor, message.data(), message.size(), flags | MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   return sent >= 0;
 }

@@ -1,6 +1,8 @@
 // The hot half of gpubridge.transport.channel: whole messages, and being awake when they come.
 #pragma once
 
+#include <sys/socket.h>
+
 #include "python_object.h"
 
 namespace gpubridge {
@@ -21,8 +23,8 @@ Datagram receive_datagram(int descriptor, std::span<char> memory, int flags);
 Datagram receive_now(int descriptor, std::span<char> memory);
 // Its descriptors, for Python.
 nb::list descriptors_of(const Datagram& datagram);
-// Sends a message without blocking; false with errno set where it was not sent.
-bool send_datagram(int descriptor, std::string_view message);
+// Sends a message, without flags without blocking; false with errno set where it was not sent.
+bool send_datagram(int descriptor, std::string_view message, int flags = MSG_DONTWAIT);
 
 // Receives one message of a SEQPACKET socket by way of `scratch`, which holds the longest there is.
 // Returns its bytes, the descriptors that came with it, which are the caller's, and whether any of

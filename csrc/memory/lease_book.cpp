@@ -65,24 +65,20 @@ class Loan {
 
 namespace {
 
-// Exports the bytes of one tensor. NumPy, uvloop and memoryviews all refer to this object.
-struct LentBytes {
-  LentSpan span;
-  bool read_only;
-};
-
+// Exports the bytes of one span. NumPy, uvloop and memoryviews all refer to this object.
 int export_bytes(PyObject* self, Py_buffer* view, int flags) {
-  const auto& [span, read_only] = unboxed<LentBytes>(self);
+  const auto& span = unboxed<LentSpan>(self);
   return PyBuffer_FillInfo(view, self, span.data, static_cast<Py_ssize_t>(span.size),
-                           read_only ? 1 : 0, flags);
+                           span.read_only ? 1 : 0, flags);
 }
 
 // The exporter of the bytes of a span.
-nb::object exporter(const LentSpan& span, bool read_only) {
+nb::object exporter(LentSpan span, bool read_only) {
   if (span.keep == nullptr) return nb::bytes("");
   static PyTypeObject* const type =
-      boxed_type<LentBytes>("gpubridge._native.LentBytes", {{Py_bf_getbuffer, slot(export_bytes)}});
-  return box(type, LentBytes{span, read_only || span.read_only});
+      boxed_type<LentSpan>("gpubridge._native.LentBytes", {{Py_bf_getbuffer, slot(export_bytes)}});
+  span.read_only = span.read_only || read_only;
+  return box(type, std::move(span));
 }
 
 // The place of a tensor without bytes.
@@ -177,7 +173,7 @@ nb::object LentSpan::object() const {
 std::vector<nb::object> LeaseBook::lend(std::span<const TensorRef> places, bool read_only) {
   std::vector<nb::object> exporters;
   exporters.reserve(places.size());
-  for (const LentSpan& span : spans(places)) exporters.push_back(exporter(span, read_only));
+  for (LentSpan& span : spans(places)) exporters.push_back(exporter(std::move(span), read_only));
   return exporters;
 }
 

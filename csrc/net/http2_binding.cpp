@@ -227,18 +227,12 @@ void bind_settings(nb::module_& module) {
       .def_rw("stream_window", &Limits::stream_window)
       .def_rw("connection_window", &Limits::connection_window)
       .def_rw("header_list_bytes", &Limits::header_list_bytes)
-      .def_rw("header_block_bytes", &Limits::header_block_bytes)
-      .def_rw("continuation_frames", &Limits::continuation_frames)
       .def_rw("receive_bytes", &Limits::receive_bytes)
-      .def_rw("output_bytes", &Limits::output_bytes)
-      .def_rw("quantum_bytes", &Limits::quantum_bytes)
       .def_rw("unsent_control_frames", &Limits::unsent_control_frames)
       .def_rw("resets", &Limits::resets)
       .def_rw("resets_per_second", &Limits::resets_per_second)
       .def_rw("idle_frames", &Limits::idle_frames)
-      .def_rw("idle_frames_per_second", &Limits::idle_frames_per_second)
-      .def_rw("reset_memory", &Limits::reset_memory)
-      .def_rw("reset_grace_seconds", &Limits::reset_grace_seconds);
+      .def_rw("idle_frames_per_second", &Limits::idle_frames_per_second);
   nb::class_<GrpcMethods>(module, "GrpcMethods")
       .def(nb::new_(&methods_of), nb::arg("methods"))
       .def("require",

@@ -224,16 +224,9 @@ std::optional<std::uint64_t> align_inputs(std::span<unsigned char> memory, std::
 }
 
 bool holds_strings(std::span<const unsigned char> bytes, std::uint64_t count) {
-  constexpr std::size_t kLength = sizeof(std::uint32_t);
-  const auto* at = reinterpret_cast<const char*>(bytes.data());
-  for (std::size_t left = bytes.size(); left != 0; --count) {
-    if (count == 0 || left < kLength) return false;
-    // Another process may write to it meanwhile: read once.
-    const std::size_t length = get_number<std::uint32_t>(at);
-    left -= kLength;
-    if (length > left) return false;
-    at += kLength + length;
-    left -= length;
+  std::string_view left(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (; !left.empty(); --count) {
+    if (count == 0 || !take_string(left)) return false;
   }
   return count == 0;
 }

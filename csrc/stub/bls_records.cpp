@@ -1,11 +1,15 @@
-#include "stub/bls_records.h"
+// Records of a model's calls of other models, and of the responses to them.
 
 #include "heap_type.h"
 #include "ipc/messages.h"
+#include "python_object.h"
 #include "stub/request.h"
+#include "stub/request_reader.h"
 #include "stub/response.h"
+#include "stub/tensor.h"
 
-namespace gpubridge::stub {
+namespace gpubridge {
+namespace stub {
 namespace {
 
 // As gpubridge/transport/calls.py and messages.py describe them.
@@ -32,116 +36,155 @@ bool is_special(const Request* request) {
 
 }  // namespace
 
-// -- calls ----------------------------------------------------------------------------------------
+// Encodes calls that say no more than which model they are for and which outputs are wanted.
+class CallWriter {
+ public:
+  // `describe` gives the signature and the context of a call; `references` says where tensors lie
+  // that are in no shared memory yet, for a model, as the fields of all references one after
+  // another.
+  CallWriter(nb::object describe, nb::object references, nb::type_object tensor)
+      : describe_(std::move(describe)),
+        references_(std::move(references)),
+        tensor_(std::move(tensor)) {}
 
-CallWriter::CallWriter(nb::object describe, nb::object references, nb::type_object tensor)
-    : describe_(std::move(describe)),
-      references_(std::move(references)),
-      tensor_(std::move(tensor)) {}
-
-// Takes what a call says; false where Python has to look.
-bool CallWriter::read(nb::handle request, Call& call) {
-  if (PyObject_TypeCheck(request.ptr(), request_type()) == 0) return false;
-  const auto* said = as<Request>(request.ptr());
-  if (is_special(said) || PyList_CheckExact(said->fields[kInputs]) == 0) return false;
-  for (nb::handle input : nb::borrow<nb::list>(said->fields[kInputs])) {
-    if (!is_tensor(input.ptr())) return false;
-    const auto* tensor = as<Tensor>(input.ptr());
-    // Tensors of derived classes may be elsewhere.
-    if (!tensor->placed && nb::handle(input.type()).ptr() != tensor_.ptr()) return false;
-    (tensor->placed ? call.handed_on : call.placed) = tensor->placed;
-    call.key.add(tensor);
-  }
-  return true;
-}
-
-const CallWriter::Known& CallWriter::known(nb::handle request, bool decoupled, Call& call) {
-  std::string& key = call.key.kinds;
-  const auto& fields = as<Request>(request.ptr())->fields;
-  call.key.add_text(fields[kModelName]);
-  for (nb::handle name : nb::handle(fields[kRequested])) call.key.add_text(name.ptr());
-  append_number(key, nb::cast<std::int64_t>(nb::handle(fields[kModelVersion])));
-  append_number(key, static_cast<std::uint32_t>(PyList_Size(fields[kInputs])));
-  key += {decoupled ? '\1' : '\0', call.handed_on ? '\1' : '\0'};
-  const auto found = known_.find(key);
-  if (found != known_.end()) return found->second;
-  const auto encoded = nb::cast<nb::tuple>(describe_(request, decoupled));
-  Known made{std::string(view_of_bytes(encoded[0])),
-             std::string(view_of_bytes(nb::object(encoded[1].attr("encoded")())))};
-  if (known_.size() >= kKept) known_.clear();
-  return known_.emplace(key, std::move(made)).first->second;
-}
-
-// Everything of the record but its number and its references.
-void CallWriter::describe(nb::handle request, bool decoupled, Call& call, RecordParts& parts) {
-  const auto& fields = as<Request>(request.ptr())->fields;
-  const Known& form = known(request, decoupled, call);
-  Py_ssize_t size = 0;
-  const char* id = PyUnicode_AsUTF8AndSize(fields[kRequestId], &size);
-  if (id == nullptr) throw nb::python_error();
-  parts.tensors = static_cast<std::uint32_t>(PyList_Size(fields[kInputs]));
-  parts.signature = form.signature;
-  parts.context = form.context;
-  parts.identifier = {id, static_cast<std::size_t>(size)};
-  parts.dims = call.key.dims;
-}
-
-nb::object CallWriter::write(std::uint32_t number, nb::handle request, bool decoupled) {
-  Call call;
-  RecordParts parts;
-  try {
-    if (!read(request, call)) return nb::none();
-    describe(request, decoupled, call, parts);
-  } catch (nb::python_error&) {
-    // The same happens to Python, which words it.
-    return nb::none();
-  }
-  const auto inputs = nb::borrow<nb::list>(as<Request>(request.ptr())->fields[kInputs]);
-  parts.ticket = number;
-  std::string record;
-  char* at = parts.append_to(record);
-  if (call.placed) {
-    for (nb::handle input : inputs) {
-      at = write_ref(at, as<Tensor>(input.ptr())->place);
+  // The record of a call; None where it is left to Python.
+  nb::object write(std::uint32_t number, nb::handle request, bool decoupled) {
+    Call call;
+    RecordParts parts;
+    try {
+      if (!read(request, call)) return nb::none();
+      describe(request, decoupled, call, parts);
+    } catch (nb::python_error&) {
+      // The same happens to Python, which words it.
+      return nb::none();
     }
-  } else {
-    const auto refs = nb::cast<nb::list>(
-        references_(inputs, nb::handle(as<Request>(request.ptr())->fields[kModelName])));
-    if (refs.size() != kFieldsPerRef * parts.tensors) throw nb::value_error("references");
-    for (std::size_t first = 0; first < refs.size(); first += kFieldsPerRef) {
-      at = write_ref(at, ref_at(refs, first));
+    const auto inputs = nb::borrow<nb::list>(as<Request>(request.ptr())->fields[kInputs]);
+    parts.ticket = number;
+    std::string record;
+    char* at = parts.append_to(record);
+    if (call.placed) {
+      for (nb::handle input : inputs) {
+        at = write_ref(at, as<Tensor>(input.ptr())->place);
+      }
+    } else {
+      const auto refs = nb::cast<nb::list>(
+          references_(inputs, nb::handle(as<Request>(request.ptr())->fields[kModelName])));
+      if (refs.size() != kFieldsPerRef * parts.tensors) throw nb::value_error("references");
+      for (std::size_t first = 0; first < refs.size(); first += kFieldsPerRef) {
+        at = write_ref(at, ref_at(refs, first));
+      }
     }
+    return bytes_object(record);
   }
-  return bytes_object(record);
-}
 
-// -- responses ------------------------------------------------------------------------------------
+ private:
+  struct Known {
+    std::string signature;
+    std::string context;
+  };
 
-nb::list CallResponseReader::read(const nb::bytes& message) {
-  nb::list responses;
-  std::size_t at = kFrameHead;
-  for (const RecordView& record : decode_calls(view_of_bytes(message), false)) {
-    nb::object made = nb::none();
-    if ((record.word() & kResponseEmpty) == 0) made = response(message, record, at);
-    responses.append(nb::make_tuple(record.ticket(), record.word(), std::move(made)));
-    at += record.size();
+  struct Call {
+    SignatureKey key;
+    bool placed = true;      // whether all tensors are in shared memory
+    bool handed_on = false;  // whether some are
+  };
+
+  // Takes what a call says; false where Python has to look.
+  bool read(nb::handle request, Call& call) {
+    if (PyObject_TypeCheck(request.ptr(), request_type()) == 0) return false;
+    const auto* said = as<Request>(request.ptr());
+    if (is_special(said) || PyList_CheckExact(said->fields[kInputs]) == 0) return false;
+    for (nb::handle input : nb::borrow<nb::list>(said->fields[kInputs])) {
+      if (!is_tensor(input.ptr())) return false;
+      const auto* tensor = as<Tensor>(input.ptr());
+      // Tensors of derived classes may be elsewhere.
+      if (!tensor->placed && nb::handle(input.type()).ptr() != tensor_.ptr()) return false;
+      (tensor->placed ? call.handed_on : call.placed) = tensor->placed;
+      call.key.add(tensor);
+    }
+    return true;
   }
-  return responses;
-}
 
-nb::object CallResponseReader::response(const nb::bytes& message, const RecordView& record,
-                                        std::size_t at) {
-  bool plain = (record.word() & kResponseError) == 0 && record.context().empty();
-  for (std::size_t index = 0; plain && index < record.tensors(); ++index) {
-    plain = (record.ref(index).region & kReadOnly) == 0;
+  // Everything of the record but its number and its references.
+  void describe(nb::handle request, bool decoupled, Call& call, RecordParts& parts) {
+    const auto& fields = as<Request>(request.ptr())->fields;
+    const Known& form = known(request, decoupled, call);
+    Py_ssize_t size = 0;
+    const char* id = PyUnicode_AsUTF8AndSize(fields[kRequestId], &size);
+    if (id == nullptr) throw nb::python_error();
+    parts.tensors = static_cast<std::uint32_t>(PyList_Size(fields[kInputs]));
+    parts.signature = form.signature;
+    parts.context = form.context;
+    parts.identifier = {id, static_cast<std::size_t>(size)};
+    parts.dims = call.key.dims;
   }
-  if (!plain || !reader_.exists(record)) return fall_back_(message, at);
-  const RecordForm& form = reader_.form(record);
-  return received_response(reinterpret_cast<PyTypeObject*>(response_.ptr()),
-                           reader_.tensors(record, form, false));
-}
+  const Known& known(nb::handle request, bool decoupled, Call& call) {
+    std::string& key = call.key.kinds;
+    const auto& fields = as<Request>(request.ptr())->fields;
+    call.key.add_text(fields[kModelName]);
+    for (nb::handle name : nb::handle(fields[kRequested])) call.key.add_text(name.ptr());
+    append_number(key, nb::cast<std::int64_t>(nb::handle(fields[kModelVersion])));
+    append_number(key, static_cast<std::uint32_t>(PyList_Size(fields[kInputs])));
+    key += {decoupled ? '\1' : '\0', call.handed_on ? '\1' : '\0'};
+    const auto found = known_.find(key);
+    if (found != known_.end()) return found->second;
+    const auto encoded = nb::cast<nb::tuple>(describe_(request, decoupled));
+    Known made{std::string(view_of_bytes(encoded[0])),
+               std::string(view_of_bytes(nb::object(encoded[1].attr("encoded")())))};
+    if (known_.size() >= kKept) known_.clear();
+    return known_.emplace(key, std::move(made)).first->second;
+  }
+
+  nb::object describe_;
+  nb::object references_;
+  nb::type_object tensor_;
+  std::unordered_map<std::string, Known> known_;
+};
+
+// Makes responses of the records of a CALL_RESPONSES message.
+class CallResponseReader {
+ public:
+  // `fall_back` makes a response of a record out of the ordinary, which begins at some place of a
+  // message.
+  CallResponseReader(TensorReader reader, nb::type_object response, nb::object fall_back)
+      : reader_(std::move(reader)),
+        response_(std::move(response)),
+        fall_back_(std::move(fall_back)) {}
+
+  // A list of (number of the call, flags, response or None). Throws MalformedRecord.
+  nb::list read(const nb::bytes& message) {
+    nb::list responses;
+    std::size_t at = kFrameHead;
+    for (const RecordView& record : decode_calls(view_of_bytes(message), false)) {
+      nb::object made = nb::none();
+      if ((record.word() & kResponseEmpty) == 0) made = response(message, record, at);
+      responses.append(nb::make_tuple(record.ticket(), record.word(), std::move(made)));
+      at += record.size();
+    }
+    return responses;
+  }
+
+ private:
+  nb::object response(const nb::bytes& message, const RecordView& record, std::size_t at) {
+    bool plain = (record.word() & kResponseError) == 0 && record.context().empty();
+    for (std::size_t index = 0; plain && index < record.tensors(); ++index) {
+      plain = (record.ref(index).region & kReadOnly) == 0;
+    }
+    if (!plain || !reader_.exists(record)) return fall_back_(message, at);
+    const RecordForm& form = reader_.form(record);
+    return received_response(reinterpret_cast<PyTypeObject*>(response_.ptr()),
+                             reader_.tensors(record, form, false));
+  }
+
+  TensorReader reader_;
+  nb::type_object response_;
+  nb::object fall_back_;
+};
+
+}  // namespace stub
 
 void bind_bls_records(nb::module_& module) {
+  using namespace stub;
   nb::class_<CallWriter>(module, "CallWriter")
       .def(nb::init<nb::object, nb::object, nb::type_object>())
       .def("write", &CallWriter::write);
@@ -158,4 +201,4 @@ void bind_bls_records(nb::module_& module) {
       .def("read", &CallResponseReader::read);
 }
 
-}  // namespace gpubridge::stub
+}  // namespace gpubridge

@@ -1,14 +1,13 @@
 // Results on their way to the server: quick ones travel together, none waits for a slow batch.
 #pragma once
 
-#include <sys/socket.h>
-
 #include <cerrno>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 
 #include "ipc/control_cells.h"
+#include "ipc/datagrams.h"
 #include "little_endian.h"
 #include "std.h"
 
@@ -112,11 +111,7 @@ class ResultSender {
 
   // Sends a frame that is no longer than a datagram; returns an errno, or 0.
   [[nodiscard]] int send(std::string_view frame, int flags = 0) const {
-    ssize_t sent = -1;
-    do {
-      sent = ::send(descriptor_, frame.data(), frame.size(), flags | MSG_NOSIGNAL);
-    } while (sent < 0 && errno == EINTR);
-    return sent < 0 ? errno : 0;
+    return send_datagram(descriptor_, frame, flags) ? 0 : errno;
   }
 
   // Sends nothing more: for a forked child.

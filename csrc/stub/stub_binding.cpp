@@ -2,7 +2,6 @@
 
 #include "heap_type.h"
 #include "std.h"
-#include "stub/bls_records.h"
 #include "stub/request.h"
 #include "stub/response.h"
 #include "stub/tensor.h"
@@ -92,7 +91,6 @@ nb::object output_by_name(nb::handle response, nb::handle name) {
 }  // namespace
 
 void bind_stub(nb::module_& module) {
-  stub::bind_bls_records(module);
   module.def("fields_type", &compiled_base);
   module.def("input_by_name", &input_by_name, nb::arg("inference_request"), nb::arg("name").none());
   module.def("output_by_name", &output_by_name, nb::arg("inference_response"),

@@ -12,8 +12,7 @@ constexpr std::size_t kLongest = UINT32_MAX;
 // More than that is counted without the interpreter's lock.
 constexpr std::size_t kLong = std::size_t{1} << 20U;
 
-// Walks a buffer that another process may be writing: a length is read once, checked, and only
-// that reading is used.
+// Walks a buffer that another process may be writing.
 class StringReader {
  public:
   explicit StringReader(const BufferView& view) : left_(view.text()) {}
@@ -21,16 +20,10 @@ class StringReader {
   [[nodiscard]] bool done() const { return left_.empty(); }
 
   std::string_view next() {
-    if (left_.size() < kLengthSize) {
-      throw nb::value_error("Invalid bytes tensor data: incomplete length field");
-    }
-    const std::size_t length = get_number<std::uint32_t>(left_.data());
-    if (length > left_.size() - kLengthSize) {
-      throw nb::value_error("Invalid bytes tensor data: string extends beyond buffer");
-    }
-    const std::string_view text = left_.substr(kLengthSize, length);
-    left_.remove_prefix(kLengthSize + length);
-    return text;
+    if (const auto text = take_string(left_)) return *text;
+    throw nb::value_error(left_.size() < kLengthSize
+                              ? "Invalid bytes tensor data: incomplete length field"
+                              : "Invalid bytes tensor data: string extends beyond buffer");
   }
 
  private:
