@@ -22,6 +22,7 @@ from gpubridge.pb_utils import (
     TritonError,
     TritonModelException,
 )
+from gpubridge.stub.loader import FreshLoader
 from gpubridge.tensor.dtypes import numpy_dtype
 
 _UNTYPED = frozenset((bool, int, float, str, bytes, list))
@@ -40,8 +41,8 @@ def load_file(path: str) -> dict[str, Declaration]:
     """
     name = Path(path).stem
     sys.path.append(str(Path(path).parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # noqa: PT018  (it ends in .py)
+    spec = importlib.util.spec_from_file_location(name, path, loader=FreshLoader(name, path))
+    assert spec is not None and spec.loader is not None  # noqa: PT018
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     _loading.append(path)
     try:

@@ -45,7 +45,7 @@ def load_model(path: str, package: str) -> Any:
         sys.path.append(os.path.dirname(folder))
         _make_package(package, folder)
         name = f"{package}.{name}"
-    loader = _FreshLoader(name, path) if package and path.endswith(".py") else None
+    loader = FreshLoader(name, path) if package and path.endswith(".py") else None
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     if spec is None or spec.loader is None:
         raise ImportError(f"Python model file '{path}' has no name that Python can import")
@@ -100,7 +100,7 @@ def _make_package(name: str, folder: str) -> None:
     path = os.path.join(folder, "__init__.py")
     if os.path.isfile(path):
         spec = importlib.util.spec_from_file_location(
-            name, path, loader=_FreshLoader(name, path), submodule_search_locations=[folder]
+            name, path, loader=FreshLoader(name, path), submodule_search_locations=[folder]
         )
         assert spec is not None and spec.loader is not None  # noqa: PT018
         package = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -110,7 +110,7 @@ def _make_package(name: str, folder: str) -> None:
     package.__path__ = [folder]
 
 
-class _FreshLoader(SourceFileLoader):
+class FreshLoader(SourceFileLoader):
     """Loader that compiles a file each time: bytecode caches compare only size and second."""
 
     def get_code(self, fullname: str) -> types.CodeType:
