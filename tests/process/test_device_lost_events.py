@@ -57,17 +57,13 @@ def test_a_stub_that_stays_blocked_is_ended(repository, model, ended):
         given = values()
         assert served.infer("four", given) == (200, (16 * given).tolist())
         before = pids(served)
-        held, seen = (
-            Gate(repository, "maker", served.server),
-            Gate(repository, ended[-1], served.server),
-        )
+        # The last that takes what another process still writes.
+        taking = "consumer" if model == "two" else "other"
+        held, seen = (Gate(repository, name, served.server) for name in ("maker", taking))
         held.hold()
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(served.infer, model, given)
-            if model == "two":
-                seen.wait_for("made")
-            else:
-                Gate(repository, "other", served.server).wait_for("made")
+            seen.wait_for("made")
             os.kill(before["maker"][0], signal.SIGKILL)
             status, error = answer.result()
         held.open()
