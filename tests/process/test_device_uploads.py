@@ -95,6 +95,8 @@ class Permits:
             f"{pending} requests",
             self._served.server,
         )
+        # The last of them was counted in a turn of the server's loop that sends it at its end.
+        self._served.server.metrics()
 
 
 def serve_patient(repository, config="", **options):
