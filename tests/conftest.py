@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ _UNIT = Path(__file__).parent / "unit"
 
 
 def pytest_configure():
-    """Take Ctrl-C: shells have it ignored by what they start in the background, and by its children."""
+    """Start processes without threads for linear algebra; take Ctrl-C.
+
+    Such a thread spins for milliseconds after the import of NumPy, in each of thousands of processes.
+    Shells have Ctrl-C ignored by what they start in the background, and by its children.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -33,6 +33,7 @@ COMMANDS = {
 """All commands with their help."""
 
 _SERVERS = ("serve", "tritonserver")
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "") -> int:
@@ -121,4 +122,22 @@ def _open_standard_streams() -> None:
 
 
 def _module(command: str) -> Any:
+    if command in _SERVERS:
+        _import_numpy()
     return importlib.import_module(f"gpubridge.cli.{command}")
+
+
+def _import_numpy() -> None:
+    """Import numpy without threads for linear algebra, which a server has no use for and which spin at first.
+
+    Stubs do not inherit the variable: OpenBLAS reads it when it is loaded.
+    """
+    before = os.environ.get(_BLAS_THREADS)
+    os.environ[_BLAS_THREADS] = "1"
+    try:
+        importlib.import_module("numpy")
+    finally:
+        if before is None:
+            del os.environ[_BLAS_THREADS]
+        else:
+            os.environ[_BLAS_THREADS] = before

@@ -7,7 +7,6 @@ another device in another process. Looking at devices creates no context.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import re
 import uuid
@@ -136,8 +135,10 @@ def installed_releases(package: str) -> dict[str, int]:
 
     A release is the end of the distribution's name (``-cu12``), or the first number of its version.
     """
+    from importlib import metadata  # noqa: PLC0415  (rarely needed, and slow to import)
+
     found = {}
-    for distribution in importlib.metadata.distributions():
+    for distribution in metadata.distributions():
         name = (distribution.name or "").lower().replace("_", "-")
         match = re.fullmatch(re.escape(package) + r"(-cu(\d+))?", name)
         if match:

@@ -41,12 +41,17 @@ def test_a_model_sees_the_variables_that_it_may(tmp_path, kind):
     write_code_model(tmp_path / "models", "own", config=environment_parameter(root))
     # Triton's, which is what no flag asks for.
     flags = [] if kind == "inherit" else ["--stub-environment=clean"]
+    blas = {"OPENBLAS_NUM_THREADS": "3"}
+    if kind == "inherit":
+        blas["OPENBLAS_THREAD_TIMEOUT"] = "9"
     with running_server(
-        tmp_path / "models", *flags, environment={**SECRETS, **KEPT, "PYTHONHOME": ""}
+        tmp_path / "models", *flags, environment={**SECRETS, **KEPT, **blas, "PYTHONHOME": ""}
     ) as server:
         for model in ("m", "own"):
             seen = variables(server, model)
             assert KEPT.items() <= seen.items()
+            # Those that gpubridge sets while it imports NumPy are as they were.
+            assert {name: seen[name] for name in seen if name.startswith("OPENBLAS_")} == blas
             assert {"PATH", "HOME"} <= seen.keys()
             assert "PYTHONHOME" not in seen
             assert (seen.get("VIRTUAL_ENV") == str(root)) == (model == "own")

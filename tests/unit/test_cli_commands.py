@@ -29,6 +29,29 @@ def test_the_version_alone(capsys):
     assert capsys.readouterr().out == "0.1.0\n"
 
 
+def test_a_server_has_no_threads_for_linear_algebra():
+    code = (
+        "import os, sys\n"
+        "from gpubridge.cli import main\n"
+        "try: main(['serve', '--help'])\n"
+        "except SystemExit: pass\n"
+        "said = len(os.listdir('/proc/self/task')), os.environ.get('OPENBLAS_NUM_THREADS')\n"
+        "print(*said, 'numpy' in sys.modules, file=sys.stderr)\n"
+    )
+    for given in ({}, {"OPENBLAS_NUM_THREADS": "4"}):
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "", **given}
+        if not given:
+            del environment["OPENBLAS_NUM_THREADS"]
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stderr.split() == ["1", given.get("OPENBLAS_NUM_THREADS", "None"), "True"]
+
+
 @pytest.mark.parametrize(
     ("words", "usage", "error"),
     [
