@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ def pytest_configure():
     Shells have Ctrl-C ignored by what they start in the background, and by its children.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Each worker collects all tests, which takes three times as long without bytecode.
+    sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
