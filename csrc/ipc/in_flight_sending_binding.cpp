@@ -106,8 +106,10 @@ bool RequestsAtStub::enter(nb::handle requests, std::vector<Unsent>& unsent) {
     contain(object, unsent, [&] {
       InferRequest& request = infer_request(object);
       Held held = held_for(request);
-      // The stub says that it is done with what it was lent, if there is something.
-      const bool has_memory = held.in_slot ? held.slot.is_valid() : held.kept.is_valid();
+      // The stub says that it is done with what it was lent, if it looks at something.
+      const bool has_memory =
+          held.in_slot ? held.slot.is_valid() && nb::len(request.get(InferRequest::kPlaces)) != 0
+                       : held.kept.is_valid();
       entering.push_back({has_memory, static_cast<std::uint32_t>(request.unsent)});
       lent.push_back(std::move(held));
     });

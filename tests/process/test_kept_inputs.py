@@ -63,6 +63,29 @@ def test_a_model_that_keeps_every_input_gets_copies_in_time(tmp_path):
         assert server.log().count("it gets copies from now on") == 1
 
 
+INPUTLESS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        counts = [np.array([len(request.inputs())], dtype=np.float32) for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", count)]) for count in counts]
+"""
+
+
+def test_requests_without_inputs_keep_no_memory(tmp_path):
+    optional = 'name: "IN" data_type: TYPE_FP32 dims: [-1] optional: true'
+    write_model(tmp_path, "inputless", INPUTLESS, inputs=optional)
+    with running_server(tmp_path) as server:
+        connection = http.client.HTTPConnection(server.http_url, timeout=150)
+        for _ in range(REQUESTS):
+            connection.request("POST", "/v2/models/inputless/infer", b'{"inputs": []}')
+            answer = json.loads(connection.getresponse().read())
+            assert answer["outputs"][0]["data"] == [0]
+        connection.close()
+
+
 HOLDER = """
 import os, threading, time
 import numpy as np
