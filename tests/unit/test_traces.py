@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import threading
@@ -9,13 +10,15 @@ import threading
 import numpy as np
 import pytest
 
+from gpubridge.engine.models.tracing import Received, RequestTracing
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.request import CompletedBatch, InferRequest
 from gpubridge.telemetry.settings import (
     OpenTelemetrySettings,
     TraceSettings,
     trace_settings_from_flags,
 )
-from gpubridge.telemetry.traces import TensorRecord, Traces, TraceWriter
+from gpubridge.telemetry.traces import TensorRecord, Trace, Traces, TraceWriter
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.bytes_codec import spell_values
 
@@ -294,3 +297,19 @@ def test_many_values_are_spelt_in_pieces(tmp_path, datatype):
             "dtype": datatype,
         },
     }
+
+
+def test_a_request_that_fails_in_its_batch_ends_once(traces, monkeypatch):
+    stamps = []
+    monkeypatch.setattr(Trace, "stamp", lambda trace, name, *_, **about: stamps.append(name))
+
+    async def fail():
+        tracing = RequestTracing(traces, "m", 1)
+        request = InferRequest(b"", None, 0, [], lambda _: None)
+        tracing.begin(request, Received("HTTP", 1, 2))
+        request.on_done(BridgeError("refused"))
+        tracing.completed([CompletedBatch(1, 3, 4, 5, [request])])
+        await asyncio.sleep(0)
+
+    asyncio.run(fail())
+    assert stamps.count("REQUEST_END") == 1

@@ -138,7 +138,7 @@ class _Followed:
         self._caused = caused
         self._request = request
         self._protocol = protocol
-        self._completed = self._answered = False
+        self._completed = self._answered = self._ended = False
         # When the outcome came: before it ends the requests that caused this one.
         self._passed = 0
         self._on_done = request.on_done
@@ -203,8 +203,10 @@ class _Followed:
             trace.stamp(f"{self._protocol}_SEND_END")
 
     def _end(self) -> None:
-        self.trace.stamp("REQUEST_END", self._passed)
-        self.trace.end()
+        if not self._ended:
+            self._ended = True
+            self.trace.stamp("REQUEST_END", self._passed)
+            self.trace.end()
 
 
 def _note(
