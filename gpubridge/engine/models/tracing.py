@@ -161,6 +161,9 @@ class _Followed:
         trace.stamp("COMPUTE_START", batch.started)
         trace.stamp("COMPUTE_INPUT_END", batch.called)
         trace.stamp("COMPUTE_OUTPUT_START", batch.ended)
+        if self._passed:
+            # A decoupled model may send its last response before its `execute` returns.
+            self._passed = max(self._passed, batch.ended)
         about = {"gpubridge.batch": batch.sequence, "gpubridge.batch_requests": len(batch.requests)}
         trace.stamp("COMPUTE_END", self._passed, **about)
 
