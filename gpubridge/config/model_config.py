@@ -70,15 +70,20 @@ def select_versions(policy: VersionPolicy, available: Iterable[int]) -> list[int
     return ascending
 
 
-def served_versions(model_dir: Path, model_name: str, policy: VersionPolicy) -> list[int]:
-    """Return the versions of the model in `model_dir` to load, ascending; INVALID_ARG for none."""
+def served_versions(
+    model_dir: Path, model_name: str, policy: VersionPolicy, place: str
+) -> list[int]:
+    """Return the versions of the model in `model_dir` to load, ascending; INVALID_ARG for none.
+
+    ``place``: where its user would put version 1.
+    """
     available = available_versions(model_dir)
     selected = select_versions(policy, available)
     if not selected:
         found = ", ".join(map(str, available)) if available else "none"
         raise invalid(
             "at least one version must be available under the version policy of model "
-            f"'{model_name}': put the model's file into a directory such as {model_dir / '1'} "
+            f"'{model_name}': put the model's file into a directory such as {place} "
             f"(versions found: {found}; policy: {_policy_text(policy)})"
         )
     return selected

@@ -111,6 +111,7 @@ def test_a_config_override_lasts_until_the_next_load(tmp_path):
         ({"config": CONFIG, "file:/1/a": "", "file:1/a": ""}, 500, "it cannot be written"),
         ({"config": CONFIG, "file:1/../../x": ""}, 500, "must stay within model directory"),
         ({"config": CONFIG, "file:": ""}, 500, "must stay within model directory"),
+        ({"config": CONFIG, "file:model.py": ""}, 400, "into a directory such as file:1 "),
         ({"config": CONFIG, "file:1/a": "", "file:1//a": ""}, 500, "it cannot be written"),
         ({"config": CONFIG, "file:1": "", "file:1/a": ""}, 500, "it cannot be written"),
         ({"config": CONFIG, "file:1/" + "x" * 300: ""}, 500, "it cannot be written"),

@@ -66,7 +66,7 @@ def test_latest_are_the_highest(available: set[int], count: int) -> None:
 
 
 def test_served_versions(tmp_path: Path) -> None:
-    assert served_versions(model_with(tmp_path, "1", "2"), "m", LATEST) == [2]
+    assert served_versions(model_with(tmp_path, "1", "2"), "m", LATEST, "here/1") == [2]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_no_version_to_serve(
     tmp_path: Path, names: tuple[str, ...], policy: VersionPolicy, why: str
 ) -> None:
     with pytest.raises(BridgeError) as caught:
-        served_versions(model_with(tmp_path, *names), "m", policy)
+        served_versions(model_with(tmp_path, *names), "m", policy, "here/1")
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message == (
         "at least one version must be available under the version policy of model 'm': put "
-        f"the model's file into a directory such as {tmp_path / '1'} {why}"
+        f"the model's file into a directory such as here/1 {why}"
     )
 
 

@@ -191,7 +191,8 @@ class ModelLoader:
         try:
             self._refuse_unsupported(config)
             self._refuse_many(config)
-            versions = served_versions(source.directory, name, config.version_policy)
+            place = "file:1" if source.digest else f"{source.origin}/1"
+            versions = served_versions(source.directory, name, config.version_policy, place)
         except BridgeError as error:
             summary = f"load failed for model '{name}'"
             raise NotPrepared(summary, error.message, ErrorCode.INVALID_ARG) from error
