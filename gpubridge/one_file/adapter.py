@@ -146,13 +146,19 @@ class _Batches(_Model):
             given[self.declared.context] = batch
         return given
 
+    def stacked(self, batch: Batch, returned: Any) -> dict[str, Any]:
+        if isinstance(returned, TritonError):
+            batch.errors = dict.fromkeys(range(len(batch.requests)), returned)
+            return {}
+        return self.outputs(returned)
+
     def execute_batch(self, batch: Batch) -> Any:
-        return self.outputs(self.call(**self.batch_arguments(batch)))
+        return self.stacked(batch, self.call(**self.batch_arguments(batch)))
 
 
 class _AsyncBatches(_Batches):
     async def execute_batch(self, batch: Batch) -> Any:
-        return self.outputs(await self.call(**self.batch_arguments(batch)))
+        return self.stacked(batch, await self.call(**self.batch_arguments(batch)))
 
 
 class _Stream(_Model):

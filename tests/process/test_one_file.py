@@ -49,6 +49,16 @@ def batched(X, batch):
     return X + 1, np.full((len(X), 1), len(batch.requests), np.int32)
 
 
+@gpubridge.model(inputs={"X": np.float32}, outputs={"A": np.float32, "B": np.float32}, batching=True)
+def refusing(X):
+    return pb_utils.TritonError("refused", pb_utils.TritonError.INVALID_ARG)
+
+
+@gpubridge.model(inputs={"X": np.float32}, outputs={"Y": np.float32}, batching=True)
+async def refusing_later(X):
+    return pb_utils.TritonError("refused", pb_utils.TritonError.INVALID_ARG)
+
+
 @gpubridge.model(inputs={"N": ("INT32", [1])}, outputs={"I": ("INT32", [1])})
 def count(N):
     for number in range(N[0]):
@@ -128,6 +138,12 @@ def test_a_batch_comes_as_one_array(server):
     assert refused.result() == "refused"
     whole = server.infer("batched", {"X": np.zeros((4, 2), np.float32)})
     assert whole["TOGETHER"].tolist() == [[1]] * 4
+
+
+@pytest.mark.parametrize("model", ["refusing", "refusing_later"])
+def test_an_error_that_a_function_of_batches_returns_answers_them_all(server, model):
+    with pytest.raises(BridgeError, match=r"^refused$"):
+        server.infer(model, {"X": np.float32([[1], [2]])})
 
 
 @pytest.mark.parametrize("model", ["count", "count later"])
