@@ -114,6 +114,9 @@ class _Model:
         for name, value in outputs.items():
             if type(value) in _UNTYPED and name in specs:
                 outputs[name] = np.asarray(value, numpy_dtype(specs[name].datatype))
+            elif isinstance(value, (np.ndarray, np.generic)):
+                # NumPy's scalars are no arrays, and its texts no tensors.
+                outputs[name] = np.asarray(value, object if value.dtype.kind == "U" else None)
         return outputs
 
     def response(self, returned: Any) -> InferenceResponse:

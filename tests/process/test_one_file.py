@@ -59,6 +59,18 @@ async def refusing_later(X):
     return pb_utils.TritonError("refused", pb_utils.TritonError.INVALID_ARG)
 
 
+@gpubridge.model(
+    inputs={"X": np.float32}, outputs={"SUM": np.float32, "WORDS": str, "WORD": str}
+)
+def scalars(X):
+    return X.sum(), np.array(["größte", "Zahl"]), np.str_("é")
+
+
+@gpubridge.model(inputs={"X": ("FP32", [1])}, outputs={"WORD": (str, [1])}, batching=True)
+def words(X):
+    return np.array([["é"]] * len(X))
+
+
 @gpubridge.model(inputs={"N": ("INT32", [1])}, outputs={"I": ("INT32", [1])})
 def count(N):
     for number in range(N[0]):
@@ -144,6 +156,15 @@ def test_a_batch_comes_as_one_array(server):
 def test_an_error_that_a_function_of_batches_returns_answers_them_all(server, model):
     with pytest.raises(BridgeError, match=r"^refused$"):
         server.infer(model, {"X": np.float32([[1], [2]])})
+
+
+def test_scalars_and_texts_of_numpy_are_outputs(server):
+    outputs = server.infer("scalars", {"X": np.float32([1, 2])})
+    assert outputs["SUM"] == np.float32(3)
+    assert [each.decode() for each in outputs["WORDS"]] == ["größte", "Zahl"]
+    assert outputs["WORD"].item().decode() == "é"
+    rows = server.infer("words", {"X": np.float32([[1], [2]])})["WORD"]
+    assert rows.tolist() == [["é".encode()]] * 2
 
 
 @pytest.mark.parametrize("model", ["count", "count later"])
