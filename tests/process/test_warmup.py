@@ -260,6 +260,37 @@ def test_inputs_that_are_not_declared_are_left_out_with_a_warning(tmp_path):
         assert f"model 'm': {said}" in server.log()
 
 
+# Notes the value of the control input in each execute.
+CONTROLLED = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            start = pb_utils.get_input_tensor_by_name(request, "START").as_numpy()
+            open(NOTES, "a").write(f"{start.dtype} {start.tolist()}\\n")
+            out = pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())
+            responses.append(pb_utils.InferenceResponse([out]))
+        return responses
+"""
+
+
+def test_samples_have_the_control_inputs_of_sequences(tmp_path):
+    more = 'inputs { key: "START" value { data_type: TYPE_INT32 dims: [1] zero_data: true } } }]'
+    control = "control_input { name: 'START' control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }"
+    write_model(
+        tmp_path / "models", "m", CONTROLLED.replace("NOTES", repr(str(tmp_path / "notes"))),
+        config=f"sequence_batching {{ {control} }} "
+        + sample("s", "zero_data: true").replace("}]", more),
+        inputs='name: "IN" data_type: TYPE_FP32 dims: [-1]',
+        outputs='name: "OUT" data_type: TYPE_FP32 dims: [-1]',
+    )  # fmt: skip
+    with running_server(tmp_path / "models") as server:
+        assert (tmp_path / "notes").read_text() == "int32 [0]\n"
+        assert "left out" not in server.log()
+
+
 def test_not_for_ensembles(tmp_path):
     directory = tmp_path / "e"
     (directory / "1").mkdir(parents=True)

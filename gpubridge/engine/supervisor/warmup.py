@@ -177,7 +177,10 @@ def _sample(setting: ProtoMessage, config: ModelConfig, folder: Path) -> WarmupS
             f"{setting.batch_size}: an instance takes at most {TICKETS} requests at once"
         )
     known = [spec.name for spec in config.inputs if spec.name in setting.inputs]
-    for name in sorted(setting.inputs.keys() - set(known)):
+    # The scheduler, which adds them to clients' requests, sees no samples.
+    of_sequence = [control.name for control in config.message.sequence_batching.control_input]
+    controls = [name for name in of_sequence if name in setting.inputs]
+    for name in sorted(setting.inputs.keys() - {*known, *controls}):
         _logger.warning(
             "model '%s': warmup sample '%s' has the input '%s', which the model has not: it is left out",
             config.name,
@@ -187,11 +190,17 @@ def _sample(setting: ProtoMessage, config: ModelConfig, folder: Path) -> WarmupS
     batch = (1,) if config.max_batch_size else ()
     inputs = [_input(name, setting.inputs[name], batch, config, folder) for name in known]
     check_inputs("", inputs, config)
-    signature, dims = encode_tensors(
-        [(entry.name, entry.datatype, model_shape(entry, config)) for entry in inputs]
-    )
+    forms = [(entry.name, entry.datatype, model_shape(entry, config)) for entry in inputs]
+    added = [_input(name, setting.inputs[name], batch, config, folder) for name in controls]
+    forms += [(entry.name, entry.datatype, entry.shape) for entry in added]
+    signature, dims = encode_tensors(forms)
     return WarmupSample(
-        setting.name, max(setting.count, 1), setting.batch_size, signature, dims, tuple(inputs)
+        setting.name,
+        max(setting.count, 1),
+        setting.batch_size,
+        signature,
+        dims,
+        (*inputs, *added),
     )
 
 
