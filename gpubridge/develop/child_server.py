@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from gpubridge.config.settings import RepositorySettings, ServerSettings
 from gpubridge.develop.http_call import infer
@@ -184,7 +185,9 @@ class Server:
         """
         if not self.url.startswith("http://") or self._child is None or self._child.is_stopped:
             raise unavailable("infer needs a running server that serves HTTP without TLS")
-        where = f"/v2/models/{model}" + ("" if version is None else f"/versions/{version}")
+        where = f"/v2/models/{quote(model, safe='')}" + (
+            "" if version is None else f"/versions/{version}"
+        )
         return infer(self.http_address, f"{where}/infer", inputs, parameters or {})
 
     def __enter__(self) -> Self:

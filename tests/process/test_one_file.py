@@ -71,6 +71,11 @@ def words(X):
     return np.array([["é"]] * len(X))
 
 
+@gpubridge.model(inputs={"X": np.float32}, outputs={"Y": np.float32}, name="größer? 50%2C")
+def named(X):
+    return X
+
+
 @gpubridge.model(inputs={"N": ("INT32", [1])}, outputs={"I": ("INT32", [1])})
 def count(N):
     for number in range(N[0]):
@@ -150,6 +155,12 @@ def test_a_batch_comes_as_one_array(server):
     assert refused.result() == "refused"
     whole = server.infer("batched", {"X": np.zeros((4, 2), np.float32)})
     assert whole["TOGETHER"].tolist() == [[1]] * 4
+
+
+def test_infer_finds_a_model_of_any_name(server):
+    for version in (None, 1):
+        answer = server.infer("größer? 50%2C", {"X": np.float32([4])}, version=version)
+        assert answer["Y"].tolist() == [4]
 
 
 @pytest.mark.parametrize("model", ["refusing", "refusing_later"])
