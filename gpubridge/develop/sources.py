@@ -50,7 +50,8 @@ def notebook_module(declared: Sequence[Declaration]) -> str:
     pieces: dict[str, str] = {}
     for each in declared:
         _add(each.target.__name__, each.target, each.name, pieces)
-    return "\n".join(pieces.values())
+    # As numbers are written that have no literal.
+    return "\n".join(["from math import inf, nan", *pieces.values()])
 
 
 def _add(name: str, value: Any, user: str, pieces: dict[str, str]) -> None:

@@ -475,10 +475,10 @@ def run_cell(source):
     exec(compile(source, name, "exec"), globals())
 
 del __file__
-run_cell("import numpy as np, gpubridge\\nfrom math import sqrt as root\\nSCALE = 10")
+run_cell("import numpy as np, gpubridge\\nfrom math import sqrt as root\\nSCALE = 10\\nLIMITS = -float('inf'), 1e9")
 run_cell('''
 def scaled(x):
-    return x * SCALE if x.size else scaled(x)
+    return np.clip(x, *LIMITS) * SCALE if x.size else scaled(x)
 
 class Helper:
     def add(self, x):
