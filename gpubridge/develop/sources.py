@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import os
 import sys
@@ -61,7 +62,7 @@ def _add(name: str, value: Any, user: str, pieces: dict[str, str]) -> None:
     module, title = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if isinstance(value, types.ModuleType):
         pieces[name] = f"import {value.__name__} as {name}"
-    elif module == "__main__" and isinstance(value, (types.FunctionType, type)):
+    elif module == "__main__" and isinstance(inspect.unwrap(value), (types.FunctionType, type)):
         # A function may use itself.
         pieces[name] = ""
         text, used = _cell_source(value, user)
@@ -84,7 +85,9 @@ def _add(name: str, value: Any, user: str, pieces: dict[str, str]) -> None:
 def _cell_source(value: Any, user: str) -> tuple[str, list[str]]:
     """Return the source of a function or class of a cell, and the names in it."""
     methods = vars(value).values() if isinstance(value, type) else [value]
-    files = {each.__code__.co_filename for each in methods if isinstance(each, types.FunctionType)}
+    # Decorators may come from a library: their functions have the code of other files.
+    own = map(inspect.unwrap, methods)
+    files = {each.__code__.co_filename for each in own if isinstance(each, types.FunctionType)}
     for file in files:
         cell = "".join(linecache.getlines(file))
         for node in ast.parse(cell).body if cell else ():

@@ -475,14 +475,24 @@ def run_cell(source):
     exec(compile(source, name, "exec"), globals())
 
 del __file__
-run_cell("import numpy as np, gpubridge\\nfrom math import sqrt as root\\nSCALE = 10\\nLIMITS = -float('inf'), 1e9")
+run_cell("import contextlib, functools\\nimport numpy as np, gpubridge\\nfrom math import sqrt as root\\nSCALE = 10\\nLIMITS = -float('inf'), 1e9")
 run_cell('''
 def scaled(x):
     return np.clip(x, *LIMITS) * SCALE if x.size else scaled(x)
 
+@functools.lru_cache
+def offset(n):
+    return root(n)
+
+# Its wrapper has the code of a library.
+@contextlib.contextmanager
+def known(x):
+    yield x
+
 class Helper:
     def add(self, x):
-        return scaled(x) + root(4)
+        with known(x) as value:
+            return scaled(value) + offset(4)
 ''')
 run_cell('''
 @gpubridge.model(inputs={"X": np.float32}, outputs={"Y": np.float32})
