@@ -18,7 +18,6 @@ _KINDS = {"cpu": "KIND_CPU", "gpu": "KIND_GPU", "auto": "KIND_AUTO"}
 _OPTIONAL = "optional"
 _DEFAULTS = ("", (-1,), "")
 """Data-type, shape, and whether it is optional, where they are not given."""
-_CONTEXTS = ("request", "batch")
 
 
 class Spec(NamedTuple):
@@ -121,7 +120,8 @@ def model(  # noqa: PLR0913  (the fields of a configuration)
         title, made = name or target.__name__, dict(common)
         taken = {each: _spec(title, each, form) for each, form in inputs.items()}
         given = {each: _spec(title, each, form) for each, form in outputs.items()}
-        taken, context = _matched(title, target, taken)
+        batched = config.get("max_batch_size", made["max_batch_size"])
+        taken, context = _matched(title, target, taken, "batch" if batched else "request")
         declaration = Declaration(title, target, taken, given, made, context)
         if declaration.is_stream:
             if made["max_batch_size"]:
@@ -202,9 +202,9 @@ def _tensors(specs: Mapping[str, Spec]) -> list[dict[str, Any]]:
 
 
 def _matched(
-    name: str, target: Callable[..., Any], inputs: Mapping[str, Spec]
+    name: str, target: Callable[..., Any], inputs: Mapping[str, Spec], context: str
 ) -> tuple[dict[str, Spec], str]:
-    """Return the inputs, optional ones by their arguments' defaults, and the argument of the request."""
+    """Return the inputs, optional ones by their arguments' defaults, and ``context`` if it is wanted."""
     signature = inspect.signature(target.__call__ if isinstance(target, type) else target)
     arguments = dict(signature.parameters)
     if isinstance(target, type):
@@ -215,21 +215,21 @@ def _matched(
         for each in arguments.values()
         if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
     }
-    context = next((each for each in _CONTEXTS if each in named and each not in inputs), "")
+    wanted = context if context in named and context not in inputs else ""
     unknown = [each for each in inputs if each not in named and not takes_all]
     missing = [
-        each for each, default in named.items() if each not in (*inputs, context) and not default
+        each for each, default in named.items() if each not in (*inputs, wanted) and not default
     ]
     if unknown or missing:
         raise invalid(
-            f"model '{name}': expected an argument for each input, got the inputs "
-            f"{_listed(inputs)} for the arguments {_listed(named)}"
+            f"model '{name}': expected an argument for each input, and '{context}' if wanted, got the "
+            f"inputs {_listed(inputs)} for the arguments {_listed(named)}"
         )
     matched = {
         each: spec._replace(optional=spec.optional or named.get(each, False))
         for each, spec in inputs.items()
     }
-    return matched, context
+    return matched, wanted
 
 
 def _listed(names: Mapping[str, Any] | Sequence[str]) -> str:

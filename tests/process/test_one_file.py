@@ -351,7 +351,7 @@ def test_a_load_reads_a_changed_file(tmp_path):
         ),
         (
             "import gpubridge\n@gpubridge.model(inputs={'A': 'FP32'}, outputs={})\ndef f(B): pass",
-            "model 'f': expected an argument for each input, got the inputs 'A' for the arguments 'B'",
+            "expected an argument for each input, and 'request' if wanted, got the inputs 'A' for the",
         ),
         (
             ("import gpubridge\nm = gpubridge.model(inputs={}, outputs={}, name='n')\n"
@@ -396,6 +396,15 @@ def test_a_file_that_never_ends_to_load_is_ended(tmp_path, monkeypatch):
 def test_a_wrong_declaration_is_refused(settings, text):
     with pytest.raises(BridgeError, match=re.escape(text)):
         gpubridge.model(**{"inputs": {"A": "FP32"}, "outputs": {}, **settings})(lambda A: None)  # noqa: N803
+
+
+@pytest.mark.parametrize(
+    ("function", "batching", "expected"),
+    [(lambda A, request: A, True, "batch"), (lambda A, batch: A, False, "request")],  # noqa: N803
+)
+def test_only_a_function_of_batches_gets_the_batch(function, batching, expected):
+    with pytest.raises(BridgeError, match=f"for each input, and '{expected}' if wanted"):
+        gpubridge.model(inputs={"A": "FP32"}, outputs={"B": "FP32"}, batching=batching)(function)
 
 
 def test_a_generator_takes_no_batches():
