@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import linecache
 import os
@@ -73,13 +74,21 @@ def _add(name: str, value: Any, user: str, pieces: dict[str, str]) -> None:
         pieces[name] = text
     elif isinstance(value, _PLAIN):
         pieces[name] = f"{name} = {value!r}"
-    elif module in sys.modules and getattr(sys.modules[module], title, None) is value:
+    elif module and title and _is_in(module, title, value):
         pieces[name] = f"from {module} import {title} as {name}"
     else:
         raise invalid(
             f"'{user}' uses '{name}', a {type(value).__name__} of the notebook, which the model's process "
             "does not have: make it in a class's __init__, or put the model into a file"
         )
+
+
+def _is_in(module: str, title: str, value: Any) -> bool:
+    """Return whether a module has a value by that name; it may not be imported under its own yet."""
+    try:
+        return getattr(importlib.import_module(module), title, None) is value
+    except ImportError:
+        return False
 
 
 def _cell_source(value: Any, user: str) -> tuple[str, list[str]]:
