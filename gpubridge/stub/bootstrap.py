@@ -5,6 +5,7 @@ is not added to sys.path: packages installed beside it stay invisible. This file
 3, so that an unsupported one reports what is wrong.
 """
 
+import gc
 import importlib.util
 import json
 import os
@@ -16,6 +17,8 @@ _FAILED = 17
 
 def main():
     """Load the package and become a stub; returns the exit code."""
+    # Imports leave next to no garbage.
+    gc.disable()
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     fd, server_pid = int(sys.argv[1]), int(sys.argv[2])
@@ -37,6 +40,7 @@ def main():
 
     from gpubridge.stub.process import run
 
+    gc.enable()
     return run(fd, server_pid)
 
 

@@ -52,6 +52,7 @@ def test_a_model_sees_the_variables_that_it_may(tmp_path, kind):
             assert KEPT.items() <= seen.items()
             # Those that gpubridge sets while it imports NumPy are as they were.
             assert {name: seen[name] for name in seen if name.startswith("OPENBLAS_")} == blas
+            assert server.ask("import gc; self.said = gc.isenabled()", model) == (200, "True")
             assert {"PATH", "HOME"} <= seen.keys()
             assert "PYTHONHOME" not in seen
             assert (seen.get("VIRTUAL_ENV") == str(root)) == (model == "own")

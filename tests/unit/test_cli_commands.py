@@ -29,6 +29,22 @@ def test_the_version_alone(capsys):
     assert capsys.readouterr().out == "0.1.0\n"
 
 
+def test_a_server_does_not_search_what_it_imported_for_garbage(tmp_path):
+    code = (
+        "import gc, sys, uvloop\n"
+        "def run(serving):\n"
+        "    serving.close()\n"
+        "    print(gc.isenabled(), gc.get_freeze_count() > 10_000, file=sys.stderr)\n"
+        "uvloop.run = run\n"
+        "from gpubridge.cli import main\n"
+        "main(['serve', sys.argv[1]])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "True True\n"
+
+
 def test_a_server_has_no_threads_for_linear_algebra():
     code = (
         "import os, sys\n"
