@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.simcuda.forks import Fork, fork
 from tests.simcuda.machine import Machine
 
 __all__ = ["Worker", "hand_over", "running_worker"]
 
 # `d` is the driver; `ok` checks a call and gives its value; `told` is what the test has sent.
 _PROGRAM = """
-import ctypes, json, os, socket, sys, threading
-from cuda.bindings import driver as d
-
 def ok(answer):
     assert int(answer[0]) == 0, answer[0].name
     return answer[1] if len(answer) == 2 else answer[1:]
@@ -84,7 +80,7 @@ for line in sys.stdin:
 class Worker:
     """A process on a machine."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: Fork) -> None:
         self._process = process
 
     @property
@@ -93,8 +89,6 @@ class Worker:
 
     def do(self, code: str, told: object = None) -> object:
         """Run statements; return what they have put into ``answer``; raise what they raise."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([code, told]) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -108,7 +102,6 @@ class Worker:
     def kill(self) -> None:
         """Kill it, and wait until it is gone."""
         self._process.kill()
-        self._process.wait()
 
 
 @contextlib.contextmanager
@@ -116,18 +109,11 @@ def running_worker(
     machine: Machine, environment: Mapping[str, str] | None = None
 ) -> Iterator[Worker]:
     """Start a process on a machine, and end it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**machine.environment(), **(environment or {})},
-    )
+    process = fork(_PROGRAM, {**machine.environment(), **(environment or {})})
     try:
         yield Worker(process)
     finally:
-        process.kill()
-        process.communicate()
+        process.close()
 
 
 def hand_over(giver: Worker, fd: str, taker: Worker, path: Path) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,25 +12,23 @@ from tests.unit.cuda_workers import device_worker
 
 pytest.importorskip("cuda.bindings")
 
-PROBE = """
-import json, gpubridge.cuda_ipc as c
+CHECK = """
+from gpubridge.cuda_ipc import list_devices, probe_peers
 from gpubridge.cuda_ipc.device_check import check_device
-check = check_device(c.list_devices()[{ordinal}].uuid)
-found = [check.memory, check.memory_fds, check.events, check.lost_events]
-print(json.dumps([fact for each in found for fact in (each.works, each.reason)]))
 """
+PROBE = (
+    CHECK
+    + """
+check = check_device(list_devices()[told].uuid)
+found = [check.memory, check.memory_fds, check.events, check.lost_events]
+answer = [fact for each in found for fact in (each.works, each.reason)]
+"""
+)
 
 
 def probe(machine, ordinal=0):
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(ordinal=ordinal)],
-        env=machine.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    with running_worker(machine) as worker:
+        return worker.do(PROBE, ordinal)
 
 
 @pytest.mark.parametrize("ordinal", [0, 1])
@@ -95,8 +90,7 @@ def test_memory_that_cannot_be_pinned_says_why(machine):
     machine.fail("cuMemHostRegister", 801)
     with running_worker(machine) as worker:
         works, reason = worker.do(
-            "from gpubridge.cuda_ipc import *; from gpubridge.cuda_ipc.device_check import *\n"
-            "check = check_device(list_devices()[0].uuid)\n"
+            f"{CHECK}check = check_device(list_devices()[0].uuid)\n"
             "answer = [[check.memory.works, check.events.works, check.pinning.works],\n"
             "          check.pinning.reason]"
         )
@@ -132,8 +126,7 @@ def test_want_of_memory_says_nothing_of_the_driver(machine, call, code, tried):
     machine.fail(call, code)
     with running_worker(machine) as worker:
         assert worker.do(
-            "from gpubridge.cuda_ipc import *; from gpubridge.cuda_ipc.device_check import *\n"
-            "check = check_device(list_devices()[0].uuid)\n"
+            f"{CHECK}check = check_device(list_devices()[0].uuid)\n"
             "answer = [check.tried, check.memory.works]"
         ) == [tried, False]
 
@@ -141,8 +134,7 @@ def test_want_of_memory_says_nothing_of_the_driver(machine, call, code, tried):
 def test_a_check_that_hangs_is_ended(machine):
     with running_worker(machine) as worker:
         assert worker.do(
-            "from gpubridge.cuda_ipc import *; from gpubridge.cuda_ipc.device_check import *\n"
-            "check = check_device(list_devices()[0].uuid, 0.01)\n"
+            f"{CHECK}check = check_device(list_devices()[0].uuid, 0.01)\n"
             "answer = [check.memory.works, check.events.works, check.memory.reason]"
         ) == [False, False, "the check did not end within 0.01 s"]
 
@@ -152,9 +144,7 @@ def test_a_check_leaves_no_process(machine, call):
     # Whatever goes wrong in it.
     machine.fail(call, 719)
     with running_worker(machine) as worker:
-        worker.do(
-            "from gpubridge.cuda_ipc import *; from gpubridge.cuda_ipc.device_check import *\ncheck = check_device(list_devices()[0].uuid)"
-        )
+        worker.do(f"{CHECK}check_device(list_devices()[0].uuid)")
         pids = {call.pid for call in machine.calls()} - {worker.pid}
         assert len(pids) == 3
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
@@ -166,8 +156,7 @@ def test_whether_devices_reach_each_other(machine, peers):
         machine.allow_peers()
     with running_worker(machine) as worker:
         works, reason = worker.do(
-            "from gpubridge.cuda_ipc import *; from gpubridge.cuda_ipc.device_check import *\n"
-            "found = probe_peers(*list_devices()); answer = [found.works, found.reason]"
+            f"{CHECK}found = probe_peers(*list_devices()); answer = [found.works, found.reason]"
         )
     assert works is peers
     assert bool(reason) is not peers

@@ -16,13 +16,10 @@ from tests.unit.cuda_workers import device_worker
 pytest.importorskip("cuda.bindings")
 
 
-def python(machine, code):
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, env=machine.environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+def told_by(machine, code):
+    """Have a process of the machine run some code; returns its `answer`."""
+    with running_worker(machine) as worker:
+        return worker.do(f"from gpubridge.cuda_ipc import *\n{code}")
 
 
 LOADED = "any('libcuda' in l or '/cuda/bindings' in l for l in open('/proc/self/maps'))"
@@ -30,12 +27,16 @@ LOADED = "any('libcuda' in l or '/cuda/bindings' in l for l in open('/proc/self/
 
 def test_nothing_is_loaded_before_something_is_asked(machine):
     code = f"import gpubridge.cuda_ipc as c; print({LOADED}); c.probe_devices(); print({LOADED})"
-    assert python(machine, code).split() == ["False", "True"]
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=machine.environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_looking_at_devices_makes_no_context(machine):
-    code = "from gpubridge.cuda_ipc import *; print(probe_devices())"
-    text = python(machine, code)
+    text = told_by(machine, "answer = str(probe_devices())")
     assert "DeviceProbe(count=2, reason='', devices=(DeviceInfo(ordinal=0, uuid='GPU-a0a1" in text
     assert "name='Simulated device 1', nbytes=1073741824)" in text
     assert machine.calls("cuDevicePrimaryCtxRetain") == []
@@ -83,29 +84,27 @@ def test_bindings_that_hold_the_interpreter_while_they_wait_are_refused(monkeypa
 )
 def test_a_driver_that_does_not_begin_says_why(machine, code, name, advice):
     machine.fail("cuInit", code)
-    text = python(machine, "from gpubridge.cuda_ipc import *; print(probe_devices().reason)")
+    text = told_by(machine, "answer = probe_devices().reason")
     assert text.startswith(f"cuInit failed: CUDA_ERROR_{name} ({code}): ")
     assert advice in text
 
 
 def test_a_machine_without_devices(machine):
     machine.set_devices(0)
-    text = python(machine, "from gpubridge.cuda_ipc import *; print(probe_devices().reason)")
+    text = told_by(machine, "answer = probe_devices().reason")
     assert "CUDA_ERROR_NO_DEVICE" in text
 
 
 def test_devices_are_found_by_their_uuid_whatever_their_order(machine):
-    code = (
-        "import gpubridge.cuda_ipc as c\n"
-        "for device in c.list_devices(): print(device.uuid, c.find_device(device.uuid).ordinal)"
+    seen = told_by(
+        machine, "answer = {each.uuid: find_device(each.uuid).ordinal for each in list_devices()}"
     )
-    seen = dict(line.split() for line in python(machine, code).splitlines())
     with running_worker(machine, {"CUDA_VISIBLE_DEVICES": "1,0"}) as worker:
         there = worker.do(
             "from gpubridge.cuda_ipc import *; answer = [find_device(u).ordinal for u in told]",
             list(seen),
         )
-    assert list(seen.values()) == ["0", "1"]
+    assert list(seen.values()) == [0, 1]
     assert there == [1, 0]
     with (
         running_worker(machine, {"CUDA_VISIBLE_DEVICES": "1"}) as worker,
@@ -138,18 +137,16 @@ def test_errors_carry_call_code_and_name(machine, code, expected):
 
 
 def test_errors_after_which_a_process_has_to_end_are_known(machine):
-    told = python(
+    told = told_by(
         machine,
-        "from cuda.bindings.driver import CUresult\n"
-        "said = {int(code): ' '.join((code.__doc__ or '').split()) for code in CUresult}\n"
-        "print(*(code for code in said if 'must be terminated and relaunched' in said[code]))",
+        "said = {int(code): ' '.join((code.__doc__ or '').split()) for code in d.CUresult}\n"
+        "answer = [code for code in said if 'must be terminated and relaunched' in said[code]]",
     )
     if not told:
         pytest.skip("these bindings do not describe errors")
     # 810: the MPS server has ended this client.
-    assert {"700", "719", "810"} <= set(told.split())
-    known = [code for code in told.split() if CudaError("cuInit", int(code), "name").sticky]
-    assert told.split() == known
+    assert {700, 719, 810} <= set(told)
+    assert told == [code for code in told if CudaError("cuInit", code, "name").sticky]
 
 
 @pytest.mark.parametrize("code", [35, 200, 209, 222])

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 from gpubridge.cuda_ipc import DeviceProbe
 from gpubridge.doctor import findings as findings_of
+from tests.simcuda.machine import lawful_machine
+from tests.simcuda.processes import running_worker
 
 pytest.importorskip("cuda.bindings")
 
 EXAMINE = """
-import dataclasses, json
+import dataclasses
 from gpubridge.doctor import device_findings
-print(json.dumps([dataclasses.asdict(finding) for finding in device_findings()]))
+answer = [dataclasses.asdict(finding) for finding in device_findings()]
 """
 GPU_0 = [
     "GPU 0, tensors between processes",
@@ -27,18 +25,18 @@ GPU_0 = [
 
 
 def findings(machine, **variables):
-    done = subprocess.run(
-        [sys.executable, "-c", EXAMINE],
-        env={**machine.environment(), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = {finding["subject"]: finding for finding in json.loads(done.stdout)}
+    with running_worker(machine, variables) as worker:
+        found = {finding["subject"]: finding for finding in worker.do(EXAMINE)}
     assert all(finding["detail"] for finding in found.values())
     assert not any(finding["needed"] for finding in found.values())
     return found
+
+
+@pytest.fixture(scope="module")
+def sound():
+    """A sound machine whose first GPU was examined, and what was found."""
+    with lawful_machine() as machine:
+        yield machine, findings(machine, CUDA_VISIBLE_DEVICES="0")
 
 
 def broken(found):
@@ -64,8 +62,8 @@ def test_bindings_for_a_newer_driver_are_named(monkeypatch, version, advice):
     assert ("cuda-python<13" in finding.advice) is advice
 
 
-def test_looking_makes_no_context_in_the_process_that_asks(machine):
-    findings(machine, CUDA_VISIBLE_DEVICES="0")
+def test_looking_makes_no_context_in_the_process_that_asks(sound):
+    machine, _ = sound
     asking = machine.calls("cuDeviceGetCount")[0].pid
     assert machine.calls("cuDevicePrimaryCtxRetain", asking) == []
     assert len(machine.calls("cuDevicePrimaryCtxRetain")) == 3
@@ -97,12 +95,14 @@ def test_failed_checks_name_cause_and_remedy(machine, call, code, subjects, text
         (False, False, False, ["no legacy IPC handles: cu", "descriptors: cu"], "in host memory"),
     ],
 )
-def test_by_what_memory_crosses_is_told(machine, handles, fds, works, texts, advice):
+def test_by_what_memory_crosses_is_told(sound, machine, handles, fds, works, texts, advice):
     if not handles:
         machine.refuse_legacy_handles()
     if not fds:
         machine.refuse_memory_fds()
-    found = findings(machine, CUDA_VISIBLE_DEVICES="0")
+    _, found = sound
+    if not (handles and fds):
+        found = findings(machine, CUDA_VISIBLE_DEVICES="0")
     memory = found[GPU_0[0]]
     assert memory["works"] is works
     assert found[GPU_0[1]]["works"] is works
@@ -117,8 +117,10 @@ def test_devices_that_do_not_reach_each_other_are_named(machine):
     assert found["GPUs among themselves"]["detail"].endswith("0 and 1")
 
 
-def test_one_device_has_no_peers(machine):
-    assert "GPUs among themselves" not in findings(machine, CUDA_VISIBLE_DEVICES="1")
+def test_one_device_has_no_peers(sound):
+    _, found = sound
+    assert found["GPUs"]["detail"].startswith("1 found (0: Simulated device 0")
+    assert "GPUs among themselves" not in found
 
 
 def test_exclusive_devices_are_not_tried_but_told(machine):

@@ -1,0 +1,115 @@
+"""Processes that are forked: each with its own environment and end, and none that stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.process.server import alive, children, wait_until
+from tests.simcuda.forks import fork
+
+pytest.importorskip("cuda.bindings")
+
+ROOT = Path(__file__).parents[2]
+# Answers each line with what it makes of it.
+EVALUATE = """
+for line in sys.stdin:
+    print(json.dumps(eval(line)), flush=True)
+"""
+
+
+def asked(process, expression):
+    process.stdin.write(f"{expression}\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+
+@pytest.fixture
+def forked():
+    processes = []
+
+    def make(**environment):
+        processes.append(fork(EVALUATE, {**os.environ, **environment}))
+        return processes[-1]
+
+    yield make
+    for each in processes:
+        each.close()
+
+
+def test_each_is_another_process_with_its_own_environment(forked):
+    first, second = forked(FORK_TEST="one"), forked(FORK_TEST="two", FORK_OTHER="")
+    assert len({first.pid, second.pid, os.getpid()}) == 3
+    assert asked(first, "[os.getpid(), os.getppid()]")[0] == first.pid
+    for process, seen in ((first, ["one", None]), (second, ["two", ""])):
+        assert asked(process, "[os.getenv('FORK_TEST'), os.getenv('FORK_OTHER')]") == seen
+    assert asked(first, "os.getppid()") == asked(second, "os.getppid()")
+
+
+def test_what_is_read_at_the_start_of_a_process_is_its_own_too(forked):
+    usual, other = forked(), forked(PYTHONHASHSEED="7")
+    assert asked(other, "hash('a')") == asked(forked(PYTHONHASHSEED="7"), "hash('a')")
+    assert asked(usual, "os.getppid()") != asked(other, "os.getppid()")
+
+
+def test_none_has_the_driver_or_a_thread_from_its_parent(forked):
+    process = forked()
+    assert "libcuda.so" not in asked(process, "open('/proc/self/maps').read()")
+    assert asked(process, "len(os.listdir('/proc/self/task'))") == 1
+
+
+def test_none_holds_the_pipes_of_another(forked):
+    first = forked()
+    others = [forked() for _ in range(3)]
+    assert len({asked(each, "len(os.listdir('/proc/self/fd'))") for each in (first, *others)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("sys.exit(3)", 3), ("os._exit(4)", 4), ("os.kill(os.getpid(), 11)", -11), ("None/0", 1)],
+)
+def test_its_end_is_told(forked, code, status):
+    process = forked()
+    process.stdin.write(f"{code}\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == ""
+    assert process.wait() == status
+    assert not alive(process.pid)
+    process.kill()
+    assert process.wait() == status
+
+
+def test_who_is_killed_is_gone(forked):
+    process, other = forked(), forked()
+    process.kill()
+    assert process.wait() == -9
+    assert not Path(f"/proc/{process.pid}").exists()
+    assert asked(other, "1") == 1
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_all_end_with_the_process_that_asked_for_them(kill):
+    code = (
+        "import os, sys, tests.simcuda.forks as forks\n"
+        "process = forks.fork('for line in sys.stdin: pass', dict(os.environ))\n"
+        "print(process.pid, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    asking = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with asking:
+        forked = int(asking.stdout.readline())
+        (parent,) = children(asking.pid)
+        assert children(parent) == [forked]
+        if kill:
+            asking.kill()
+        asking.stdin.close()
+    for pid in (parent, forked):
+        wait_until(lambda pid=pid: not alive(pid), "its end")
