@@ -154,6 +154,10 @@ def _serve(
             if make == CUPY and importlib.util.find_spec("cupy") is None:
                 print("model.py: CuPy is not installed", file=sys.stderr)
                 continue
+            if time.monotonic() > deadline:
+                for row in rows:
+                    row.notes += [f"{side}: {_LATE}" for side in sides]
+                continue
             print(f"served, {make}, {kind} ...", file=sys.stderr, flush=True)
             repository = write_repository(folder / str(number), 1, make=make, kind=kind)
             log = folder / f"{number}.log"
@@ -195,7 +199,7 @@ def _load(
                 continue
             requests = ImageRequests.of(jpegs, row.batch, region)
             try:
-                requests.load(server, _CONNECTIONS, _WARM_UP)
+                requests.load(server, _CONNECTIONS, min(_WARM_UP, seconds))
                 row.served[side] = requests.load(server, _CONNECTIONS, seconds)
             except BridgeError as error:
                 row.notes.append(f"{side}: {error}")

@@ -70,9 +70,14 @@ def on_path(folder, *, row=ROW, others=""):
 def bench(machine, folder, *flags, path=None, models=MODELS, seconds=0.3, nvml=None):
     """Run the command; returns its exit code, what it printed, and what it wrote.
 
-    ``nvml`` is what there is of NVML; None for nothing. A dmon samples five times a second here.
+    ``nvml`` is what there is of NVML; None for nothing. A dmon samples five times a second here. There is a
+    pause behind each request: what meters tell needs traffic all the time, and not as much as there can be.
     """
     code = (
+        "import time, gpubridge.bench.measurement as measurement\n"
+        "time_each = measurement.time_each\n"
+        "measurement.time_each = lambda send, enough: time_each(\n"
+        "    lambda: (send(), time.sleep(0.01)), enough)\n"
         "import gpubridge.bench.dmon_meter as dmon\n"
         "dmon._INTERVAL, dmon._SPAN = 0.2, 0.25\n"
         "import sys, pathlib, functools, gpubridge.cli as cli, gpubridge.cli.bench as command\n"

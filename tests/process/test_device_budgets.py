@@ -17,7 +17,7 @@ from tests.process.test_device_edges import CALLER, IN_ARENA, ensemble
 from tests.process.test_device_network import placement
 from tests.simcuda.processes import running_worker
 
-COUNT = 50_000
+COUNT = 20_000
 NBYTES = 4 * COUNT
 TIMES = 4
 

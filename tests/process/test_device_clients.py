@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import signal
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from tests.process.test_device_edges import HOST, ensemble
 from tests.process.test_device_network import pids_of, placement
 from tests.simcuda.processes import running_worker
 
-COUNT = 50_000
+COUNT = 20_000
 NBYTES = 4 * COUNT
 BLOCK = 2 << 20
 
@@ -100,6 +102,13 @@ class TritonPythonModel:
 )
 
 
+@contextmanager
+def _shared_file():
+    """Give a file in memory, and the path by which another process opens it."""
+    with io.FileIO(os.memfd_create("values"), "w+") as file:
+        yield file, f"/proc/{os.getpid()}/fd/{file.fileno()}"
+
+
 class Client:
     """A client with memory on a GPU: what tritonclient would do, by the driver."""
 
@@ -119,17 +128,21 @@ class Client:
         )
 
     def write(self, name, values, offset=0):
-        self.worker.do(
-            "values = bytes.fromhex(told[1]);"
-            "ok(d.cuMemcpyHtoD(memory[told[0]] + told[2], values, len(values)))",
-            [name, values.tobytes().hex(), offset],
-        )
+        with _shared_file() as (file, path):
+            file.write(values.tobytes())
+            self.worker.do(
+                "values = open(told[1], 'rb').read();"
+                "ok(d.cuMemcpyHtoD(memory[told[0]] + told[2], values, len(values)))",
+                [name, path, offset],
+            )
 
     def read(self, name, count, offset=0):
-        said = self.worker.do(
-            "answer = read(memory[told[0]] + told[2], told[1]).hex()", [name, 4 * count, offset]
-        )
-        return np.frombuffer(bytes.fromhex(said), np.float32)
+        with _shared_file() as (file, path):
+            self.worker.do(
+                "open(told[3], 'wb').write(read(memory[told[0]] + told[2], told[1]))",
+                [name, 4 * count, offset, path],
+            )
+            return np.frombuffer(file.read(), np.float32)
 
     def register(self, name, nbytes, device=0, of=None):
         handle = base64.b64encode(self.handles[of or name]).decode()
@@ -346,7 +359,7 @@ def test_memory_that_is_no_clients_is_refused(served, client):
     assert "Invalid offset + byte size" in answer["error"]
     status, answer = infer(served, "double", region("in"), region("in", NBYTES - 4))
     assert status == 500
-    assert "should be at least 200000 bytes" in answer["error"]
+    assert f"should be at least {NBYTES} bytes" in answer["error"]
 
 
 def test_a_region_in_use_cannot_be_unregistered(served, client, folder):

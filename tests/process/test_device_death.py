@@ -24,7 +24,7 @@ from tests.process.test_device_edges import CALLER, HOST, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of, placement
 from tests.simcuda.processes import running_worker
 
-COUNT = 50_000
+COUNT = 20_000
 NBYTES = 4 * COUNT
 ILLEGAL_ADDRESS = 700
 NOT_SUPPORTED = 801

@@ -16,7 +16,7 @@ from tests.process.device_models import (
 )
 from tests.process.server import write_model
 
-COUNT = 50_000
+COUNT = 20_000
 NBYTES = 4 * COUNT
 
 # Doubles its input on the GPU, into memory of the arena.

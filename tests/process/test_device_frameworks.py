@@ -13,7 +13,7 @@ from gpubridge.tensor import native
 from tests.process.device_models import DOUBLE, LIBRARY, running_device_server, write_device_model
 from tests.process.test_device_edges import ensemble
 
-COUNT = 50_000
+COUNT = 20_000
 NBYTES = 4 * COUNT
 ARENA = 8 << 20
 PLACED = 'parameters { key: "INPUT_PLACEMENT" value { string_value: "device" } }'

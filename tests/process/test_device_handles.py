@@ -15,7 +15,7 @@ from tests.process.test_device_edges import CALLER, EARLY, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of
 from tests.simcuda.processes import running_worker
 
-COUNT = 50_000
+COUNT = 20_000
 NBYTES = 4 * COUNT
 NOT_SUPPORTED = 801
 NO_HANDLES = [("cuIpcOpenMemHandle", NOT_SUPPORTED)]

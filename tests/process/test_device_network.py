@@ -16,7 +16,7 @@ from tests.process.device_models import (
 )
 from tests.process.server import write_code_model, write_model
 
-COUNT = 50_000
+COUNT = 20_000
 NBYTES = 4 * COUNT
 # Calls of which no request makes any, by their beginnings; what is slow, or waits without being counted.
 FORBIDDEN = (

@@ -9,7 +9,7 @@ from tests.process.device_models import ARENA, DOUBLE, DeviceServer, write_devic
 from tests.process.server import running_server
 from tests.simcuda.machine import lawful_machine
 
-COUNT = 50_000
+COUNT = 20_000
 NBYTES = 4 * COUNT
 UPLOADED = 'parameters { key: "INPUT_PLACEMENT" value { string_value: "device" } }'
 

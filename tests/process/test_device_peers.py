@@ -8,37 +8,37 @@ import numpy as np
 import pytest
 
 from tests.process.device_models import DOUBLE, HANDLES, running_device_server, write_device_model
-from tests.process.server import write_model
 from tests.process.test_device_clients import Client, infer, prepared, region
-from tests.process.test_device_edges import CALLER, EARLY, HOST, IN_ARENA, ensemble
+from tests.process.test_device_edges import CALLER, EARLY, IN_ARENA, ensemble
 from tests.simcuda.processes import running_worker
 
-COUNT = 50_000
+COUNT = 20_000
 NBYTES = 4 * COUNT
+ARENA = 4 << 20
 PEER_ACCESS_UNSUPPORTED = 217
 NOT_SUPPORTED = 801
 INVALID_DEVICE = 101
 
 
 @contextmanager
-def running(repository, *, peers=True, **options):
-    write_device_model(repository, "first", DOUBLE)
-    write_device_model(repository, "arena", IN_ARENA)
-    write_device_model(repository, "second", DOUBLE)
-    write_device_model(repository, "other", DOUBLE, gpus="1")
+def running(repository, *models, peers=True, **options):
+    """Serve these models, and the ensembles of which all members are among them."""
     # What fails in a test is the server's memory, and not the caller's own.
     caller = CALLER.replace("self.library = Library(args)", EARLY)
-    write_device_model(repository, "call_other", caller)
-    write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
-    ensemble(repository, "to_other", ["first", "other"])
-    ensemble(repository, "from_arena", ["arena", "other"])
+    sources = {"first": DOUBLE, "arena": IN_ARENA, "other": DOUBLE, "call_other": caller}
+    for name in models:
+        write_device_model(repository, name, sources[name], gpus="1" if name == "other" else "")
+    for name, members in (("to_other", ["first", "other"]), ("from_arena", ["arena", "other"])):
+        if {*members} <= {*models}:
+            ensemble(repository, name, members)
     with running_device_server(repository, "--allow-client-shm=true", peers=peers, **options) as it:
         yield it
 
 
 @pytest.fixture(scope="module", params=HANDLES)
 def served(tmp_path_factory, request):
-    with running(tmp_path_factory.mktemp("models"), handles=request.param) as served:
+    folder, models = tmp_path_factory.mktemp("models"), ("first", "arena", "other", "call_other")
+    with running(folder, *models, arena=ARENA, handles=request.param) as served:
         yield served
 
 
@@ -119,14 +119,15 @@ def test_no_memory_is_opened_or_made_for_a_request(served):
 
 def test_its_memory_comes_back(served):
     # Many times what there is of it.
-    given = np.ones(1_000_000, np.float32)
+    count = ARENA // 16
+    given = np.ones(count, np.float32)
     for _ in range(8):
-        assert served.infer("to_other", given) == (200, [4.0] * 1_000_000)
+        assert served.infer("to_other", given) == (200, [4.0] * count)
     assert fallbacks(served, "other", "peer_memory_full") == 0
 
 
 def test_tensors_cross_by_the_host_between_gpus_without_peer_access(tmp_path):
-    with running(tmp_path, peers=False) as served:
+    with running(tmp_path, "first", "other", "call_other", peers=False) as served:
         given = values()
         with (
             served.doing("first", d2h=(NBYTES, 1), waits=1),
@@ -151,7 +152,7 @@ def test_tensors_cross_by_the_host_between_gpus_without_peer_access(tmp_path):
     ],
 )
 def test_a_driver_that_refuses_when_it_comes_to_it(tmp_path, call, code, reason, handles):
-    with running(tmp_path, handles=handles) as served:
+    with running(tmp_path, "other", "call_other", handles=handles) as served:
         given = values()
         served.machine.fail(call, code)
         for _ in range(2):
@@ -161,7 +162,7 @@ def test_a_driver_that_refuses_when_it_comes_to_it(tmp_path, call, code, reason,
 
 
 def test_a_tensor_that_is_too_large_for_that_memory(tmp_path):
-    with running(tmp_path, arena=2 << 20) as served:
+    with running(tmp_path, "other", arena=2 << 20) as served:
         given = np.ones(600_000, np.float32)
         with running_worker(served.machine) as worker:
             client = Client(worker, served.server)

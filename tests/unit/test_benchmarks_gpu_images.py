@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from benchmarks.gpu_image_report import ON_DEVICE, GpuImageReport, GpuImageRow
 from benchmarks.image_load import Figures, ImageRequests
 from tests.host_kernel.simulated import imaging_environment
+from tests.photos import PHOTOS
 from tests.simcuda.machine import lawful_machine, running_machine
 
 pytestmark = pytest.mark.slow
@@ -60,7 +62,18 @@ def test_pixels_may_be_wanted_in_a_region():
 
 
 def bench(environment, folder, *flags):
-    command = [sys.executable, "-m", "benchmarks.gpu_images", "--batches=1", "--seconds=0.01"]
+    """Run it with three photographs on one connection: a simulated GPU takes long for each image."""
+    photos = folder / "photos"
+    photos.mkdir()
+    # One in colours, one in grey, one that is to be turned.
+    for photo in PHOTOS[:3]:
+        shutil.copy(photo, photos)
+    code = (
+        "import pathlib, sys, benchmarks.gpu_images as images\n"
+        f"images._PHOTOS, images._CONNECTIONS = pathlib.Path({str(photos)!r}), 1\n"
+        "sys.exit(images.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "--batches=1", "--seconds=0.01"]
     return subprocess.run(
         [*command, *flags, "--output", str(folder)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False,
