@@ -21,6 +21,7 @@ from gpubridge.engine.devices.copies import PEER_FALLBACKS
 from gpubridge.transport.messages import FALLBACKS
 from tests import first_answers
 from tests.codebase import references
+from tests.process.forked_commands import RUN, forked_commands
 from tests.process.server import running_server
 
 ROOT = Path(__file__).parents[2]
@@ -160,14 +161,12 @@ def test_the_guide_to_models_does_what_it_says(tmp_path):
     lines = [line for text in shell for line in text.splitlines()]
     commands = [shlex.split(line) for line in lines if line.startswith("gpubridge run ")]
     assert len(commands) == 5
-    for words in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", *words],
-            capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        if len(words) == len(commands[0]):
-            assert done.stdout in shown
+    with forked_commands(*RUN) as forked:
+        for words in commands:
+            done = forked.run(*words[1:], cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+            if len(words) == len(commands[0]):
+                assert done.stdout in shown
     assert (tmp_path / "probabilities.npy").exists()
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_softmax.py"],
@@ -216,11 +215,17 @@ def test_the_guide_to_models_in_one_file_does_what_it_says(tmp_path):
         ]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_command_exists(document):
+@pytest.fixture(scope="module")
+def known():
+    """The commands of ./dev."""
     usage = subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True, check=True)
     known = re.findall(r"^  ([a-z-]+) ", usage.stdout, re.MULTILINE)
     assert {"demo", "test", "check", "bench", "gpu", "serve"} <= set(known)
+    return known
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_exists(document, known):
     shell = [line for text in blocks(document, "sh") for line in text.splitlines()]
     prose = re.findall(r"`((?:\./dev|gpubridge) [a-z-]+)", document.read_text())
     for line in shell + prose:

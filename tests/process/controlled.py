@@ -17,6 +17,7 @@ __all__ = [
     "ask",
     "asked_by_many",
     "control",
+    "only",
     "source",
     "states",
     "wait_for_answer",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 EXPLICIT = ("--model-control-mode", "explicit")
+
 STRINGS = {"inputs": 'name: "IN" data_type: TYPE_STRING dims: [1]'}
 STRINGS["outputs"] = STRINGS["inputs"].replace('"IN"', '"OUT"')
 CONFIG = json.dumps(
@@ -64,6 +66,11 @@ def write(repository, name="m", tag="a", *, config="", version=1, **parts):
     return write_model(
         repository, name, source(tag, **parts), config=config, version=version, **STRINGS
     )
+
+
+def only(*models):
+    """Return flags for a server of some models of a repository, and of those that they are made of."""
+    return *EXPLICIT, *(f"--load-model={name}" for name in models)
 
 
 def control(server, action, name="m", **parameters):

@@ -19,6 +19,7 @@ from tests.process.ensembles import ADD
 from tests.process.server import alive, running_server, wait_until, write_code_model, write_model
 
 BATCHING = "c.set_max_batch_size(8)\nc.set_dynamic_batching()\n" + FULL
+ONE = 'backend: "python"\n'
 TWO = 'backend: "python"\ninstance_group [ { count: 2 } ]\n'
 THREE = 'backend: "python"\ninstance_group [ { count: 3 } ]\n'
 
@@ -32,23 +33,35 @@ def models(tmp_path):
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory):
-    """A repository, and its server, on which the model good is served."""
+    """A repository, its server, on which the model good is served, and the process of that."""
     repository = tmp_path_factory.mktemp("serving") / "models"
     repository.mkdir()
     write_code_model(repository, "good")
     with running_server(repository, *EXPLICIT, "--load-model", "good") as server:
-        yield repository, server
+        (good,) = server.stubs()
+        yield repository, server, good
 
 
 @pytest.fixture
 def served(serving):
     """That repository and server; the model m, which a test writes and loads, is gone after it."""
-    repository, server = serving
-    yield serving
+    repository, server, good = serving
+    yield repository, server
     control(server, "unload")
     shutil.rmtree(repository / "m")
     shutil.rmtree(repository.parent / "m.notes")
-    wait_until(lambda: len(server.stubs()) == 1, "good to be alone", server)
+    wait_until(lambda: server.stubs() == [good], "good to be alone", server)
+
+
+@pytest.fixture
+def stubs(serving):
+    """What returns the processes of m."""
+    _, server, good = serving
+    return lambda: [pid for pid in server.stubs() if pid != good]
+
+
+def load(server):
+    assert control(server, "load") == (200, "")
 
 
 def config_of(server, path="m"):
@@ -72,35 +85,43 @@ ARGS = "self.said = self.args['model_config']"
 # -- completing -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["staticmethod", "classmethod"])
-def test_a_model_without_config_pbtxt_is_served_as_it_says(models, kind):
-    write_completing(models, complete=BATCHING, kind=kind)
+def test_a_model_without_config_pbtxt_is_served_as_it_says(models):
+    kinds = "staticmethod", "classmethod"
+    for kind in kinds:
+        write_completing(models, kind, complete=BATCHING, kind=kind)
     with running_server(models) as server:
-        config = config_of(server)
-        assert (config["backend"], config["max_batch_size"]) == ("python", 8)
-        assert config["dynamic_batching"]["preferred_batch_size"] == [8]
-        assert [t["name"] for t in config["input"] + config["output"]] == ["IN", "OUT"]
-        metadata = json.loads(server.request("GET", "/v2/models/m")[2])
-        assert metadata["inputs"] == [{"name": "IN", "datatype": "BYTES", "shape": [-1, 1]}]
-        assert json.loads(ask(server, ARGS, shape=(2, 1))) == config
-        # One process did it all, and imported the model once.
-        (pid,) = server.stubs()
-        once = [pid]
-        noted = {"import": once, "complete": once, "initialize": once, "execute": once}
-        assert said(models) == noted
+        processes = []
+        for model in kinds:
+            config = config_of(server, model)
+            assert (config["backend"], config["max_batch_size"]) == ("python", 8)
+            assert config["dynamic_batching"]["preferred_batch_size"] == [8]
+            assert [t["name"] for t in config["input"] + config["output"]] == ["IN", "OUT"]
+            metadata = json.loads(server.request("GET", f"/v2/models/{model}")[2])
+            assert metadata["inputs"] == [{"name": "IN", "datatype": "BYTES", "shape": [-1, 1]}]
+            assert json.loads(ask(server, ARGS, model, shape=(2, 1))) == config
+            # One process did it all, and imported the model once.
+            noted = said(models, model)
+            (pid,) = once = noted["import"]
+            expected = {"import": once, "complete": once, "initialize": once, "execute": once}
+            assert noted == expected
+            processes.append(pid)
+        assert sorted(processes) == sorted(server.stubs())
 
 
-def test_the_scheduler_is_the_completed_one(models):
-    write_completing(models, complete=BATCHING, config='backend: "python"\n')
-    with running_server(models) as server, ThreadPoolExecutor(4) as threads:
+def test_the_scheduler_is_the_completed_one(served):
+    models, server = served
+    write_completing(models, complete=BATCHING, config=ONE)
+    load(server)
+    with ThreadPoolExecutor(4) as threads:
         # While the model is busy with the first, the others become one batch.
         list(threads.map(lambda _: ask(server, "time.sleep(0.3)", shape=(1, 1)), range(4)))
-        body = server.request("GET", "/v2/models/m/stats")[2]
-        sizes = [row["batch_size"] for row in json.loads(body)["model_stats"][0]["batch_stats"]]
-        assert max(sizes) > 1
+    body = server.request("GET", "/v2/models/m/stats")[2]
+    sizes = [row["batch_size"] for row in json.loads(body)["model_stats"][0]["batch_stats"]]
+    assert max(sizes) > 1
 
 
-def test_a_decoupled_model_says_so_itself(models):
+def test_a_decoupled_model_says_so_itself(served):
+    models, server = served
     complete = "c.set_model_transaction_policy({'decoupled': True})\n" + FULL
     write_completing(models, complete=complete)
     source = models / "m" / "1" / "model.py"
@@ -115,60 +136,66 @@ def test_a_decoupled_model_says_so_itself(models):
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
     )
-    with running_server(models) as server:
-        answers = []
-        with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
-            data = tritonclient.grpc.InferInput("IN", [1], "BYTES")
-            data.set_data_from_numpy(np.array([b"self.said = 1"], np.object_))
-            client.start_stream(lambda result, error: answers.append((result, error)))
-            client.async_stream_infer("m", [data])
-            wait_until(lambda: len(answers) == 3, "three answers", server)
-            assert client.get_model_config("m").config.model_transaction_policy.decoupled
+    load(server)
+    answers = []
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+        data = tritonclient.grpc.InferInput("IN", [1], "BYTES")
+        data.set_data_from_numpy(np.array([b"self.said = 1"], np.object_))
+        client.start_stream(lambda result, error: answers.append((result, error)))
+        client.async_stream_infer("m", [data])
+        wait_until(lambda: len(answers) == 3, "three answers", server)
+        assert client.get_model_config("m").config.model_transaction_policy.decoupled
 
 
-def test_one_instance_completes_for_all(models):
+def test_one_instance_completes_for_all(served, stubs):
+    models, server = served
     write_completing(models, complete=BATCHING, config=THREE)
-    with running_server(models) as server:
-        noted = said(models)
-        assert len(noted["complete"]) == 1
-        assert sorted(noted["import"]) == sorted(noted["initialize"]) == sorted(server.stubs())
-        config = config_of(server)
-        with ThreadPoolExecutor(3) as threads:
-            code = f"time.sleep(0.2); {ARGS}"
-            asked = list(threads.map(lambda _: ask(server, code, shape=(8, 1)), range(3)))
-        assert [json.loads(answer) for answer in asked] == [config] * 3
+    load(server)
+    noted = said(models)
+    assert len(noted["complete"]) == 1
+    assert sorted(noted["import"]) == sorted(noted["initialize"]) == sorted(stubs())
+    config = config_of(server)
+    with ThreadPoolExecutor(3) as threads:
+        code = f"time.sleep(0.2); {ARGS}"
+        asked = list(threads.map(lambda _: ask(server, code, shape=(8, 1)), range(3)))
+    assert [json.loads(answer) for answer in asked] == [config] * 3
 
 
-def test_each_version_completes_its_own(models):
+def test_each_version_completes_its_own(serving, stubs):
+    models, server, _ = serving
     policy = 'backend: "python"\nversion_policy { all { } }\n'
     for version in (1, 2):
         complete = f"c.set_max_batch_size({version})\n{FULL}"
-        write_completing(models, complete=complete, config=policy, version=version)
-    with running_server(models) as server:
-        sizes = [config_of(server, f"m/versions/{v}")["max_batch_size"] for v in (1, 2)]
-        assert sizes == [1, 2]
+        write_completing(models, "two", complete, config=policy, version=version)
+    assert control(server, "load", "two") == (200, "")
+    sizes = [config_of(server, f"two/versions/{v}")["max_batch_size"] for v in (1, 2)]
+    assert sizes == [1, 2]
+    assert control(server, "unload", "two") == (200, "")
+    wait_until(lambda: not stubs(), "its stubs to end", server)
 
 
-def test_a_stub_that_starts_again_is_not_asked_again(models):
+def test_a_stub_that_starts_again_is_not_asked_again(served, stubs):
+    models, server = served
     write_completing(models, complete=BATCHING)
-    with running_server(models) as server:
-        (pid,) = server.stubs()
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: server.stubs() not in ([], [pid]), "another stub", server)
-        wait_until(lambda: server.is_ready("m"), "the model to be ready again", server)
-        assert json.loads(ask(server, ARGS, shape=(1, 1))) == config_of(server)
-        assert len(said(models)["complete"]) == 1
+    load(server)
+    (pid,) = stubs()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: stubs() not in ([], [pid]), "another stub", server)
+    wait_until(lambda: server.is_ready("m"), "the model to be ready again", server)
+    assert json.loads(ask(server, ARGS, shape=(1, 1))) == config_of(server)
+    assert len(said(models)["complete"]) == 1
 
 
-def test_a_sample_request_warms_the_completed_model_up(models):
+def test_a_sample_request_warms_the_completed_model_up(served, stubs):
+    models, server = served
     warmup = (
         'model_warmup [ { name: "w" batch_size: 1 inputs { key: "IN" value '
         "{ data_type: TYPE_STRING dims: [ 1 ] zero_data: true } } } ]\n"
     )
     write_completing(models, config=f'backend: "python"\n{warmup}')
-    with running_server(models) as server:
-        assert said(models)["execute"] == server.stubs()
-        assert ask(server, "self.said = 'warm'") == "warm"
+    load(server)
+    assert said(models)["execute"] == stubs()
+    assert ask(server, "self.said = 'warm'") == "warm"
 
 
 def test_an_ensemble_is_made_of_what_its_members_say(models):
@@ -193,46 +220,48 @@ def test_an_ensemble_is_made_of_what_its_members_say(models):
         assert (status, json.loads(answer)["outputs"][0]["data"]) == (200, [2])
 
 
-def test_it_may_log_and_ask_where_it_is(models):
+def test_it_may_log_and_ask_where_it_is(served):
+    models, server = served
     complete = "pb_utils.Logger.log_warn('planted ' + pb_utils.get_model_dir())\nprint('said')\n"
     complete += FULL
     directory = write_completing(models, complete=complete)
-    with running_server(models) as server:
-        assert f"planted {directory / '1'}" in server.log()
-        assert any(line.endswith("] said") for line in server.log().splitlines())
+    load(server)
+    assert f"planted {directory / '1'}" in server.log()
+    assert any(line.endswith("] said") for line in server.log().splitlines())
 
 
 # -- reloading ------------------------------------------------------------------------------------
 
 
-def test_a_reload_keeps_what_was_completed(models):
-    directory = write_completing(models, complete=BATCHING, config='backend: "python"\n')
-    with running_server(models, *EXPLICIT, "--load-model", "m") as server:
-        before = config_of(server)
-        assert control(server, "load") == (200, "")
-        assert config_of(server) == before
-        # Another policy is no other version.
-        (directory / "config.pbtxt").write_text('backend: "python"\nversion_policy { all { } }\n')
-        assert control(server, "load") == (200, "")
-        assert config_of(server) == {**before, "version_policy": {"all": {}}}
-        assert len(said(models)["complete"]) == 1
-        write_completing(models, complete="c.set_max_batch_size(3)\n" + FULL)
-        assert control(server, "load") == (200, "")
-        assert config_of(server)["max_batch_size"] == 3
-        assert len(said(models)["complete"]) == 2
+def test_a_reload_keeps_what_was_completed(served):
+    models, server = served
+    directory = write_completing(models, complete=BATCHING, config=ONE)
+    load(server)
+    before = config_of(server)
+    load(server)
+    assert config_of(server) == before
+    # Another policy is no other version.
+    (directory / "config.pbtxt").write_text('backend: "python"\nversion_policy { all { } }\n')
+    load(server)
+    assert config_of(server) == {**before, "version_policy": {"all": {}}}
+    assert len(said(models)["complete"]) == 1
+    write_completing(models, complete="c.set_max_batch_size(3)\n" + FULL)
+    load(server)
+    assert config_of(server)["max_batch_size"] == 3
+    assert len(said(models)["complete"]) == 2
 
 
-def test_a_clients_configuration_is_completed_too(models):
+def test_a_clients_configuration_is_completed_too(served):
+    models, server = served
     write_completing(models, complete=BATCHING)
-    with running_server(models, *EXPLICIT) as server:
-        assert control(server, "load", config='{"max_batch_size": 4}') == (200, "")
-        assert config_of(server)["max_batch_size"] == 8
-        status, error = control(server, "load", config='{"max_batch_size": 16}')
-        assert status == 400
-        assert "specified max_batch_size 16, but in auto-complete-config function" in error
-        # What was served still is.
-        assert config_of(server)["max_batch_size"] == 8
-        assert ask(server, "self.said = 1", shape=(1, 1)) == "1"
+    assert control(server, "load", config='{"max_batch_size": 4}') == (200, "")
+    assert config_of(server)["max_batch_size"] == 8
+    status, error = control(server, "load", config='{"max_batch_size": 16}')
+    assert status == 400
+    assert "specified max_batch_size 16, but in auto-complete-config function" in error
+    # What was served still is.
+    assert config_of(server)["max_batch_size"] == 8
+    assert ask(server, "self.said = 1", shape=(1, 1)) == "1"
 
 
 def test_a_directory_without_config_is_found_when_polled(models):
@@ -296,20 +325,27 @@ def test_a_completion_that_fails_is_told_and_leaves_nothing(served, parts, reaso
     write_completing(models, config=TWO, **parts)
     (good,) = server.stubs()
     before = descriptors(server)
-    for _ in range(2):
-        (models.parent / "m.notes" / "log").unlink(missing_ok=True)
-        status, error = control(server, "load")
-        assert status == 400
-        assert f"version 1 is at UNAVAILABLE state: {expected_code(reason)}: {reason}" in error
-        assert states(server) == {1: "UNAVAILABLE"}
-        assert server.stubs() == [good]
+    status, error = control(server, "load")
+    assert status == 400
+    assert f"version 1 is at UNAVAILABLE state: {expected_code(reason)}: {reason}" in error
+    assert states(server) == {1: "UNAVAILABLE"}
+    assert server.stubs() == [good]
     wait_until(lambda: descriptors(server) <= before, "no more open files than before")
     assert server.ask("self.said = 1", "good") == (200, "1")
     # It may be mended.
-    write_completing(models, config=TWO)
+    write_completing(models, config=ONE)
     assert control(server, "load") == (200, "")
     assert ask(server, "self.said = 1") == "1"
     assert "never retrieved" not in server.log()
+
+
+def test_a_completion_may_fail_again(served):
+    models, server = served
+    write_completing(models, complete="raise ValueError('planted again')")
+    for _ in range(2):
+        status, error = control(server, "load")
+        assert (status, "ValueError: planted again" in error) == (400, True), error
+        assert states(server) == {1: "UNAVAILABLE"}
 
 
 CHANNEL = """

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from tests.process.callers import PRELUDE, answered, run, write_models
+from tests.process.controlled import only
 from tests.process.ensembles import infer
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
@@ -137,7 +138,9 @@ def test_a_fault_of_the_server_is_answered_and_logged(tmp_path):
     (tmp_path / "fault" / "sitecustomize.py").write_text(FAULT)
     write_models(tmp_path / "models")
     environment = {"PYTHONPATH": str(tmp_path / "fault")}
-    with running_server(tmp_path / "models", environment=environment) as server:
+    with running_server(
+        tmp_path / "models", *only("add_sub", "caller", "repeat"), environment=environment
+    ) as server:
         said = run(server, "said = show(next(iter(repeat(1).exec(decoupled=True))))")
         assert said == "INTERNAL: the server could not take the call: ZeroDivisionError('planted')"
         assert run(server, "said = show(call(1, 2).exec())") == "{'SUM': [2.0, 3.0]}"
@@ -162,7 +165,9 @@ def test_a_request_can_be_sent_again(server):
 
 def test_a_call_without_memory_for_its_inputs_is_answered_with_an_error(tmp_path):
     write_models(tmp_path)
-    with running_server(tmp_path, f"--output-arena-limit={4 << 20}") as server:
+    with running_server(
+        tmp_path, *only("add_sub", "caller"), f"--output-arena-limit={4 << 20}"
+    ) as server:
         error = run(server, "said = show(call(*range(2 << 20)).exec())")
         assert error.startswith("UNAVAILABLE: ")
         assert "Failed to increase the shared memory pool size: " in error
@@ -171,7 +176,6 @@ def test_a_call_without_memory_for_its_inputs_is_answered_with_an_error(tmp_path
 
 
 def test_calls_are_refused_before_and_after_execute(tmp_path):
-    write_models(tmp_path)
     attempt = (
         PRELUDE
         + "try: call().exec()\nexcept pb_utils.TritonModelException as e: print('REFUSED', e, flush=True)"
@@ -271,7 +275,7 @@ def test_a_time_limit_counts_from_exec_and_arrives_as_it_is(tmp_path):
         "    return show(await waits), show(await busy)\n"
         "said = asyncio.run(one())"
     )
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, *only("caller", "queued")) as server:
         expired, answer = ast.literal_eval(run(server, code))
     assert "Request timeout expired" in expired
     assert answer == {"OUT": [[11_000_000_000]]}
@@ -465,6 +469,6 @@ class TritonPythonModel:
 def test_pools_call_from_all_their_processes(tmp_path):
     write_models(tmp_path)
     write_model(tmp_path, "pooled", POOLED)
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, *only("add_sub", "pooled")) as server:
         assert infer(server, "pooled", {"IN": [1.0, 2.0, 3.0]}) == {"OUT": [2.0, 4.0, 6.0] * 2}
         assert server.stop() == 0

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from tests.process.callers import PRELUDE, run, write_models
-from tests.process.server import running_server, wait_until, write_model
+from tests.process.controlled import control, only
+from tests.process.server import running_server, wait_until, write_code_model, write_model
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def repository(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def server(repository):
+    """A server with some models of :mod:`callers`; others are loaded by their tests."""
     write_models(repository)
-    with running_server(repository) as running:
+    with running_server(repository, *only("add_sub", "caller", "other")) as running:
         yield running
+
+
+@pytest.fixture
+def load(server):
+    """Load models, which are gone after the test."""
+    loaded = []
+
+    def load(*names):
+        loaded.extend(names)
+        for name in names:
+            assert control(server, "load", name) == (200, "")
+
+    yield load
+    for name in reversed(loaded):
+        control(server, "unload", name)
 
 
 # -- memory -------------------------------------------------------------------------------------------
@@ -27,10 +49,13 @@ def copied(server, model):
 
 
 @pytest.mark.parametrize(("sharing", "first"), [("", 6), ("copy", 6), ("share", 2)])
-def test_an_input_and_an_answer_are_handed_on_without_a_copy(tmp_path, sharing, first):
-    write_models(tmp_path)
+def test_an_input_and_an_answer_are_handed_on_without_a_copy(
+    server, repository, load, sharing, first
+):
+    called, caller = f"add_sub_{sharing}", f"chain_{sharing}"
+    shutil.copytree(repository / "add_sub", repository / called)
     if sharing:
-        with (tmp_path / "add_sub" / "config.pbtxt").open("a") as config:
+        with (repository / called / "config.pbtxt").open("a") as config:
             config.write(
                 f'parameters {{ key: "INPUT_SHARING" value {{ string_value: "{sharing}" }} }}'
             )
@@ -39,9 +64,9 @@ def test_an_input_and_an_answer_are_handed_on_without_a_copy(tmp_path, sharing, 
         "import numpy as np\nimport triton_python_backend_utils as pb_utils\nimport asyncio",
     )
     write_model(
-        tmp_path,
-        "chain",
-        chain
+        repository,
+        caller,
+        chain.replace('"add_sub"', f'"{called}"')
         + """
 class TritonPythonModel:
     def execute(self, requests):
@@ -57,20 +82,20 @@ class TritonPythonModel:
         return responses
 """,
     )
-    with running_server(tmp_path) as server:
-        values = [float(i) for i in range(25_000)]
-        body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [25_000], "data": values}]}
-        copies = []
-        for _ in range(6):
-            before = copied(server, "add_sub"), copied(server, "chain")
-            _, _, answer = server.request("POST", "/v2/models/chain/infer", json.dumps(body))
-            assert json.loads(answer)["outputs"][0]["data"] == [3 * value for value in values]
-            copies.append((copied(server, "add_sub") - before[0]) / 100_000)
-            assert copied(server, "chain") - before[1] == 2 * 100_000
-        # Each answer is copied once, into its model's output memory: SUM only was asked for. The
-        # called model looks at two inputs each time: as its own, until it is clear that it only reads.
-        last = 6 if sharing == "copy" else 2
-        assert copies == [first] * 4 + [last] * 2
+    load(called, caller)
+    values = [float(i) for i in range(25_000)]
+    body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [25_000], "data": values}]}
+    copies = []
+    for _ in range(6):
+        before = copied(server, called), copied(server, caller)
+        _, _, answer = server.request("POST", f"/v2/models/{caller}/infer", json.dumps(body))
+        assert json.loads(answer)["outputs"][0]["data"] == [3 * value for value in values]
+        copies.append((copied(server, called) - before[0]) / 100_000)
+        assert copied(server, caller) - before[1] == 2 * 100_000
+    # Each answer is copied once, into its model's output memory: SUM only was asked for. The
+    # called model looks at two inputs each time: as its own, until it is clear that it only reads.
+    last = 6 if sharing == "copy" else 2
+    assert copies == [first] * 4 + [last] * 2
 
 
 WRITES_LATER = """
@@ -108,26 +133,27 @@ class TritonPythonModel:
 
 
 @pytest.fixture
-def ask(tmp_path):
-    write_model(tmp_path, "later", WRITES_LATER)
+def ask(server, repository, load, request):
+    # Of the test's own: what is known of the models' ways, and counted, stays with their names.
+    later, asks = f"later_{request.node.name}", f"asks_{request.node.name}"
+    write_model(repository, later, WRITES_LATER)
     seen = '}, { name: "SEEN" data_type: TYPE_FP32 dims: [-1]'
-    write_model(
-        tmp_path, "asks", ASKS, outputs='name: "OUT" data_type: TYPE_FP32 dims: [-1]' + seen
+    outputs = 'name: "OUT" data_type: TYPE_FP32 dims: [-1]' + seen
+    write_model(repository, asks, ASKS.replace('"later"', f'"{later}"'), outputs=outputs)
+    load(later, asks)
+
+    def ask(value):
+        body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [value]}]}
+        answer = json.loads(server.request("POST", f"/v2/models/{asks}/infer", json.dumps(body))[2])
+        if "error" in answer:
+            return answer["error"]
+        return {each["name"]: each["data"][0] for each in answer["outputs"]}
+
+    name = (
+        f'gpubridge_fallbacks_total{{model="{later}",reason="shared_inputs_written",version="1"}}'
     )
-    with running_server(tmp_path) as server:
-
-        def ask(value):
-            body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [value]}]}
-            answer = json.loads(
-                server.request("POST", "/v2/models/asks/infer", json.dumps(body))[2]
-            )
-            if "error" in answer:
-                return answer["error"]
-            return {each["name"]: each["data"][0] for each in answer["outputs"]}
-
-        name = 'gpubridge_fallbacks_total{model="later",reason="shared_inputs_written",version="1"}'
-        ask.fallbacks = lambda: server.metrics().get(name, 0)
-        yield ask
+    ask.fallbacks = lambda: server.metrics().get(name, 0)
+    return ask
 
 
 def test_a_model_that_writes_to_shared_inputs_may(ask):
@@ -138,7 +164,7 @@ def test_a_model_that_writes_to_shared_inputs_may(ask):
     assert not ask.fallbacks()
 
 
-def test_an_error_without_a_text_is_only_its_own(tmp_path):
+def test_an_error_without_a_text_is_only_its_own(server, repository, load):
     source = WRITES_LATER.replace(
         "if before < 0:\n                x *= 2", "if before < 0:\n                raise Odd"
     ).replace(
@@ -146,14 +172,14 @@ def test_an_error_without_a_text_is_only_its_own(tmp_path):
         "class Odd(ValueError):\n    def __str__(self):\n        raise RuntimeError('no text')\n\n\n"
         "class TritonPythonModel",
     )
-    write_model(tmp_path, "later", source)
-    with running_server(tmp_path) as server:
-        stubs = server.stubs()
-        for value, status in [(-1, 500), *[(1, 200)] * 20, (-1, 500), (1, 200)]:
-            body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [value]}]}
-            answer = server.request("POST", "/v2/models/later/infer", json.dumps(body))
-            assert answer[0] == status, answer
-        assert server.stubs() == stubs
+    write_model(repository, "odd", source)
+    load("odd")
+    stubs = server.stubs()
+    for value, status in [(-1, 500), *[(1, 200)] * 20, (-1, 500), (1, 200)]:
+        body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [value]}]}
+        answer = server.request("POST", "/v2/models/odd/infer", json.dumps(body))
+        assert answer[0] == status, answer
+    assert server.stubs() == stubs
 
 
 def test_a_model_that_writes_to_shared_inputs_after_long_is_refused_that_once(ask):
@@ -212,11 +238,11 @@ def test_a_circle_is_refused_by_name(server):
     assert "caller waits for other waits for caller" in said
 
 
-def test_no_circle_where_another_instance_can_answer(tmp_path):
-    write_models(tmp_path, count=2)
-    with running_server(tmp_path) as server:
-        code = "said = show(call(model='caller', inputs=[tensor('IN', ['self.said = 5'], object)], outputs=[]).exec())"
-        assert run(server, code) == "{'OUT': [b'5']}"
+def test_no_circle_where_another_instance_can_answer(server, repository, load):
+    write_code_model(repository, "twins", config="instance_group [{ count: 2 }]")
+    load("twins")
+    code = "said = show(call(model='twins', inputs=[tensor('IN', ['self.said = 5'], object)], outputs=[]).exec())"
+    assert run(server, code, "twins") == "{'OUT': [b'5']}"
 
 
 def test_a_called_model_that_dies_fails_only_the_calls_it_had(server):
@@ -227,7 +253,7 @@ def test_a_called_model_that_dies_fails_only_the_calls_it_had(server):
 
 def test_a_caller_that_dies_leaves_nothing(tmp_path):
     write_models(tmp_path)
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, *only("add_sub", "caller", "repeat")) as server:
         body = PRELUDE + "it = repeat(-1).exec(decoupled=True)\nnext(it); os._exit(4)"
         document = {"inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [body]}]}
         status, _, _ = server.request("POST", "/v2/models/caller/infer", json.dumps(document))

@@ -236,11 +236,18 @@ def test_an_idle_client_that_does_not_leave(strict):
         assert kinds_until_cut_off(sock).count(GOAWAY) == 1
 
 
-@pytest.fixture
-def small(repository):
-    """A server for three gRPC clients."""
+@pytest.fixture(scope="module")
+def of_three(repository):
     with running_server(repository, "--grpc-max-connections=3") as server:
         yield server
+
+
+@pytest.fixture
+def small(of_three):
+    """A server for three gRPC clients; those of a test are gone after it."""
+    before = sockets(of_three)
+    yield of_three
+    wait_until(lambda: sockets(of_three) <= before, "all connections to be gone", of_three)
 
 
 def answered(sock):
@@ -367,6 +374,7 @@ def test_old_connections_end_and_no_call_with_them(repository):
         end = time.monotonic() + 2
         while time.monotonic() < end:
             assert infer(client).tolist() == [0] * 4
+            time.sleep(0.005)
 
 
 def test_grace_has_an_end(repository):

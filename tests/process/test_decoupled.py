@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.process.controlled import only
 from tests.process.server import running_server, wait_until
 from tests.process.streams import Stream, write_models
 
@@ -311,7 +312,7 @@ def test_calls_for_one_response_refuse_decoupled_models(server):
 
 def test_a_death_ends_the_requests_that_were_open(tmp_path):
     write_models(tmp_path)
-    with running_server(tmp_path) as server, Stream(server) as stream:
+    with running_server(tmp_path, *only("m")) as server, Stream(server) as stream:
         stream.ask("kept.append(request.get_response_sender()); kept[0].send(answer(1))", "open")
         assert stream.take() == ("open", "1", False)
         stream.ask("os._exit(3)")
@@ -325,7 +326,7 @@ def test_a_death_ends_the_requests_that_were_open(tmp_path):
 def test_a_stop_waits_for_the_responses_that_are_still_to_come(tmp_path):
     write_models(tmp_path)
     gate = tmp_path / "gate"
-    with running_server(tmp_path) as server, Stream(server) as stream:
+    with running_server(tmp_path, *only("m")) as server, Stream(server) as stream:
         stream.ask(
             "s = request.get_response_sender(); s.send(answer(1))\n"
             "def late():\n"
@@ -343,7 +344,7 @@ def test_a_stop_waits_for_the_responses_that_are_still_to_come(tmp_path):
 
 def test_statistics_count_a_request_when_it_is_over(tmp_path):
     write_models(tmp_path)
-    with running_server(tmp_path) as server, Stream(server) as stream:
+    with running_server(tmp_path, *only("m")) as server, Stream(server) as stream:
 
         def counts():
             stats = json.loads(server.request("GET", "/v2/models/m/stats")[2])["model_stats"][0]

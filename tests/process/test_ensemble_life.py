@@ -141,7 +141,12 @@ def test_an_ensemble_that_cannot_come_back_keeps_nobody_from_it(tmp_path):
 
 
 def test_a_member_that_is_loaded_anew_fails_no_request(tmp_path):
-    write_model(tmp_path, "add", ADD)
+    # A pause, so that requests wait all the time, and are not more than that takes.
+    slow_add = ADD.replace(
+        "        return", "        import time; time.sleep(0.005)\n        return"
+    )
+    assert slow_add != ADD
+    write_model(tmp_path, "add", slow_add)
     write_ensemble(tmp_path, "e", "add IN=A > OUT=t", "add IN=t > OUT=B")
     with running_server(tmp_path, *EXPLICIT) as server:
         assert control(server, "load", "e") == (200, "")
@@ -156,7 +161,7 @@ def test_a_member_that_is_loaded_anew_fails_no_request(tmp_path):
             thread.start()
         try:
             for step in (2, 3):
-                source = ADD.replace("+ 1", f"+ {step}")
+                source = slow_add.replace("+ 1", f"+ {step}")
                 (tmp_path / "add" / "1" / "model.py").write_text(source)
                 assert control(server, "load", "add") == (200, "")
                 begin = len(answers)

@@ -12,6 +12,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory as shm
 
+from tests.process.controlled import only
 from tests.process.ensembles import copied, write_ensemble, write_models
 from tests.process.server import running_server, write_model
 
@@ -45,26 +46,29 @@ class TritonPythonModel:
 """
 
 
-@pytest.fixture
-def server(tmp_path):
-    write_models(tmp_path)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    write_models(repository)
     # B is needed by a member, too, and made by an ensemble.
-    write_ensemble(tmp_path, "both", "chain A=A > B=B", "add IN=B > OUT=C", outputs="B C")
-    write_model(tmp_path, "final", FINAL)
-    write_ensemble(tmp_path, "finals", "final IN=A > OUT=t", "final IN=t > OUT=B")
-    write_model(tmp_path, "counts", COUNTS, config="model_transaction_policy { decoupled: true }")
-    write_ensemble(tmp_path, "counted", "counts IN=A > OUT=t", "add IN=t > OUT=B")
-    with running_server(tmp_path, "--allow-client-shm=true") as running:
+    write_ensemble(repository, "both", "chain A=A > B=B", "add IN=B > OUT=C", outputs="B C")
+    write_model(repository, "final", FINAL)
+    write_ensemble(repository, "finals", "final IN=A > OUT=t", "final IN=t > OUT=B")
+    write_model(repository, "counts", COUNTS, config="model_transaction_policy { decoupled: true }")
+    write_ensemble(repository, "counted", "counts IN=A > OUT=t", "add IN=t > OUT=B")
+    asked = only("diamond", "edits", "fan", "finals", "both", "counted")
+    with running_server(repository, "--allow-client-shm=true", *asked) as running:
         yield running
 
 
 @pytest.fixture
-def region():
-    """A region of the client's; its values are all 1."""
+def region(server):
+    """A region of the client's; its values are all 1. No test leaves it registered."""
     key = f"/{uuid.uuid4().hex}"
     handle = shm.create_shared_memory_region("region", key, 4 * COUNT)
     shm.set_shared_memory_region(handle, [np.ones(COUNT, np.float32)])
     yield key, handle
+    server.request("POST", "/v2/systemsharedmemory/unregister")
     shm.destroy_shared_memory_region(handle)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
+from tests.process.controlled import EXPLICIT, control
+from tests.process.ensembles import write_ensemble
 from tests.process.server import running_server, wait_until, write_model
 
 MODEL = """
@@ -49,42 +52,64 @@ ASYNC = """
 """
 
 
-@pytest.fixture(params=[SYNC, ASYNC], ids=["sync", "async"])
-def served(request, tmp_path):
-    """A server, and what sets the answers of its model."""
-    directory = write_model(tmp_path, "m", MODEL.format(is_ready=request.param.strip()))
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """A repository, and its server, which serves a model of each kind and loads what tests write."""
+    repository = tmp_path_factory.mktemp("models")
+    for name, code in (("sync", SYNC), ("async", ASYNC)):
+        write_answering(repository, name, code)
+    with running_server(repository, *EXPLICIT, "--load-model=*") as server:
+        yield repository, server
+        assert server.stop() == 0
+
+
+def write_answering(repository, name, code):
+    directory = write_model(repository, name, MODEL.format(is_ready=code.strip()))
+    (directory / "answer").write_text("True")
+
+
+@pytest.fixture(params=["sync", "async"])
+def served(request, both):
+    """The server, the name of a model, and what sets its answers."""
+    repository, server = both
+    directory = repository / request.param
 
     def answer(code):
         (directory / "new").write_text(code)
         (directory / "new").rename(directory / "answer")
 
+    yield server, request.param, answer
     answer("True")
-    with running_server(tmp_path) as server:
-        yield server, answer
 
 
-def ready_over_grpc(server):
+def since(server):
+    """Return what gives the log from now on."""
+    begin = len(server.log())
+    return lambda: server.log()[begin:]
+
+
+def ready_over_grpc(server, name):
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
-        return client.is_model_ready("m")
+        return client.is_model_ready(name)
 
 
 def test_the_model_is_ready_when_it_says_so(served):
-    server, answer = served
+    server, name, answer = served
     for code, ready in [("True", True), ("False", False), ("time.sleep(0.1) or True", True)]:
         answer(code)
-        assert server.is_ready("m") is ready
-        assert ready_over_grpc(server) is ready
+        assert server.is_ready(name) is ready
+        assert ready_over_grpc(server, name) is ready
     # The server is, and requests are executed.
     answer("False")
     assert server.is_ready()
-    status, _, body = server.request("GET", "/v2/models/m/ready")
+    status, _, body = server.request("GET", f"/v2/models/{name}/ready")
     assert (status, body) == (400, b'{"error":"Model version not ready"}')
 
 
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("False", "Model 'm_0' is not ready (user-defined check failed)."),
+        ("False", "Model '{}_0' is not ready (user-defined check failed)."),
         ("1", "is_ready() must return a boolean value"),
         ("None", "is_ready() must return a boolean value"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
@@ -92,91 +117,99 @@ def test_the_model_is_ready_when_it_says_so(served):
     ],
 )
 def test_why_it_is_not_is_in_the_log(served, code, reason):
-    server, answer = served
+    server, name, answer = served
+    log = since(server)
     answer(code)
-    assert not server.is_ready("m")
-    assert f"Model 'm' version 1 is not ready: {reason}\n" in server.log()
+    assert not server.is_ready(name)
+    assert f"Model '{name}' version 1 is not ready: {reason.format(name)}\n" in log()
     answer("True")
-    assert server.is_ready("m")
+    assert server.is_ready(name)
 
 
 def test_it_is_asked_while_it_executes(served):
-    server, _ = served
+    server, name, _ = served
+    pending = f'nv_inference_pending_request_count{{model="{name}",version="1"}}'
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
-        busy = threading.Thread(target=infer, args=(client, 3.0))
+        busy = threading.Thread(target=infer, args=(client, name, 3.0))
         busy.start()
-        wait_until(lambda: server.metrics()[PENDING] == 1, "the request to be there", server)
-        assert server.is_ready("m")
-        assert ready_over_grpc(server)
-        assert server.metrics()[PENDING] == 1, "it was answered only after execute"
+        wait_until(lambda: server.metrics()[pending] == 1, "the request to be there", server)
+        assert server.is_ready(name)
+        assert ready_over_grpc(server, name)
+        assert server.metrics()[pending] == 1, "it was answered only after execute"
         busy.join()
 
 
-PENDING = 'nv_inference_pending_request_count{model="m",version="1"}'
-
-
-def infer(client, seconds):
+def infer(client, name, seconds):
     tensor = tritonclient.grpc.InferInput("IN", [1], "FP32")
     tensor.set_data_from_numpy(np.array([seconds], np.float32))
-    client.infer("m", [tensor])
+    client.infer(name, [tensor])
 
 
 def test_concurrent_readiness_checks_share_one_run(served):
-    server, answer = served
+    server, name, answer = served
+    log = since(server)
     answer("time.sleep(1) or True")
     answers = []
     threads = [
-        threading.Thread(target=lambda: answers.append(server.is_ready("m"))) for _ in range(20)
+        threading.Thread(target=lambda: answers.append(server.is_ready(name))) for _ in range(20)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert answers == [True] * 20
-    assert server.log().count("asked") < 5
+    assert 0 < log().count("asked") < 5
 
 
 def test_a_model_that_does_not_answer_is_not_ready(served):
-    server, answer = served
+    server, name, answer = served
+    log = since(server)
     answer("time.sleep(8) or True")
-    assert not server.is_ready("m")
-    assert "Timed out waiting for user-defined is_ready() response" in server.log()
+    assert not server.is_ready(name)
+    assert "Timed out waiting for user-defined is_ready() response" in log()
     # Who asks while that run goes on gets its answer, whatever another one would say.
     answer("False")
-    assert server.is_ready("m")
-    assert not server.is_ready("m")
-    assert server.log().count("Timed out") == 1
-    assert server.stop() == 0
+    assert server.is_ready(name)
+    assert not server.is_ready(name)
+    assert log().count("Timed out") == 1
 
 
 def test_a_process_that_dies_while_it_is_asked(served):
-    server, answer = served
+    server, name, answer = served
+    log = since(server)
+    answer("print('process', os.getpid(), flush=True) or True")
+    assert server.is_ready(name)
+    wait_until(lambda: re.search(r"process \d+\n", log()), "the process", server)
+    pid = int(re.search(r"process (\d+)\n", log())[1])
+    log = since(server)
     answer("time.sleep(60)")
-    (stub,) = server.stubs()
-    asker = threading.Thread(target=server.is_ready, args=("m",))
+    asker = threading.Thread(target=server.is_ready, args=(name,))
     asker.start()
-    wait_until(lambda: "asked 1" in server.log(), "the question", server)
-    os.kill(stub, signal.SIGKILL)
+    wait_until(lambda: "asked" in log(), "the question", server)
+    os.kill(pid, signal.SIGKILL)
     asker.join()
-    assert "Model 'm' version 1 is not ready: Stub process 'm_0' is not healthy." in server.log()
+    assert (
+        f"Model '{name}' version 1 is not ready: Stub process '{name}_0' is not healthy." in log()
+    )
     answer("True")
-    wait_until(lambda: server.is_ready("m"), "another process", server)
+    wait_until(lambda: server.is_ready(name), "another process", server)
 
 
-def test_a_model_without_it_has_no_thread_and_no_socket_for_it(tmp_path):
-    write_model(tmp_path, "m", MODEL.format(is_ready="pass"))
-    with running_server(tmp_path) as server:
-        assert server.is_ready("m")
-        (stub,) = server.stubs()
-        without = held(stub)
-    write_model(tmp_path, "m", MODEL.format(is_ready=SYNC.strip()))
-    (tmp_path / "m" / "answer").write_text("True")
-    with running_server(tmp_path) as server:
-        assert server.is_ready("m")
-        (stub,) = server.stubs()
-        # While the model answers, it has a file open.
-        more = {what: count + 1 for what, count in without.items()}
-        wait_until(lambda: held(stub) == more, "one thread and one socket more", server)
+def test_a_model_without_it_has_no_thread_and_no_socket_for_it(both):
+    repository, server = both
+    stubs = []
+    for name, code in (("without", "pass"), ("with", SYNC)):
+        before = set(server.stubs())
+        write_answering(repository, name, code)
+        assert control(server, "load", name) == (200, "")
+        assert server.is_ready(name)
+        stubs += set(server.stubs()) - before
+    without, more = stubs
+    expected = {what: count + 1 for what, count in held(without).items()}
+    # While the model answers, it has a file open.
+    wait_until(lambda: held(more) == expected, "one thread and one socket more", server)
+    for name in ("without", "with"):
+        assert control(server, "unload", name) == (200, "")
 
 
 def held(pid):
@@ -184,16 +217,12 @@ def held(pid):
     return {what: len(list(Path(f"/proc/{pid}/{what}").iterdir())) for what in ("task", "fd")}
 
 
-def test_an_ensemble_is_ready_when_its_members_are(served, tmp_path):
-    (tmp_path / "e" / "1").mkdir(parents=True)
-    tensor = "data_type: TYPE_FP32 dims: [-1]"
-    (tmp_path / "e" / "config.pbtxt").write_text(
-        f'platform: "ensemble"\ninput [{{ name: "IN" {tensor} }}]\noutput [{{ name: "OUT" {tensor} }}]\n'
-        'ensemble_scheduling { step [{ model_name: "m" model_version: -1\n'
-        'input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } }] }\n'
-    )
-    _, answer = served
-    with running_server(tmp_path) as server:
-        assert server.is_ready("e")
-        answer("False")
-        assert not server.is_ready("e")
+def test_an_ensemble_is_ready_when_its_members_are(served, both):
+    server, name, answer = served
+    repository, _ = both
+    ensemble = f"of_{name}"
+    write_ensemble(repository, ensemble, f"{name} IN=A > OUT=B")
+    assert control(server, "load", ensemble) == (200, "")
+    assert server.is_ready(ensemble)
+    answer("False")
+    assert not server.is_ready(ensemble)

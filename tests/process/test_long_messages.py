@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.process.callers import run, write_models as write_callers
+from tests.process.controlled import only
 from tests.process.ensembles import TEXT as STRING, write_ensemble
 from tests.process.server import running_server, wait_until
 from tests.process.streams import Stream, triton, write_models
@@ -272,7 +273,9 @@ for model, number in (("one", 1), ("chain", 2), ("chain", 3)):
     got.append(show(call(model=model, inputs=inputs, outputs=["OUT"], parameters=parameters).exec()))
 said = got
 """
-    with running_server(tmp_path, environment={"GPUBRIDGE_NO_NATIVE": pure}) as server:
+    with running_server(
+        tmp_path, *only("caller", "chain"), environment={"GPUBRIDGE_NO_NATIVE": pure}
+    ) as server:
         assert run(server, code) == str([{"OUT": [f"(True, {n})".encode()]} for n in (1, 2, 3)])
 
 
@@ -294,7 +297,9 @@ got.append(show(call(1, parameters={"long": long}).exec()))
 said = "; ".join(map(str, got))
 """
     refused = "expected at most 16777216 bytes of names and texts, got 178"
-    with running_server(tmp_path, environment={"GPUBRIDGE_NO_NATIVE": pure}) as server:
+    with running_server(
+        tmp_path, *only("caller", "add_sub"), environment={"GPUBRIDGE_NO_NATIVE": pure}
+    ) as server:
         *told, answer = run(server, code).split("; ")
         assert len(told) == 5
         assert all(refused in each for each in told), told

@@ -102,8 +102,11 @@ def test_a_reload_takes_only_what_has_changed(tmp_path):
         assert control(server, "load") == (200, "")
         assert ask(server, version="1") == "a/1"
         assert ask(server) == ask(server, version="2") == "b/2"
-        wait_until(lambda: len(before & set(server.stubs())) == 1, "the old stub to end", server)
-        assert len(server.stubs()) == 2
+        wait_until(
+            lambda: sorted(pid in before for pid in server.stubs()) == [False, True],
+            "the old stub to end",
+            server,
+        )
         # The policy alone: versions that stay are not loaded again.
         kept = set(server.stubs())
         config = tmp_path / "m" / "config.pbtxt"
@@ -129,14 +132,14 @@ def test_a_reload_takes_only_what_has_changed(tmp_path):
 
 
 def test_no_request_fails_while_a_model_is_loaded_anew(tmp_path):
-    write(tmp_path, tag="0", execute="time.sleep(0.002)")
+    write(tmp_path, tag="0", execute="time.sleep(0.005)")
     with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
         with asked_by_many(server) as answers:
-            for tag in "12345":
-                write(tmp_path, tag=tag, execute="time.sleep(0.002)")
+            for tag in "123":
+                write(tmp_path, tag=tag, execute="time.sleep(0.005)")
                 assert control(server, "load") == (200, "")
                 wait_for_answer(server, answers, tag)
-        assert set(answers) == set("012345")
+        assert set(answers) == set("0123")
         wait_until(lambda: len(server.stubs()) == 1, "the old stubs to end", server)
 
 
@@ -244,20 +247,22 @@ def test_a_stop_in_the_middle_of_a_load_leaves_nothing(tmp_path):
 
 
 def test_poll_mode_follows_the_files(tmp_path):
-    write(tmp_path)
+    # A pause, in which they are asked less often, and all the time nevertheless.
+    pause = "time.sleep(0.005)"
+    write(tmp_path, execute=pause)
     write(tmp_path, "other")
     with running_server(tmp_path, *POLL) as server:
         stubs = set(server.stubs())
         with asked_by_many(server) as answers:
-            for tag in "bcdef":
-                write(tmp_path, tag=tag)
+            for tag in "bcd":
+                write(tmp_path, tag=tag, execute=pause)
                 wait_for_answer(server, answers, tag)
-        assert set(answers) == set("abcdef")
+        assert set(answers) == set("abcd")
         wait_until(lambda: len(server.stubs()) == 2, "the old stubs to end", server)
         assert len(stubs & set(server.stubs())) == 1, "only the model that changed is loaded anew"
         write(tmp_path, tag="g", initialize="raise ValueError('broken')")
         wait_until(lambda: "ValueError: broken" in server.log(), "the load to fail", server)
-        assert ask(server) == "f/1"
+        assert ask(server) == "d/1"
         assert server.is_ready()
         write(tmp_path, "new", "n")
         wait_until(lambda: server.is_ready("new"), "the new model", server)

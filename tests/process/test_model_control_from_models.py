@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from tests.process.controlled import CONFIG, EXPLICIT, ask, control, source, write
+from tests.process.ensembles import TEXT, write_ensemble
 from tests.process.server import running_server, wait_until, write_code_model
 
 SAID = "Failed to process the request for model 'm_0', message: "
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def repository(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def server(repository):
+    """A server with the model m; others are loaded by their tests."""
     write_code_model(repository)
     write(repository, "other")
     write(repository, "broken", initialize="1 / 0")
     with running_server(repository, *EXPLICIT, "--load-model=m") as running:
         yield running
+
+
+@pytest.fixture
+def folder(repository, server):
+    """The repository of that server; the models that a test adds to it are gone after it."""
+    before = set(repository.iterdir())
+    yield repository
+    for added in set(repository.iterdir()) - before:
+        control(server, "unload", added.name)
+        shutil.rmtree(added)
 
 
 def run(server, code, model="m"):
@@ -117,21 +134,25 @@ def test_failures_have_tritons_texts(server, code, said):
     assert run(server, code).startswith(said)
 
 
-def test_a_model_may_load_and_unload_itself_while_it_executes(tmp_path):
-    write_code_model(tmp_path)
-    with running_server(tmp_path, *EXPLICIT, "--load-model=m") as server:
-        assert (
-            run(server, "pb_utils.load_model('m'), pb_utils.is_model_ready('m')") == "(None, True)"
+def test_a_model_may_load_and_unload_itself_while_it_executes(server, folder):
+    def is_loaded(code):
+        return run(server, f"pb_utils.{code}('own'), pb_utils.is_model_ready('own')", "own")
+
+    def write_own(initialize):
+        write_code_model(
+            folder, "own", initialize=initialize, finalize="print('Own end', flush=True)"
         )
-        # Changed: the new one comes up beside the one that asks for it.
-        write_code_model(tmp_path, initialize="self.changed = 1")
-        assert run(server, "pb_utils.load_model('m')") == "None"
-        assert run(server, "self.changed") == "1"
-        assert (
-            run(server, "pb_utils.unload_model('m'), pb_utils.is_model_ready('m')")
-            == "(None, False)"
-        )
-        wait_until(lambda: "Finalize" in server.log(), "the model to end", server)
+
+    write_own("self.changed = 0")
+    assert control(server, "load", "own") == (200, "")
+    assert is_loaded("load_model") == "(None, True)"
+    # Changed: the new one comes up beside the one that asks for it.
+    write_own("self.changed = 'yes'")
+    assert run(server, "pb_utils.load_model('own')", "own") == "None"
+    assert run(server, "self.changed", "own") == "yes"
+    wait_until(lambda: server.log().count("Own end") == 1, "the old one to end", server)
+    assert is_loaded("unload_model") == "(None, False)"
+    wait_until(lambda: server.log().count("Own end") == 2, "the model to end", server)
 
 
 def test_only_in_explicit_mode(tmp_path):
@@ -153,25 +174,28 @@ print(args["model_name"], "was told:", self.answer.replace(chr(10), " "), flush=
 """
 
 
-def test_a_model_that_loads_another_in_initialize(tmp_path):
-    write_code_model(tmp_path, "a", initialize=LOADS.format(call="load_model('b')"))
-    write_code_model(tmp_path, "b", initialize=LOADS.format(call="load_model('c')"))
-    write_code_model(tmp_path, "c")
-    with running_server(tmp_path, *EXPLICIT, "--load-model=a") as server:
-        assert {name for name, _ in server.index() if server.is_ready(name)} == set("abc")
-        assert "a was told: done" in server.log()
+def test_a_model_that_loads_another_in_initialize(server, folder, tmp_path):
+    write_code_model(folder, "a", initialize=LOADS.format(call="load_model('b')"))
+    write_code_model(folder, "b", initialize=LOADS.format(call="load_model('c')"))
+    write_code_model(folder, "c")
+    assert control(server, "load", "a") == (200, "")
+    assert all(server.is_ready(name) for name in "abc")
+    assert "a was told: done" in server.log()
     # Where all begin at the same time, too.
-    with running_server(tmp_path, *EXPLICIT, "--load-model=*") as server:
-        assert {name for name, _ in server.index() if server.is_ready(name)} == set("abc")
+    for name in "abc":
+        shutil.copytree(folder / name, tmp_path / name)
+    with running_server(tmp_path, *EXPLICIT, "--load-model=*") as other:
+        assert {name for name, _ in other.index() if other.is_ready(name)} == set("abc")
 
 
-@pytest.mark.parametrize("call", ["load_model('a')", "unload_model('a')"])
-def test_a_model_that_waits_for_itself_in_initialize_is_told(tmp_path, call):
-    write_code_model(tmp_path, "a", initialize=LOADS.format(call=call))
-    with running_server(tmp_path, *EXPLICIT, "--load-model=a") as server:
-        assert "a was told: Failed to" in server.log()
-        assert "deadlock: the initialize of model 'a' waits" in server.log()
-        assert server.is_ready("a")
+@pytest.mark.parametrize("call", ["load_model", "unload_model"])
+def test_a_model_that_waits_for_itself_in_initialize_is_told(server, folder, call):
+    name = f"{call}s_itself"
+    write_code_model(folder, name, initialize=LOADS.format(call=f"{call}('{name}')"))
+    assert control(server, "load", name) == (200, "")
+    assert f"{name} was told: Failed to" in server.log()
+    assert f"deadlock: the initialize of model '{name}' waits" in server.log()
+    assert server.is_ready(name)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -190,40 +214,32 @@ def test_models_that_load_each_other_in_initialize_are_told(tmp_path, at_once):
         assert "deadlock" in server.log()
 
 
-def test_a_model_that_loads_an_ensemble_of_itself_in_initialize_is_told(tmp_path):
-    write_code_model(tmp_path, "a", initialize=LOADS.format(call="load_model('e')"))
-    (tmp_path / "e" / "1").mkdir(parents=True)
-    string = "data_type: TYPE_STRING dims: [1]"
-    (tmp_path / "e" / "config.pbtxt").write_text(
-        f'platform: "ensemble"\ninput [{{ name: "IN" {string} }}]\noutput [{{ name: "OUT" {string} }}]\n'
-        'ensemble_scheduling { step [{ model_name: "a" model_version: -1\n'
-        'input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } }] }\n'
-    )
-    with running_server(tmp_path, *EXPLICIT, "--load-model=a") as server:
-        assert "a was told: Failed to load model" in server.log()
-        assert server.is_ready("a")
-        assert control(server, "load", "e") == (200, "")
+def test_a_model_that_loads_an_ensemble_of_itself_in_initialize_is_told(server, folder):
+    write_code_model(folder, "member", initialize=LOADS.format(call="load_model('e')"))
+    write_ensemble(folder, "e", "member IN=A > OUT=B", kind=TEXT)
+    assert control(server, "load", "member") == (200, "")
+    assert "member was told: Failed to load model" in server.log()
+    assert server.is_ready("member")
+    assert control(server, "load", "e") == (200, "")
 
 
-def test_a_load_goes_on_when_its_asker_is_gone(tmp_path):
-    write_code_model(tmp_path)
-    write_code_model(tmp_path, "slow", initialize="time.sleep(1)")
-    with running_server(tmp_path, *EXPLICIT, "--load-model=m") as server:
-        code = """
+def test_a_load_goes_on_when_its_asker_is_gone(server, folder):
+    write_code_model(folder, "asker")
+    mark = folder / "asker" / "mark"
+    initialize = f"open({str(mark)!r}, 'w').close(); time.sleep(1)"
+    write_code_model(folder, "slow", initialize=initialize)
+    assert control(server, "load", "asker") == (200, "")
+    code = """
 threading.Thread(target=pb_utils.load_model, args=("slow",)).start()
-while pb_utils.is_model_ready("m") and not os.path.exists("{0}"):
+while pb_utils.is_model_ready("asker") and not os.path.exists("{0}"):
     time.sleep(0.01)
 os._exit(3)
 """
-        mark = tmp_path / "mark"
-        write_code_model(
-            tmp_path, "slow", initialize=f"open({str(mark)!r}, 'w').close(); time.sleep(1)"
-        )
-        status, said = server.ask(code.format(mark))
-        assert (status, "exited with code 3" in said) == (503, True)
-        wait_until(lambda: server.is_ready("slow"), "the model that it asked for", server)
-        wait_until(lambda: server.is_ready("m"), "the model itself", server)
-        assert json.loads(server.request("GET", "/v2/models/slow")[2])["versions"] == ["1"]
+    status, said = server.ask(code.format(mark), "asker")
+    assert (status, "exited with code 3" in said) == (503, True)
+    wait_until(lambda: server.is_ready("slow"), "the model that it asked for", server)
+    wait_until(lambda: server.is_ready("asker"), "the model itself", server)
+    assert json.loads(server.request("GET", "/v2/models/slow")[2])["versions"] == ["1"]
 
 
 def test_the_server_stops_while_a_model_waits_for_a_load(tmp_path):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import signal
 
 import grpc
@@ -57,39 +58,39 @@ def _rows(client):
 
 
 @pytest.mark.parametrize("kit", [tritonclient.http.aio, tritonclient.grpc.aio])
-def test_asynchronous_clients_control_models(tmp_path, kit):
-    write(tmp_path)
-    with running_server(tmp_path, *EXPLICIT) as server:
-        url = server.http_url if kit is tritonclient.http.aio else server.grpc_url
+def test_asynchronous_clients_control_models(model, kit):
+    server, repository, name = model
+    write(repository, name)
+    url = server.http_url if kit is tritonclient.http.aio else server.grpc_url
 
-        async def work():
-            async with kit.InferenceServerClient(url) as client:
-                await client.load_model(
-                    "m", config=CONFIG, files={"file:9/model.py": source("b").encode()}
-                )
-                assert ask(server) == "b/9"
-                await client.unload_model("m")
-                with pytest.raises(InferenceServerException, match="failed to load 'nope'"):
-                    await client.load_model("nope")
-                assert await client.get_model_repository_index()
+    async def work():
+        async with kit.InferenceServerClient(url) as client:
+            await client.load_model(
+                name, config=CONFIG, files={"file:9/model.py": source("b").encode()}
+            )
+            assert ask(server, name) == "b/9"
+            await client.unload_model(name)
+            with pytest.raises(InferenceServerException, match="failed to load 'nope'"):
+                await client.load_model("nope")
+            assert await client.get_model_repository_index()
 
-        asyncio.run(work())
+    asyncio.run(work())
 
 
-def test_a_config_override_lasts_until_the_next_load(tmp_path):
+def test_a_config_override_lasts_until_the_next_load(model):
+    server, repository, name = model
     for version in (1, 2):
-        write(tmp_path, version=version)
-    with running_server(tmp_path, *EXPLICIT) as server:
-        assert control(server, "load", config=CONFIG) == (200, "")
-        assert ask(server, version="1") == "a/1"
-        told = json.loads(server.request("GET", "/v2/models/m/config")[2])
-        assert told["version_policy"] == {"all": {}}
-        assert control(server, "load") == (200, "")
-        assert ask(server, version="1")[0] == 503
-        assert ask(server) == "a/2"
-        # What GET says can be sent back.
-        assert control(server, "load", config=json.dumps(told)) == (200, "")
-        assert ask(server, version="1") == "a/1"
+        write(repository, name, version=version)
+    assert control(server, "load", name, config=CONFIG) == (200, "")
+    assert ask(server, name, version="1") == "a/1"
+    told = json.loads(server.request("GET", f"/v2/models/{name}/config")[2])
+    assert told["version_policy"] == {"all": {}}
+    assert control(server, "load", name) == (200, "")
+    assert ask(server, name, version="1")[0] == 503
+    assert ask(server, name) == "a/2"
+    # What GET says can be sent back.
+    assert control(server, "load", name, config=json.dumps(told)) == (200, "")
+    assert ask(server, name, version="1") == "a/1"
 
 
 @pytest.mark.parametrize(
@@ -125,19 +126,36 @@ def test_bad_overrides_are_refused(explicit_server, parameters, status, text):
     assert told[0] == status
     assert text in told[1]
     assert ask(server) == "a/1"
-    assert [path.name for folder in temporary.iterdir() for path in folder.iterdir()] in (
-        [],
-        ["lock"],
-    )
+    assert files_in(temporary) in ([], ["lock"])
 
 
 @pytest.fixture(scope="module")
-def explicit_server(tmp_path_factory):
-    repository, temporary = tmp_path_factory.mktemp("r"), tmp_path_factory.mktemp("t")
+def repository(tmp_path_factory):
+    return tmp_path_factory.mktemp("r")
+
+
+@pytest.fixture(scope="module")
+def explicit_server(repository, tmp_path_factory):
+    temporary = tmp_path_factory.mktemp("t")
     write(repository)
     flags = (*EXPLICIT, "--load-model", "m")
     with running_server(repository, *flags, environment={"TMPDIR": str(temporary)}) as server:
         yield server, temporary
+
+
+@pytest.fixture
+def model(explicit_server, repository):
+    """That server, its repository, and the name of a model of the test's own."""
+    server, temporary = explicit_server
+    yield server, repository, "own"
+    control(server, "unload", "own")
+    shutil.rmtree(repository / "own")
+    wait_until(lambda: files_in(temporary) in ([], ["lock"]), "no files", server)
+    wait_until(lambda: len(server.stubs()) == 1, "m to be alone", server)
+
+
+def files_in(temporary):
+    return [path.name for folder in temporary.iterdir() for path in folder.iterdir()]
 
 
 def test_a_server_removes_the_files_of_a_killed_one(tmp_path):
@@ -167,8 +185,16 @@ def test_a_server_removes_the_files_of_a_killed_one(tmp_path):
     assert list(temporary.iterdir()) == []
 
 
+@pytest.fixture(scope="module")
+def small_arena(tmp_path_factory):
+    flags = (*EXPLICIT, f"--request-arena-limit={16 << 20}", f"--grpc-max-message-size={24 << 20}")
+    with running_server(tmp_path_factory.mktemp("models"), *flags) as server:
+        yield server
+
+
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
-def test_large_files_over_grpc(tmp_path, compression):
+def test_large_files_over_grpc(small_arena, compression):
+    server = small_arena
     content = bytes(range(256)) * 40_000
     looks = "\nimport pathlib\nassert pathlib.Path(__file__).with_name('data').read_bytes() == "
     request = service_pb2.RepositoryModelLoadRequest(model_name="m")
@@ -177,15 +203,10 @@ def test_large_files_over_grpc(tmp_path, compression):
         source("sent") + f"{looks}bytes(range(256)) * 40_000\n"
     ).encode()
     request.parameters["file:1/data"].bytes_param = content
-    (tmp_path / "models").mkdir()
-    flags = (*EXPLICIT, f"--request-arena-limit={16 << 20}", f"--grpc-max-message-size={24 << 20}")
-    with (
-        running_server(tmp_path / "models", *flags) as server,
-        grpc.insecure_channel(server.grpc_url, compression=compression) as channel,
-    ):
+    with grpc.insecure_channel(server.grpc_url, compression=compression) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        # What a message takes is given back.
-        for _ in range(3):
+        # What a message takes is given back: two do not fit at a time.
+        for _ in range(2):
             stub.RepositoryModelLoad(request, timeout=150)
             assert ask(server) == "sent/1"
             stub.RepositoryModelUnload(

@@ -86,7 +86,7 @@ def test_one_content_is_unpacked_once_for_all_models_servers_and_starts(place):
             wait_until(server.is_ready, "the models", server)
             assert {server.ask(WHERE, name) for name in "abc"} == {(200, str(root))}
         assert sum(server.log().count(UNPACKED) for server in servers) == 1
-    with place.serve() as server:
+    with place.serve("--model-control-mode=explicit", "--load-model=a") as server:
         assert server.ask(WHERE, "a") == (200, str(root))
         assert "unpacked after" not in server.log()
     assert place.entries() == [root.parent]

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.process.forked_commands import RUN, forked_commands
 from tests.process.server import write_model
 
 SUM = """
@@ -86,12 +87,23 @@ class TritonPythonModel:
 """
 
 
-def run(directory, *flags, stdin="", cwd=None):
-    """Run a model; returns what came of it."""
+def run_command(directory, *flags, stdin="", cwd=None):
+    """Run a model, as a user does; returns what came of it."""
     command = [sys.executable, "-m", "gpubridge", "run", str(directory), *flags]
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, timeout=150, check=False, cwd=cwd
     )
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Run a model, as :func:`run_command` does, but without the time of imports."""
+    with forked_commands(*RUN) as commands:
+
+        def run(directory, *flags, **options):
+            return commands.run("run", str(directory), *flags, **options)
+
+        yield run
 
 
 @pytest.fixture
@@ -102,7 +114,7 @@ def models(tmp_path):
 
 
 def test_a_model_answers_and_is_finalized(models):
-    done = run(models / "sum", "--input", "IN=[1, 2.5]")
+    done = run_command(models / "sum", "--input", "IN=[1, 2.5]")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "argv ['']",
@@ -116,7 +128,7 @@ def test_a_model_answers_and_is_finalized(models):
     assert "stdout]" not in done.stderr
 
 
-def test_an_error_comes_with_the_models_own_traceback(models):
+def test_an_error_comes_with_the_models_own_traceback(run, models):
     done = run(models / "sum", "--input", "IN=[-1]")
     assert done.returncode == 1
     assert 'raise ValueError("negative")\n' in done.stderr
@@ -146,7 +158,7 @@ def test_an_error_comes_with_the_models_own_traceback(models):
         (["IN"], "--input expects NAME=VALUE"),
     ],
 )
-def test_bad_inputs_are_refused_as_by_a_server(models, inputs, said):
+def test_bad_inputs_are_refused_as_by_a_server(run, models, inputs, said):
     np.save(models / "int.npy", np.array([1]))
     (models / "short").write_bytes(b"123456")
     flags = [word for text in inputs for word in ("--input", text)]
@@ -156,7 +168,7 @@ def test_bad_inputs_are_refused_as_by_a_server(models, inputs, said):
     assert "batch of" not in done.stdout
 
 
-def test_inputs_and_outputs_are_files(models):
+def test_inputs_and_outputs_are_files(run, models):
     np.save(models / "in.npy", np.arange(3, dtype=np.float32))
     done = run("sum", "--input", "IN=@in.npy", "--output", "OUT=@out.npy", cwd=models)
     assert done.returncode == 0, done.stderr
@@ -170,7 +182,7 @@ def test_inputs_and_outputs_are_files(models):
     )
 
 
-def test_strings_are_text_json_and_files(tmp_path):
+def test_strings_are_text_json_and_files(run, tmp_path):
     write_model(
         tmp_path, "upper", UPPER, inputs=TEXT, outputs=TEXT.replace('"IN"', '"OUT"'),
         config="max_batch_size: 4",
@@ -188,7 +200,7 @@ def test_strings_are_text_json_and_files(tmp_path):
         assert done.stdout == shown + "\n"
 
 
-def test_requests_are_repeated_and_batched(tmp_path):
+def test_requests_are_repeated_and_batched(run, tmp_path):
     write_model(tmp_path, "sum", SUM, config="max_batch_size: 8")
     done = run(tmp_path / "sum", "--input", "IN=[1]", "--repeat", "2", "--batch", "3")
     assert done.returncode == 0, done.stderr
@@ -200,7 +212,7 @@ def test_requests_are_repeated_and_batched(tmp_path):
     assert "--batch 9: expected at most max_batch_size 8 of 'sum'" in more.stderr
 
 
-def test_responses_of_decoupled_models_come_one_by_one(tmp_path):
+def test_responses_of_decoupled_models_come_one_by_one(run, tmp_path):
     write_model(
         tmp_path, "repeat", REPEAT,
         inputs='name: "IN" data_type: TYPE_INT32 dims: [1]',
@@ -220,7 +232,7 @@ def test_responses_of_decoupled_models_come_one_by_one(tmp_path):
     assert "ended the request without a response" in none.stdout
 
 
-def test_it_may_call_models_that_were_named(models):
+def test_it_may_call_models_that_were_named(run, models):
     write_model(models, "caller", CALLER)
     done = run(models / "caller", "--input", "IN=[1]", "--load-model", "sum")
     assert done.returncode == 0, done.stderr
@@ -236,18 +248,18 @@ def test_breakpoints_stop_it_here(models):
     path.write_text(
         SUM.replace("        if numbers.size", "        breakpoint()\n        if numbers.size")
     )
-    done = run(models / "sum", "--input", "IN=[4]", stdin="p numbers + 40\nc\n")
+    done = run_command(models / "sum", "--input", "IN=[4]", stdin="p numbers + 40\nc\n")
     assert done.returncode == 0, done.stderr
     assert "array([44.]" in done.stdout
 
 
-def test_the_debugger_opens_where_the_model_fails(models):
+def test_the_debugger_opens_where_the_model_fails(run, models):
     done = run(models / "sum", "--pdb", "--input", "IN=[-7]", stdin="p numbers.min() * 2\nq\n")
     assert done.returncode == 1
     assert "-14.0" in done.stdout
 
 
-def test_a_model_may_complete_its_configuration(tmp_path):
+def test_a_model_may_complete_its_configuration(run, tmp_path):
     completing = SUM.replace(
         "    def initialize",
         "    @staticmethod\n"
@@ -325,7 +337,7 @@ def test_it_can_be_interrupted(tmp_path, name, ended):
     assert "request 2" not in said
 
 
-def test_a_model_that_does_not_load_says_why(models):
+def test_a_model_that_does_not_load_says_why(run, models):
     (models / "sum" / "1").rename(models / "sum" / "9")
     done = run(models / "sum", "--input", "IN=[1]")
     assert done.returncode == 1
@@ -336,7 +348,7 @@ def test_a_model_that_does_not_load_says_why(models):
     assert "expected a version that is served (9), got 2" in wrong.stderr
 
 
-def test_outputs_that_are_not_as_configured_are_noted(models):
+def test_outputs_that_are_not_as_configured_are_noted(run, models):
     config = models / "sum" / "config.pbtxt"
     config.write_text(
         config.read_text().replace(
@@ -352,7 +364,7 @@ def test_outputs_that_are_not_as_configured_are_noted(models):
     assert "note: the response has no output 'MORE'" in done.stdout
 
 
-def test_a_response_without_any_configured_output_fails(models):
+def test_a_response_without_any_configured_output_fails(run, models):
     config = models / "sum" / "config.pbtxt"
     config.write_text(
         config.read_text().replace('output [{ name: "OUT"', 'output [{ name: "RESULT"')
@@ -365,7 +377,7 @@ def test_a_response_without_any_configured_output_fails(models):
     )
 
 
-def test_only_a_directory_is_a_model(tmp_path):
+def test_only_a_directory_is_a_model(run, tmp_path):
     missing = run(tmp_path / "no")
     assert missing.returncode == 1
     assert "expected the directory of a model" in missing.stderr

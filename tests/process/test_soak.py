@@ -13,7 +13,7 @@ KILLED = "Stub process 'm_0' is not healthy. It was killed by signal 9 (SIGKILL)
 
 
 def test_every_request_has_one_outcome_and_nothing_is_left(tmp_path):
-    report = soak(Aim(120, answered=500, kills=4), 1.5, tmp_path / "log")
+    report = soak(Aim(90, answered=500, kills=4), 0.8, tmp_path / "log")
     assert report.faults == [], report.text()
     table = report.log.table()
     for kind in ("decoupled", "decoupled ensemble", "cancelled call", "hang-up"):

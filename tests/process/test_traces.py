@@ -12,6 +12,7 @@ import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
+from tests.process.controlled import only
 from tests.process.ensembles import write_ensemble
 from tests.process.server import running_server, wait_until, write_model
 
@@ -81,7 +82,7 @@ STEPS = [
 
 @pytest.fixture
 def traced(tmp_path):
-    """Start servers that trace into a file; returns a function of the further flags."""
+    """Start servers that trace into a file; returns a function of the further flags and of the models."""
     repository = tmp_path / "models"
     write_model(repository, "m", CODE)
     write_model(repository, "other", CODE)
@@ -93,9 +94,10 @@ def traced(tmp_path):
     write_chain(repository, "outer", "inner", "m")
     file = tmp_path / "trace.json"
 
-    def start(*config):
-        flags = [f"triton,file={file}", "rate=1", *config]
-        return running_server(repository, *(f for c in flags for f in ("--trace-config", c)))
+    def start(*config, models=("m",)):
+        traces = [f"triton,file={file}", "rate=1", *config]
+        flags = [flag for each in traces for flag in ("--trace-config", each)]
+        return running_server(repository, *only(*models), *flags)
 
     start.file = file
     start.repository = repository
@@ -139,25 +141,32 @@ def complete(path, count):
     return read(path)
 
 
-@pytest.mark.parametrize(
-    ("client", "received", "sent"),
-    [(over_http, "HTTP_RECV", "HTTP_SEND"), (over_grpc, "GRPC_WAITREAD", "GRPC_SEND")],
-)
-def test_the_steps_of_a_request_in_their_order(traced, client, received, sent):
+def test_the_steps_of_a_request_in_their_order(traced):
+    protocols = {
+        "over HTTP": (over_http, "HTTP_RECV", "HTTP_SEND"),
+        "over gRPC": (over_grpc, "GRPC_WAITREAD", "GRPC_SEND"),
+    }
     with traced("level=TIMESTAMPS") as server:
-        ask(server, request_id="mine", client=client)
-        (trace,) = complete(traced.file, 1).values()
-    assert trace["model"] == {"model_name": "m", "model_version": 1, "request_id": "mine"}
-    stamps = trace["stamps"]
-    assert trace["tensors"] == []
-    order = [f"{received}_START", f"{received}_END", *STEPS]
-    assert set(stamps) == {*order, f"{sent}_START", f"{sent}_END"}
-    assert [stamps[name] for name in order] == sorted(stamps[name] for name in order)
-    assert stamps["INFER_RESPONSE_COMPLETE"] <= stamps[f"{sent}_START"] <= stamps[f"{sent}_END"]
+        for request_id, (client, _, _) in protocols.items():
+            ask(server, request_id=request_id, client=client)
+        traces = complete(traced.file, 2).values()
+    by_id = {trace["model"]["request_id"]: trace for trace in traces}
+    assert set(by_id) == set(protocols)
+    for request_id, (_, received, sent) in protocols.items():
+        trace = by_id[request_id]
+        assert trace["model"] == {
+            "model_name": "m", "model_version": 1, "request_id": request_id,
+        }  # fmt: skip
+        stamps = trace["stamps"]
+        assert trace["tensors"] == []
+        order = [f"{received}_START", f"{received}_END", *STEPS]
+        assert set(stamps) == {*order, f"{sent}_START", f"{sent}_END"}
+        assert [stamps[name] for name in order] == sorted(stamps[name] for name in order)
+        assert stamps["INFER_RESPONSE_COMPLETE"] <= stamps[f"{sent}_START"] <= stamps[f"{sent}_END"]
 
 
 def test_calls_of_a_traced_request_are_traced_with_it(traced):
-    with traced("level=TIMESTAMPS", "rate=2") as server:
+    with traced("level=TIMESTAMPS", "rate=2", models=("outer", "other")) as server:
         # The first is not traced: nor is anything that comes of it.
         for number in range(2):
             ask(server, "outer", request_id=str(number))
@@ -195,7 +204,7 @@ def test_calls_of_a_traced_request_are_traced_with_it(traced):
 def test_an_ensemble_whose_client_is_gone_leaves_no_open_trace(traced):
     write_model(traced.repository, "slow", CODE.replace("data = pb", "time.sleep(0.5); data = pb"))
     write_chain(traced.repository, "slowly", "slow", "slow")
-    with traced("level=TIMESTAMPS") as server:
+    with traced("level=TIMESTAMPS", models=("slowly",)) as server:
         given = over_grpc.InferInput("IN", [1], "FP32")
         given.set_data_from_numpy(np.ones(1, np.float32))
         with (
@@ -222,7 +231,7 @@ def test_tensors_that_go_in_and_come_out(traced):
 
 def test_every_response_of_a_decoupled_request(traced):
     answers = queue.Queue()
-    with traced("level=TIMESTAMPS", "level=TENSORS") as server:
+    with traced("level=TIMESTAMPS", "level=TENSORS", models=("several",)) as server:
         with over_grpc.InferenceServerClient(server.grpc_url) as client:
             client.start_stream(lambda result, error: answers.put((result, error)))
             given = over_grpc.InferInput("IN", [3], "FP32")
@@ -269,7 +278,7 @@ def test_files_of_so_many_traces_and_what_is_left_at_the_end(traced):
 
 
 def test_levels_of_one_model_at_run_time(traced):
-    with traced() as server:
+    with traced(models=("m", "other")) as server:
         ask(server)
         level = b'{"trace_level":["TIMESTAMPS"]}'
         assert server.request("POST", "/v2/models/m/trace/setting", level)[0] == 200

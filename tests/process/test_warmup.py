@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
+from tests.process.controlled import EXPLICIT, control
+from tests.process.ensembles import write_ensemble
 from tests.process.server import running_server, wait_until, write_model
 
 # Notes each execute in a file: how many requests, and the first input's shape and sum.
@@ -129,29 +132,52 @@ def test_every_instance_executes_every_sample_before_it_is_ready(tmp_path):
         assert "warmup sample 'none' has batch_size 0" in server.log()
 
 
-def test_a_stub_that_is_started_again_is_warmed_up_again(tmp_path):
-    repository, notes = tmp_path / "models", tmp_path / "notes"
-    write_noting(repository, "m", notes, sample("s", "zero_data: true"))
-    with running_server(repository) as server:
-        assert len(read(notes)) == 1
-        (stub,) = server.stubs()
-        os.kill(stub, signal.SIGKILL)
-        wait_until(lambda: server.stubs() not in ([stub], []), "another stub", server)
-        wait_until(lambda: server.is_ready("m"), "the model to be ready again", server)
-        assert len(read(notes)) == 2
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A repository, and its server, which loads what a test writes."""
+    repository = tmp_path_factory.mktemp("models")
+    with running_server(repository, *EXPLICIT) as server:
+        yield repository, server
 
 
-def test_decoupled_models_are_warmed_up(tmp_path):
-    repository, notes = tmp_path / "models", tmp_path / "notes"
+@pytest.fixture
+def load(served):
+    """Load the model m; it is gone after the test. Has the repository, and the server."""
+    repository, server = served
+
+    def load():
+        assert control(server, "load") == (200, "")
+
+    load.repository, load.server = served
+    yield load
+    control(server, "unload")
+    wait_until(lambda: not server.stubs(), "the model to end", server)
+    shutil.rmtree(repository / "m")
+
+
+def test_a_stub_that_is_started_again_is_warmed_up_again(load, tmp_path):
+    notes, server = tmp_path / "notes", load.server
+    write_noting(load.repository, "m", notes, sample("s", "zero_data: true"))
+    load()
+    assert len(read(notes)) == 1
+    (stub,) = server.stubs()
+    os.kill(stub, signal.SIGKILL)
+    wait_until(lambda: server.stubs() not in ([stub], []), "another stub", server)
+    wait_until(lambda: server.is_ready("m"), "the model to be ready again", server)
+    assert len(read(notes)) == 2
+
+
+def test_decoupled_models_are_warmed_up(load, tmp_path):
+    notes = tmp_path / "notes"
     write_model(
-        repository,
+        load.repository,
         "m",
         DECOUPLED.replace("NOTES", repr(str(notes))),
         config="model_transaction_policy { decoupled: true }\n"
         + sample("s", "zero_data: true", count=3),
     )
-    with running_server(repository):
-        assert notes.read_text() == "executed\n" * 3
+    load()
+    assert notes.read_text() == "executed\n" * 3
 
 
 BAD = {
@@ -232,6 +258,9 @@ def test_samples_that_fail_keep_a_model_from_loading(tmp_path):
         write_noting(repository, name, tmp_path / "notes", config, files=files)
     (repository / "link" / "warmup" / "link").symlink_to(tmp_path)
     write_noting(repository, "good", tmp_path / "good", sample("s", "zero_data: true"))
+    write_ensemble(
+        repository, "ensemble", "good IN=A > OUT=B", config=sample("s", "zero_data: true")
+    )
     flags = (
         "--exit-on-error=false",
         "--strict-readiness=false",
@@ -244,20 +273,21 @@ def test_samples_that_fail_keep_a_model_from_loading(tmp_path):
             folder = repository / name / "warmup"
             assert reasons[name].startswith(words.format(folder=folder)), (name, reasons[name])
         assert "not this one" in reasons["raises"]
+        assert reasons["ensemble"] == "model_warmup can not be specified for ensemble 'ensemble'"
         assert server.is_ready("good")
         assert not server.is_ready("raises")
         # Only the good one's stub is left.
         assert len(server.stubs()) == 1
 
 
-def test_inputs_that_are_not_declared_are_left_out_with_a_warning(tmp_path):
+def test_inputs_that_are_not_declared_are_left_out_with_a_warning(load, tmp_path):
     more = 'inputs { key: "MORE" value { data_type: TYPE_FP32 dims: [3] zero_data: true } } }]'
     config = sample("s", "zero_data: true").replace("}]", more)
-    write_noting(tmp_path, "m", tmp_path / "notes", config)
-    with running_server(tmp_path) as server:
-        assert len(read(tmp_path / "notes")) == 1
-        said = "warmup sample 's' has the input 'MORE', which the model has not: it is left out"
-        assert f"model 'm': {said}" in server.log()
+    write_noting(load.repository, "m", tmp_path / "notes", config)
+    load()
+    assert len(read(tmp_path / "notes")) == 1
+    said = "warmup sample 's' has the input 'MORE', which the model has not: it is left out"
+    assert f"model 'm': {said}" in load.server.log()
 
 
 # Notes the value of the control input in each execute.
@@ -291,31 +321,17 @@ def test_samples_have_the_control_inputs_of_sequences(tmp_path):
         assert "left out" not in server.log()
 
 
-def test_not_for_ensembles(tmp_path):
-    directory = tmp_path / "e"
-    (directory / "1").mkdir(parents=True)
-    (directory / "config.pbtxt").write_text(
-        'platform: "ensemble" ensemble_scheduling { step { model_name: "m" } }\n'
-        'input { name: "IN" data_type: TYPE_FP32 dims: [1] }\n'
-        'output { name: "OUT" data_type: TYPE_FP32 dims: [1] }\n' + sample("s", "zero_data: true")
-    )
-    flags = ("--exit-on-error=false", "--strict-readiness=false")
-    with running_server(tmp_path, *flags) as server:
-        (row,) = server.index().values()
-        assert row["reason"] == "model_warmup can not be specified for ensemble 'e'"
-
-
 @pytest.mark.parametrize("datatype", ["BOOL", "UINT8", "INT64", "FP16", "FP64"])
-def test_random_numbers_of_every_kind(tmp_path, datatype):
-    repository, notes = tmp_path / "models", tmp_path / "notes"
+def test_random_numbers_of_every_kind(load, tmp_path, datatype):
+    notes = tmp_path / "notes"
     write_noting(
-        repository,
+        load.repository,
         "m",
         notes,
         sample("s", "random_data: true", dims="50", datatype=datatype),
         datatype=datatype,
     )
-    with running_server(repository):
-        ((_, [[shape, total]]),) = read(notes)
-        assert shape == [50]
-        assert 0 < total <= 50 * (127 if "INT" in datatype else 1)
+    load()
+    ((_, [[shape, total]]),) = read(notes)
+    assert shape == [50]
+    assert 0 < total <= 50 * (127 if "INT" in datatype else 1)
