@@ -25,7 +25,8 @@ KILLS = int(os.environ.get("GPUBRIDGE_TEST_KILLS", "6"))
 # More of them, so that the others work while some are dead.
 INSTANCES = 2 if KILLS < 100 else 3
 VICTIMS = ("first", "second", "call_second")
-COUNT = 20_000
+# Of whole units of the arena.
+COUNT = 50_048
 # Its copy of a host input must not overtake what its stream still reads of the last one: the memory
 # is the same, and answers are handed on before they are complete.
 IN_ORDER = DOUBLE.replace(
@@ -182,7 +183,8 @@ def check_nothing_is_lost(served, factors):
         "dead arenas to be freed",
         served.server,
     )
-    # Of the stub that has lived all the time nobody holds more than what the last request had.
+    # Of the stub that has lived all the time nobody holds more than what the last requests had.
+    assert served.infer("steady", [1.0]) == (200, [2.0])
     large = np.ones((ARENA - 4 * 4 * COUNT) // 8, np.float32)
     status, answer = served.infer("steady", large)
     assert status == 200, answer
