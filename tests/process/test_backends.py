@@ -217,7 +217,9 @@ def write_negate(repository: Path) -> None:
         "import sys, torch\n"
         "class M(torch.nn.Module):\n"
         "    def forward(self, x): return -x\n"
-        "torch.jit.trace(M(), torch.ones(2, 2)).save(sys.argv[1])\n"
+        "batch = torch.export.Dim('batch', min=1, max=4)\n"
+        "program = torch.export.export(M(), (torch.ones(2, 2),), dynamic_shapes=({0: batch},))\n"
+        "torch.export.save(program, open(sys.argv[1], 'wb'))\n"
     )
     # In a process of its own, as PyTorch warns a lot and takes a second to import.
     subprocess.run(
