@@ -298,7 +298,7 @@ def test_others_are_served_beside_long_loads(server):
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["unary", "stream"])
 def test_long_parameters_over_grpc_reach_the_model(server, streamed):
-    text = 'é"\\\n' * 2_000_000
+    text = 'é"\\\n' * 5_000_000
     request = service_pb2.ModelInferRequest(model_name="told", id="one")
     request.inputs.add(name="IN", datatype="FP32", shape=[1])
     request.raw_input_contents.append(bytes(4))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 
 import pytest
 
 from tests.process.server import alive, running_server, wait_until, write_code_model
 
 POISON = "os._exit(1)"
-ROUNDS = 6
+ROUNDS = 10
 
 
 def waits(server):
@@ -39,7 +38,6 @@ def test_honest_requests_are_answered_while_others_kill_their_processes(tmp_path
         def ask_honestly():
             while not ended.is_set():
                 answers.append(server.ask("self.said = 'well'"))
-                time.sleep(0.005)
 
         clients = [threading.Thread(target=ask_honestly) for _ in range(2)]
         for client in clients:

@@ -151,7 +151,7 @@ def requests(draw, skeleton, model):
     return request.SerializeToString(deterministic=True)
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_message_means_the_same_with_and_without_templates(arena, data):
     model = data.draw(st.sampled_from(MODELS))
@@ -162,7 +162,7 @@ def test_a_message_means_the_same_with_and_without_templates(arena, data):
         assert outcome(message, forms, arena) == outcome(message, cache(model, arena), arena)
 
 
-@settings(max_examples=200)
+@settings(max_examples=500)
 @given(st.data())
 def test_no_change_of_the_bytes_gives_another_outcome(arena, data):
     model = data.draw(st.sampled_from(MODELS))

@@ -75,7 +75,7 @@ def reference(text, datatype, count):
 
 
 @pytest.mark.slow
-@settings(max_examples=500)
+@settings(max_examples=1500)
 @given(ARRAYS, st.sampled_from(sorted(JSON_DATATYPES)), st.integers(0, 6))
 @example(b'["\xff"]', "BYTES", 1)
 @example(b'["\xed\xa0\x80"]', "BYTES", 1)
@@ -177,7 +177,7 @@ DOCUMENTS = st.tuples(
 ).map(lambda parts: ("{" + ",".join([parts[0], *parts[1]]) + "}").encode())
 
 
-@settings(max_examples=500)
+@settings(max_examples=1500)
 @given(DOCUMENTS)
 def test_a_request_means_the_same_with_its_values_taken_out(raw):
     assert repr(parsed(raw, True)) == repr(parsed(raw, False))

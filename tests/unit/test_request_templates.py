@@ -239,7 +239,7 @@ def agree(config, cache, header, data):
     return True
 
 
-@settings(max_examples=200)
+@settings(max_examples=400)
 @given(st.data())
 def test_matching_requests_equal_the_parsers_result(data):
     config = data.draw(st.sampled_from(CONFIGS))
@@ -277,7 +277,7 @@ MUTATIONS = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=800)
 @given(st.data())
 def test_no_change_of_the_bytes_makes_it_match_wrongly(data):
     config = data.draw(st.sampled_from(CONFIGS))

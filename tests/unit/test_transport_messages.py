@@ -90,7 +90,7 @@ def check(record, got):
     assert got.context == context
 
 
-@settings(max_examples=40)
+@settings(max_examples=80)
 @given(st.lists(st.tuples(U64, st.lists(records(), max_size=4)), max_size=4))
 def test_requests_round_trip(batches):
     message = encode_frame(
@@ -108,7 +108,7 @@ def test_requests_round_trip(batches):
             assert got.identifier == record[-1]
 
 
-@settings(max_examples=40)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.tuples(
