@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import gevent
 import numpy as np
 import pytest
 import tritonclient.http
@@ -79,9 +80,14 @@ def serving(tmp_path, *, instances=1, compiled=True):
             given = [shared_input(tritonclient.http, "r", [COUNT])]
             asked = [client.async_infer(name, given, outputs=wanted) for _ in range(requests)]
             executed = min(requests, instances)
+            pending = f'nv_inference_pending_request_count{{model="{name}",version="1"}}'
 
             def begun():
-                return started.exists() and started.stat().st_size == executed
+                gevent.sleep(0.01)  # The client's coroutines send what is not sent yet.
+                # One that came after the region has been shrunk would be refused.
+                if server.metrics()[pending] < requests or not started.exists():
+                    return False
+                return started.stat().st_size == executed
 
             wait_until(begun, "the model to look", server)
             os.truncate(file, left)
