@@ -1,4 +1,4 @@
-"""A real gpubridge server for tests: started as a user starts it, ended for sure."""
+"""A real gpubridge server for tests: a process of its own, ended for sure."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.forks import Fork, fork
+
 __all__ = [
     "Server",
     "alive",
@@ -30,6 +32,15 @@ __all__ = [
     "write_model",
 ]
 
+# What a server imports before it reads its settings.
+_IMPORTS = """
+import uvloop
+import gpubridge.cli.serve, gpubridge.engine.repository.one_file, gpubridge.server
+import gpubridge.telemetry.server_telemetry
+from gpubridge.cli import main
+"""
+# With one of these, a copy of a process differs from one that has started.
+_AS_STARTED = ("LD_PRELOAD", "COVERAGE_")
 _START_SECONDS = 120
 _STOP_SECONDS = 60
 
@@ -37,9 +48,10 @@ _STOP_SECONDS = 60
 class Server:
     """A running server; ``http_url``, ``grpc_url`` and ``metrics_url`` are ``host:port``."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log_path: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Fork, log_path: Path) -> None:
         self.process = process
         self.pid = process.pid
+        self.repositories: Sequence[Path] = ()
         self._log_path = log_path
         self.http_url = ""
         self.metrics_url = ""
@@ -109,37 +121,34 @@ def running_server(
     *flags: str,
     ready: bool = True,
     environment: dict[str, str] | None = None,
-    command: Sequence[str] = ("-m", "gpubridge", "serve"),
+    command: Sequence[str] = (),
 ) -> Iterator[Server]:
     """Serve the repositories on free ports of loopback for as long as the block runs.
 
-    With ``ready`` false it only waits for the HTTP endpoint, not for the models. ``command`` is what the
-    interpreter is given first.
+    With ``ready`` false it only waits for the HTTP endpoint, not for the models. ``command`` is what an
+    interpreter is given first. Without it and ``environment``, the server is forked from a process that
+    has made its imports, which are most of the time of a start.
     """
     if isinstance(repositories, Path):
         repositories = [repositories]
-    command = [
-        sys.executable,
-        *command,
-        "--http-port",
-        "0",
-        "--grpc-port",
-        "0",
-        "--metrics-port",
-        "0",
-    ]
+    words = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
     for repository in repositories:
-        command += ["--model-repository", str(repository)]
+        words += ["--model-repository", str(repository)]
+    words += flags
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder) / "log"
         with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                [*command, *flags],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
-            )
+            if command or environment or any(map(_is_set, _AS_STARTED)):
+                process = subprocess.Popen(
+                    [sys.executable, *(command or ("-m", "gpubridge", "serve")), *words],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **(environment or {})},
+                )
+            else:
+                process = _forked(["serve", *words], log.fileno())
         server = Server(process, log_path)
+        server.repositories = repositories
         try:
             _wait_for_endpoints(server)
             if ready:
@@ -154,8 +163,22 @@ def running_server(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if isinstance(process, Fork):
+                process.close()
             for pid in stubs:
                 wait_until(lambda pid=pid: not alive(pid), f"stub {pid} to be gone")
+
+
+def _is_set(prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in os.environ)
+
+
+def _forked(words: Sequence[str], log: int) -> Fork:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    try:
+        return fork(_IMPORTS, "sys.exit(main())", os.environ, (nothing, log, log), words)
+    finally:
+        os.close(nothing)
 
 
 def _wait_for_endpoints(server: Server) -> None:

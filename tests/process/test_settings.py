@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from pathlib import Path
 
 import pytest
 import tritonclient.grpc as over_grpc
@@ -162,8 +161,8 @@ self.said = gate
 
 def server_gate(server):
     """The file by which a test holds a model in its execute."""
-    cmdline = Path(f"/proc/{server.pid}/cmdline").read_bytes().decode().split("\0")
-    return Path(cmdline[cmdline.index("--model-repository") + 1]) / "m" / "1" / "gate"
+    (repository,) = server.repositories
+    return repository / "m" / "1" / "gate"
 
 
 def test_a_model_is_heard_while_it_is_loaded(server):

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
-from tests.simcuda.forks import Fork, fork
+from tests.forks import Fork, fork
 from tests.simcuda.machine import Machine
 
 __all__ = ["Worker", "hand_over", "running_worker"]
 
+_IMPORTS = """
+import ctypes, threading
+from cuda.bindings import driver as d
+import gpubridge.cuda_ipc.device_check
+import gpubridge.host_shm, gpubridge.transport.control, gpubridge.transport.stub_settings
+import gpubridge.stub.device.memory
+"""
 # `d` is the driver; `ok` checks a call and gives its value; `told` is what the test has sent.
 _PROGRAM = """
 def ok(answer):
@@ -80,8 +89,10 @@ for line in sys.stdin:
 class Worker:
     """A process on a machine."""
 
-    def __init__(self, process: Fork) -> None:
+    def __init__(self, process: Fork, stdin: IO[str], stdout: IO[str]) -> None:
         self._process = process
+        self._stdin = stdin
+        self._stdout = stdout
 
     @property
     def pid(self) -> int:
@@ -89,9 +100,9 @@ class Worker:
 
     def do(self, code: str, told: object = None) -> object:
         """Run statements; return what they have put into ``answer``; raise what they raise."""
-        self._process.stdin.write(json.dumps([code, told]) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        self._stdin.write(json.dumps([code, told]) + "\n")
+        self._stdin.flush()
+        line = self._stdout.readline()
         if not line:
             raise EOFError(f"the process ended with {self._process.wait()}")
         kind, value = json.loads(line)
@@ -102,6 +113,26 @@ class Worker:
     def kill(self) -> None:
         """Kill it, and wait until it is gone."""
         self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        """Kill it, and close its pipes."""
+        self._process.close()
+        self._stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+
+
+def start_worker(environment: Mapping[str, str]) -> Worker:
+    """Start a process with such an environment."""
+    source, stdin = os.pipe()
+    stdout, target = os.pipe()
+    try:
+        process = fork(_IMPORTS, _PROGRAM, environment, (source, target, 2))
+    finally:
+        os.close(source)
+        os.close(target)
+    return Worker(process, os.fdopen(stdin, "w"), os.fdopen(stdout))
 
 
 @contextlib.contextmanager
@@ -109,11 +140,11 @@ def running_worker(
     machine: Machine, environment: Mapping[str, str] | None = None
 ) -> Iterator[Worker]:
     """Start a process on a machine, and end it."""
-    process = fork(_PROGRAM, {**machine.environment(), **(environment or {})})
+    worker = start_worker({**machine.environment(), **(environment or {})})
     try:
-        yield Worker(process)
+        yield worker
     finally:
-        process.close()
+        worker.close()
 
 
 def hand_over(giver: Worker, fd: str, taker: Worker, path: Path) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forks import fork
 from tests.process.server import alive, children, wait_until
-from tests.simcuda.forks import fork
-
-pytest.importorskip("cuda.bindings")
 
 ROOT = Path(__file__).parents[2]
 # Answers each line with what it makes of it.
@@ -33,13 +32,22 @@ def asked(process, expression):
 def forked():
     processes = []
 
-    def make(**environment):
-        processes.append(fork(EVALUATE, {**os.environ, **environment}))
-        return processes[-1]
+    def make(*arguments, **environment):
+        source, stdin = os.pipe()
+        stdout, target = os.pipe()
+        streams = source, target, 2
+        process = fork("import socket", EVALUATE, {**os.environ, **environment}, streams, arguments)
+        os.close(source)
+        os.close(target)
+        process.stdin, process.stdout = os.fdopen(stdin, "w"), os.fdopen(stdout)
+        processes.append(process)
+        return process
 
     yield make
     for each in processes:
         each.close()
+        each.stdin.close()
+        each.stdout.close()
 
 
 def test_each_is_another_process_with_its_own_environment(forked):
@@ -55,6 +63,27 @@ def test_what_is_read_at_the_start_of_a_process_is_its_own_too(forked):
     usual, other = forked(), forked(PYTHONHASHSEED="7")
     assert asked(other, "hash('a')") == asked(forked(PYTHONHASHSEED="7"), "hash('a')")
     assert asked(usual, "os.getppid()") != asked(other, "os.getppid()")
+
+
+def test_its_arguments_folder_and_poll(forked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process = forked("--one", "2")
+    assert asked(process, "[sys.argv[1:], os.getcwd()]") == [["--one", "2"], str(tmp_path)]
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(150) == process.poll() == process.returncode == -signal.SIGTERM
+    process.terminate()
+
+
+def test_its_streams_are_those_of_an_interpreter(forked):
+    code = "[(s.encoding, s.errors, s.line_buffering) for s in (sys.stdin, sys.stdout, sys.stderr)]"
+    started = subprocess.run(
+        [sys.executable, "-c", f"import json, sys; print(json.dumps({code}))"],
+        input="", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert asked(forked(), code) == json.loads(started.stdout)
 
 
 def test_none_has_the_driver_or_a_thread_from_its_parent(forked):
@@ -95,8 +124,9 @@ def test_who_is_killed_is_gone(forked):
 @pytest.mark.parametrize("kill", [True, False])
 def test_all_end_with_the_process_that_asked_for_them(kill):
     code = (
-        "import os, sys, tests.simcuda.forks as forks\n"
-        "process = forks.fork('for line in sys.stdin: pass', dict(os.environ))\n"
+        "import os, sys, tests.forks as forks\n"
+        "program = 'for line in sys.stdin: pass'\n"
+        "process = forks.fork('import socket', program, dict(os.environ), (os.pipe()[0], 2, 2))\n"
         "print(process.pid, flush=True)\n"
         "sys.stdin.read()"
     )

@@ -1,0 +1,207 @@
+"""Processes that begin as copies of one that has imported what they need: each costs a fork, no imports."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["Fork", "fork"]
+
+# What a process reads once, before its program runs.
+_AT_ITS_START = ("LD_", "PYTHON", "OPENBLAS_")
+
+_PROGRAM = """
+import gc, json, os, select, signal, socket, sys
+
+def become_one_of_many():
+    # Forks for each request, and returns in the forks.
+    control = socket.socket(fileno=int(sys.argv.pop()))
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    ends = {}
+    while True:
+        ready, _, _ = select.select([control, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            while ends:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    break
+                end = ends.pop(pid)
+                os.write(end, b"%d" % os.waitstatus_to_exitcode(status))
+                os.close(end)
+        if control not in ready:
+            continue
+        message, fds, _, _ = socket.recv_fds(control, 1 << 20, 4)
+        if not message:
+            sys.exit()
+        message = json.loads(message)
+        if isinstance(message, list):
+            pid, number = message
+            if pid in ends:
+                os.kill(pid, number)
+            continue
+        *streams, end = fds
+        pid = os.fork()
+        if pid:
+            ends[pid] = end
+            for fd in streams:
+                os.close(fd)
+            control.send(b"%d" % pid)
+            continue
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        control.close()
+        for fd in (woken, wake, end, *ends.values()):
+            os.close(fd)
+        # The interpreter's objects for the standard streams, which are unused so far, stay.
+        for standard, fd in enumerate(streams):
+            os.dup2(fd, standard)
+            os.close(fd)
+        os.environ.clear()
+        os.environ.update(message["environment"])
+        os.chdir(message["folder"])
+        sys.argv = message["arguments"]
+        return
+
+{imports}
+gc.freeze()
+become_one_of_many()
+{program}
+"""
+
+_parents: dict[tuple[str, ...], _Parent] = {}
+_lock = threading.Lock()
+
+
+class Fork:
+    """A forked process; attributes and methods are as those of `subprocess.Popen`."""
+
+    def __init__(self, parent: _Parent, pid: int, end: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._parent = parent
+        self._end = end
+
+    def poll(self) -> int | None:
+        """Return its exit code, or None while it runs."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it is gone; return its exit code."""
+        code = self._ended(None if timeout is None else timeout * 1000)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it is still there."""
+        if self.poll() is None:
+            self._parent.signal(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill it, if it is still there."""
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill it, and wait until it is gone."""
+        self.kill()
+        self.wait()
+        os.close(self._end)
+
+    def _ended(self, milliseconds: float | None) -> int | None:
+        if self.returncode is None:
+            waiting = select.poll()
+            waiting.register(self._end, select.POLLIN)
+            if waiting.poll(milliseconds):
+                told = os.read(self._end, 16)
+                assert told, "the process that forks has ended"
+                self.returncode = int(told)
+        return self.returncode
+
+
+class _Parent:
+    """A process that forks; it ends with this one."""
+
+    def __init__(self, program: str, environment: Mapping[str, str]) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=environment,
+                pass_fds=(theirs.fileno(),),
+            )
+        atexit.register(self._close)
+
+    def fork(
+        self, environment: Mapping[str, str], arguments: Sequence[str], streams: Sequence[int]
+    ) -> Fork:
+        end, told = os.pipe()
+        message = {
+            "environment": dict(environment),
+            "folder": str(Path.cwd()),
+            "arguments": ["", *arguments],
+        }
+        try:
+            socket.send_fds(self._control, [json.dumps(message).encode()], [*streams, told])
+            answer = self._control.recv(16)
+        finally:
+            os.close(told)
+        assert answer, "the process that forks has ended"
+        return Fork(self, int(answer), end)
+
+    def signal(self, pid: int, number: int) -> None:
+        # Only it knows whether the number is still that of a fork.
+        self._control.send(json.dumps([pid, number]).encode())
+
+    def _close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+def fork(
+    imports: str,
+    program: str,
+    environment: Mapping[str, str],
+    streams: Sequence[int],
+    arguments: Sequence[str] = (),
+) -> Fork:
+    """Run a program in a fork of a process that has made its imports, and stays for the next one.
+
+    Parameters
+    ----------
+    imports : str
+        Runs once, before the first fork: no driver, no thread, nothing that copies would share.
+    program : str
+        Runs in each fork.
+    environment : mapping
+        All of its environment.
+    streams : sequence of int
+        Descriptors of its standard input, output and errors; they stay the caller's.
+    arguments : sequence of str
+        What follows the first item of `sys.argv`.
+    """
+    read = sorted(name for name in environment if name.startswith(_AT_ITS_START))
+    source = _PROGRAM.replace("{imports}", imports).replace("{program}", program)
+    key = (source, *(f"{name}={environment[name]}" for name in read))
+    with _lock:
+        if key not in _parents:
+            _parents[key] = _Parent(source, environment)
+        return _parents[key].fork(environment, arguments, streams)
