@@ -29,8 +29,9 @@ from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.repository.served_models import VersionStatus
 from gpubridge.engine.response_cache import ResponseCache
 from gpubridge.engine.supervisor.context import EngineContext
+from gpubridge.engine.supervisor.fork_servers import ForkServers
 from gpubridge.engine.supervisor.orphans import Orphans
-from gpubridge.engine.supervisor.stub_process import StartStub, StubProcess
+from gpubridge.engine.supervisor.stub_process import StartStub, start_stub
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import unavailable
 from gpubridge.frontend.bls.server import BlsServer
@@ -110,9 +111,9 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry, parent: in
     stop = StopRequests(parent if settings.process.exit_with_parent else None)
     clear_ports_file(settings.process.ports_file)
     workers = Workers()
-    orphans = Orphans()
-    start_stub = partial(StubProcess, orphans=orphans)
-    repository = build_repository(settings, telemetry, workers, start_stub)
+    forks = ForkServers(Orphans(), enabled=settings.instances.fork_stubs)
+    starter = partial(start_stub, forks=forks) if forks.orphans.possible else start_stub
+    repository = build_repository(settings, telemetry, workers, starter)
     regions = ClientRegions(
         repository.regions,
         repository.devices,
@@ -148,7 +149,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry, parent: in
     finally:
         router.serving = False
         service.health.check(loop.time())
-        await _close(endpoints, repository, orphans, settings.process.exit_timeout_secs, failed)
+        await _close(endpoints, repository, forks, settings.process.exit_timeout_secs, failed)
         sweeper.close()
         workers.close()
 
@@ -198,7 +199,7 @@ def build_repository(
     settings: ServerSettings,
     telemetry: ServerTelemetry,
     workers: Workers,
-    start_stub: StartStub = StubProcess,
+    start_stub: StartStub = start_stub,
     make_loader: Callable[..., ModelLoader] = ModelLoader,
 ) -> ModelRepository:
     """Build everything behind the endpoints, without loading any model.
@@ -447,7 +448,7 @@ def _log_ready(
 async def _close(
     endpoints: list[Endpoint],
     repository: ModelRepository,
-    orphans: Orphans,
+    forks: ForkServers,
     seconds: float,
     failed: str,
 ) -> None:
@@ -460,7 +461,7 @@ async def _close(
         for connection in list(endpoint.connections):
             connection.drain()
     await repository.close(seconds)
-    await orphans.close()
+    await forks.close()
     for endpoint in endpoints:
         for connection in list(endpoint.connections):
             connection.finish()

@@ -113,7 +113,8 @@ def soak(aim: Aim, kill_every: float, log: Path) -> SoakReport:
     log : Path
         File for the server's output.
     """
-    with ServerProcess(Gpubridge(), _MODELS, log) as server:
+    # A forked stub shares memory, the one that takes its place does not.
+    with ServerProcess(Gpubridge(), _MODELS, log, ["--fork-stubs=false"]) as server:
         server.wait_ready()
         # The memory of stubs grows at first, with the sizes of requests.
         seconds = min(max(aim.seconds * _WARM_UP_SHARE, _SHORTEST_WARM_UP), _LONGEST_WARM_UP)

@@ -227,6 +227,10 @@ class InstanceLimits:
         "list without secrets (docs/how-to/environments.md#environment-variables)",
         choices=get_args(StubVariables),
     )
+    fork_stubs: bool = flag(
+        True,
+        "fork the processes of models from one that has made their imports; false starts each anew",
+    )
     max_model_instances: int = flag(
         256, "maximum instances, each a process, of one version of a model", least=1
     )

@@ -20,7 +20,7 @@ from gpubridge.engine.environments.provider import StubEnvironment
 from gpubridge.engine.repository.loader import ModelLoader, ModelSource, NotPrepared, PreparedModel
 from gpubridge.engine.repository.one_file import OneFileModels
 from gpubridge.engine.repository.repository import ModelRepository
-from gpubridge.engine.supervisor.stub_process import RunningStub, StubProcess
+from gpubridge.engine.supervisor.stub_process import RunningStub, start_stub
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import ErrorCode, invalid, unavailable
 from gpubridge.pb_utils import host
@@ -121,12 +121,17 @@ class StubStarter:
         self.instance = ""
         self._started = False
 
-    def start(
-        self, environment: StubEnvironment, model: str, instance: str, sock: socket.socket
+    async def start(
+        self,
+        environment: StubEnvironment,
+        model: str,
+        instance: str,
+        sock: socket.socket,
+        again: bool,
     ) -> RunningStub:
         """Start the stub of an instance, maybe in this process; UNAVAILABLE if that one has ended."""
         if instance != self.instance:
-            return StubProcess(environment, model, instance, sock)
+            return await start_stub(environment, model, instance, sock, again)
         if self._started:
             sock.close()
             raise unavailable("the model has ended in this process")

@@ -1,4 +1,4 @@
-"""First file that a stub's interpreter runs; started by path, never imported.
+"""First file that the interpreter of a stub, or of a fork server, runs; started by path, never imported.
 
 The interpreter may be the model's own. It loads the gpubridge package from its folder, whose parent
 is not added to sys.path: packages installed beside it stay invisible. This file runs on any Python
@@ -13,6 +13,8 @@ import socket
 import sys
 
 _FAILED = 17
+_FORKS = "--forks"
+_FORKS_NAME = "gpubridge-forks"
 
 
 def main():
@@ -21,10 +23,21 @@ def main():
     gc.disable()
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
-    fd, server_pid = int(sys.argv[1]), int(sys.argv[2])
+    forks = sys.argv[1] == _FORKS
+    fd, server_pid = map(int, sys.argv[1 + forks : 3 + forks])
+    if forks:
+        with open("/proc/self/comm", "w") as name:
+            name.write(_FORKS_NAME)
+        imported = state_of_imports()
+        # Of a sitecustomize, for example: the forks would not have it, but locks that it holds.
+        if len(os.listdir("/proc/self/task")) > 1:
+            return 1
     # A model may parse sys.argv as its own command line; Triton's stubs have none either.
     sys.argv = [""]
     problem = _problem()
+    if problem is not None and forks:
+        # The server starts the stub by itself, which tells the problem.
+        return 1
     if problem is not None:
         message = bytes((_FAILED,)) + json.dumps({"error": problem}).encode()
         socket.socket(fileno=fd).send(message)
@@ -40,6 +53,11 @@ def main():
 
     from gpubridge.stub.process import run
 
+    if forks:
+        from gpubridge.stub.fork_server import fork_stubs
+
+        # Returns in each stub.
+        fd = fork_stubs(fd, server_pid, state_of_imports, imported)
     gc.enable()
     return run(fd, server_pid)
 
@@ -53,6 +71,18 @@ def _restore_library_path():
             os.environ["LD_LIBRARY_PATH"] = rest
         else:
             del os.environ["LD_LIBRARY_PATH"]
+
+
+def state_of_imports():
+    """Return the inodes and times of the interpreter and of the folders that modules are imported from."""
+    found = []
+    for path in [sys.executable, *sys.path]:
+        try:
+            state = os.stat(path or ".")
+            found.append((path, state.st_ino, state.st_mtime_ns))
+        except OSError:
+            found.append((path, 0, 0))
+    return found
 
 
 def _problem():

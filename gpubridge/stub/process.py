@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 _SERVER = 0
 _PR_SET_PDEATHSIG = 1
+_CLOSED_HERE = (errno.EBADF, errno.ENOTSOCK)
+"""Of a descriptor that this process closed; its number may be that of a file by now."""
 
 
 class Stub:
@@ -442,7 +444,7 @@ def _package(model: StubModel) -> str:
 
 def run(fd: int, server_pid: int) -> int:
     """Serve the channel on descriptor ``fd`` until it closes; returns the exit code."""
-    _die_with(server_pid)
+    die_with(server_pid)
     channel = Channel(socket.socket(fileno=fd))
     os.register_at_fork(after_in_child=channel.close)
     # Line-buffered despite PYTHONUNBUFFERED: other processes write to the same log.
@@ -454,14 +456,14 @@ def run(fd: int, server_pid: int) -> int:
         return stub.serve() if stub.initialize() else 1
     except ChannelClosed as closed:
         cause = closed.__cause__
-        if os.getppid() != server_pid or getattr(cause, "errno", 0) != errno.EBADF:
+        if os.getppid() != server_pid or getattr(cause, "errno", 0) not in _CLOSED_HERE:
             # The server is gone, or this is a child that the model forked.
             return 0
         sys.stderr.write("the model closed its stub's channel to the server: the stub ends\n")
         return 1
 
 
-def _die_with(server_pid: int) -> None:
+def die_with(server_pid: int) -> None:
     """Have the kernel kill this process when the server dies, even if the model hangs."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gpubridge.transport.fork_requests import MARK
 from tests.forks import Fork, fork
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "alive",
     "children",
     "descendants",
+    "is_fork_server",
     "named_memory",
     "open_files",
     "running_server",
@@ -32,15 +34,9 @@ __all__ = [
     "write_model",
 ]
 
-# What a server imports before it reads its settings.
-_IMPORTS = """
-import uvloop
-import gpubridge.cli.serve, gpubridge.engine.repository.one_file, gpubridge.server
-import gpubridge.telemetry.server_telemetry
-from gpubridge.cli import main
-"""
 # With one of these, a copy of a process differs from one that has started.
 _AS_STARTED = ("LD_PRELOAD", "COVERAGE_")
+_MARK_LETTERS = 17
 _START_SECONDS = 120
 _STOP_SECONDS = 60
 
@@ -176,7 +172,13 @@ def _is_set(prefix: str) -> bool:
 def _forked(words: Sequence[str], log: int) -> Fork:
     nothing = os.open(os.devnull, os.O_RDONLY)
     try:
-        return fork(_IMPORTS, "sys.exit(main())", os.environ, (nothing, log, log), words)
+        return fork(
+            "from tests.process.forked_server import main",
+            "sys.exit(main())",
+            {**os.environ, MARK: "0" * _MARK_LETTERS},
+            (nothing, log, log),
+            words,
+        )
     finally:
         os.close(nothing)
 
@@ -212,7 +214,19 @@ def wait_until(condition, what: str, server: Server | None = None) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the children of a process."""
+    """Process ids of the children of a process, without fork servers."""
+    return [child for child in _all_children(pid) if not is_fork_server(child)]
+
+
+def is_fork_server(pid: int) -> bool:
+    """Return whether a process forks stubs; it may end meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == "gpubridge-forks\n"
+    except OSError:
+        return False
+
+
+def _all_children(pid: int) -> list[int]:
     found = []
     # It, or a thread of it, may end meanwhile.
     with suppress(OSError):
@@ -223,10 +237,10 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Process ids of the children of a process, and of theirs."""
-    found = children(pid)
+    """Process ids of the children of a process, and of theirs, with fork servers."""
+    found = _all_children(pid)
     for child in found:
-        found += children(child)
+        found += _all_children(child)
     return found
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.engine.supervisor import stub_process
-from gpubridge.engine.supervisor.stub_process import PrintedLines
+from gpubridge.engine.supervisor import printed_lines
+from gpubridge.engine.supervisor.printed_lines import PrintedLines
 
 
 class Printed:
@@ -19,7 +19,7 @@ class Printed:
         self.now = 0.0
         self.told = []
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(stub_process, "time", clock)
+        monkeypatch.setattr(printed_lines, "time", clock)
         self.lines = PrintedLines(self.tell)
 
     def tell(self, line):

@@ -16,7 +16,7 @@ from gpubridge.engine.load_progress import LoadProgress
 from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.engine.memory.device_region import Closable
 from gpubridge.engine.memory.regions import Regions
-from gpubridge.engine.supervisor.stub_process import StartStub, StubProcess
+from gpubridge.engine.supervisor.stub_process import StartStub, start_stub
 from gpubridge.engine.workers import Workers
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 
@@ -55,5 +55,5 @@ class EngineContext:
     metrics: CustomMetrics = field(default_factory=CustomMetrics)
     turn: SendTurn = field(default_factory=send_turn)
     progress: LoadProgress = field(default_factory=LoadProgress)
-    start_stub: StartStub = StubProcess
+    start_stub: StartStub = start_stub
     cache: ResponseCache | None = None

@@ -216,7 +216,7 @@ class Instance:
         run.connection.set_log_levels(self._context.telemetry.log.stub_levels)
         arena = self._context.regions.arena(self.settings.model)
         try:
-            await run.start()
+            await run.start(again=self.state is not InstanceState.STARTING)
             await warm_up(self.settings.warmup, arena, run.feed.submit, run.expect)
         except BaseException as error:
             # The model's error is known, or the start was cancelled.

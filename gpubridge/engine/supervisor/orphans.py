@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from gpubridge.transport.fork_requests import MARK
+
 _PR_SET_CHILD_SUBREAPER = 36
 _SELDOM_SECONDS = 5.0
 _SOON_SECONDS = 0.05
@@ -23,8 +25,7 @@ _GRACE_SECONDS = 1.0
 """Between SIGTERM and SIGKILL: time for the resource tracker of ``multiprocessing`` to remove shared
 memory whose users are gone."""
 
-_VARIABLE = "GPUBRIDGE_STUB"
-_MARK = re.compile(rb"(?:^|\0)%s=([^\0]*)" % _VARIABLE.encode())
+_MARK = re.compile(rb"(?:^|\0)%s=([^\0]*)" % MARK.encode())
 
 _logger = logging.getLogger(__name__)
 
@@ -54,7 +55,9 @@ class Orphans:
         self.possible = adopts and Path("/proc/thread-self/children").exists()
         self._server = secrets.token_hex(4)
         self._numbers = count()
-        # By process id: marks of running stubs; when an orphan of a dead stub was last seen.
+        # Marks of stubs that run or start; by process id: those that run; when an orphan of a dead stub
+        # was last seen.
+        self._marks: set[str] = set()
         self._stubs: dict[int, str] = {}
         self._dead: dict[int, float] = {}
         # By process id: when to kill a terminated orphan; since when another child is a zombie.
@@ -64,18 +67,24 @@ class Orphans:
         self._timer: asyncio.TimerHandle | None = None
         self._check()
 
-    def mark(self, variables: dict[str, str]) -> dict[str, str]:
-        """Return a stub's environment with the variable that marks its children."""
-        return {**variables, _VARIABLE: f"{self._server}.{next(self._numbers)}"}
+    def mark(self) -> str:
+        """Return the value of `MARK` for a stub that is to be started, and its children."""
+        mark = f"{self._server}.{next(self._numbers):08}"
+        self._marks.add(mark)
+        return mark
 
-    def started(self, pid: int, variables: dict[str, str]) -> None:
-        """Record a started stub and its variables."""
-        self._stubs[pid] = variables[_VARIABLE]
+    def started(self, pid: int, mark: str) -> None:
+        """Record a started stub and its mark."""
+        self._stubs[pid] = mark
         self._dead.pop(pid, None)
+
+    def failed(self, mark: str) -> None:
+        """Record that the stub for a mark was not started."""
+        self._marks.discard(mark)
 
     def ended(self, pid: int) -> None:
         """Record a reaped stub, and terminate its orphans."""
-        del self._stubs[pid]
+        self._marks.discard(self._stubs.pop(pid))
         self._dead[pid] = self._loop.time()
         self._check()
 
@@ -127,15 +136,16 @@ class Orphans:
 
     def _is_left(self, child: _Child) -> bool:
         """Return whether a process is an orphan of a dead stub."""
-        if child.group in self._dead or child.session in self._dead:
-            return True
         try:
             environment = Path(f"/proc/{child.pid}/environ").read_bytes()
         except OSError:
-            return False
+            environment = b""
         found = _MARK.search(environment)
         mark = found[1].decode(errors="replace") if found else ""
-        return mark.startswith(f"{self._server}.") and mark not in self._stubs.values()
+        # First, since a stub that starts may have the number of a dead one.
+        if mark.startswith(f"{self._server}."):
+            return mark not in self._marks
+        return child.group in self._dead or child.session in self._dead
 
     def _end(self, child: _Child, deadline: float | None, now: float) -> float:
         """Terminate a process, then kill it at the deadline; return the deadline."""

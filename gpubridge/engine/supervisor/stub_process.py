@@ -9,22 +9,22 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import gpubridge
 from gpubridge.engine.environments.provider import StubEnvironment
 from gpubridge.engine.supervisor.orphans import Orphans
+from gpubridge.engine.supervisor.printed_lines import PrintedLines
 from gpubridge.errors import BridgeError, unavailable
 from gpubridge.telemetry.logs import log_from_stub
+from gpubridge.transport.fork_requests import MARK
 
-_PIPE_BYTES = 1 << 16
-_LONGEST_LINE = 1 << 13
 _LAST_LINES = 20
 _SHOWN_LETTERS = 500
-_TELLING_SECONDS = 0.002
-_PAUSE_SECONDS = 0.004
 _FIRST = 0.1
 _HEALTHY_AFTER = 10.0
 
@@ -32,98 +32,6 @@ _STREAMS = {"stdout": 0, "stderr": 1}
 """Log levels (``Logger``) of a model's streams: information and warning."""
 
 _BOOTSTRAP = Path(gpubridge.__file__).parent / "stub" / "bootstrap.py"
-
-
-class PrintedLines:
-    """Reads a stream of a process line by line.
-
-    ``tell``: gets each line, without its end. Bytes that are not UTF-8 become escapes; of a line
-    overwritten with carriage returns only the last version counts; lines longer than 8 KiB come in
-    pieces. A process that prints faster than ``tell`` logs is blocked by its full pipe, so that it
-    does not occupy the event loop.
-
-    Attribute ``write_end``: the descriptor for the process; :meth:`started` closes it here.
-    """
-
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
-        self._rest = b""
-        self._lines: deque[bytes] = deque()
-        self._pause: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
-        self._read_end, self.write_end = os.pipe()
-        os.set_blocking(self._read_end, False)
-        self._loop.add_reader(self._read_end, self._on_readable)
-
-    def started(self) -> None:
-        """Close the write end, once the process has inherited it or failed to start."""
-        os.close(self.write_end)
-
-    def close(self) -> None:
-        """Report the rest and stop reading, although other processes may hold the pipe; idempotent."""
-        if self._read_end < 0:
-            return
-        left = _PIPE_BYTES
-        while self._read_end >= 0 and (taken := self._read()):
-            left -= taken
-            if left <= 0:
-                break
-        self._end()
-
-    def _on_readable(self) -> None:
-        self._read()
-        self._tell_some()
-
-    def _tell_some(self) -> None:
-        """Report lines for a moment; if some are left, pause reading and continue later."""
-        self._pause = None
-        until = time.monotonic() + _TELLING_SECONDS
-        while self._lines and time.monotonic() < until:
-            self._say(self._lines.popleft())
-        if self._read_end < 0:
-            return
-        if self._lines:
-            self._loop.remove_reader(self._read_end)
-            self._pause = self._loop.call_later(_PAUSE_SECONDS, self._tell_some)
-        else:
-            self._loop.add_reader(self._read_end, self._on_readable)
-
-    def _read(self) -> int:
-        """Read available bytes; return their number."""
-        try:
-            data = os.read(self._read_end, _PIPE_BYTES)
-        except BlockingIOError:
-            return 0
-        if not data:
-            self._end()
-            return 0
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._lines.extend(lines)
-        whole = len(rest) - len(rest) % _LONGEST_LINE
-        if whole:
-            self._lines.append(rest[:whole])
-        self._rest = rest[whole:]
-        return len(data)
-
-    def _say(self, line: bytes) -> None:
-        shown = line.rstrip(b"\r").rpartition(b"\r")[2]
-        for start in range(0, len(shown) or 1, _LONGEST_LINE):
-            piece = shown[start : start + _LONGEST_LINE]
-            self._tell(piece.decode(errors="backslashreplace"))
-
-    def _end(self) -> None:
-        if self._read_end < 0:
-            return
-        self._loop.remove_reader(self._read_end)
-        os.close(self._read_end)
-        self._read_end = -1
-        if self._pause is not None:
-            self._pause.cancel()
-        if self._rest:
-            self._lines.append(self._rest)
-            self._rest = b""
-        while self._lines:
-            self._say(self._lines.popleft())
 
 
 def was_healthy(seconds: float, *, answered: bool) -> bool:
@@ -156,8 +64,62 @@ class RunningStub(Protocol):
         """End it at once; ``why`` replaces the reported reason of its end."""
 
 
-StartStub = Callable[[StubEnvironment, str, str, socket.socket], RunningStub]
-"""Starts a stub as `StubProcess` does: environment, model, instance, the stub's end of the channel."""
+StartStub = Callable[[StubEnvironment, str, str, socket.socket, bool], Awaitable[RunningStub]]
+"""Starts a stub as `start_stub` does: environment, model, instance, the stub's end of the channel, again."""
+
+
+class StubOutput:
+    """The standard output and standard error of a process.
+
+    - ``log``: gets each line, the name of its stream, and the level (``Logger``) for it.
+
+    Attribute ``last_lines``: the begins of the last lines.
+    """
+
+    def __init__(self, log: Callable[[str, str, int], None]) -> None:
+        self._log = log
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._streams: list[PrintedLines] = []
+        try:
+            for file, level in _STREAMS.items():
+                self._streams.append(PrintedLines(partial(self._tell, file, level)))
+        except OSError:
+            self.started()
+            self.close()
+            raise
+
+    @property
+    def write_ends(self) -> list[int]:
+        """Descriptors for the process, until `started`."""
+        return [stream.write_end for stream in self._streams]
+
+    def started(self) -> None:
+        """Close the write ends, once the process has them or failed to start."""
+        for stream in self._streams:
+            stream.started()
+
+    def close(self) -> None:
+        """Log the rest and stop reading."""
+        for stream in self._streams:
+            stream.close()
+
+    def _tell(self, file: str, level: int, text: str) -> None:
+        self.last_lines.append(text[:_SHOWN_LETTERS])
+        self._log(text, file, level)
+
+
+class Child(Protocol):
+    """A child of this process, as `subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    def kill(self) -> None:
+        """Kill it, if it runs."""
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit code, or the negative number of a signal."""
 
 
 class StubProcess:
@@ -165,63 +127,30 @@ class StubProcess:
 
     Start it on the main thread: the kernel kills a stub when the *thread* that started it ends.
 
-    - ``model``, ``instance``: names for the lines that the model prints; process lists show the
-      instance's.
-    - ``sock``: the stub's end of its channel; closed here once the stub has inherited it.
-    - ``orphans``: terminates the stub's orphans; without it, the process group is killed.
+    - ``orphans``: terminates the stub's orphans, by its ``mark``; without it, the process group is killed.
 
     Its attributes are those of `RunningStub`.
+
+    Raises OSError when no descriptor is left; the process has ended then.
     """
 
     def __init__(
-        self,
-        environment: StubEnvironment,
-        model: str,
-        instance: str,
-        sock: socket.socket,
-        orphans: Orphans | None = None,
+        self, child: Child, output: StubOutput, orphans: Orphans | None, mark: str
     ) -> None:
-        self._orphans = orphans if orphans is not None and orphans.possible else None
-        variables = environment.variables
-        if self._orphans is not None:
-            variables = self._orphans.mark(variables)
-        fd = sock.fileno()
-        command = [environment.python, str(_BOOTSTRAP), str(fd), str(os.getpid()), instance]
-        self._printed: list[PrintedLines] = []
-        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-        try:
-            for file, level in _STREAMS.items():
-                tell = self._into_log(model, instance, file, level)
-                self._printed.append(PrintedLines(tell))
-            out, err = self._printed
-            self._process = subprocess.Popen(
-                command,
-                env=variables,
-                pass_fds=(fd,),
-                stdin=subprocess.DEVNULL,
-                stdout=out.write_end,
-                stderr=err.write_end,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:
-            # ValueError: for example, a name with a NUL.
-            self._close_streams()
-            raise cannot_start(instance, error) from error
-        finally:
-            for stream in self._printed:
-                stream.started()
-            sock.close()
-        self.pid = self._process.pid
+        self._child = child
+        self._output = output
+        self._orphans = orphans
+        self.last_lines = output.last_lines
+        self.pid = child.pid
         self.started = time.monotonic()
         try:
             self._pidfd = os.pidfd_open(self.pid)
-        except OSError as error:
-            self._process.kill()
-            self._process.wait()
-            self._close_streams()
-            raise cannot_start(instance, error) from error
-        if self._orphans is not None:
-            self._orphans.started(self.pid, variables)
+        except OSError:
+            child.kill()
+            child.wait()
+            raise
+        if orphans is not None:
+            orphans.started(self.pid, mark)
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[str] = self._loop.create_future()
         self._expected: str | None = None
@@ -233,32 +162,113 @@ class StubProcess:
             self._expected = self._expected or why
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def _into_log(self, model: str, instance: str, file: str, level: int) -> Callable[[str], None]:
-        """Return a function that logs a line that the model printed."""
-
-        def tell(text: str) -> None:
-            self.last_lines.append(text[:_SHOWN_LETTERS])
-            log_from_stub(model, instance, {"level": level, "text": text, "file": file})
-
-        return tell
-
-    def _close_streams(self) -> None:
-        for stream in self._printed:
-            stream.close()
-
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         if self._orphans is None:
             # The zombie keeps its group id from being reused.
             os.killpg(self.pid, signal.SIGKILL)
-        code = self._process.wait()
+        code = self._child.wait()
         if self._orphans is not None:
             self._orphans.ended(self.pid)
         # Its last output is logged before its end.
-        self._close_streams()
+        self._output.close()
         if not self.exited.done():
             self.exited.set_result(self._expected or _describe(code))
+
+
+class StubForks(Protocol):
+    """Forks stubs from processes that have made their imports."""
+
+    @property
+    def orphans(self) -> Orphans:
+        """What terminates the orphans of stubs."""
+
+    async def fork(
+        self, environment: StubEnvironment, mark: str, words: Sequence[str], fds: Sequence[int], /
+    ) -> Child | None:
+        """Fork a stub; None: it is to be started anew.
+
+        - ``words``: its command line.
+        - ``fds``: its channel, standard output and standard error.
+        """
+
+
+async def start_stub(
+    environment: StubEnvironment,
+    model: str,
+    instance: str,
+    sock: socket.socket,
+    again: bool,
+    forks: StubForks | None = None,
+) -> StubProcess:
+    """Start a stub.
+
+    - ``model``, ``instance``: names for the lines that the model prints; process lists show the
+      instance's.
+    - ``sock``: the stub's end of its channel; closed here, once the stub has it.
+    - ``again``: after the death of another; it is not forked, so that no request can try addresses again.
+
+    Raises BridgeError: UNAVAILABLE when the system lacks descriptors, memory or processes for it.
+    """
+
+    def log(text: str, file: str, level: int) -> None:
+        log_from_stub(model, instance, {"level": level, "text": text, "file": file})
+
+    fd = sock.fileno()
+    arguments = (str(fd), str(os.getpid()), instance)
+    words = (environment.python, str(_BOOTSTRAP), *arguments)
+    orphans = None if forks is None else forks.orphans
+    with sock:
+        try:
+            output = StubOutput(log)
+            with starting(output, orphans) as mark:
+                child: Child | None = None
+                if forks is not None and not again:
+                    child = await forks.fork(environment, mark, words, (fd, *output.write_ends))
+                child = child or execute(environment, arguments, (fd,), output, mark)
+                return StubProcess(child, output, orphans, mark)
+        except (OSError, ValueError) as error:
+            # ValueError: for example, a name with a NUL.
+            raise cannot_start(instance, error) from error
+
+
+@contextmanager
+def starting(output: StubOutput, orphans: Orphans | None) -> Iterator[str]:
+    """Yield the mark of a process that the block starts; ends what belongs to it if that fails."""
+    mark = "" if orphans is None else orphans.mark()
+    try:
+        yield mark
+    except BaseException:
+        output.close()
+        if orphans is not None:
+            orphans.failed(mark)
+        raise
+    finally:
+        output.started()
+
+
+def execute(
+    environment: StubEnvironment,
+    arguments: Sequence[str],
+    fds: Sequence[int],
+    output: StubOutput,
+    mark: str,
+) -> subprocess.Popen[bytes]:
+    """Start the interpreter of an environment with the bootstrap; it inherits ``fds``.
+
+    Raises OSError and ValueError as `subprocess.Popen`.
+    """
+    out, err = output.write_ends
+    return subprocess.Popen(
+        [environment.python, str(_BOOTSTRAP), *arguments],
+        env={**environment.variables, MARK: mark} if mark else environment.variables,
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        start_new_session=True,
+    )
 
 
 def cannot_start(instance: str, error: Exception) -> BridgeError:

@@ -96,8 +96,8 @@ class StubRun:
 
     # -- start ---------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Start the process and wait until its model is initialized.
+    async def start(self, *, again: bool) -> None:
+        """Start the process, ``again`` after that of another stub; wait until its model is initialized.
 
         Raises BridgeError: why that failed. The caller ends and closes the run in any case.
         """
@@ -106,6 +106,8 @@ class StubRun:
         except OSError as error:
             raise cannot_start(self._instance.name, error) from error
         instance = self._instance
+        # Those of a draft, if it is one now; another instance may complete it meanwhile.
+        settings = instance.settings.stub
         with calls:
             try:
                 if instance.settings.environment.python != sys.executable:
@@ -113,13 +115,13 @@ class StubRun:
                 gpu = await self._context.devices.prepare_stub(instance.settings, self.connection)
                 environment, model = instance.settings.environment, instance.settings.model
                 start = self._context.start_stub
-                self._process = start(environment, model, instance.name, self._theirs)
+                self._process = await start(environment, model, instance.name, self._theirs, again)
             except (BridgeError, asyncio.CancelledError):
                 ours.close()
                 raise
             self._bls_endpoint = self._context.calls.open(ours, self.connection, instance)
             self._process.exited.add_done_callback(self._on_exit)
-            self.connection.initialize(instance.settings.stub, gpu, calls.fileno())
+            self.connection.initialize(settings, gpu, calls.fileno())
         self._await_connection(self._context.backend.stub_timeout_seconds)
         if self._completion is not None:
             await self._completion.wait_completed(instance.index == 0, self._started)
