@@ -16,11 +16,20 @@ from pathlib import Path
 
 __all__ = ["Fork", "fork"]
 
-# What a process reads once, before its program runs.
-_AT_ITS_START = ("LD_", "PYTHON", "OPENBLAS_")
+# What a process, or a library while it is loaded, reads once.
+_AT_ITS_START = ("LD_", "PYTHON", "OPENBLAS_", "OMP_", "LC_", "LANG", "TZ", "GLIBC_", "MALLOC_")
 
 _PROGRAM = """
 import gc, json, os, select, signal, socket, sys
+
+read = {}
+
+class Noted(os._Environ):
+    # Notes what imports read, which a fork does not read again.
+    def __getitem__(self, name):
+        read[name] = None
+        read[name] = super().__getitem__(name)
+        return read[name]
 
 def become_one_of_many():
     # Forks for each request, and returns in the forks.
@@ -71,11 +80,15 @@ def become_one_of_many():
             os.close(fd)
         os.environ.clear()
         os.environ.update(message["environment"])
+        other = [name for name in read if os.environ.get(name) != read[name]]
+        assert not other, f"{other}: read before the fork, with other values"
         os.chdir(message["folder"])
         sys.argv = message["arguments"]
         return
 
+os.environ.__class__ = Noted
 {imports}
+os.environ.__class__ = os._Environ
 gc.freeze()
 become_one_of_many()
 {program}

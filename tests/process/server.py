@@ -12,7 +12,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from gpubridge.transport.fork_requests import MARK
 from tests.forks import Fork, fork
 
 __all__ = [
+    "STARTED",
     "Server",
     "alive",
     "children",
@@ -37,6 +38,9 @@ __all__ = [
 # With one of these, a copy of a process differs from one that has started.
 _AS_STARTED = ("LD_PRELOAD", "COVERAGE_")
 _MARK_LETTERS = 17
+STARTED = ("-m", "gpubridge", "serve")
+"""What an interpreter is given for a server that is not to be forked."""
+
 _START_SECONDS = 120
 _STOP_SECONDS = 60
 
@@ -122,8 +126,8 @@ def running_server(
     """Serve the repositories on free ports of loopback for as long as the block runs.
 
     With ``ready`` false it only waits for the HTTP endpoint, not for the models. ``command`` is what an
-    interpreter is given first. Without it and ``environment``, the server is forked from a process that
-    has made its imports, which are most of the time of a start.
+    interpreter is given first. Without it the server is forked from a process that has made its imports,
+    which are most of the time of a start: give `STARTED` where these depend on ``environment``.
     """
     if isinstance(repositories, Path):
         repositories = [repositories]
@@ -131,18 +135,19 @@ def running_server(
     for repository in repositories:
         words += ["--model-repository", str(repository)]
     words += flags
+    variables = {**os.environ, **(environment or {})}
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder) / "log"
         with log_path.open("wb") as log:
-            if command or environment or any(map(_is_set, _AS_STARTED)):
+            if command or any(name.startswith(_AS_STARTED) for name in variables):
                 process = subprocess.Popen(
-                    [sys.executable, *(command or ("-m", "gpubridge", "serve")), *words],
+                    [sys.executable, *(command or STARTED), *words],
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **(environment or {})},
+                    env=variables,
                 )
             else:
-                process = _forked(["serve", *words], log.fileno())
+                process = _forked(["serve", *words], variables, log.fileno())
         server = Server(process, log_path)
         server.repositories = repositories
         try:
@@ -165,17 +170,13 @@ def running_server(
                 wait_until(lambda pid=pid: not alive(pid), f"stub {pid} to be gone")
 
 
-def _is_set(prefix: str) -> bool:
-    return any(name.startswith(prefix) for name in os.environ)
-
-
-def _forked(words: Sequence[str], log: int) -> Fork:
+def _forked(words: Sequence[str], environment: Mapping[str, str], log: int) -> Fork:
     nothing = os.open(os.devnull, os.O_RDONLY)
     try:
         return fork(
             "from tests.process.forked_server import main",
             "sys.exit(main())",
-            {**os.environ, MARK: "0" * _MARK_LETTERS},
+            {**environment, MARK: "0" * _MARK_LETTERS},
             (nothing, log, log),
             words,
         )

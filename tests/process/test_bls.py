@@ -10,7 +10,7 @@ import pytest
 from tests.process.callers import PRELUDE, answered, run, write_models
 from tests.process.controlled import only
 from tests.process.ensembles import infer
-from tests.process.server import running_server, wait_until, write_code_model, write_model
+from tests.process.server import STARTED, running_server, wait_until, write_code_model, write_model
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +138,9 @@ def test_a_fault_of_the_server_is_answered_and_logged(tmp_path):
     (tmp_path / "fault" / "sitecustomize.py").write_text(FAULT)
     write_models(tmp_path / "models")
     environment = {"PYTHONPATH": str(tmp_path / "fault")}
+    flags = only("add_sub", "caller", "repeat")
     with running_server(
-        tmp_path / "models", *only("add_sub", "caller", "repeat"), environment=environment
+        tmp_path / "models", *flags, environment=environment, command=STARTED
     ) as server:
         said = run(server, "said = show(next(iter(repeat(1).exec(decoupled=True))))")
         assert said == "INTERNAL: the server could not take the call: ZeroDivisionError('planted')"

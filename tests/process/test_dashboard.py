@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.codebase.test_deploy import METRIC, queries
-from tests.process.server import running_server, write_code_model
+from tests.process.server import STARTED, running_server, write_code_model
 from tests.process.test_status import fetch
 
 # A machine with one GPU, as the library of its driver tells of it.
@@ -41,7 +41,8 @@ def samples(tmp_path_factory):
     (modules / "pynvml.py").write_text(PYNVML)
     write_code_model(repository, config="instance_group [{ kind: KIND_GPU }]")
     hidden = {"PYTHONPATH": str(modules), "CUDA_VISIBLE_DEVICES": ""}
-    with running_server(repository, "--gpu-fallback=host", environment=hidden) as server:
+    given = {"environment": hidden, "command": STARTED}
+    with running_server(repository, "--gpu-fallback=host", **given) as server:
         assert server.ask("self.said = 1") == (200, "1")
         server.ask("raise ValueError")
         page = fetch(server.metrics_url, "/metrics")[2].decode()

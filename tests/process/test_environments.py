@@ -18,7 +18,7 @@ from tests.process.environments import (
     other_minors,
     shared_environment,
 )
-from tests.process.server import running_server, state, wait_until, write_code_model
+from tests.process.server import STARTED, running_server, state, wait_until, write_code_model
 
 FACTS = """
 import json
@@ -64,7 +64,8 @@ def server(environments, tmp_path_factory):
     (inside / "environment").symlink_to(next(iter(environments.values())))
     (inside / "triton_python_backend_stub").write_bytes(b"\x7fELF")
     packages = str(Path(np.__file__).parents[1])
-    with running_server(repository, environment={"PYTHONPATH": packages}) as running:
+    environment = {"PYTHONPATH": packages}
+    with running_server(repository, environment=environment, command=STARTED) as running:
         yield running
 
 

@@ -16,7 +16,7 @@ import pytest
 from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.process.server import running_server, write_code_model, write_model
+from tests.process.server import STARTED, running_server, write_code_model, write_model
 
 PLANTED = """
 import sys
@@ -126,7 +126,7 @@ def server(tmp_path_factory):
         (folder / "models" / name / "1").mkdir(parents=True)
         (folder / "models" / name / "config.pbtxt").write_text(config)
     with running_server(
-        folder / "models", *FLAGS, environment={"PYTHONPATH": str(folder)}
+        folder / "models", *FLAGS, environment={"PYTHONPATH": str(folder)}, command=STARTED
     ) as running:
         yield running
         log = running.log()

@@ -10,7 +10,7 @@ import pytest
 
 from gpubridge.engine.environments.provider import CLEAN_VARIABLES, stub_variables
 from tests.process.environments import borrowing_environment, environment_parameter
-from tests.process.server import running_server, write_code_model
+from tests.process.server import STARTED, running_server, write_code_model
 
 DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "environments.md"
 SECRETS = {
@@ -44,8 +44,9 @@ def test_a_model_sees_the_variables_that_it_may(tmp_path, kind):
     blas = {"OPENBLAS_NUM_THREADS": "3"}
     if kind == "inherit":
         blas["OPENBLAS_THREAD_TIMEOUT"] = "9"
+    environment = {**SECRETS, **KEPT, **blas, "PYTHONHOME": ""}
     with running_server(
-        tmp_path / "models", *flags, environment={**SECRETS, **KEPT, **blas, "PYTHONHOME": ""}
+        tmp_path / "models", *flags, environment=environment, command=STARTED
     ) as server:
         for model in ("m", "own"):
             seen = variables(server, model)
