@@ -19,8 +19,11 @@ __all__ = ["Fork", "fork"]
 # What a process, or a library while it is loaded, reads once.
 _AT_ITS_START = ("LD_", "PYTHON", "OPENBLAS_", "OMP_", "LC_", "LANG", "TZ", "GLIBC_", "MALLOC_")
 
+# A process that takes longer to fork, or to be gone once it is killed, never will.
+_SECONDS = 60
+
 _PROGRAM = """
-import gc, json, os, select, signal, socket, sys
+import contextlib, gc, json, os, select, signal, socket, sys
 
 read = {}
 
@@ -48,7 +51,8 @@ def become_one_of_many():
                 if not pid:
                     break
                 end = ends.pop(pid)
-                os.write(end, b"%d" % os.waitstatus_to_exitcode(status))
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(end, b"%d" % os.waitstatus_to_exitcode(status))
                 os.close(end)
         if control not in ready:
             continue
@@ -132,10 +136,12 @@ class Fork:
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill it, and wait until it is gone."""
-        self.kill()
-        self.wait()
-        os.close(self._end)
+        """Kill it, and wait until it is gone; `subprocess.TimeoutExpired` if it does not go."""
+        try:
+            self.kill()
+            self.wait(_SECONDS)
+        finally:
+            os.close(self._end)
 
     def _ended(self, milliseconds: float | None) -> int | None:
         if self.returncode is None:
@@ -153,6 +159,7 @@ class _Parent:
 
     def __init__(self, program: str, environment: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(_SECONDS)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program, str(theirs.fileno())],
@@ -186,7 +193,11 @@ class _Parent:
 
     def _close(self) -> None:
         self._control.close()
-        self._process.wait()
+        try:
+            self._process.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
 
 
 def fork(

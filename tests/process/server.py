@@ -163,7 +163,7 @@ def running_server(
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.wait(_STOP_SECONDS)
             if isinstance(process, Fork):
                 process.close()
             for pid in stubs:

@@ -14,6 +14,7 @@ from tests.simcuda.machine import Machine
 
 __all__ = ["Worker", "hand_over", "running_worker"]
 
+_STOP_SECONDS = 60
 _IMPORTS = """
 import ctypes, threading
 from cuda.bindings import driver as d
@@ -104,7 +105,7 @@ class Worker:
         self._stdin.flush()
         line = self._stdout.readline()
         if not line:
-            raise EOFError(f"the process ended with {self._process.wait()}")
+            raise EOFError(f"the process ended with {self._process.wait(_STOP_SECONDS)}")
         kind, value = json.loads(line)
         if kind == "error":
             raise RuntimeError(value)
@@ -113,7 +114,7 @@ class Worker:
     def kill(self) -> None:
         """Kill it, and wait until it is gone."""
         self._process.kill()
-        self._process.wait()
+        self._process.wait(_STOP_SECONDS)
 
     def close(self) -> None:
         """Kill it, and close its pipes."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tests.forks import fork
 from tests.process.server import alive, children, wait_until
 
 ROOT = Path(__file__).parents[2]
+SECONDS = 60
 # Answers each line with what it makes of it.
 EVALUATE = """
 for line in sys.stdin:
@@ -25,29 +28,32 @@ for line in sys.stdin:
 def asked(process, expression):
     process.stdin.write(f"{expression}\n")
     process.stdin.flush()
-    return json.loads(process.stdout.readline())
+    return json.loads(line(process.stdout))
+
+
+def line(stream):
+    """Return the next line; a process writes one when it is asked, and not before."""
+    assert select.select([stream], [], [], SECONDS)[0], f"no answer in {SECONDS} s"
+    return stream.readline()
 
 
 @pytest.fixture
 def forked():
-    processes = []
+    with ExitStack() as opened:
 
-    def make(*arguments, **environment):
-        source, stdin = os.pipe()
-        stdout, target = os.pipe()
-        streams = source, target, 2
-        process = fork("import socket", EVALUATE, {**os.environ, **environment}, streams, arguments)
-        os.close(source)
-        os.close(target)
-        process.stdin, process.stdout = os.fdopen(stdin, "w"), os.fdopen(stdout)
-        processes.append(process)
-        return process
+        def make(*arguments, imports="import socket", **environment):
+            source, stdin = os.pipe()
+            stdout, target = os.pipe()
+            variables, streams = {**os.environ, **environment}, (source, target, 2)
+            process = fork(imports, EVALUATE, variables, streams, arguments)
+            os.close(source)
+            os.close(target)
+            process.stdin = opened.enter_context(os.fdopen(stdin, "w"))
+            process.stdout = opened.enter_context(os.fdopen(stdout))
+            opened.callback(process.close)
+            return process
 
-    yield make
-    for each in processes:
-        each.close()
-        each.stdin.close()
-        each.stdout.close()
+        yield make
 
 
 def test_each_is_another_process_with_its_own_environment(forked):
@@ -65,6 +71,16 @@ def test_what_is_read_at_the_start_of_a_process_is_its_own_too(forked):
     assert asked(usual, "os.getppid()") != asked(other, "os.getppid()")
 
 
+def test_what_imports_have_read_has_to_be_what_a_fork_is_given(forked):
+    imports = "import os, socket; os.getenv('FORK_READ'); 'FORK_ABSENT' in os.environ"
+    first = forked(imports=imports, FORK_READ="one", FORK_OTHER="one")
+    same = forked(imports=imports, FORK_READ="one", FORK_OTHER="two")
+    assert asked(same, "os.getppid()") == asked(first, "os.getppid()")
+    for changed in ({"FORK_READ": "two"}, {"FORK_READ": "one", "FORK_ABSENT": ""}):
+        assert forked(imports=imports, **changed).wait(SECONDS) == 1
+    assert asked(first, "type(os.environ).__name__") == "_Environ"
+
+
 def test_its_arguments_folder_and_poll(forked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     process = forked("--one", "2")
@@ -73,7 +89,7 @@ def test_its_arguments_folder_and_poll(forked, tmp_path, monkeypatch):
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(150) == process.poll() == process.returncode == -signal.SIGTERM
+    assert process.wait(SECONDS) == process.poll() == process.returncode == -signal.SIGTERM
     process.terminate()
 
 
@@ -106,17 +122,17 @@ def test_its_end_is_told(forked, code, status):
     process = forked()
     process.stdin.write(f"{code}\n")
     process.stdin.flush()
-    assert process.stdout.readline() == ""
-    assert process.wait() == status
+    assert line(process.stdout) == ""
+    assert process.wait(SECONDS) == status
     assert not alive(process.pid)
     process.kill()
-    assert process.wait() == status
+    assert process.wait(SECONDS) == status
 
 
 def test_who_is_killed_is_gone(forked):
     process, other = forked(), forked()
     process.kill()
-    assert process.wait() == -9
+    assert process.wait(SECONDS) == -9
     assert not Path(f"/proc/{process.pid}").exists()
     assert asked(other, "1") == 1
 
@@ -135,11 +151,15 @@ def test_all_end_with_the_process_that_asked_for_them(kill):
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     with asking:
-        forked = int(asking.stdout.readline())
-        (parent,) = children(asking.pid)
-        assert children(parent) == [forked]
-        if kill:
+        try:
+            forked = int(line(asking.stdout))
+            (parent,) = children(asking.pid)
+            assert children(parent) == [forked]
+            if kill:
+                asking.kill()
+            asking.stdin.close()
+            asking.wait(SECONDS)
+        finally:
             asking.kill()
-        asking.stdin.close()
     for pid in (parent, forked):
         wait_until(lambda pid=pid: not alive(pid), "its end")
