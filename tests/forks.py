@@ -171,12 +171,16 @@ class _Parent:
         atexit.register(self._close)
 
     def fork(
-        self, environment: Mapping[str, str], arguments: Sequence[str], streams: Sequence[int]
+        self,
+        environment: Mapping[str, str],
+        arguments: Sequence[str],
+        streams: Sequence[int],
+        folder: Path,
     ) -> Fork:
         end, told = os.pipe()
         message = {
             "environment": dict(environment),
-            "folder": str(Path.cwd()),
+            "folder": str(folder),
             "arguments": ["", *arguments],
         }
         try:
@@ -206,6 +210,7 @@ def fork(
     environment: Mapping[str, str],
     streams: Sequence[int],
     arguments: Sequence[str] = (),
+    folder: Path | None = None,
 ) -> Fork:
     """Run a program in a fork of a process that has made its imports, and stays for the next one.
 
@@ -221,6 +226,8 @@ def fork(
         Descriptors of its standard input, output and errors; they stay the caller's.
     arguments : sequence of str
         What follows the first item of `sys.argv`.
+    folder : Path, optional
+        Its working directory; this process's without it.
     """
     read = sorted(name for name in environment if name.startswith(_AT_ITS_START))
     source = _PROGRAM.replace("{imports}", imports).replace("{program}", program)
@@ -228,4 +235,4 @@ def fork(
     with _lock:
         if key not in _parents:
             _parents[key] = _Parent(source, environment)
-        return _parents[key].fork(environment, arguments, streams)
+        return _parents[key].fork(environment, arguments, streams, folder or Path.cwd())

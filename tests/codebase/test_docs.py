@@ -21,7 +21,7 @@ from gpubridge.engine.devices.copies import PEER_FALLBACKS
 from gpubridge.transport.messages import FALLBACKS
 from tests import first_answers
 from tests.codebase import references
-from tests.process.forked_commands import RUN, forked_commands
+from tests.process.forked_commands import run_forked
 from tests.process.server import running_server
 
 ROOT = Path(__file__).parents[2]
@@ -161,12 +161,11 @@ def test_the_guide_to_models_does_what_it_says(tmp_path):
     lines = [line for text in shell for line in text.splitlines()]
     commands = [shlex.split(line) for line in lines if line.startswith("gpubridge run ")]
     assert len(commands) == 5
-    with forked_commands(*RUN) as forked:
-        for words in commands:
-            done = forked.run(*words[1:], cwd=tmp_path)
-            assert done.returncode == 0, done.stderr
-            if len(words) == len(commands[0]):
-                assert done.stdout in shown
+    for words in commands:
+        done = run_forked(*words[1:], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        if len(words) == len(commands[0]):
+            assert done.stdout in shown
     assert (tmp_path / "probabilities.npy").exists()
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_softmax.py"],

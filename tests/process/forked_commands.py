@@ -2,91 +2,45 @@
 
 from __future__ import annotations
 
-import json
+import os
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
-__all__ = ["RUN", "ForkedCommands", "forked_commands"]
+from tests.forks import fork
 
-# The child goes on after the loop, and ends as any process does.
-_PARENT = """
-import contextlib, importlib, json, os, sys
-for name in json.loads(sys.argv[1]):
-    with contextlib.suppress(ImportError):
-        importlib.import_module(name)
-for line in sys.stdin:
-    job = json.loads(line)
-    if pid := os.fork():
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-        continue
-    os.chdir(job["folder"])
-    for number, mode in enumerate(("r", "w", "w")):
-        file = os.open(job["streams"][number], os.O_RDONLY if mode == "r" else os.O_WRONLY)
-        os.dup2(file, number)
-        os.close(file)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)
-    sys.argv = ["gpubridge", *job["words"]]
-    break
-else:
-    sys.exit()
+__all__ = ["run_forked"]
+
+# Most modules that ``gpubridge run`` imports.
+_IMPORTS = """
+import contextlib
+import gpubridge.cli.run, gpubridge.develop.one_instance, gpubridge.develop.session
+with contextlib.suppress(ImportError):
+    import cuda.bindings.driver
 from gpubridge.cli import main
-sys.exit(main())
 """
+_SECONDS = 150
 
 
-class ForkedCommands:
-    """Runs commands of gpubridge, one after the other."""
+def run_forked(
+    *words: str, stdin: str = "", cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``gpubridge WORDS``; return its exit code and what it printed.
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def run(
-        self, *words: str, stdin: str = "", cwd: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Run ``gpubridge WORDS``; returns its exit code and what it printed."""
-        with tempfile.TemporaryDirectory() as folder:
-            streams = [Path(folder) / name for name in ("stdin", "stdout", "stderr")]
-            for path in streams:
-                path.write_text(stdin if path.name == "stdin" else "")
-            job = {
-                "words": words,
-                "folder": str(cwd or Path.cwd()),
-                "streams": [*map(str, streams)],
-            }
-            self._process.stdin.write(json.dumps(job) + "\n")
-            self._process.stdin.flush()
-            code = int(self._process.stdout.readline())
-            out, err = (path.read_text() for path in streams[1:])
-        return subprocess.CompletedProcess(words, code, out, err)
-
-
-RUN = (
-    "gpubridge.cli.run",
-    "gpubridge.develop.session",
-    "gpubridge.develop.one_instance",
-    "cuda.bindings.driver",
-)
-"""Most modules that ``gpubridge run`` imports."""
-
-
-@contextmanager
-def forked_commands(*modules: str) -> Iterator[ForkedCommands]:
-    """Keep a process from which commands are forked, for as long as the block runs.
-
-    It has imported these modules, those of them that there are.
+    Raises
+    ------
+    subprocess.TimeoutExpired
+        The command has not ended in time.
     """
-    with subprocess.Popen(
-        [sys.executable, "-c", _PARENT, json.dumps(["gpubridge.cli", *modules])],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            yield ForkedCommands(process)
-        finally:
-            process.stdin.close()
-            process.stdout.close()
+    with ExitStack() as opened:
+        files = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
+        files[0].write(stdin)
+        files[0].seek(0)
+        streams = [file.fileno() for file in files]
+        process = fork(_IMPORTS, "sys.exit(main())", os.environ, streams, words, folder=cwd)
+        opened.callback(process.close)
+        code = process.wait(_SECONDS)
+        for file in files:
+            file.seek(0)
+        return subprocess.CompletedProcess(words, code, files[1].read(), files[2].read())

@@ -19,7 +19,7 @@ import gpubridge
 from benchmarks.varied_models import MODELS, write_repository
 from gpubridge.errors import BridgeError
 from gpubridge.one_file.declare import declaration_of
-from tests.process.forked_commands import RUN, forked_commands
+from tests.process.forked_commands import run_forked
 from tests.process.server import alive, wait_until, write_model
 
 APP = """
@@ -246,14 +246,10 @@ def test_a_file_answers_as_the_same_model_in_a_repository(tmp_path):
 
 
 def test_gpubridge_run_takes_a_file(app):
-    with forked_commands(*RUN) as commands:
-
-        def run(text, *flags):
-            return commands.run("run", text, *flags)
-
-        assert run(str(app), "--input", "X=[1]").stdout == "Y: FP32 [1] [3.]\n"
-        assert "[1, 2] [[2., 1.]]" in run(f"{app}:batched", "--input", "X=[1, 0]").stdout
-        assert "expected a model that" in run(f"{app}:nothing").stderr
+    assert run_forked("run", str(app), "--input", "X=[1]").stdout == "Y: FP32 [1] [3.]\n"
+    batched = run_forked("run", f"{app}:batched", "--input", "X=[1, 0]")
+    assert "[1, 2] [[2., 1.]]" in batched.stdout
+    assert "expected a model that" in run_forked("run", f"{app}:nothing").stderr
 
 
 def test_the_fixture_takes_a_file(app, gpubridge_model):

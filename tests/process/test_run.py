@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.process.forked_commands import RUN, forked_commands
+from tests.process.forked_commands import run_forked
 from tests.process.server import write_model
 
 SUM = """
@@ -95,15 +95,14 @@ def run_command(directory, *flags, stdin="", cwd=None):
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def run():
     """Run a model, as :func:`run_command` does, but without the time of imports."""
-    with forked_commands(*RUN) as commands:
 
-        def run(directory, *flags, **options):
-            return commands.run("run", str(directory), *flags, **options)
+    def run(directory, *flags, **options):
+        return run_forked("run", str(directory), *flags, **options)
 
-        yield run
+    return run
 
 
 @pytest.fixture

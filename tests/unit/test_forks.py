@@ -41,11 +41,11 @@ def line(stream):
 def forked():
     with ExitStack() as opened:
 
-        def make(*arguments, imports="import socket", **environment):
+        def make(*arguments, imports="import socket", folder=None, **environment):
             source, stdin = os.pipe()
             stdout, target = os.pipe()
             variables, streams = {**os.environ, **environment}, (source, target, 2)
-            process = fork(imports, EVALUATE, variables, streams, arguments)
+            process = fork(imports, EVALUATE, variables, streams, arguments, folder)
             os.close(source)
             os.close(target)
             process.stdin = opened.enter_context(os.fdopen(stdin, "w"))
@@ -85,6 +85,7 @@ def test_its_arguments_folder_and_poll(forked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     process = forked("--one", "2")
     assert asked(process, "[sys.argv[1:], os.getcwd()]") == [["--one", "2"], str(tmp_path)]
+    assert asked(forked(folder=tmp_path.parent), "os.getcwd()") == str(tmp_path.parent)
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0)
