@@ -7,6 +7,7 @@ and gets its socket when the server starts its first stub.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import socket
@@ -30,6 +31,9 @@ for _name in _STUB:
 _OF_STUBS = frozenset(sys.modules)
 for _name in _SERVER:
     importlib.import_module(_name)
+with contextlib.suppress(ImportError):
+    # Not the driver itself.
+    importlib.import_module("cuda.bindings.driver")
 
 
 def main() -> int:
