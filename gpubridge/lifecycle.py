@@ -89,7 +89,9 @@ def ports_file(path: Path | None, addresses: Mapping[str, tuple[str, int]]) -> I
         yield
         return
     named = {name: {"address": host, "port": port} for name, (host, port) in addresses.items()}
-    _replace(path, json.dumps({"pid": os.getpid(), **named}) + "\n")
+    with _new_file(path) as new:
+        new.write_text(json.dumps({"pid": os.getpid(), **named}) + "\n")
+        new.replace(path)
     try:
         yield
     finally:
@@ -106,19 +108,22 @@ def clear_ports_file(path: Path | None) -> None:
         return
     writer = _writer(path)
     if writer is None or not Path(f"/proc/{writer}").exists():
-        _replace(path, "")
-        path.unlink(missing_ok=True)
+        with _new_file(path) as new:
+            new.touch()
+            path.unlink(missing_ok=True)
 
 
-def _replace(path: Path, text: str) -> None:
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[Path]:
+    """Yield a name beside a ports file; what the block leaves there is removed."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        new.write_text(text)
-        new.replace(path)
+        yield new
     except OSError as error:
+        raise unavailable(f"--ports-file cannot be written: {error}") from error
+    finally:
         with contextlib.suppress(OSError):
             new.unlink()
-        raise unavailable(f"--ports-file cannot be written: {error}") from error
 
 
 def _writer(path: Path) -> int | None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 # With one of these, a copy of a process differs from one that has started.
-_AS_STARTED = ("LD_PRELOAD", "COVERAGE_")
+_AS_STARTED = ("LD_PRELOAD", "COVERAGE_", "GPUBRIDGE_NO_NATIVE")
 _MARK_LETTERS = 17
 STARTED = ("-m", "gpubridge", "serve")
 """What an interpreter is given for a server that is not to be forked."""
@@ -135,19 +135,10 @@ def running_server(
     for repository in repositories:
         words += ["--model-repository", str(repository)]
     words += flags
-    variables = {**os.environ, **(environment or {})}
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder) / "log"
         with log_path.open("wb") as log:
-            if command or any(name.startswith(_AS_STARTED) for name in variables):
-                process = subprocess.Popen(
-                    [sys.executable, *(command or STARTED), *words],
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=variables,
-                )
-            else:
-                process = _forked(["serve", *words], variables, log.fileno())
+            process = _start(command, words, {**os.environ, **(environment or {})}, log.fileno())
         server = Server(process, log_path)
         server.repositories = repositories
         try:
@@ -170,15 +161,28 @@ def running_server(
                 wait_until(lambda pid=pid: not alive(pid), f"stub {pid} to be gone")
 
 
-def _forked(words: Sequence[str], environment: Mapping[str, str], log: int) -> Fork:
+def _start(
+    command: Sequence[str], words: Sequence[str], environment: dict[str, str], log: int
+) -> subprocess.Popen[bytes] | Fork:
+    set_apart = {name for name in environment if name.startswith(_AS_STARTED)}
+    if command or any(map(environment.get, set_apart)):
+        return subprocess.Popen(
+            [sys.executable, *(command or STARTED), *words],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+    # Empty ones are as none.
+    variables = {name: environment[name] for name in environment.keys() - set_apart}
     nothing = os.open(os.devnull, os.O_RDONLY)
     try:
         return fork(
             "from tests.process.forked_server import main",
             "sys.exit(main())",
-            {**environment, MARK: "0" * _MARK_LETTERS},
+            # Where a fork server finds the place for its stubs'.
+            {**variables, MARK: "0" * _MARK_LETTERS},
             (nothing, log, log),
-            words,
+            ["serve", *words],
         )
     finally:
         os.close(nothing)

@@ -179,7 +179,8 @@ def test_an_error_without_a_text_is_only_its_own(server, repository, load):
         body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [value]}]}
         answer = server.request("POST", "/v2/models/odd/infer", json.dumps(body))
         assert answer[0] == status, answer
-    assert server.stubs() == stubs
+    # Those of models that were unloaded may still end.
+    assert set(server.stubs()) <= set(stubs)
 
 
 def test_a_model_that_writes_to_shared_inputs_after_long_is_refused_that_once(ask):
