@@ -35,12 +35,11 @@ def main():
     # A model may parse sys.argv as its own command line; Triton's stubs have none either.
     sys.argv = [""]
     problem = _problem()
-    if problem is not None and forks:
-        # The server starts the stub by itself, which tells the problem.
-        return 1
     if problem is not None:
-        message = bytes((_FAILED,)) + json.dumps({"error": problem}).encode()
-        socket.socket(fileno=fd).send(message)
+        # Instead of a fork server, the server starts the stub itself, which tells the problem.
+        if not forks:
+            message = bytes((_FAILED,)) + json.dumps({"error": problem}).encode()
+            socket.socket(fileno=fd).send(message)
         return 1
     _restore_library_path()
     root = os.path.dirname(here)

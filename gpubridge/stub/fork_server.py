@@ -32,7 +32,7 @@ _MESSAGE_BYTES = 1 << 16
 _LOOK_AGAIN_SECONDS = 0.0005
 _PID_BYTES = 8
 _THREADED = re.compile(rb"/lib(?:mkl|iomp|gomp|omp|tbb)[^/]*$", re.MULTILINE)
-"""Libraries of linear algebra whose threads do not survive a fork, as OpenBLAS's do."""
+"""Libraries that may hang after a fork if they had threads; OpenBLAS starts its threads again."""
 
 
 def fork_stubs(
@@ -145,7 +145,7 @@ def _become_stub(shown: _ShownNames, out: int, err: int, mark: str, words: list[
 
 
 class _ShownNames:
-    """What the system shows of this process: its name, its command line, the variable `MARK`.
+    """Names that the system shows of this process: its own, its command line, the variable `MARK`.
 
     The kernel reads the two latter in the process's memory, where they are overwritten.
     """

@@ -63,7 +63,7 @@ class Server:
 
     def stubs(self) -> list[int]:
         """Process ids of its stubs (its live children)."""
-        return [pid for pid in children(self.pid) if state(pid) != "Z"]
+        return [pid for pid in children(self.pid) if alive(pid)]
 
     def request(
         self, method: str, path: str, body: bytes | str | None = None, headers: dict | None = None

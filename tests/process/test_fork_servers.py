@@ -40,7 +40,7 @@ EXIT = "os._exit(7)"
 
 
 def fork_servers(server):
-    return [pid for pid in descendants(server.pid) if is_fork_server(pid) and state(pid) != "Z"]
+    return [pid for pid in descendants(server.pid) if is_fork_server(pid) and alive(pid)]
 
 
 def about(server, model):

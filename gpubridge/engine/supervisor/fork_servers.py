@@ -132,7 +132,7 @@ class ForkServers:
 class _ForkServer:
     """The fork server of an environment; owns its process and the socket to it.
 
-    - ``on_end``: called once when it has ended, with whether it never was ready.
+    - ``on_end``: called once when it has ended, with whether it failed to fork or to start.
 
     Raises OSError, or ValueError, when it cannot be started.
     """
@@ -152,7 +152,7 @@ class _ForkServer:
         except BaseException:
             self._socket.close()
             raise
-        self._process.exited.add_done_callback(lambda _: self.close())
+        self._process.exited.add_done_callback(lambda _: self._end())
         self._answers: deque[asyncio.Future[bytes]] = deque()
         self._ready = self._expect()
         self._idle = self._loop.call_later(_LONGEST_SECONDS, self.close)
@@ -173,7 +173,7 @@ class _ForkServer:
         """Fork a stub; the parameters and the result are those of `StubForks.fork`."""
         await asyncio.wait([self._ready], timeout=_ANSWER_SECONDS)
         if not self._ready.done():
-            self.close()
+            self.close(failed=True)
         if self._socket.fileno() < 0:
             return None
         self._idle.cancel()
@@ -188,22 +188,21 @@ class _ForkServer:
                 return None
             finally:
                 os.close(begin)
-            try:
-                answer = await asyncio.wait_for(self._expect(), _ANSWER_SECONDS)
-            except asyncio.TimeoutError:
-                self.close()
-                return None
-            if answer in (b"", NOT_FORKED):
+            answer = self._expect()
+            await asyncio.wait([answer], timeout=_ANSWER_SECONDS)
+            if not answer.done() or answer.result() == NOT_FORKED:
+                self.close(failed=True)
+            if answer.result() in (b"", NOT_FORKED):
                 return None
             # Its end, if it has ended by now, is reported as that of any stub.
             with suppress(BrokenPipeError):
                 os.write(told, _BEGIN)
-            return ForkedStub(int(answer))
+            return ForkedStub(int(answer.result()))
         finally:
             # Without the byte, a stub that was forked nevertheless ends.
             os.close(told)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Kill it; its stubs stay, and those that it has not forked yet are started anew."""
         if self._socket.fileno() < 0:
             return
@@ -212,13 +211,10 @@ class _ForkServer:
         self._loop.remove_reader(self._socket)
         self._socket.close()
         self._process.kill()
-        failed = not self._ready.done()
+        while self._answers:
+            self._answers.popleft().set_result(b"")
         if failed:
             _logger.info("stubs of %s start without a fork server: it ended", self._python)
-        while self._answers:
-            waiting = self._answers.popleft()
-            if not waiting.done():
-                waiting.set_result(b"")
         self._on_end(failed)
 
     def _expect(self) -> asyncio.Future[bytes]:
@@ -234,9 +230,11 @@ class _ForkServer:
         except OSError:
             answer = b""
         if not answer or not self._answers:
-            self.close()
+            self._end()
             return
-        waiting = self._answers.popleft()
-        # A stub whose start was given up ends by itself.
-        if not waiting.done():
-            waiting.set_result(answer)
+        # Nobody waits for it where a start was given up; such a stub ends by itself.
+        self._answers.popleft().set_result(answer)
+
+    def _end(self) -> None:
+        """Close it because it has ended, which it never should before it is ready."""
+        self.close(failed=not self._ready.done())

@@ -1,4 +1,4 @@
-"""What a process prints, as lines."""
+"""Lines that a process prints."""
 
 from __future__ import annotations
 

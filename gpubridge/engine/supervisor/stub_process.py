@@ -182,7 +182,7 @@ class StubForks(Protocol):
 
     @property
     def orphans(self) -> Orphans:
-        """What terminates the orphans of stubs."""
+        """The owner of the processes that dead stubs leave."""
 
     async def fork(
         self, environment: StubEnvironment, mark: str, words: Sequence[str], fds: Sequence[int], /
