@@ -17,7 +17,10 @@ from pathlib import Path
 __all__ = ["Fork", "fork"]
 
 # What a process, or a library while it is loaded, reads once.
-_AT_ITS_START = ("LD_", "PYTHON", "OPENBLAS_", "OMP_", "LC_", "LANG", "TZ", "GLIBC_", "MALLOC_")
+_AT_ITS_START = (
+    *("LD_", "PYTHON", "OPENBLAS_", "OMP_", "LC_", "LANG", "TZ", "GLIBC_", "MALLOC_"),
+    "GPUBRIDGE_NO_NATIVE",
+)
 
 # A process that takes longer to fork, or to be gone once it is killed, never will.
 _SECONDS = 60
@@ -136,12 +139,18 @@ class Fork:
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill it, and wait until it is gone; `subprocess.TimeoutExpired` if it does not go."""
+        """Kill it, and wait until it is gone; `subprocess.TimeoutExpired` if it does not go.
+
+        Closing it again has no effect.
+        """
+        if self._end < 0:
+            return
         try:
             self.kill()
             self.wait(_SECONDS)
         finally:
             os.close(self._end)
+            self._end = -1
 
     def _ended(self, milliseconds: float | None) -> int | None:
         if self.returncode is None:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 
-import gpubridge
 from gpubridge.host_shm import Segment
 from gpubridge.tensor import native
 from gpubridge.transport.channel import Channel, pair
@@ -32,10 +28,17 @@ from gpubridge.transport.stub_settings import (
     StubSettings,
     encode_initialize,
 )
+from tests.forks import fork
 from tests.unit.server_messages import decode_responses, decode_results, encode_batch
 
 NO_CONTEXT = RequestContext()
-BOOTSTRAP = Path(gpubridge.__file__).parent / "stub" / "bootstrap.py"
+PROGRAM = """
+# What was passed as standard input is the channel.
+channel = os.dup(0)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+sys.argv = [""]
+sys.exit(run(channel, os.getppid()))
+"""
 REGION = 77
 CLAIMS = 1 << 63
 """In the cell of claims: the stub claims batches."""
@@ -81,10 +84,11 @@ class Stub:
         self._calls = calls
         control = Segment.create(0, ControlPage.SIZE)
         self.page = ControlPage(control)
-        self.process = subprocess.Popen(
-            [sys.executable, str(BOOTSTRAP), str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, native.DISABLE_VARIABLE: str(int(runtime == "python"))},
+        self.process = fork(
+            "from gpubridge.stub.process import run",
+            PROGRAM,
+            {**os.environ, native.DISABLE_VARIABLE: str(int(runtime == "python"))},
+            (theirs.fileno(), 1, 2),
         )
         theirs.close()
         self.channel = Channel(ours)
@@ -201,5 +205,6 @@ class Stub:
         self.channel.close()
         self._calls.close()
         code = self.process.wait(30)
+        self.process.close()
         self.page.close()
         return code
