@@ -74,6 +74,10 @@ class Asked:
 
     def end(self):
         self.close()
+        return self.code()
+
+    def code(self):
+        """Wait for its end; return its exit code."""
         status = os.waitpid(int(self.answer), 0)[1]
         return os.waitstatus_to_exitcode(status)
 
@@ -92,8 +96,15 @@ def test_a_stub_begins_when_it_is_told(control):
 
 def test_a_stub_that_is_not_wanted_ends_without_a_look_at_its_channel(control):
     asked = Asked(control)
+    # What it would refuse; to do so, it needs a channel that is open.
     asked.channel.send(b"for another one")
-    assert asked.end() == 0
+    os.close(asked.begin)
+    assert asked.code() == 0
+    asked.channel.settimeout(150)
+    with pytest.raises(ConnectionResetError):
+        # The end of a channel whose other side left something unread.
+        asked.channel.recv(1 << 16)
+    asked.channel.close()
 
 
 def test_none_is_forked_without_all_descriptors(control):
