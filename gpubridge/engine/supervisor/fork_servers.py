@@ -232,7 +232,7 @@ class _ForkServer:
         if not answer or not self._answers:
             self._end()
             return
-        # Nobody waits for it where a start was given up; such a stub ends by itself.
+        # No task waits for it where a start was given up; such a stub ends by itself.
         self._answers.popleft().set_result(answer)
 
     def _end(self) -> None:
