@@ -31,7 +31,7 @@ import contextlib, gc, json, os, select, signal, socket, sys
 read = {}
 
 class Noted(os._Environ):
-    # Notes what imports read, which a fork does not read again.
+    # Notes what imports read, and a fork does not read again.
     def __getitem__(self, name):
         read[name] = None
         read[name] = super().__getitem__(name)
@@ -40,6 +40,7 @@ class Noted(os._Environ):
 def become_one_of_many():
     # Forks for each request, and returns in the forks.
     control = socket.socket(fileno=int(sys.argv.pop()))
+    control.send(json.dumps(read).encode())
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -87,8 +88,6 @@ def become_one_of_many():
             os.close(fd)
         os.environ.clear()
         os.environ.update(message["environment"])
-        other = [name for name in read if os.environ.get(name) != read[name]]
-        assert not other, f"{other}: read before the fork, with other values"
         os.chdir(message["folder"])
         sys.argv = message["arguments"]
         return
@@ -101,7 +100,7 @@ become_one_of_many()
 {program}
 """
 
-_parents: dict[tuple[str, ...], _Parent] = {}
+_parents: dict[tuple[str, ...], list[_Parent]] = {}
 _lock = threading.Lock()
 
 
@@ -178,6 +177,13 @@ class _Parent:
                 pass_fds=(theirs.fileno(),),
             )
         atexit.register(self._close)
+        told = self._control.recv(1 << 16)
+        assert told, "the process that forks ended before its first fork"
+        self._read: dict[str, str | None] = json.loads(told)
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Return whether its imports would have read the same in an environment."""
+        return all(environment.get(name) == value for name, value in self._read.items())
 
     def fork(
         self,
@@ -242,6 +248,9 @@ def fork(
     source = _PROGRAM.replace("{imports}", imports).replace("{program}", program)
     key = (source, *(f"{name}={environment[name]}" for name in read))
     with _lock:
-        if key not in _parents:
-            _parents[key] = _Parent(source, environment)
-        return _parents[key].fork(environment, arguments, streams, folder or Path.cwd())
+        parents = _parents.setdefault(key, [])
+        parent = next((each for each in parents if each.fits(environment)), None)
+        if parent is None:
+            parent = _Parent(source, environment)
+            parents.append(parent)
+        return parent.fork(environment, arguments, streams, folder or Path.cwd())
