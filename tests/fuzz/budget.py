@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import settings, strategies as st
 
 __all__ = ["edited", "edits", "fuzzed", "mutations", "splits"]
 
-_EXAMPLES = int(os.environ.get("GPUBRIDGE_FUZZ_EXAMPLES", "100"))
-"""Of each test; CI has seconds, who looks for faults has hours."""
-
 
 def fuzzed(share: float = 1.0) -> settings:
-    """Settings of a fuzz test; one whose examples are dear takes a ``share`` of the usual number."""
-    return settings(
-        max_examples=max(5, int(_EXAMPLES * share)),
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+    """Return settings of a fuzz test; one with costly examples takes a ``share`` of the number.
+
+    That is the profile's, or ``GPUBRIDGE_FUZZ_EXAMPLES``.
+    """
+    number = int(os.environ.get("GPUBRIDGE_FUZZ_EXAMPLES", settings().max_examples))
+    return settings(max_examples=max(5, int(number * share)))
 
 
 _EDIT = st.tuples(

@@ -5,21 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from gpubridge.tensor import dlpack, native
 from tests.simcuda.machine import Machine, lawful_machine
 from tests.simcuda.processes import Worker
 from tests.unit.cuda_workers import device_worker, stub_device_worker
-
-# No test asserts elapsed time: examples may take as long as a busy machine makes them.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("fast", settings.get_profile("untimed"), max_examples=10)
-
-
-def pytest_configure(config):
-    """Choose the number of random examples."""
-    settings.load_profile("fast" if config.getoption("--fast") else "untimed")
 
 
 @pytest.fixture(params=["native", "python"])

@@ -194,4 +194,4 @@ class BudgetMachine(RuleBasedStateMachine):
 
 
 TestBudget = BudgetMachine.TestCase
-TestBudget.settings = settings(max_examples=60, stateful_step_count=40)
+TestBudget.settings = settings(stateful_step_count=40)

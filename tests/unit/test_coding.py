@@ -7,7 +7,7 @@ import random
 import zlib
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.coding import Inflater, compress
@@ -19,7 +19,6 @@ def coded(coding, data):
     return {b"gzip": gzip.compress, b"deflate": zlib.compress, b"identity": bytes}[coding](data)
 
 
-@settings(max_examples=50)
 @given(
     st.sampled_from([b"gzip", b"deflate", b"identity"]),
     st.integers(0, len(DATA)),
@@ -52,7 +51,6 @@ def test_a_body_of_the_limit_is_taken_and_a_longer_one_as_soon_as_it_is_known_to
     assert caught.value.code == ErrorCode.INVALID_ARG
 
 
-@settings(max_examples=50)
 @given(st.sampled_from([b"gzip", b"deflate"]), st.integers(1000, 300_000), st.data())
 def test_a_body_cut_short_is_told_so(coding, wanted, data):
     body = coded(coding, DATA)

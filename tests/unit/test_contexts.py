@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 from gpubridge.tensor.native import native
 from gpubridge.transport.context import (
@@ -69,7 +69,6 @@ def test_both_tables_are_one():
 
 
 @needs_module
-@settings(max_examples=200)
 @given(contexts())
 @example(RequestContext(parameters="\ud800"))
 @example(CallContext(version=-(1 << 63)))
@@ -88,7 +87,6 @@ def test_both_codecs_write_and_read_the_same(context):
 
 
 @needs_module
-@settings(max_examples=300)
 @given(st.data())
 def test_both_codecs_refuse_the_same_bytes(data):
     kind = data.draw(st.sampled_from(KINDS))
@@ -105,7 +103,6 @@ def test_both_codecs_refuse_the_same_bytes(data):
 
 
 @needs_module
-@settings(max_examples=100)
 @given(st.sampled_from(KINDS), st.data())
 def test_both_codecs_refuse_the_same_values(kind, data):
     odd = st.sampled_from([-1, 1 << 63, 1 << 64, 1.5, "x", b"x", None, True, object()])

@@ -381,7 +381,7 @@ class SequenceMachine(ModelMachine):
 
 
 BatchingMachine.TestCase.settings = SequenceMachine.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40
+    stateful_step_count=40
 )
 test_batching = BatchingMachine.TestCase
 test_sequences = SequenceMachine.TestCase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Account, Body, Budget
@@ -128,7 +128,6 @@ def test_fields_in_any_order_and_unknown_ones(request_, unknown, random):
     agree(b"".join(pieces))
 
 
-@settings(max_examples=300)
 @given(requests(), st.data())
 def test_mutated_bytes(request_, data):
     message = bytearray(request_.SerializeToString())
@@ -139,7 +138,6 @@ def test_mutated_bytes(request_, data):
     agree(bytes(message))
 
 
-@settings(max_examples=300)
 @given(st.binary(max_size=40))
 @example(b"\xff" * 40)
 @example(b"\x3a" + b"\xff" * 39)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import astuple, replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from gpubridge.engine.memory.regions import Regions
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Account, Body, Budget
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
+from tests.fuzz.budget import fuzzed
 from tests.unit.grpc_requests import BATCHED, Model, Request, inputs_of, raw
 from tests.unit.model_configs import model_config
 
@@ -151,7 +152,6 @@ def requests(draw, skeleton, model):
     return request.SerializeToString(deterministic=True)
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_a_message_means_the_same_with_and_without_templates(arena, data):
     model = data.draw(st.sampled_from(MODELS))
@@ -162,7 +162,7 @@ def test_a_message_means_the_same_with_and_without_templates(arena, data):
         assert outcome(message, forms, arena) == outcome(message, cache(model, arena), arena)
 
 
-@settings(max_examples=500)
+@fuzzed(2)
 @given(st.data())
 def test_no_change_of_the_bytes_gives_another_outcome(arena, data):
     model = data.draw(st.sampled_from(MODELS))

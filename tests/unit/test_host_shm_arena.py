@@ -95,7 +95,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 TestArena = ArenaMachine.TestCase
-TestArena.settings = settings(max_examples=30, stateful_step_count=40)
+TestArena.settings = settings(stateful_step_count=40)
 
 
 @pytest.mark.parametrize("nbytes", [1, 4096, 4097, 65_536, 65_537, 100_000, (16 << 20) + 64])

@@ -15,7 +15,7 @@ from tests.unit.http2_frames import Http2ErrorCode
 from tests.unit.test_http2_peer import DONE, OK, REQUEST, Server, data, headers, split
 
 FIELDS = [(name.decode(), value.decode()) for name, value in REQUEST]
-FEW = test_settings(max_examples=50, derandomize=True)
+SAME = test_settings(derandomize=True)
 
 
 def whole_frames(output):
@@ -162,7 +162,7 @@ ON_THE_CONNECTION = ["request", "window", "frame", "ping", "hold", "carry"]
 ON_A_STREAM = ["send", "answer", "cancel"]
 
 
-@FEW
+@SAME
 @given(st.data())
 def test_both_sides_see_the_same(draws):
     draw = draws.draw
@@ -227,7 +227,7 @@ def check_manners(server):
     assert server.connection.closed == (server.recorder.fault is not None)
 
 
-@FEW
+@SAME
 @given(
     st.lists(LEGAL, max_size=20),
     st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=5),
@@ -244,7 +244,7 @@ def test_no_input_raises_an_exception(sequence, mutations, chunk):
     check_manners(server)
 
 
-@FEW
+@SAME
 @given(st.binary(max_size=300), st.sampled_from([1 << 30, 1]))
 def test_noise_is_survived(noise, chunk):
     server = Server()
@@ -260,7 +260,7 @@ def test_noise_is_survived(noise, chunk):
             assert ("headers", 3, b"/service/method") in server.recorder.events
 
 
-@FEW
+@SAME
 @given(st.lists(LEGAL, max_size=12))
 def test_frames_that_h2_refuses_are_refused(sequence):
     """Ours ends the connection, or resets the stream, exactly where h2 as a server does."""

@@ -261,7 +261,7 @@ VALUES = st.one_of(
 LISTS = st.lists(st.tuples(NAMES, VALUES), max_size=8)
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(derandomize=True)
 @given(
     st.lists(
         st.tuples(LISTS, st.booleans(), st.sampled_from([None, None, 0, 50, 200, 1000, 4096])),
@@ -280,7 +280,7 @@ def test_headers_encoded_by_hpack_are_decoded(requests):
         assert server.recorder.headers[stream_id].fields == (*REQUEST, *fields)
 
 
-@settings(max_examples=300, derandomize=True)
+@settings(derandomize=True)
 @given(
     st.lists(
         st.one_of(
@@ -307,7 +307,7 @@ def test_headers_that_hpack_refuses_are_refused(noise):
     assert (server.recorder.fault == Code.COMPRESSION_ERROR) == (expected is None)
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(derandomize=True)
 @given(
     st.lists(
         st.tuples(LISTS, st.booleans(), st.sampled_from([None, None, 0, 60, 300, 4096, 1 << 20])),

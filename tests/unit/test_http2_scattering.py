@@ -175,7 +175,7 @@ def test_the_windows_are_given_back():
     between=st.lists(st.tuples(st.integers(0, 40), st.sampled_from("phr")), max_size=4),
     chunk=st.integers(4096, 200_000),
 )
-@test_settings(max_examples=60, derandomize=True)
+@test_settings(derandomize=True)
 def test_it_is_the_same_as_frame_by_frame(sizes, between, chunk):
     body = (BODY * 2)[: sum(sizes) * 3]
     sent, start = [], 0

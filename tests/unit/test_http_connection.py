@@ -7,7 +7,7 @@ import random
 import zlib
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from tests.unit.http_endpoint import GET, Endpoint, chunked, error, parse_answers, post
 
@@ -70,7 +70,6 @@ def cut(draw, stream):
     return [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
 
 
-@settings(max_examples=150)
 @given(st.data(), streams(), st.booleans())
 def test_answers_do_not_depend_on_how_the_stream_is_cut(data, requests, deferred):
     endpoint = Endpoint(deferred=deferred)
@@ -88,7 +87,6 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(data, requests, deferred
     assert not endpoint.connections
 
 
-@settings(max_examples=60)
 @given(st.data(), streams(1, 6))
 def test_lost_at_any_point_every_handler_has_exactly_one_end(data, requests):
     stream = b"".join(raw for raw, _ in requests)
@@ -101,7 +99,6 @@ def test_lost_at_any_point_every_handler_has_exactly_one_end(data, requests):
         assert handler.ends == ends + (["aborted"] if ends in ([], ["completed"]) else [])
 
 
-@settings(max_examples=60)
 @given(st.data(), streams(1, 6))
 def test_end_of_file_at_any_point_answers_what_was_whole(data, requests):
     stream = b"".join(raw for raw, _ in requests)

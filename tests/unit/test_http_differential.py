@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import httptools
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from gpubridge.dataplane import HttpConnectionState, IdleConnections, InferTargets
 from gpubridge.frontend.http.message import FAULTS
@@ -281,7 +281,6 @@ def test_requests_that_only_gpubridge_accepts(reason):
     assert (len(requests), fault) == (1, None)
 
 
-@settings(max_examples=50)
 @given(STREAMS)
 def test_a_stream_byte_by_byte_is_the_same_stream(stream):
     whole = read([stream])

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import orjson
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 from gpubridge import dataplane
 from gpubridge.errors import BridgeError
@@ -16,6 +16,7 @@ from gpubridge.protocol import infer_request
 from gpubridge.protocol.json_tensor import JSON_DATATYPES, data_from_json
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import numpy_dtype
+from tests.fuzz.budget import fuzzed
 from tests.unit.model_configs import model_config
 
 NUMBERS = st.one_of(
@@ -75,7 +76,7 @@ def reference(text, datatype, count):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500)
+@fuzzed(5)
 @given(ARRAYS, st.sampled_from(sorted(JSON_DATATYPES)), st.integers(0, 6))
 @example(b'["\xff"]', "BYTES", 1)
 @example(b'["\xed\xa0\x80"]', "BYTES", 1)
@@ -93,7 +94,6 @@ def test_values_nested_deeper_than_any_tensor_are_left_to_python():
     assert dataplane.pack_json_values(text, 0, len(text), "INT8", 1) is None
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(sorted(JSON_DATATYPES - {"BYTES", "BOOL"})), st.binary(max_size=64))
 def test_formatted_numbers_read_back_as_they_were(datatype, raw):
     dtype = numpy_dtype(datatype)
@@ -106,7 +106,6 @@ def test_formatted_numbers_read_back_as_they_were(datatype, raw):
         assert type(got) is type(value)
 
 
-@settings(max_examples=300)
 @given(st.lists(st.text(), max_size=6))
 def test_formatted_strings_are_those_of_orjson(texts):
     data = bytes_codec.encode(np.array([*texts, None], object)[:-1])
@@ -177,7 +176,7 @@ DOCUMENTS = st.tuples(
 ).map(lambda parts: ("{" + ",".join([parts[0], *parts[1]]) + "}").encode())
 
 
-@settings(max_examples=1500)
+@fuzzed(5)
 @given(DOCUMENTS)
 def test_a_request_means_the_same_with_its_values_taken_out(raw):
     assert repr(parsed(raw, True)) == repr(parsed(raw, False))

@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from gpubridge.transport.metric_board import (
     UNIT_BYTES,
@@ -37,7 +37,6 @@ def series(kind, count=WRITERS):
         max_size=40,
     )
 )
-@settings(max_examples=200)
 def test_a_gauge_of_several_writers_is_one_number(steps):
     _, cells = series(GaugeCell)
     expected = 0
@@ -48,7 +47,6 @@ def test_a_gauge_of_several_writers_is_one_number(steps):
 
 
 @given(st.lists(st.tuples(st.integers(1, WRITERS), st.integers(-9, 9), st.booleans())), st.data())
-@settings(max_examples=100)
 def test_a_writer_that_goes_leaves_what_it_counted(steps, data):
     board, cells = series(GaugeCell)
     expected = 0

@@ -7,7 +7,7 @@ import struct
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import HostArena
@@ -61,7 +61,6 @@ TENSORS = st.lists(
 )
 
 
-@settings(max_examples=200)
 @given(TENSORS, st.integers(0, 3))
 def test_every_input_is_aligned_and_whole(tensors, lines):
     form, data = request(tensors)
@@ -95,7 +94,6 @@ def test_only_what_is_misaligned_moves():
     assert align_inputs(form, memory, 0) == (form.places, 0)
 
 
-@settings(max_examples=60)
 @given(TENSORS, st.sets(st.integers(0, 7)))
 def test_inputs_of_both_kinds_are_packed_apart_and_aligned(tensors, chosen):
     numbers = [
@@ -172,7 +170,6 @@ def test_a_wrong_number_of_very_many_strings_is_not_counted_to_the_end():
         check(bytes(4 * 299_999), 300_000)
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=40), st.integers(0, 5))
 def test_any_bytes_are_strings_or_an_error(data, count):
     try:

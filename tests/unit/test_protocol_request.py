@@ -8,7 +8,7 @@ import math
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol import infer_request
@@ -55,7 +55,6 @@ TENSORS = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(TENSORS)
 def test_binary_inputs_lie_one_after_the_other(tensors):
     inputs = [binary(name, name, [count], count * item_size(name)) for name, count in tensors]
@@ -289,13 +288,11 @@ def refused_or_taken(raw):
     assert refusal is None or (refusal.message and refusal.code in codes)
 
 
-@settings(max_examples=300)
 @given(JSON)
 def test_any_json_is_refused_or_taken(value):
     refused_or_taken(json.dumps(value).encode())
 
 
-@settings(max_examples=300)
 @given(st.data())
 def test_any_change_of_a_good_request_is_refused_or_taken(data):
     good = {
@@ -312,7 +309,6 @@ def test_any_change_of_a_good_request_is_refused_or_taken(data):
     refused_or_taken(json.dumps(good).encode())
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=60), st.integers(0, 200))
 def test_any_bytes_are_refused_or_taken(raw, at):
     good = document(entry(data=[1, 2]), entry("B", data=[1, 2]))

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gpubridge.errors import BridgeError, ErrorCode
@@ -50,7 +50,6 @@ OUTPUTS = st.lists(
 )
 
 
-@settings(max_examples=300)
 @given(OUTPUTS, st.data())
 def test_headers_are_those_that_orjson_writes(outputs, data):
     asked = form(**BINARY)
@@ -211,7 +210,6 @@ def test_reshaped_outputs_have_the_configured_shape(dims, more, returned, shown)
 DTYPES = [dtype for dtype, name in DATATYPE_OF_DTYPE.items() if name not in ("FP16", "BYTES")]
 
 
-@settings(max_examples=150)
 @given(
     st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, st.integers(0, 8))),
 )
@@ -223,7 +221,6 @@ def test_values_survive_json_and_back(array):
     np.testing.assert_array_equal(back, array)
 
 
-@settings(max_examples=100)
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=5), max_size=5))
 def test_strings_survive_json_and_back(texts):
     data = b"".join(struct.pack("<I", len(t.encode())) + t.encode() for t in texts)

@@ -158,7 +158,7 @@ class ArenasMachine(RuleBasedStateMachine):
 
 
 TestArenas = ArenasMachine.TestCase
-TestArenas.settings = settings(max_examples=40, stateful_step_count=50)
+TestArenas.settings = settings(stateful_step_count=50)
 
 
 def test_a_model_has_one_segment_whatever_the_sizes():

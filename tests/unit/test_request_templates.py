@@ -7,12 +7,13 @@ from dataclasses import astuple, replace
 
 import orjson
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 from gpubridge.errors import BridgeError
 from gpubridge.protocol.body import align_inputs, check_strings
 from gpubridge.protocol.infer_request import FormCache, parse_request
 from gpubridge.protocol.request_templates import TEMPLATE_BYTES
+from tests.fuzz.budget import fuzzed
 from tests.unit.model_configs import model_config
 
 CONFIGS = [
@@ -239,7 +240,7 @@ def agree(config, cache, header, data):
     return True
 
 
-@settings(max_examples=400)
+@fuzzed(2)
 @given(st.data())
 def test_matching_requests_equal_the_parsers_result(data):
     config = data.draw(st.sampled_from(CONFIGS))
@@ -277,7 +278,7 @@ MUTATIONS = st.one_of(
 )
 
 
-@settings(max_examples=800)
+@fuzzed(4)
 @given(st.data())
 def test_no_change_of_the_bytes_makes_it_match_wrongly(data):
     config = data.draw(st.sampled_from(CONFIGS))
@@ -294,7 +295,6 @@ def test_no_change_of_the_bytes_makes_it_match_wrongly(data):
         agree(config, cache, changed, content)
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=200))
 @example(b"{" * 100)
 @example(b'{"inputs":' + b"[" * 100)

@@ -230,7 +230,6 @@ class BatchingMachine(RuleBasedStateMachine):
 
 
 BatchingMachine.TestCase.settings = settings(
-    max_examples=150,
     stateful_step_count=30,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )

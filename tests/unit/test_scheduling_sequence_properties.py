@@ -247,5 +247,5 @@ class SequenceMachine(RuleBasedStateMachine):
         assert not self.scheduler._known or self.flying
 
 
-SequenceMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
+SequenceMachine.TestCase.settings = settings(stateful_step_count=30)
 test_sequences = SequenceMachine.TestCase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
 
 from gpubridge.tensor import native
 from gpubridge.transport import records as records_room
@@ -90,7 +90,6 @@ def check(record, got):
     assert got.context == context
 
 
-@settings(max_examples=80)
 @given(st.lists(st.tuples(U64, st.lists(records(), max_size=4)), max_size=4))
 def test_requests_round_trip(batches):
     message = encode_frame(
@@ -108,7 +107,6 @@ def test_requests_round_trip(batches):
             assert got.identifier == record[-1]
 
 
-@settings(max_examples=80)
 @given(
     st.lists(
         st.tuples(
@@ -160,7 +158,6 @@ GOOD = encode_frame(
 )
 
 
-@settings(max_examples=300)
 @given(st.binary(max_size=200))
 @example(struct.pack("<BxxxI", 18, 1) + struct.pack("<QQQQQI4x", 1, 2, 2, 3, 4, 1) + b"\xff" * 20)
 @example(
@@ -178,7 +175,6 @@ def test_foreign_bytes_are_malformed_and_nothing_else(raw):
                 pass
 
 
-@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), max_size=4))
 def test_flipped_bytes_are_malformed_and_nothing_else(flips):
     message = bytearray(GOOD)
