@@ -247,7 +247,10 @@ def test_a_file_answers_as_the_same_model_in_a_repository(tmp_path):
 
 def test_gpubridge_run_takes_a_file(app):
     assert run_forked("run", str(app), "--input", "X=[1]").stdout == "Y: FP32 [1] [3.]\n"
-    batched = run_forked("run", f"{app}:batched", "--input", "X=[1, 0]")
+    # One request does not fill a batch.
+    quick = app.with_name("quick.py")
+    quick.write_text(APP.replace("20_000_000", "1"))
+    batched = run_forked("run", f"{quick}:batched", "--input", "X=[1, 0]")
     assert "[1, 2] [[2., 1.]]" in batched.stdout
     assert "expected a model that" in run_forked("run", f"{app}:nothing").stderr
 

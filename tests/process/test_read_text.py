@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import io
 import subprocess
@@ -64,7 +63,8 @@ def texts(lines):
 
 
 def blank():
-    return encode(Image.new("RGB", (400, 300), "white"))
+    # The networks take three times as long for white, whose values become denormal.
+    return encode(Image.new("RGB", (300, 300), "lightsteelblue"))
 
 
 def recognised(client):
@@ -75,12 +75,15 @@ def recognised(client):
 
 @pytest.fixture(scope="module")
 def read(server):
-    """Give what a model reads in a photograph; the networks see each of them once."""
-    client = triton.InferenceServerClient(server.http_url, network_timeout=120)
-    with client:
-        yield functools.cache(
-            lambda photo, model: example.read_text(client, photo.read_bytes(), model)
-        )
+    """Give what a model reads in a photograph; all of them are sent by clients at the same time."""
+
+    def lines(photo, model):
+        with triton.InferenceServerClient(server.http_url, network_timeout=120) as own:
+            return example.read_text(own, photo.read_bytes(), model)
+
+    with ThreadPoolExecutor(6) as threads:
+        reading = {(p, m): threads.submit(lines, p, m) for p in PHOTOS for m in NAMES}
+    return lambda photo, model: reading[photo, model].result()
 
 
 @pytest.mark.parametrize("model", NAMES)
@@ -149,17 +152,6 @@ def test_many_lines_come_back_in_their_order(client, model):
         place = (40, 20 + 42 * index)
         ImageDraw.Draw(image).text(place, line, "black", ImageFont.load_default(28))
     assert texts(example.read_text(client, encode(image), model)) == written
-
-
-def test_clients_at_the_same_time_get_their_own_text(server):
-    def one(index):
-        photo = PHOTOS[index % len(PHOTOS)]
-        with triton.InferenceServerClient(server.http_url, network_timeout=120) as own:
-            lines = example.read_text(own, photo.read_bytes(), NAMES[index % 2])
-        assert example.character_accuracy(texts(lines), example.TRUTH[photo.name]) >= 0.97
-
-    with ThreadPoolExecutor(6) as threads:
-        list(threads.map(one, range(6)))
 
 
 @pytest.mark.parametrize("model", NAMES)
