@@ -97,3 +97,12 @@ def _start_by(start: socket.socket, pid: int) -> None:
     usual_is_wanted = servers.ForkServers._is_wanted
     servers.ForkServers._is_wanted = is_wanted
     servers.execute = wake
+    gpubridge = importlib.import_module("gpubridge.server")
+    start_stub = gpubridge.start_stub
+
+    def start_any(environment, model, instance, sock, again, forks=None):
+        # Stubs that follow a dead one are forked, too.
+        del again
+        return start_stub(environment, model, instance, sock, again=False, forks=forks)
+
+    gpubridge.start_stub = start_any
