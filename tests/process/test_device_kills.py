@@ -21,7 +21,7 @@ from tests.process.server import wait_until
 from tests.process.test_device_edges import CALLER, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of, placement
 
-KILLS = int(os.environ.get("GPUBRIDGE_TEST_KILLS", "12"))
+KILLS = int(os.environ.get("GPUBRIDGE_TEST_KILLS", "8"))
 # More of them, so that the others work while some are dead.
 INSTANCES = 2 if KILLS < 100 else 3
 VICTIMS = ("first", "second", "call_second")
