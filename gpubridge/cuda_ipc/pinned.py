@@ -11,8 +11,6 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
-import numpy as np
-
 from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.driver import CudaError, call
 from gpubridge.errors import InternalError
@@ -62,6 +60,8 @@ def copied_pieces(memory: memoryview, nbytes: int) -> Iterable[tuple[int, memory
     borders = _borders
     if not borders or not nbytes:
         return ((0, memory, nbytes),)
+    import numpy as np  # noqa: PLC0415  (most of the start of a process that checks a device)
+
     whole = np.frombuffer(memory, np.uint8)
     address = whole.ctypes.data
     inside = borders[bisect_right(borders, address) : bisect_left(borders, address + nbytes)]
@@ -141,7 +141,7 @@ def _make_pages(address: int, memory: memoryview) -> None:
     """Allocate all pages of memory, which others may write to meanwhile."""
     if _madvise(address, memory.nbytes, _POPULATE_WRITE):
         # Linux before 5.14: reading allocates pages of shared memory too, and cannot undo a write.
-        np.frombuffer(memory, np.uint8)[::_PAGE].max()
+        bytes(memory[::_PAGE])
 
 
 def _address(memory: memoryview) -> int:

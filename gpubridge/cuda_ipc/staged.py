@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Callable
 
-import numpy as np
-
 from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.copies import CopyStream
 from gpubridge.cuda_ipc.driver import CudaError, call
@@ -171,5 +169,7 @@ def _pieces(parts: Sequence[Part]) -> Iterator[Part]:
 
 
 def _copy(to: memoryview, source: memoryview) -> None:
-    # NumPy releases the interpreter's lock meanwhile.
+    import numpy as np  # noqa: PLC0415  (most of the start of a process that checks a device)
+
+    # It releases the interpreter's lock meanwhile.
     np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(source, np.uint8))

@@ -38,8 +38,8 @@ __all__ = [
 # With one of these, a copy of a process differs from one that has started.
 _AS_STARTED = ("LD_PRELOAD", "COVERAGE_", "GPUBRIDGE_NO_NATIVE")
 _MARK_LETTERS = 17
-STARTED = ("-m", "gpubridge", "serve")
-"""What an interpreter is given for a server that is not to be forked."""
+STARTED = ("-m", "gpubridge")
+"""What an interpreter is given before the command, for a server that is not to be forked."""
 
 _START_SECONDS = 120
 _STOP_SECONDS = 60
@@ -122,11 +122,12 @@ def running_server(
     ready: bool = True,
     environment: dict[str, str] | None = None,
     command: Sequence[str] = (),
+    name: str = "serve",
 ) -> Iterator[Server]:
     """Serve the repositories on free ports of loopback for as long as the block runs.
 
-    With ``ready`` false it only waits for the HTTP endpoint, not for the models. ``command`` is what an
-    interpreter is given first. Without it the server is forked from a process that has made its imports,
+    With ``ready`` false it only waits for the HTTP endpoint, not for the models. ``name`` is the command of
+    `gpubridge`, and ``command`` what an interpreter is given before it. Without it the server is forked from a process that has made its imports,
     which are most of the time of a start: give `STARTED` where these depend on ``environment``.
     """
     if isinstance(repositories, Path):
@@ -138,7 +139,12 @@ def running_server(
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder) / "log"
         with log_path.open("wb") as log:
-            process = _start(command, words, {**os.environ, **(environment or {})}, log.fileno())
+            process = _start(
+                command,
+                [*name.split(), *words],
+                {**os.environ, **(environment or {})},
+                log.fileno(),
+            )
         server = Server(process, log_path)
         server.repositories = repositories
         try:
@@ -182,7 +188,7 @@ def _start(
             # Where a fork server finds the place for its stubs'.
             {**variables, MARK: "0" * _MARK_LETTERS},
             (nothing, log, log),
-            ["serve", *words],
+            words,
         )
     finally:
         os.close(nothing)

@@ -32,7 +32,7 @@ sys.exit(main())
 
 def serving(repositories, *flags):
     flags = (*flags, "--exit-timeout-secs=2")
-    return running_server(repositories, *flags, ready=False, command=("-c", HANG, "serve"))
+    return running_server(repositories, *flags, ready=False, command=("-c", HANG))
 
 
 @pytest.fixture

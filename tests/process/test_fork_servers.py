@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.server import (
+    STARTED,
     alive,
     descendants,
     is_fork_server,
@@ -22,7 +23,7 @@ from tests.process.server import (
 )
 
 # Not forked itself, as servers of other tests are.
-SERVER = {"command": ("-m", "gpubridge", "serve")}
+SERVER = {"command": STARTED}
 EXPLICIT = ("--model-control-mode=explicit",)
 NAMES = [f"m{number}" for number in range(6)]
 ABOUT = """

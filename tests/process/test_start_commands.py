@@ -12,7 +12,6 @@ import pytest
 
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
-TRITONSERVER = ("-c", "import sys; from gpubridge.cli.tritonserver import main; sys.exit(main())")
 LOOPBACK = ("--http-address=127.0.0.1", "--grpc-address=127.0.0.1")
 
 ADDRESSES = [("999.1.1.1", "address"), ("192.0.2.1", "address"), ("127.0.0.1", "port")]
@@ -70,10 +69,17 @@ def test_starts_and_answers(tmp_path, words):
     repository = tmp_path / "models"
     write_code_model(repository)
     flags = shlex.split(words.format(models=repository))
-    with running_server([], *LOOPBACK, command=[*TRITONSERVER, *flags]) as server:
+    with running_server([], *LOOPBACK, *flags, name="tritonserver") as server:
         assert server.ask("self.said = 'served'") == (200, "served")
         server.stop()
         assert "Traceback" not in server.log()
+
+
+def test_the_program_starts_and_answers(tmp_path):
+    write_code_model(tmp_path)
+    program = "import sys; from gpubridge.cli.tritonserver import main; sys.exit(main())"
+    with running_server(tmp_path, *LOOPBACK, command=("-c", program), name="") as server:
+        assert server.ask("self.said = 'served'") == (200, "served")
 
 
 def test_flags_without_effect_are_logged_once(tmp_path):
@@ -138,8 +144,7 @@ def test_one_models_directory_is_served_alone(tmp_path, made):
         )
         (tmp_path / "m" / "1" / "model.py").write_text(completed)
         (tmp_path / "m" / "config.pbtxt").unlink()
-    command = ("-m", "gpubridge", "serve", str(tmp_path / "m"))
-    with running_server([], command=command) as server:
+    with running_server([], str(tmp_path / "m")) as server:
         assert server.ask("self.said = 'served'") == (200, "served")
         assert {name for name, _ in server.index()} == {"m"}
         # Also of a configuration that the model has made.
@@ -148,9 +153,8 @@ def test_one_models_directory_is_served_alone(tmp_path, made):
 
 def test_one_models_directory_is_polled(tmp_path):
     write_code_model(tmp_path, "m", initialize="self.word = 'before'")
-    command = ("-m", "gpubridge", "serve", str(tmp_path / "m"))
     flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
-    with running_server([], *flags, command=command) as server:
+    with running_server([], str(tmp_path / "m"), *flags) as server:
         assert server.ask("self.said = self.word") == (200, "before")
         write_code_model(tmp_path, "m", initialize="self.word = 'after it'")
         write_code_model(tmp_path, "other")
@@ -163,9 +167,8 @@ def test_one_models_directory_is_polled(tmp_path):
 def test_repositories_may_be_named_without_a_flag(tmp_path):
     for repository, model in (("first", "a"), ("second", "b"), ("third", "c")):
         write_code_model(tmp_path / repository, model)
-    command = ("-m", "gpubridge", "serve", str(tmp_path / "first"))
-    last = str(tmp_path / "third" / "c")
-    with running_server(tmp_path / "second", last, command=command) as server:
+    words = (str(tmp_path / "first"), str(tmp_path / "third" / "c"))
+    with running_server(tmp_path / "second", *words) as server:
         assert {name for name, _ in server.index()} == {"a", "b", "c"}
 
 
@@ -206,7 +209,7 @@ def test_an_address_in_use_names_the_flag_to_change(tmp_path, address, other):
 def test_ipv6(tmp_path):
     write_code_model(tmp_path)
     flags = ("--http-address=ipv6:[::1]", "--grpc-address=[::1]")
-    with running_server(tmp_path, *flags, command=TRITONSERVER) as server:
+    with running_server(tmp_path, *flags, name="tritonserver") as server:
         assert server.http_url.startswith("[::1]:")
         assert server.ask("self.said = 1") == (200, "1")
 
