@@ -108,4 +108,4 @@ def test_the_capture_mode_is_restored_without_a_context(machine, worker):
     with pytest.raises(RuntimeError, match="INVALID_CONTEXT"):
         worker.do("ok(d.cuCtxSetCurrent(None)); copies.done()")
     assert worker.do("answer = mode()") == 0
-    assert worker.do("answer = copies.done()") is True
+    assert worker.do("copies.wait(); answer = copies.done()") is True
