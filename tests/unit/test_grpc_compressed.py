@@ -93,17 +93,17 @@ def test_messages_of_a_stream_are_taken_in_their_order():
 @pytest.mark.parametrize(
     "data",
     [
-        gzip.compress(bytes(LIMIT + 1)),
-        gzip.compress(bytes(64 << 20)),
-        gzip.compress(bytes(LIMIT - 9))[:-9],
-        b"no such thing",
+        lambda: gzip.compress(bytes(LIMIT + 1)),
+        lambda: gzip.compress(bytes(64 << 20)),
+        lambda: gzip.compress(bytes(LIMIT - 9))[:-9],
+        lambda: b"no such thing",
     ],
     ids=["one byte", "bomb", "cut short", "plain"],
 )
 def test_a_broken_compressed_message_ends_its_call_alone(method, data):
     async def scenario(endpoint):
         endpoint.receive(PREFACE + head(1, method, CODED) + head(3, "ModelInfer"))
-        send(endpoint, 1, message(data, flag=1), end=True)
+        send(endpoint, 1, message(data(), flag=1), end=True)
         send(endpoint, 3, message(request(1, 1)), end=True)
         await settled(endpoint, lambda: len(endpoint.statuses()) == 2)
         assert endpoint.statuses() == {1: [INTERNAL], 3: [0]}
