@@ -10,21 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 _UNIT = Path(__file__).parent / "unit"
-
-
-# No test asserts elapsed time: examples may take as long as a busy machine makes them. They are new ones
-# each time: what few of them do not find, ./dev sanitize finds, or another run.
-settings.register_profile(
-    "usual",
-    deadline=None,
-    max_examples=50,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-settings.register_profile("deep", settings.get_profile("usual"), max_examples=200)
-settings.register_profile("fast", settings.get_profile("usual"), max_examples=10)
 
 
 def pytest_configure(config):
@@ -33,8 +20,11 @@ def pytest_configure(config):
     Such a thread spins for milliseconds after the import of NumPy, in each of thousands of processes.
     Shells have Ctrl-C ignored by what they start in the background, and by its children.
     """
-    chosen = config.getoption("--hypothesis-profile")
-    settings.load_profile(chosen or ("fast" if config.getoption("--fast") else "usual"))
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        # Where GPUs are tested it may be absent.
+        from tests.random_examples import choose_profile
+
+        choose_profile(config)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Each worker collects all tests, which takes three times as long without bytecode.
     sys.dont_write_bytecode = False
