@@ -127,8 +127,9 @@ def running_server(
     """Serve the repositories on free ports of loopback for as long as the block runs.
 
     With ``ready`` false it only waits for the HTTP endpoint, not for the models. ``name`` is the command of
-    `gpubridge`, and ``command`` what an interpreter is given before it. Without it the server is forked from a process that has made its imports,
-    which are most of the time of a start: give `STARTED` where these depend on ``environment``.
+    `gpubridge`, and ``command`` what an interpreter is given before it. Without ``command`` the server is
+    forked from a process that has made its imports, which are most of the time of a start: give `STARTED`
+    where these depend on ``environment``.
     """
     if isinstance(repositories, Path):
         repositories = [repositories]

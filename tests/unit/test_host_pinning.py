@@ -88,6 +88,17 @@ def test_an_old_kernel_makes_pages_without_losing_a_write(worker):
     ) == [8 * MIB, 7, True]
 
 
+def test_an_old_kernel_makes_pages_that_nobody_has_written_to(worker):
+    assert (
+        worker.do(
+            f"pinned_memory._madvise = lambda *_: -1; slow(); host = Segment.create(1, {2 * MIB});"
+            "pin(host); begun.acquire(); answer = os.fstat(host.fd).st_blocks * 512;"
+            "go.set(); pinning.close()"
+        )
+        == 2 * MIB
+    )
+
+
 def test_a_registration_under_way_is_not_waited_for(machine, worker):
     """The memory of one that is removed stays mapped for the driver, and no longer than that."""
     assert worker.do(
