@@ -153,8 +153,7 @@ class InProcessModel:
             file = getattr(sys.modules[name], "__file__", None) or ""
             if name.isdecimal() or file.startswith(f"{self._directory}{os.sep}"):
                 del sys.modules[name]
-        # A stub takes its objects from the collector's view, and its descriptors with them.
-        gc.unfreeze()
+        # With the descriptors of what refers to itself.
         gc.collect()
         self._files.close()
         _running.release()

@@ -144,15 +144,13 @@ class Stub:
             self._channel.send(control_message(Kind.FAILED, error=shortened(text)))
             return False
         self._model = model
-        # Before gc.freeze(), so that it covers the loop, too.
+        # Before _hide_from_collector(), so that it covers the loop, too.
         self._batches.serve(executor, self._borrowed, self._device)
         self._attach(self._calls)
         absent = absence()
         if absent is not None:
             self._fall_back("native_module", f"it runs slower: {absent}", int(Logger.INFO))
-        # All objects of now live as long as the process: the collector need not scan them again.
-        gc.collect()
-        gc.freeze()
+        self._hide_from_collector()
         self._channel.send(
             control_message(Kind.READY),
             () if readiness is None else (readiness.fileno(),),
@@ -160,6 +158,11 @@ class Stub:
         if readiness is not None:
             readiness.close()
         return True
+
+    def _hide_from_collector(self) -> None:
+        """Have all objects of now, which live as long as the process, never scanned again."""
+        gc.collect()
+        gc.freeze()
 
     def _arguments(self, args: Mapping[str, str]) -> dict[str, str]:
         """Return the arguments of ``initialize``, with the GPU's number in this process."""
