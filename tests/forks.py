@@ -89,6 +89,8 @@ def become_one_of_many():
         os.environ.clear()
         os.environ.update(message["environment"])
         os.chdir(message["folder"])
+        if message["session"]:
+            os.setsid()
         sys.argv = message["arguments"]
         return
 
@@ -191,12 +193,14 @@ class _Parent:
         arguments: Sequence[str],
         streams: Sequence[int],
         folder: Path,
+        session: bool,
     ) -> Fork:
         end, told = os.pipe()
         message = {
             "environment": dict(environment),
             "folder": str(folder),
             "arguments": ["", *arguments],
+            "session": session,
         }
         try:
             socket.send_fds(self._control, [json.dumps(message).encode()], [*streams, told])
@@ -226,6 +230,8 @@ def fork(
     streams: Sequence[int],
     arguments: Sequence[str] = (),
     folder: Path | None = None,
+    *,
+    session: bool = False,
 ) -> Fork:
     """Run a program in a fork of a process that has made its imports, and stays for the next one.
 
@@ -243,6 +249,8 @@ def fork(
         What follows the first item of `sys.argv`.
     folder : Path, optional
         Its working directory; this process's without it.
+    session : bool
+        Whether it leads a session of its own.
     """
     read = sorted(name for name in environment if name.startswith(_AT_ITS_START))
     source = _PROGRAM.replace("{imports}", imports).replace("{program}", program)
@@ -253,4 +261,4 @@ def fork(
         if parent is None:
             parent = _Parent(source, environment)
             parents.append(parent)
-        return parent.fork(environment, arguments, streams, folder or Path.cwd())
+        return parent.fork(environment, arguments, streams, folder or Path.cwd(), session)

@@ -219,13 +219,7 @@ class _Child:
         self._output = ""
         self._limit = exit_seconds + _END_SECONDS
         self._creator = os.getpid()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "gpubridge", "serve", *words, f"--ports-file={self._ports}"],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        self._process = _start(["serve", *words, f"--ports-file={self._ports}"], self._log)
 
     @property
     def is_stopped(self) -> bool:
@@ -276,6 +270,17 @@ class _Child:
     def _failure(self, text: str) -> BridgeError:
         last = self.log().splitlines()[-_LOG_LINES:]
         return unavailable("\n".join([f"{text}; the end of its log:", *last]))
+
+
+def _start(words: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a command of gpubridge in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpubridge", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 def _connectable(address: str, port: int) -> str:

@@ -5,22 +5,36 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
-from tests.forks import fork
+import pytest
 
-__all__ = ["run_forked"]
+from gpubridge.transport.fork_requests import MARK
+from tests.forks import Fork, fork
 
-# Most modules that ``gpubridge run`` imports.
-_IMPORTS = """
-import contextlib
-import gpubridge.cli.run, gpubridge.develop.one_instance, gpubridge.develop.session
-with contextlib.suppress(ImportError):
-    import cuda.bindings.driver
-from gpubridge.cli import main
-"""
+__all__ = ["fork_command", "run_forked", "servers_are_forked"]
+
+# The process from which servers are forked, too (`tests.process.server`).
+_IMPORTS = "from tests.process.forked_server import main"
+_PROGRAM = "sys.exit(main())"
+_MARK_LETTERS = 17
 _SECONDS = 150
+
+
+def fork_command(
+    words: Sequence[str],
+    streams: Sequence[int],
+    *,
+    folder: Path | None = None,
+    session: bool = False,
+) -> Fork:
+    """Start ``gpubridge WORDS``; the other arguments are those of `fork`."""
+    # Where a fork server finds the place for its stubs'.
+    environment = {**os.environ, MARK: "0" * _MARK_LETTERS}
+    return fork(_IMPORTS, _PROGRAM, environment, streams, words, folder, session=session)
 
 
 def run_forked(
@@ -37,10 +51,23 @@ def run_forked(
         files = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
         files[0].write(stdin)
         files[0].seek(0)
-        streams = [file.fileno() for file in files]
-        process = fork(_IMPORTS, "sys.exit(main())", os.environ, streams, words, folder=cwd)
+        process = fork_command(words, [file.fileno() for file in files], folder=cwd)
         opened.callback(process.close)
         code = process.wait(_SECONDS)
         for file in files:
             file.seek(0)
         return subprocess.CompletedProcess(words, code, files[1].read(), files[2].read())
+
+
+@contextmanager
+def servers_are_forked() -> Iterator[None]:
+    """Have each `gpubridge.Server` of the block start a server that is forked."""
+
+    def start(words: Sequence[str], log: IO[bytes]) -> Fork:
+        with Path(os.devnull).open() as nothing:
+            streams = [nothing.fileno(), log.fileno(), log.fileno()]
+            return fork_command(words, streams, session=True)
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("gpubridge.develop.child_server._start", start)
+        yield

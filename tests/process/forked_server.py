@@ -19,7 +19,10 @@ from gpubridge.transport.fork_requests import MARK
 _STUB = ("numpy", "gpubridge.stub.fork_server", "gpubridge.stub.process")
 _SERVER = (
     "uvloop",
+    "gpubridge.cli.run",
     "gpubridge.cli.serve",
+    "gpubridge.develop.one_instance",
+    "gpubridge.develop.session",
     "gpubridge.engine.repository.one_file",
     "gpubridge.engine.supervisor.fork_servers",
     "gpubridge.server",
@@ -37,7 +40,10 @@ with contextlib.suppress(ImportError):
 
 
 def main() -> int:
-    """Run a server as `gpubridge` does; returns its exit code. In a stub, returns the stub's."""
+    """Run a command as `gpubridge` does; returns its exit code. In a stub, returns the stub's."""
+    if sys.argv[1] == "run":
+        # Its stub is this process.
+        return importlib.import_module("gpubridge.cli").main()
     server = os.getpid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
+from tests.process.forked_commands import run_forked
 from tests.process.server import running_server, write_model
 
 OWN_BACKEND = """
@@ -166,16 +167,8 @@ def test_a_backend_brings_its_environment(tmp_path):
 def test_a_wrong_backend_directory_is_refused_at_the_start(tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "none").touch()
-    finished = subprocess.run(
-        [
-            *(sys.executable, "-m", "gpubridge", "serve"),
-            *("--model-repository", tmp_path / "models"),
-            *("--backend-directory", tmp_path / "none"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
+    finished = run_forked(
+        "serve", str(tmp_path / "models"), "--backend-directory", str(tmp_path / "none")
     )
     assert finished.returncode == 1
     assert f"--backend-directory expects a directory, got {tmp_path / 'none'}" in finished.stderr

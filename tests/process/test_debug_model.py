@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.debug_client import DebugClient
+from tests.process.forked_commands import run_forked
 from tests.process.server import running_server, wait_until, write_code_model
 
 WAITS = re.compile(r"\[(\w+)\] waits for a debugger: attach it to (\S+)")
@@ -185,9 +186,6 @@ def test_an_interpreter_without_debugpy_is_told_what_to_do(tmp_path):
 )
 def test_flags_that_make_no_sense_are_refused(models, flags, said):
     words = [word for flag in flags for word in ("--debug-model", flag)]
-    done = subprocess.run(
-        [sys.executable, "-m", "gpubridge", "serve", "--model-repository", str(models), *words],
-        capture_output=True, text=True, timeout=150, check=False,
-    )  # fmt: skip
+    done = run_forked("serve", str(models), *words)
     assert done.returncode == 1
     assert said in done.stderr

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests.process.forked_commands import run_forked
 from tests.process.server import open_files, running_server, wait_until, write_code_model
 
 
@@ -95,19 +94,9 @@ def test_it_goes_where_the_log_goes(tmp_path):
     code = "print('hello'); print('quiet', file=sys.stderr); raise ValueError('no')"
     write_code_model(tmp_path / "models", initialize=code)
     file = tmp_path / "log.json"
-    command = [
-        sys.executable,
-        "-m",
-        "gpubridge",
-        "serve",
-        "--model-repository",
-        tmp_path / "models",
-    ]
-    command += [f"--allow-{endpoint}=false" for endpoint in ("http", "grpc", "metrics")]
-    flags = [f"--log-file={file}", "--log-format=json", "--log-warning=false"]
-    done = subprocess.run(
-        [*command, *flags], capture_output=True, text=True, timeout=150, check=False
-    )
+    flags = [f"--allow-{endpoint}=false" for endpoint in ("http", "grpc", "metrics")]
+    flags += [f"--log-file={file}", "--log-format=json", "--log-warning=false"]
+    done = run_forked("serve", str(tmp_path / "models"), *flags)
     assert (done.returncode, done.stdout) == (1, "")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     (line,) = [line for line in lines if line["message"] == "hello"]

@@ -19,7 +19,7 @@ import gpubridge
 from benchmarks.varied_models import MODELS, write_repository
 from gpubridge.errors import BridgeError
 from gpubridge.one_file.declare import declaration_of
-from tests.process.forked_commands import run_forked
+from tests.process.forked_commands import run_forked, servers_are_forked
 from tests.process.server import alive, wait_until, write_model
 
 APP = """
@@ -111,6 +111,12 @@ def wrong(**given):
     one = np.zeros(1, np.float32)
     return [None, {"A": one}, {"A": one, "B": np.zeros((1, 1), np.int64)}, (one,), one][given["HOW"][0]]
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked():
+    with servers_are_forked():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gpubridge.errors import BridgeError
+from tests.process.forked_commands import servers_are_forked
 from tests.process.server import open_files, write_model
 
 MODEL = """
@@ -175,7 +176,8 @@ def test_many_models_leave_nothing_in_the_process(gpubridge_model, tmp_path, cap
 def test_a_server_for_a_test(gpubridge_server, tmp_path):
     write_model(tmp_path / "models", "numbers", MODEL)
     (tmp_path / "models" / "numbers" / "sibling.py").write_text("MORE = 0")
-    server = gpubridge_server(tmp_path / "models", log_verbose=1)
+    with servers_are_forked():
+        server = gpubridge_server(tmp_path / "models", log_verbose=1)
     assert server.infer("numbers", {"IN": np.float32([4])})["OUT"].tolist() == [4]
 
 

@@ -19,6 +19,7 @@ import tritonclient.http
 
 import gpubridge
 from gpubridge.errors import BridgeError
+from tests.process.forked_commands import servers_are_forked
 from tests.process.server import alive, descendants, wait_until, write_model
 
 ADD_ONE = """
@@ -67,6 +68,13 @@ def left_in_temp(folder):
 
 
 @pytest.fixture
+def forked():
+    """Have the servers of a test forked; the first test's, and those of other interpreters, are executed."""
+    with servers_are_forked():
+        yield
+
+
+@pytest.fixture
 def temp(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
@@ -105,7 +113,7 @@ def test_a_server_serves_for_as_long_as_its_block_runs(models, temp):
         ask(server)
 
 
-def test_flags_are_settings(models):
+def test_flags_are_settings(models, forked):
     server = gpubridge.Server(
         models,
         allow_grpc=False,
@@ -148,7 +156,7 @@ def test_models_that_do_not_exist_are_refused(tmp_path):
         gpubridge.Server([])
 
 
-def test_a_model_that_does_not_load_is_an_exception_with_its_error(tmp_path, temp):
+def test_a_model_that_does_not_load_is_an_exception_with_its_error(tmp_path, temp, forked):
     write_model(tmp_path / "models", "broken", FAILING)
     server = gpubridge.Server([tmp_path / "models" / "broken"])
     with pytest.raises(BridgeError, match="RuntimeError: the weights are lost") as raised:
@@ -157,7 +165,7 @@ def test_a_model_that_does_not_load_is_an_exception_with_its_error(tmp_path, tem
     assert left_in_temp(temp) == ["models"]
 
 
-def test_an_exception_in_the_block_stops_the_server(models, temp):
+def test_an_exception_in_the_block_stops_the_server(models, temp, forked):
     with pytest.raises(KeyboardInterrupt), gpubridge.Server(models) as server:  # noqa: PT012
         pid = process_of(server)
         raise KeyboardInterrupt
@@ -165,7 +173,7 @@ def test_an_exception_in_the_block_stops_the_server(models, temp):
     assert left_in_temp(temp) == []
 
 
-def test_an_interrupt_while_it_starts_stops_it(models, temp, monkeypatch):
+def test_an_interrupt_while_it_starts_stops_it(models, temp, monkeypatch, forked):
     started = []
 
     def interrupt(child, limit):
@@ -179,13 +187,13 @@ def test_an_interrupt_while_it_starts_stops_it(models, temp, monkeypatch):
     assert left_in_temp(temp) == []
 
 
-def test_a_start_that_takes_too_long_is_given_up(models, temp):
+def test_a_start_that_takes_too_long_is_given_up(models, temp, forked):
     with pytest.raises(BridgeError, match="not ready after 0 s"):
         gpubridge.Server(models, start_timeout=0).start()
     assert left_in_temp(temp) == []
 
 
-def test_a_dropped_server_ends(models, temp):
+def test_a_dropped_server_ends(models, temp, forked):
     server = gpubridge.Server(models).start()
     pid = process_of(server)
     del server
@@ -194,8 +202,8 @@ def test_a_dropped_server_ends(models, temp):
     assert left_in_temp(temp) == []
 
 
-def test_a_forked_child_ends_nothing(models):
-    run_beside(
+def test_a_forked_child_ends_nothing_and_the_end_of_the_interpreter_ends_the_server(models):
+    printed = run_beside(
         models,
         """
         import os, sys
@@ -207,6 +215,8 @@ def test_a_forked_child_ends_nothing(models):
         assert os.waitpid(child, 0)[1] == 0
         """,
     )
+    pid = int(re.search(r", process (\d+)", printed)[1])
+    assert not alive(pid)
 
 
 def run_beside(models, code, check=True):
@@ -228,12 +238,6 @@ print(server.log())
     return done.stdout
 
 
-def test_the_end_of_the_interpreter_ends_the_server(models):
-    printed = run_beside(models, "")
-    pid = int(re.search(r", process (\d+)", printed)[1])
-    assert not alive(pid)
-
-
 def test_a_killed_interpreter_takes_its_server_along(models, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     printed = run_beside(
@@ -250,7 +254,7 @@ def test_a_killed_interpreter_takes_its_server_along(models, tmp_path, monkeypat
     assert left_in_temp(tmp_path) == []
 
 
-def test_it_works_inside_a_running_event_loop(models):
+def test_it_works_inside_a_running_event_loop(models, forked):
     async def call():
         with gpubridge.Server(models) as server:
             return ask(server)
@@ -258,7 +262,7 @@ def test_it_works_inside_a_running_event_loop(models):
     assert asyncio.run(call()) == [2, 3.5]
 
 
-def test_a_server_that_has_died_is_no_hang(models):
+def test_a_server_that_has_died_is_no_hang(models, forked):
     with gpubridge.Server(models) as server:
         os.kill(process_of(server), signal.SIGKILL)
         wait_until(lambda: not alive(process_of(server)), "the server's end")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.process.forked_commands import run_forked
-from tests.process.server import write_model
+from tests.process.forked_commands import fork_command, run_forked
+from tests.process.server import wait_until, write_model
 
 SUM = """
 import sys
@@ -283,14 +286,14 @@ def test_a_model_may_complete_its_configuration(run, tmp_path):
 
 
 SLEEPER = """
-import time
+import threading
 import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
     def execute(self, requests):
         print("asleep", flush=True)
-        time.sleep(50)
+        threading.Event().wait()
 
     def finalize(self):
         print("finalized")
@@ -312,25 +315,15 @@ def test_it_can_be_interrupted(tmp_path, name, ended):
     write_model(tmp_path, "sleeper", SLEEPER)
     (tmp_path / "around" / "1").mkdir(parents=True)
     (tmp_path / "around" / "config.pbtxt").write_text(AROUND_SLEEPER)
-    # Whatever runs the tests may ignore the signal, and would hand that on.
-    program = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "from gpubridge.cli import main; sys.exit(main())"
-    )
-    command = [sys.executable, "-c", program, "run", str(tmp_path / name), "--repeat", "9"]
-    process = subprocess.Popen(
-        [*command, "--input", "IN=[1]"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        assert "asleep" in process.stdout.readline()
+    words = ["run", str(tmp_path / name), "--repeat", "9", "--input", "IN=[1]"]
+    log = tmp_path / "log"
+    with Path(os.devnull).open() as nothing, log.open("w") as to:
+        process = fork_command(words, [nothing.fileno(), to.fileno(), to.fileno()])
+    with closing(process):
+        wait_until(lambda: "asleep" in log.read_text(), "the model to run")
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=150)
-    finally:
-        process.kill()
-    assert process.returncode == 130
+        assert process.wait(150) == 130
+    said = log.read_text()
     assert ended in said
     assert "InvalidStateError" not in said
     assert "request 2" not in said

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.process.forked_commands import run_forked
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
 LOOPBACK = ("--http-address=127.0.0.1", "--grpc-address=127.0.0.1")
@@ -196,10 +195,7 @@ def test_an_address_in_use_names_the_flag_to_change(tmp_path, address, other):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         flags = (f"--http-address={address}", f"--http-port={port}", "--grpc-port=0")
-        done = subprocess.run(
-            [sys.executable, "-m", "gpubridge", "serve", str(tmp_path), *flags],
-            capture_output=True, text=True, timeout=150, check=False,
-        )  # fmt: skip
+        done = run_forked("serve", str(tmp_path), *flags)
     assert done.returncode == 1
     said = done.stderr.splitlines()[-1]
     assert said.startswith(f"error: cannot listen on {address}:{port} for HTTPService: ")

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from tests.process.forked_commands import run_forked
 from tests.process.server import alive, running_server, wait_until, write_code_model
 
 
@@ -90,15 +91,9 @@ def test_a_slow_reader_does_not_keep_the_server(tmp_path):
 
 def test_a_ports_file_that_cannot_be_written_says_so(tmp_path):
     write_code_model(tmp_path / "models")
-    command = [sys.executable, "-m", "gpubridge", "serve", str(tmp_path / "models")]
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
-    done = subprocess.run(
-        [*command, *ports, f"--ports-file={tmp_path / 'absent' / 'ports.json'}"],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    ports.append(f"--ports-file={tmp_path / 'absent' / 'ports.json'}")
+    done = run_forked("serve", str(tmp_path / "models"), *ports)
     assert done.returncode == 1
     assert "--ports-file cannot be written: [Errno 2]" in done.stderr + done.stdout
 

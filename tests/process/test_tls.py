@@ -12,7 +12,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.process.certificates import Authority, tls_flags
+from tests.process.forked_commands import run_forked
 from tests.process.raw_http import binary_request, inference
 from tests.process.server import open_files, running_server, wait_until, write_model
 
@@ -318,11 +318,8 @@ def test_tls_to_a_plain_port(repository, authority):
 
 def start_error(repository, *flags) -> str:
     """The only line of a server that does not start."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gpubridge", "serve", repository, "--http-port=0", "--grpc-port=0",
-         "--metrics-port=0", *flags],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    done = run_forked("serve", str(repository), *ports, *flags)
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
