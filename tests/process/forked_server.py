@@ -16,6 +16,8 @@ from pathlib import Path
 
 from gpubridge.transport.fork_requests import MARK
 
+__all__ = ["PLAIN", "main"]
+
 _STUB = ("numpy", "gpubridge.stub.fork_server", "gpubridge.stub.process")
 _SERVER = (
     "uvloop",
@@ -29,6 +31,9 @@ _SERVER = (
     "gpubridge.telemetry.server_telemetry",
 )
 
+PLAIN = "TESTS_PLAIN_SERVER"
+"""A variable: the server starts its stubs and fork servers as servers of users do."""
+
 for _name in _STUB:
     importlib.import_module(_name)
 _OF_STUBS = frozenset(sys.modules)
@@ -41,8 +46,8 @@ with contextlib.suppress(ImportError):
 
 def main() -> int:
     """Run a command as `gpubridge` does; returns its exit code. In a stub, returns the stub's."""
-    if sys.argv[1] == "run":
-        # Its stub is this process.
+    if sys.argv[1] == "run" or os.environ.pop(PLAIN, ""):
+        del os.environ[MARK]
         return importlib.import_module("gpubridge.cli").main()
     server = os.getpid()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

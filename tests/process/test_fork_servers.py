@@ -6,12 +6,14 @@ import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.process.environments import borrowing_environment, environment_parameter
+from tests.process.forked_server import PLAIN
 from tests.process.server import (
-    STARTED,
     alive,
     descendants,
     is_fork_server,
@@ -22,10 +24,10 @@ from tests.process.server import (
     write_code_model,
 )
 
-# Not forked itself, as servers of other tests are.
-SERVER = {"command": STARTED}
-EXPLICIT = ("--model-control-mode=explicit",)
-NAMES = [f"m{number}" for number in range(6)]
+PLAINLY = {"environment": {PLAIN: "1"}}
+EXPLICIT = "--model-control-mode=explicit"
+NAMES = [f"m{number}" for number in range(4)]
+MORE = ("ended", "leaver")
 ABOUT = """
 import json, numpy, random, sys
 self.said = json.dumps({
@@ -38,10 +40,28 @@ self.said = json.dumps({
 })
 """
 EXIT = "os._exit(7)"
+FAILING = {
+    "threads": (
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    ),
+    "exits": "import sys; '--forks' in sys.orig_argv and sys.exit(3)",
+    "hangs": "import signal, sys; '--forks' in sys.orig_argv and signal.pause()",
+}
+ENVIRONMENTS = ("killed", "stopped", "later", *FAILING)
 
 
-def fork_servers(server):
-    return [pid for pid in descendants(server.pid) if is_fork_server(pid) and alive(pid)]
+def fork_servers(server, environment=""):
+    """Process ids of its fork servers; with an environment's name, of those for it."""
+    return [
+        pid
+        for pid in descendants(server.pid)
+        if is_fork_server(pid) and alive(pid) and environment in environment_of(pid)
+    ]
+
+
+def environment_of(pid):
+    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return next((each for each in variables if each.startswith("VIRTUAL_ENV=")), "VIRTUAL_ENV=")
 
 
 def about(server, model):
@@ -56,21 +76,42 @@ def load(server, *names):
         assert status == 200, body
 
 
-@pytest.fixture
-def repository(tmp_path):
-    for name in NAMES:
-        write_code_model(tmp_path / "models", name)
-    return tmp_path / "models"
+def write_environment(folder):
+    """Make an environment that is ours, with a folder for packages of its own."""
+    (folder / "packages").mkdir(parents=True)
+    (folder / "bin").mkdir()
+    python = f'#!/bin/sh\nPYTHONPATH={folder}/packages exec "{sys.executable}" "$@"\n'
+    for path, text in borrowing_environment(python3=python).items():
+        (folder / path).write_bytes(text)
+        (folder / path).chmod(0o755)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """A server of six models, and what each says about its process."""
-    repository = tmp_path_factory.mktemp("models")
-    for name in NAMES:
-        write_code_model(repository, name)
-    with running_server(repository, **SERVER) as server:
-        yield server, [about(server, name) for name in NAMES]
+def repository(tmp_path_factory):
+    """Models of the usual environment, and four of each environment."""
+    root = tmp_path_factory.mktemp("fork_servers")
+    for name in (*NAMES, *MORE):
+        write_code_model(root / "models", name)
+    write_code_model(root / "models", "many", config="instance_group [{ count: 5 }]")
+    for environment in ENVIRONMENTS:
+        write_environment(root / environment)
+        for number in range(4):
+            config = environment_parameter(root / environment)
+            write_code_model(root / "models", f"{environment}{number}", config=config)
+    return root / "models"
+
+
+@pytest.fixture(scope="module")
+def server(repository):
+    with running_server(repository, EXPLICIT, **PLAINLY) as running:
+        load(running, *NAMES)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def served(server):
+    """The server, and what each of the four models that it loaded first says about its process."""
+    return server, [about(server, name) for name in NAMES]
 
 
 def forked(served):
@@ -85,8 +126,9 @@ def forked(served):
 
 def test_the_third_stub_and_those_after_it_are_forked(served):
     copies, others = forked(served)
-    assert (len(copies), len(others)) == (4, 2)
-    assert len(fork_servers(served[0])) == 1
+    assert (len(copies), len(others)) == (2, 2)
+    usual = environment_of(copies[0]["pid"])
+    assert len([pid for pid in fork_servers(served[0]) if environment_of(pid) == usual]) == 1
 
 
 def test_a_forked_stub_is_a_process_as_any_other(served):
@@ -152,45 +194,85 @@ def test_memory_is_shared_by_forked_stubs(served):
     assert max(proportional(each["pid"]) for each in copies) < 0.8 * least
 
 
-def test_the_end_of_a_forked_stub_is_reported_and_its_successor_is_not_forked(repository):
-    with running_server(repository, **SERVER) as server:
-        hashes = [about(server, name)["hash"] for name in NAMES]
-        name = next(
-            name for name, each in zip(NAMES, hashes, strict=True) if hashes.count(each) > 1
-        )
-        status, answer = server.ask(f"import os\n{EXIT}", name)
-        assert (status, "exited with code 7" in answer) == (503, True), answer
-        assert about(server, name)["hash"] not in hashes
-        os.kill(about(server, name)["pid"], signal.SIGKILL)
-        wait_until(lambda: "killed by signal 9" in server.log(), "its death", server)
-        assert about(server, name)["hash"] not in hashes
+def test_the_end_of_a_forked_stub_is_reported_and_its_successor_is_not_forked(served):
+    server, stubs = served
+    load(server, "ended")
+    assert about(server, "ended")["hash"] == stubs[-1]["hash"]
+    status, answer = server.ask(f"import os\n{EXIT}", "ended")
+    assert (status, "exited with code 7" in answer) == (503, True), answer
+    after = about(server, "ended")
+    assert after["hash"] != stubs[-1]["hash"]
+    os.kill(after["pid"], signal.SIGKILL)
+    wait_until(lambda: "killed by signal 9" in server.log(), "its death", server)
+    assert about(server, "ended")["hash"] not in (after["hash"], stubs[-1]["hash"])
 
 
-def test_what_a_forked_stub_leaves_is_ended(repository):
+def test_what_a_forked_stub_leaves_is_ended(served):
     # Neither its session nor its group is that of the stub, and it never was executed.
-    code = "import os\npid = os.fork()\nif not pid:\n    os.setsid()\n    time.sleep(1000)\nself.said = str(pid)"
-    with running_server(repository, **SERVER) as server:
-        hashes = [about(server, name)["hash"] for name in NAMES]
-        name = next(
-            name for name, each in zip(NAMES, hashes, strict=True) if hashes.count(each) > 1
-        )
-        left = int(server.ask(f"import time\n{code}", name)[1])
-        assert alive(left)
-        server.ask(f"import os\n{EXIT}", name)
-        wait_until(lambda: not alive(left), "the process that it left to end", server)
+    code = "import os\npid = os.fork()\nif not pid:\n    os.setsid()\n    signal.pause()\nself.said = str(pid)"
+    server, stubs = served
+    load(server, "leaver")
+    assert about(server, "leaver")["hash"] == stubs[-1]["hash"]
+    left = int(server.ask(f"import signal\n{code}", "leaver")[1])
+    assert alive(left)
+    server.ask(f"import os\n{EXIT}", "leaver")
+    wait_until(lambda: not alive(left), "the process that it left to end", server)
 
 
-def test_all_instances_of_a_model_wait_for_its_completed_configuration(tmp_path):
-    write_code_model(tmp_path / "models", config="instance_group [{ count: 10 }]")
-    with running_server(tmp_path / "models", **SERVER) as server:
-        # The first instance completes it while others are being forked.
-        assert fork_servers(server)
-        assert "not healthy" not in server.log()
-        assert len(server.stubs()) == 10
+def test_all_instances_of_a_model_wait_for_its_completed_configuration(server):
+    before = server.stubs()
+    # The first instance completes it while others are being forked.
+    load(server, "many")
+    assert len(set(server.stubs()) - set(before)) == 5
+    assert "of model 'many' is not healthy" not in server.log()
+
+
+def test_a_killed_fork_server_is_replaced(server):
+    load(server, "killed0", "killed1", "killed2")
+    (before,) = fork_servers(server, "/killed")
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: not alive(before), "the fork server to end")
+    load(server, "killed3")
+    assert len({about(server, f"killed{number}")["pid"] for number in range(4)}) == 4
+    (after,) = fork_servers(server, "/killed")
+    assert after != before
+
+
+def test_stubs_start_while_their_fork_server_is_stopped(server):
+    load(server, "stopped0", "stopped1", "stopped2")
+    (before,) = fork_servers(server, "/stopped")
+    os.kill(before, signal.SIGSTOP)
+    load(server, "stopped3")
+    assert len({about(server, f"stopped{number}")["pid"] for number in range(4)}) == 4
+    wait_until(lambda: not alive(before), "the fork server to be killed", server)
+
+
+def test_a_stub_has_what_was_installed_after_its_fork_server_had_started(server, repository):
+    load(server, "later0", "later1", "later2")
+    (before,) = fork_servers(server, "/later")
+    site = repository.parent / "later" / "packages" / "sitecustomize.py"
+    site.write_text("import os; os.environ['INSTALLED'] = 'yes'")
+    load(server, "later3")
+    code = "import os; self.said = os.environ['INSTALLED']"
+    assert server.ask(code, "later3") == (200, "yes")
+    wait_until(lambda: before not in fork_servers(server), "the old fork server to end", server)
+
+
+@pytest.mark.parametrize("environment", FAILING)
+def test_stubs_start_where_a_fork_server_cannot(server, repository, environment):
+    site = repository.parent / environment / "packages" / "sitecustomize.py"
+    site.write_text(FAILING[environment])
+    names = [f"{environment}{number}" for number in range(4)]
+    load(server, *names)
+    assert len({about(server, name)["hash"] for name in names}) == len(names)
+    assert fork_servers(server, f"/{environment}") == []
+    told = f"stubs of .*/{environment}/.* start without a fork server: it ended"
+    assert len(re.findall(told, server.log())) == 1
 
 
 def test_nothing_is_left_of_a_killed_server(repository):
-    with running_server(repository, **SERVER) as server:
+    with running_server(repository, EXPLICIT, **PLAINLY) as server:
+        load(server, *NAMES[:3])
         left = descendants(server.pid)
         assert fork_servers(server)
         server.process.kill()
@@ -199,65 +281,7 @@ def test_nothing_is_left_of_a_killed_server(repository):
 
 
 def test_none_is_forked_where_that_is_switched_off(repository):
-    with running_server(repository, "--fork-stubs=false", **SERVER) as server:
+    with running_server(repository, EXPLICIT, "--fork-stubs=false", **PLAINLY) as server:
+        load(server, *NAMES[:3])
         assert fork_servers(server) == []
-        assert len({about(server, name)["hash"] for name in NAMES}) == len(NAMES)
-
-
-def test_a_killed_fork_server_is_replaced(repository):
-    with running_server(repository, *EXPLICIT, **SERVER) as server:
-        load(server, *NAMES[:4])
-        (before,) = fork_servers(server)
-        os.kill(before, signal.SIGKILL)
-        wait_until(lambda: not alive(before), "the fork server to end")
-        load(server, *NAMES[4:])
-        hashes = [about(server, name)["hash"] for name in NAMES]
-        assert fork_servers(server) != [before]
-        assert hashes.count(hashes[2]) == hashes.count(hashes[3]) == 2
-
-
-def test_stubs_start_while_their_fork_server_is_stopped(repository):
-    with running_server(repository, *EXPLICIT, **SERVER) as server:
-        load(server, *NAMES[:4])
-        (before,) = fork_servers(server)
-        os.kill(before, signal.SIGSTOP)
-        load(server, *NAMES[4:])
-        assert len({about(server, name)["pid"] for name in NAMES}) == len(NAMES)
-        wait_until(lambda: not alive(before), "the fork server to be killed", server)
-        assert len(server.stubs()) == len(NAMES)
-
-
-def test_a_stub_has_what_was_installed_after_its_fork_server_had_started(repository, tmp_path):
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    environment = {"PYTHONPATH": str(packages)}
-    with running_server(repository, *EXPLICIT, environment=environment, **SERVER) as server:
-        load(server, *NAMES[:4])
-        (before,) = fork_servers(server)
-        (packages / "sitecustomize.py").write_text("import os; os.environ['INSTALLED'] = 'yes'")
-        load(server, *NAMES[4:])
-        for name in NAMES[4:]:
-            assert server.ask("import os; self.said = os.environ['INSTALLED']", name) == (
-                200,
-                "yes",
-            )
-        wait_until(lambda: before not in fork_servers(server), "the old fork server to end", server)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import threading, time; threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()",
-        "import sys; '--forks' in sys.orig_argv and sys.exit(3)",
-        "import sys, time; '--forks' in sys.orig_argv and time.sleep(1e6)",
-    ],
-)
-def test_stubs_start_where_a_fork_server_cannot(repository, tmp_path, program):
-    packages = tmp_path / "packages"
-    packages.mkdir()
-    (packages / "sitecustomize.py").write_text(program)
-    environment = {"PYTHONPATH": str(packages)}
-    with running_server(repository, environment=environment, **SERVER) as server:
-        assert len({about(server, name)["hash"] for name in NAMES}) == len(NAMES)
-        assert fork_servers(server) == []
-        assert server.log().count("start without a fork server: it ended") == 1
+        assert len({about(server, name)["hash"] for name in NAMES[:3]}) == 3
