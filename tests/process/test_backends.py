@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -203,24 +204,14 @@ def write_double(repository: Path, selected_by: str = 'platform: "onnxruntime_on
 
 
 def write_negate(repository: Path) -> None:
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     directory = repository / "negate" / "1"
     directory.mkdir(parents=True)
-    source = (
-        "import sys, torch\n"
-        "class M(torch.nn.Module):\n"
-        "    def forward(self, x): return -x\n"
-        "batch = torch.export.Dim('batch', min=1, max=4)\n"
-        "program = torch.export.export(M(), (torch.ones(2, 2),), dynamic_shapes=({0: batch},))\n"
-        "torch.export.save(program, open(sys.argv[1], 'wb'))\n"
-    )
-    # In a process of its own, as PyTorch warns a lot and takes a second to import.
-    subprocess.run(
-        [sys.executable, "-c", source, directory / "model.pt"],
-        check=True,
-        timeout=150,
-        capture_output=True,
-    )
+    with warnings.catch_warnings():
+        # TorchScript is deprecated; existing repositories are full of it.
+        warnings.simplefilter("ignore")
+        negate = torch.jit.trace(torch.neg, torch.ones(1, 2))
+        negate.save(str(directory / "model.pt"))
     (directory.parent / "config.pbtxt").write_text(
         """platform: "pytorch_libtorch" max_batch_size: 4
         input { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 2 ] }

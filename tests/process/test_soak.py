@@ -12,8 +12,19 @@ from benchmarks.soak.run import Aim, SoakReport, soak
 KILLED = "Stub process 'm_0' is not healthy. It was killed by signal 9 (SIGKILL), sent from outside"
 
 
-def test_every_request_has_one_outcome_and_nothing_is_left(tmp_path):
-    report = soak(Aim(90, answered=500, kills=4), 0.8, tmp_path / "log")
+@pytest.mark.parametrize(
+    ("aim", "kill_every", "warm_up"),
+    [
+        (Aim(30, answered=100, kills=2), 0.2, 1.5),
+        pytest.param(Aim(90, answered=500, kills=4), 0.8, 3.0, marks=pytest.mark.nightly),
+    ],
+    ids=["short", "long"],
+)
+def test_every_request_has_one_outcome_and_nothing_is_left(
+    tmp_path, monkeypatch, aim, kill_every, warm_up
+):
+    monkeypatch.setattr("benchmarks.soak.run._SHORTEST_WARM_UP", warm_up)
+    report = soak(aim, kill_every, tmp_path / "log")
     assert report.faults == [], report.text()
     table = report.log.table()
     for kind in ("decoupled", "decoupled ensemble", "cancelled call", "hang-up"):
@@ -21,8 +32,8 @@ def test_every_request_has_one_outcome_and_nothing_is_left(tmp_path):
     for kind in ("default", "BLS", "ensemble", "strings", "sequence"):
         assert f"\n{kind} " in table
         assert f"\n{kind}, gRPC " in table
-    assert report.log.count(Outcome.ANSWERED) >= 500
-    assert report.kills == 4
+    assert report.log.count(Outcome.ANSWERED) >= aim.answered
+    assert report.kills == aim.kills
 
 
 def test_a_soak_ends_when_it_has_its_numbers_and_fails_without_them():
