@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests import server_starts
+
 _UNIT = Path(__file__).parent / "unit"
 
 
@@ -20,6 +22,7 @@ def pytest_configure(config):
     Such a thread spins for milliseconds after the import of NumPy, in each of thousands of processes.
     Shells have Ctrl-C ignored by what they start in the background, and by its children.
     """
+    config.pluginmanager.register(server_starts)
     if config.pluginmanager.hasplugin("hypothesispytest"):
         # Where GPUs are tested it may be absent.
         from tests.random_examples import choose_profile
@@ -59,6 +62,13 @@ def pytest_collection_finish():
     """Keep thousands of tests and their modules from being searched by each collection of garbage."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish():
+    """Stop the servers that tests shared, if there are any."""
+    pool = sys.modules.get("tests.process.server_pool")
+    if pool is not None:
+        pool.close_idle_servers()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -62,6 +62,9 @@ def become_one_of_many():
             continue
         message, fds, _, _ = socket.recv_fds(control, 1 << 20, 4)
         if not message:
+            # Whoever started them is gone, or has waited for them.
+            for pid in ends:
+                os.kill(pid, signal.SIGKILL)
             sys.exit()
         message = json.loads(message)
         if isinstance(message, list):

@@ -107,6 +107,8 @@ def _start_by(start: socket.socket, pid: int) -> None:
 
     usual_is_wanted = servers.ForkServers._is_wanted
     servers.ForkServers._is_wanted = is_wanted
+    # The server may be lent to one test after another for longer than a fork server lives.
+    servers._IDLE_SECONDS = servers._LONGEST_SECONDS = 3600.0
     servers.execute = wake
     gpubridge = importlib.import_module("gpubridge.server")
     start_stub = gpubridge.start_stub

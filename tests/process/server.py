@@ -17,7 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpubridge.transport.fork_requests import MARK
+from tests import server_starts
 from tests.forks import Fork, fork
+from tests.process import server_pool
 
 __all__ = [
     "STARTED",
@@ -29,6 +31,7 @@ __all__ = [
     "named_memory",
     "open_files",
     "running_server",
+    "started_server",
     "state",
     "wait_until",
     "write_code_model",
@@ -52,14 +55,17 @@ class Server:
         self.process = process
         self.pid = process.pid
         self.repositories: Sequence[Path] = ()
-        self._log_path = log_path
+        self.log_path = log_path
+        self._log_start = log_path.stat().st_size
         self.http_url = ""
         self.metrics_url = ""
         self.grpc_url = ""
 
     def log(self) -> str:
-        """Return the output of the server and its models so far."""
-        return self._log_path.read_text(errors="replace")
+        """Return the output of the server and its models so far, from where it was lent to the test."""
+        with self.log_path.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
 
     def stubs(self) -> list[int]:
         """Process ids of its stubs (its live children)."""
@@ -123,8 +129,14 @@ def running_server(
     environment: dict[str, str] | None = None,
     command: Sequence[str] = (),
     name: str = "serve",
+    own: bool = False,
 ) -> Iterator[Server]:
     """Serve the repositories on free ports of loopback for as long as the block runs.
+
+    A server of one repository is lent by `tests.process.server_pool`: one with the same flags, which has
+    served other tests before. It is in explicit mode, with the models loaded that it would have loaded at its
+    start. With ``own`` true, or an argument below, the block gets a server that is started for it alone: for
+    tests of starts, polls and figures of the whole server. One that a block ends or changes is not lent again.
 
     With ``ready`` false it only waits for the HTTP endpoint, not for the models. ``name`` is the command of
     `gpubridge`, and ``command`` what an interpreter is given before it. Without ``command`` the server is
@@ -133,25 +145,44 @@ def running_server(
     """
     if isinstance(repositories, Path):
         repositories = [repositories]
-    words = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-    for repository in repositories:
-        words += ["--model-repository", str(repository)]
-    words += flags
+    if not (
+        own or environment or command or len(repositories) != 1 or name != "serve" or not ready
+    ):
+        lent = server_pool.lend(started_server, repositories[0], flags)
+        if lent is not None:
+            with lent as server:
+                yield server
+            return
+    words = [word for path in repositories for word in ("--model-repository", str(path))]
+    with started_server([*words, *flags], environment, command, name) as server:
+        server.repositories = repositories
+        if ready:
+            wait_until(server.is_ready, "the server to be ready", server)
+        yield server
+
+
+@contextmanager
+def started_server(
+    words: Sequence[str],
+    environment: dict[str, str] | None = None,
+    command: Sequence[str] = (),
+    name: str = "serve",
+) -> Iterator[Server]:
+    """Start a server with these flags for the block, and wait for its endpoints; it is ended for sure."""
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    server_starts.count()
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder) / "log"
         with log_path.open("wb") as log:
             process = _start(
                 command,
-                [*name.split(), *words],
+                [*name.split(), *ports, *words],
                 {**os.environ, **(environment or {})},
                 log.fileno(),
             )
         server = Server(process, log_path)
-        server.repositories = repositories
         try:
             _wait_for_endpoints(server)
-            if ready:
-                wait_until(server.is_ready, "the server to be ready", server)
             yield server
         finally:
             stubs = descendants(process.pid)

@@ -34,7 +34,7 @@ STATUSES = {
 
 @pytest.fixture(scope="module")
 def server():
-    with running_server(REPOSITORY) as running:
+    with running_server(REPOSITORY, own=True) as running:
         yield running
 
 

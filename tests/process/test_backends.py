@@ -116,7 +116,7 @@ def test_a_backend_of_the_users_runs_models_by_their_files(tmp_path):
     backend = own_backend(tmp_path)
     directory = own_model(tmp_path / "models")
     flags = f"--backend-directory={tmp_path / 'backends'}"
-    with running_server(tmp_path / "models", flags) as server:
+    with running_server(tmp_path / "models", flags, own=True) as server:
         status, data = ask(server, "m", "IN", [1.0])
         assert status == 200, data
         told = json.loads(data[0])
@@ -224,7 +224,7 @@ def test_ensembles_find_their_onnx_and_pytorch_stages(tmp_path):
     write_negate(tmp_path)
     (tmp_path / "both" / "1").mkdir(parents=True)
     (tmp_path / "both" / "config.pbtxt").write_text(ENSEMBLE)
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, own=True) as server:
         with triton.InferenceServerClient(server.http_url) as client:
             for i in range(3):
                 x = np.full((i + 1, 2), i, np.float32)
@@ -290,7 +290,7 @@ def test_a_library_that_is_missing_is_named_with_its_installation(tmp_path):
         "--exit-on-error=false",
         "--strict-readiness=false",
     )
-    with running_server(tmp_path / "models", *flags) as server:
+    with running_server(tmp_path / "models", *flags, own=True) as server:
         reason = server.index()["m", 1]["reason"]
     assert "the backend 'onnxruntime' needs onnxruntime" in reason
     assert "-m pip install onnxruntime" in reason

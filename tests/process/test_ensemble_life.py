@@ -35,7 +35,7 @@ def test_an_ensemble_without_its_members(tmp_path):
     ):
         write_ensemble(tmp_path, name, step)
     flags = ("--exit-on-error=false", "--strict-readiness=false")
-    with running_server(tmp_path, *flags) as server:
+    with running_server(tmp_path, *flags, own=True) as server:
         reasons = {name: row.get("reason", "") for (name, _), row in server.index().items()}
         assert reasons["missing"] == (
             "ensemble missing contains models that are not available or ambiguous: nothing"

@@ -52,7 +52,7 @@ def server(tmp_path_factory):
     )
     write_model(repository, "pair", ECHO, config="instance_group [{ count: 2 }]")
     write_code_model(repository, "m")
-    with running_server(repository, f"--request-arena-limit={64 << 20}") as running:
+    with running_server(repository, f"--request-arena-limit={64 << 20}", own=True) as running:
         yield running
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.process.raw_http import connected, inference, read_answer
+from tests.process.raw_http import CONTINUE, connected, inference, read_answer
 from tests.process.server import running_server, wait_until, write_model
 
 # Each works until it is cancelled, or has been told to end; IN is where it says so.
@@ -88,7 +88,6 @@ output [{ name: "OUT" data_type: TYPE_STRING dims: [1] }]
 ensemble_scheduling { step [{ model_name: "plain" model_version: -1
     input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } }] }
 """
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Work(NamedTuple):

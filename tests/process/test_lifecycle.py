@@ -344,7 +344,9 @@ def test_a_directory_whose_name_is_no_text_is_left_out_with_a_warning(tmp_path):
     write_code_model(tmp_path, "good")
     for name in (os.fsdecode(b"b\xff"), "new\nline"):
         (tmp_path / name / "1").mkdir(parents=True)
-    with running_server(tmp_path, "--model-control-mode=explicit", "--load-model=*") as server:
+    with running_server(
+        tmp_path, "--model-control-mode=explicit", "--load-model=*", own=True
+    ) as server:
         assert set(server.index()) == {("good", 1)}
         lines = [line for line in server.log().splitlines() if "not UTF-8" in line]
         assert r"'b\udcff' is no model: " in lines[0]
@@ -356,7 +358,7 @@ def test_a_directory_whose_name_is_no_text_is_left_out_with_a_warning(tmp_path):
 
 def test_without_strict_readiness_a_server_with_a_failed_model_is_ready(half_broken):
     flags = ("--exit-on-error=false", "--strict-readiness=false")
-    with running_server(half_broken, *flags) as server:
+    with running_server(half_broken, *flags, own=True) as server:
         assert server.is_ready()
         assert not server.is_ready("raises")
 
@@ -377,7 +379,7 @@ def test_more_instances_than_a_model_may_have_are_refused(tmp_path):
     write_code_model(tmp_path, "few", config="instance_group [{ count: 2 }]")
     write_code_model(tmp_path, "many", config="instance_group [{ count: 3 }]")
     flags = ("--max-model-instances=2", "--exit-on-error=false", "--strict-readiness=false")
-    with running_server(tmp_path, *flags) as server:
+    with running_server(tmp_path, *flags, own=True) as server:
         reason = server.index()["many", 0]["reason"]
         assert "asks for 3 instances: expected at most 2 (--max-model-instances)" in reason
         assert server.ask("self.said = 1", "few") == (200, "1")
@@ -408,5 +410,5 @@ def test_a_server_that_is_started_without_standard_streams_opens_them(tmp_path):
 
 
 def test_a_repository_without_models_is_warned_of(tmp_path):
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, own=True) as server:
         assert f"there is no model in {tmp_path}: a model is a directory" in server.log()

@@ -31,7 +31,7 @@ POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
 def test_explicit_mode_begins_with_the_models_that_are_named(tmp_path):
     write(tmp_path, "one")
     write(tmp_path, "two")
-    with running_server(tmp_path, *EXPLICIT, "--load-model", "two") as server:
+    with running_server(tmp_path, *EXPLICIT, "--load-model", "two", own=True) as server:
         assert server.index() == {
             ("one", 0): {"name": "one"},
             ("two", 1): {"name": "two", "version": "1", "state": "READY"},
@@ -199,14 +199,14 @@ def test_an_unloaded_model_answers_what_it_has_accepted(tmp_path):
             thread.start()
         wait_until(lambda: pending() == 2, "requests to queue", server)
         assert control(server, "unload") == (200, "")
-        assert states(server) == {1: "UNLOADING"}
+        assert states(server)[1] == "UNLOADING"
         gone = (404, "Request for unknown model: 'm' has no available versions")
         assert ask(server) == gone
         assert not server.is_ready("m")
         for thread in threads:
             thread.join()
         assert answers == ["a/1"] * 3
-        wait_until(lambda: states(server) == {1: "UNAVAILABLE"}, "the end", server)
+        wait_until(lambda: states(server)[1] == "UNAVAILABLE", "the end", server)
         assert server.index()["m", 1]["reason"] == "unloaded"
         assert server.stubs() == []
         assert server.is_ready()

@@ -157,7 +157,7 @@ def test_a_model_may_load_and_unload_itself_while_it_executes(server, folder):
 
 def test_only_in_explicit_mode(tmp_path):
     write_code_model(tmp_path)
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, own=True) as server:
         refused = "explicit model load / unload is not allowed if polling is enabled"
         assert run(server, "pb_utils.load_model('m')") == failed("load model", refused)
         assert run(server, "pb_utils.unload_model('m')") == failed("unload model", refused)

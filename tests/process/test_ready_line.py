@@ -127,7 +127,7 @@ def server(tmp_path_factory):
     for name, (inputs, datatype, config) in MODELS.items():
         outputs = OUT.format(datatype)
         write_model(repository, name, SOURCE, config=config, inputs=inputs, outputs=outputs)
-    with running_server(repository) as running:
+    with running_server(repository, own=True) as running:
         wait_until(lambda: "each model once:" in running.log(), "the last lines", running)
         yield running
 

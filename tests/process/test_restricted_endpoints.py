@@ -307,7 +307,7 @@ def test_models_call_and_load_each_other_as_ever(server, model):
 def test_settings_are_traces_and_logs(tmp_path):
     write_model(tmp_path, "m", SOURCE)
     flags = ("--http-restricted-api=settings:k=v", "--grpc-restricted-protocol=settings,health:k=v")
-    with running_server(tmp_path, *flags) as server:
+    with running_server(tmp_path, *flags, own=True) as server:
         for path in ("/v2/trace/setting", "/v2/logging"):
             assert server.request("GET", path)[0] == 403
             assert server.request("GET", path, headers={"k": "v"})[0] == 200

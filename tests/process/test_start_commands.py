@@ -84,7 +84,7 @@ def test_the_program_starts_and_answers(tmp_path):
 def test_flags_without_effect_are_logged_once(tmp_path):
     write_code_model(tmp_path)
     flags = ("--http-thread-count=8", "--backend-config=onnxruntime,threads=4")
-    with running_server(tmp_path, *flags) as server:
+    with running_server(tmp_path, *flags, own=True) as server:
         for flag in flags:
             assert server.log().count(f"{flag.rpartition('=')[0]} has no effect: ") == 1
 
@@ -110,7 +110,7 @@ def test_configurations_that_triton_loads_load_with_a_warning_each(tmp_path):
 def test_limits_of_a_rate_limiter_are_not_dropped_where_a_flag_asks_for_them(tmp_path):
     write_code_model(tmp_path, config=CONFIG)
     flags = ("--rate-limit=execution_count", "--exit-on-error=false", "--strict-readiness=false")
-    with running_server(tmp_path, *flags) as server:
+    with running_server(tmp_path, *flags, own=True) as server:
         (row,) = server.index().values()
         assert row["state"] == "UNAVAILABLE"
         assert "rate_limiter' is not supported yet" in row["reason"]
@@ -174,10 +174,10 @@ def test_repositories_may_be_named_without_a_flag(tmp_path):
 def test_two_servers_may_share_a_port(tmp_path):
     write_code_model(tmp_path)
     share = ("--reuse-http-port=true", "--reuse-grpc-port=true")
-    with running_server(tmp_path, *share) as server:
+    with running_server(tmp_path, *share, own=True) as server:
         ports = [url.rpartition(":")[2] for url in (server.http_url, server.grpc_url)]
         same = (f"--http-port={ports[0]}", f"--grpc-port={ports[1]}")
-        with running_server(tmp_path, *share, *same) as other:
+        with running_server(tmp_path, *share, *same, own=True) as other:
             assert (other.http_url, other.grpc_url) == (server.http_url, server.grpc_url)
             # Either of them answers that it is ready.
             wait_until(lambda: "] ready: " in other.log(), "the other to be ready", other)

@@ -203,7 +203,7 @@ def test_a_thousand_models(tmp_path, chromium):
     write_model(tmp_path, "add", ADD)
     for number in range(MANY):
         write_ensemble(tmp_path, f"chain_{number:03}", "add IN=A > OUT=B")
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, own=True) as server:
         made = chromium.open(f"http://{server.metrics_url}/")
         wait_for_models(made, 50)
         assert "page 1 of 20" in made.text()

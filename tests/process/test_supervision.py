@@ -288,7 +288,7 @@ def test_stub_timeout_seconds_ends_no_execute_but_who_does_not_connect(tmp_path)
         "--exit-on-error=false",
         "--strict-readiness=false",
     )
-    with running_server(tmp_path / "models", *flags) as server:
+    with running_server(tmp_path / "models", *flags, own=True) as server:
         assert server.ask("time.sleep(3); self.said = 'slow'") == (200, "slow")
         reason = server.index()["mute", 1]["reason"]
         assert "It was killed: it had not connected for 10 s (stub-timeout-seconds)." in reason

@@ -267,7 +267,7 @@ def test_samples_that_fail_keep_a_model_from_loading(tmp_path):
         "--request-arena-limit",
         "4194304",
     )
-    with running_server(repository, *flags) as server:
+    with running_server(repository, *flags, own=True) as server:
         reasons = {name: row.get("reason", "") for (name, _), row in server.index().items()}
         for name, (_, words) in BAD.items():
             folder = repository / name / "warmup"

@@ -1,0 +1,150 @@
+"""Servers that one test after another uses, each with its own models: a start costs more than most tests."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from tests.process.server import Server
+
+__all__ = ["close_idle_servers", "lend"]
+
+_KEPT = 3
+"""Idle servers of one worker: tests with the same flags lie together."""
+_IDLE_SECONDS = 5
+"""A server whose models are not gone by then is not lent again."""
+_LOOK_AGAIN_SECONDS = 0.005
+
+_CONTROL = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+_CONTROL.add_argument("--model-control-mode")
+_CONTROL.add_argument("--load-model", action="append", default=[])
+_STATES = ("/v2/logging", "/v2/trace/setting", "/v2/systemsharedmemory/status")
+
+Start = Callable[[Sequence[str]], AbstractContextManager["Server"]]
+
+_idle: list[_Lendable] = []
+
+
+class _Lendable:
+    """A server in explicit mode; its repository is a link to that of the test that has it now."""
+
+    def __init__(self, start: Start, flags: tuple[str, ...]) -> None:
+        self.flags = flags
+        self._stack = ExitStack()
+        try:
+            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+            self._link = folder / "models"
+            self._link.symlink_to(folder)
+            words = ["--model-repository", str(self._link), "--model-control-mode=explicit", *flags]
+            self.server = self._stack.enter_context(start(words))
+            self._states = self._read_states()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def begin(self, repository: Path, load: Sequence[str] | None) -> Server:
+        """Load a test's models, all of them without ``load``; return a server whose log begins here."""
+        following = self._link.with_name("next")
+        following.symlink_to(repository.absolute())
+        following.rename(self._link)
+        server = type(self.server)(self.server.process, self.server.log_path)
+        server.http_url, server.grpc_url = self.server.http_url, self.server.grpc_url
+        server.metrics_url, server.repositories = self.server.metrics_url, [repository]
+        for name, (status, answer) in self._control(
+            _names(repository) if load is None else load, "load"
+        ):
+            assert status == 200, f"{name} cannot be loaded: {answer}\n{server.log()}"
+        return server
+
+    def end(self) -> bool:
+        """Unload the models; return whether the server is as it was before."""
+        if self.server.process.poll() is not None:
+            return False
+        names = {
+            name
+            for (name, _), row in self.server.index().items()
+            if row.get("reason", "unloaded") != "unloaded" or row.get("state") == "READY"
+        }
+        self._control(sorted(names), "unload")
+        deadline = time.monotonic() + _IDLE_SECONDS
+        while self.server.stubs():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        return self.server.is_ready() and self._read_states() == self._states
+
+    def _control(self, names: Sequence[str], verb: str) -> list[tuple[str, tuple[int, bytes]]]:
+        def ask(name: str) -> tuple[int, bytes]:
+            status, _, body = self.server.request(
+                "POST", f"/v2/repository/models/{quote(name)}/{verb}"
+            )
+            return status, body
+
+        if not names:
+            return []
+        with ThreadPoolExecutor(8) as pool:
+            return list(zip(names, pool.map(ask, names), strict=True))
+
+    def _read_states(self) -> list[bytes]:
+        return [self.server.request("GET", path)[2] for path in _STATES]
+
+
+def lend(
+    start: Start, repository: Path, flags: Sequence[str]
+) -> AbstractContextManager[Server] | None:
+    """Return a context with a server that has a repository's models; None if the flags name another mode.
+
+    ``start`` starts one with the flags that it is given, where none with those flags is idle.
+    """
+    asked, others = _CONTROL.parse_known_args(flags)
+    if asked.model_control_mode not in (None, "explicit"):
+        return None
+    named = asked.model_control_mode and asked.load_model != ["*"]
+    return _lent(start, repository, tuple(others), asked.load_model if named else None)
+
+
+def close_idle_servers() -> None:
+    """Stop all servers that are not lent."""
+    while _idle:
+        _idle.pop().close()
+
+
+@contextmanager
+def _lent(
+    start: Start, repository: Path, flags: tuple[str, ...], load: Sequence[str] | None
+) -> Iterator[Server]:
+    lendable = next((each for each in _idle if each.flags == flags), None)
+    if lendable is None:
+        lendable = _Lendable(start, flags)
+    else:
+        _idle.remove(lendable)
+    as_before = False
+    try:
+        yield lendable.begin(repository, load)
+        as_before = lendable.end()
+    finally:
+        if as_before:
+            _idle.append(lendable)
+        else:
+            lendable.close()
+        while len(_idle) > _KEPT:
+            _idle.pop(0).close()
+
+
+def _names(repository: Path) -> list[str]:
+    return sorted(
+        path.name
+        for path in repository.iterdir()
+        if path.is_dir() and not path.name.startswith(".")
+    )

@@ -1,0 +1,68 @@
+"""Servers that tests share: a test finds its own models only, and never a server that another one has changed."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from tests import server_starts
+from tests.process.server import running_server, write_code_model
+
+FLAGS = ("--exit-timeout-secs=77",)
+"""Those of no other test."""
+
+
+def pid_of_next(folder, change=lambda server: None, flags=FLAGS):
+    """Use a server; return its process id and the models that it had."""
+    write_code_model(folder, f"of_{folder.name}")
+    with running_server(folder, *flags) as server:
+        assert server.ask("self.said = 1", f"of_{folder.name}") == (200, "1")
+        ready = {name for (name, _), row in server.index().items() if row.get("state") == "READY"}
+        change(server)
+        return server.pid, ready
+
+
+def test_the_next_test_has_the_same_server_with_its_own_models_and_log(tmp_path):
+    logs = []
+    one = pid_of_next(tmp_path / "one")
+    two = pid_of_next(tmp_path / "two", lambda server: logs.append(server.log()))
+    assert one[0] == two[0]
+    assert (one[1], two[1]) == ({"of_one"}, {"of_two"})
+    assert "of_two" in logs[0]
+    assert "of_one" not in logs[0]
+
+
+def post(path, **body):
+    return lambda server: server.request("POST", path, json.dumps(body))
+
+
+def fail(server):
+    raise LookupError(server.pid)
+
+
+def test_a_server_that_was_stopped_or_changed_or_whose_test_failed_is_not_lent_again(tmp_path):
+    seen = [pid_of_next(tmp_path / "first", post("/v2/trace/setting", trace_rate="7"))[0]]
+    seen.append(pid_of_next(tmp_path / "second", lambda server: server.stop())[0])
+    with pytest.raises(LookupError) as failed:
+        pid_of_next(tmp_path / "third", fail)
+    seen += failed.value.args
+    seen.append(pid_of_next(tmp_path / "last")[0])
+    assert len({*seen}) == len(seen)
+
+
+def test_a_server_in_another_mode_is_not_lent(tmp_path):
+    pid, _ = pid_of_next(tmp_path / "one")
+    assert pid_of_next(tmp_path / "two", flags=(*FLAGS, "--model-control-mode=none"))[0] != pid
+    assert pid_of_next(tmp_path / "three")[0] == pid
+
+
+def test_a_run_with_too_many_starts_fails(monkeypatch):
+    session = SimpleNamespace(config=None, exitstatus=pytest.ExitCode.OK)
+    monkeypatch.setattr(server_starts, "_starts", server_starts.Counter(a=server_starts.MOST))
+    server_starts.pytest_sessionfinish(session, pytest.ExitCode.OK)
+    assert session.exitstatus == pytest.ExitCode.OK
+    server_starts.count()
+    server_starts.pytest_sessionfinish(session, pytest.ExitCode.OK)
+    assert session.exitstatus == pytest.ExitCode.TESTS_FAILED

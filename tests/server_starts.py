@@ -1,0 +1,48 @@
+"""Counts the servers that tests start, prints how many a run started, and fails a run of too many."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+__all__ = ["MOST", "count"]
+
+MOST = 450
+"""Servers that a run of all tests may start. Share one (`running_server`), or test in one process."""
+
+_starts: Counter[str] = Counter()
+_ON_WORKER = "server_starts"
+
+
+def count() -> None:
+    """Count the start of a server by the test that runs."""
+    _starts[os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]] += 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    """Add the counts of a worker."""
+    _starts.update(getattr(node, "workeroutput", {}).get(_ON_WORKER, {}))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus) -> None:
+    """Give a worker's counts to the process that controls it; fail a run that has more than it may."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[_ON_WORKER] = dict(_starts)
+    elif exitstatus == pytest.ExitCode.OK and _starts.total() > MOST:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Print the number of starts, and where most of them are if they are too many."""
+    if not _starts:
+        return
+    terminalreporter.write_line(
+        f"servers started: {_starts.total()} (at most {MOST} in a run of all tests)"
+    )
+    if _starts.total() > MOST:
+        for path, number in _starts.most_common(20):
+            terminalreporter.write_line(f"  {number:4} {path}")
