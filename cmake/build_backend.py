@@ -27,9 +27,7 @@ from scikit_build_core.build import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    Settings = Mapping[str, str | list[str]] | None
+    Settings = dict[str, str | list[str]] | None
 
 __all__ = [
     "build_editable",

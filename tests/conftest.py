@@ -1,4 +1,4 @@
-"""Hooks for all tests: reports of any text, ``--fast``, a heap that is cheap to search, Ctrl-C."""
+"""Hooks for all tests: plugins, reports of any text, ``--fast``, a heap that is cheap to search, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests import server_starts
+from tests import plane, server_starts
 
 _UNIT = Path(__file__).parent / "unit"
 
@@ -22,7 +22,8 @@ def pytest_configure(config):
     Such a thread spins for milliseconds after the import of NumPy, in each of thousands of processes.
     Shells have Ctrl-C ignored by what they start in the background, and by its children.
     """
-    config.pluginmanager.register(server_starts)
+    for plugin in (plane, server_starts):
+        config.pluginmanager.register(plugin)
     if config.pluginmanager.hasplugin("hypothesispytest"):
         # Where GPUs are tested it may be absent.
         from tests.random_examples import choose_profile
@@ -40,7 +41,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--fast",
         action="store_true",
-        help="unit tests without simulated GPUs, with fewer random examples, and a few of servers",
+        help="unit tests without simulated GPUs and servers, with fewer random examples",
     )
 
 
@@ -53,9 +54,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _is_fast(item) -> bool:
-    if _UNIT not in item.path.parents:
-        return item.get_closest_marker("smoke") is not None
-    return item.get_closest_marker("slow") is None and "machine" not in item.fixturenames
+    slow = item.get_closest_marker("slow") is not None or "machine" in item.fixturenames
+    return _UNIT in item.path.parents and not slow
 
 
 def pytest_collection_finish():

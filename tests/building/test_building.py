@@ -1,6 +1,6 @@
 """The package is built as a user builds it: with CMake, and by ./dev and pip without a compiler.
 
-These take minutes, so that they are a step of .ci/run of their own: ./dev test -m building -n 0
+These take minutes: ./dev test -m building -n 0, and ./dev test --all.
 """
 
 from __future__ import annotations
@@ -11,49 +11,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 import tritonclient.http
 
-from tests import first_answers
+from tests.building.commands import run
 
-ROOT = Path(__file__).parents[2]
 # Programs that a machine without a tool chain lacks, by whatever prefix and release.
 TOOL_CHAIN = re.compile(
     r"(.*-)?(ar|as|c\+\+|cc|c89|c99|clang|clang\+\+|cmake|cpp|g\+\+|gcc|gmake|ld|lld|make|ninja|ranlib|zig)(-[\d.]+)?"
 )
 
 pytestmark = [pytest.mark.building, pytest.mark.timeout(1800)]
-
-
-def run(*command, cwd, variables):
-    done = subprocess.run(
-        [*map(str, command)],
-        cwd=cwd,
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-20_000:]
-    return done.stdout
-
-
-@pytest.fixture
-def checkout(tmp_path):
-    """A copy of what is in the working tree, as git would check it out."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
-    for name in filter(None, names.decode().split("\0")):
-        target = tmp_path / "checkout" / name
-        if os.path.lexists(ROOT / name):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, target, follow_symlinks=False)
-    return tmp_path / "checkout"
 
 
 @pytest.fixture
@@ -170,42 +141,3 @@ def test_a_plain_build_by_cmake(checkout, tmp_path):
 
     run("cmake", "--install", "build", cwd=checkout, variables=variables)
     assert (checkout / "gpubridge" / module.name).exists()
-
-
-def test_the_archives_that_an_index_takes(checkout, tmp_path):
-    """A small source archive, a wheel made from it, and both run and described as an index wants."""
-    venv, variables = tmp_path / "venv", dict(os.environ)
-    python = venv / "bin" / "python"
-    run(sys.executable, "-m", "venv", venv, cwd=tmp_path, variables=None)
-    tools = ("build", "twine", "auditwheel")
-    run(python, "-m", "pip", "install", "-q", *tools, cwd=tmp_path, variables=variables)
-    # Without an option, build makes the wheel from the source archive.
-    run(python, "-m", "build", "-o", tmp_path / "dist", checkout, cwd=tmp_path, variables=variables)
-    (source,) = (tmp_path / "dist").glob("*.tar.gz")
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
-    with tarfile.open(source) as archive:
-        names = [name.split("/", 1)[1] for name in archive.getnames() if "/" in name]
-    assert {"pyproject.toml", "LICENSE", "gpubridge/schema/v2.binpb"} <= set(names)
-    assert not [name for name in names if name.endswith((".png", ".jpg", "peer_http.json"))]
-    assert source.stat().st_size < 1 << 20
-    run(
-        python, "-m", "twine", "check", "--strict", source, wheel, cwd=tmp_path, variables=variables
-    )
-    shown = run(python, "-m", "auditwheel", "show", wheel, cwd=tmp_path, variables=variables)
-    assert re.search(r"manylinux_2_\d+_", shown), shown
-    clean = tmp_path / "clean" / "bin" / "python"
-    run(sys.executable, "-m", "venv", tmp_path / "clean", cwd=tmp_path, variables=None)
-    run(clean, "-m", "pip", "install", "-q", wheel, cwd=tmp_path, variables=variables)
-    model = next((checkout / "examples" / "add_sub" / "model_repository").iterdir())
-    inputs = [f"--input=INPUT{i}=[1, 2, 3, 4]" for i in (0, 1)]
-    command = (clean, "-m", "gpubridge", "run", model, *inputs)
-    assert "OUTPUT0" in run(*command, cwd=tmp_path, variables=variables)
-    # The newcomer's way by each tutorial, in folders where there is no checkout.
-    client = "tritonclient[http]"
-    run(clean, "-m", "pip", "install", "-q", client, cwd=tmp_path, variables=variables)
-    for name, page in first_answers.PAGES.items():
-        (tmp_path / name).mkdir()
-        answer = first_answers.first_answer(page, tmp_path / name, clean.parent)
-        assert (
-            f"```json\n{answer}```" in page.read_text() or f"```\n{answer}```" in page.read_text()
-        )

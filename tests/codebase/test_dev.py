@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from devtools.commands import COMMANDS, USAGE
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A folder with nothing but the script."""
+    """A folder with nothing but the program."""
     shutil.copy(ROOT / "dev", tmp_path)
+    shutil.copytree(ROOT / "devtools", tmp_path / "devtools")
     return tmp_path
 
 
@@ -73,19 +77,41 @@ def test_its_own_useless_environment_is_made_again(checkout):
     made = dev(checkout, "serve", PYTHON=sys.executable, PIP_NO_INDEX="1")
     assert made.returncode != 0, "there is nothing to install in this folder"
     assert f"removing {folder}" in made.stderr
+    assert re.search(rf"making {folder} with Python 3\.\d+", made.stderr)
+    assert re.search(rf"done in [\d.]+ s: making {folder}", made.stderr)
     assert not (folder / "keep").exists()
     assert (folder / ".gpubridge-dev").exists()
 
 
-def test_an_unknown_option_of_the_demo_is_named(checkout):
-    refused = dev(checkout, "demo", "--forever")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["demo", "--forever"], "unknown option of demo: --forever; expected --stay or none"),
+        (["docs", "--all"], "unknown option of docs: --all; expected --external or none"),
+        (["gate", "--fast"], "unknown option of gate: --fast; expected none"),
+        (["test", "--all", "-k", "x"], "unknown argument of test --all: -k; expected none"),
+        (["fuzz", "1", "2"], "expected fuzz [TARGET] [SECONDS], got 1 2"),
+        (["gpu", "speed"], "unknown part of gpu: speed; expected doctor, tests, bench, images or"),
+        (["tset"], "unknown command: tset"),
+    ],
+)
+def test_what_is_unknown_is_named(checkout, words, said):
+    refused = dev(checkout, *words)
     assert refused.returncode == 1
-    assert "unknown option of demo: --forever; expected --stay or none" in refused.stderr
+    assert f"error: {said}" in refused.stderr
     assert not (checkout / ".venv").exists()
 
 
-def test_an_unknown_command_is_named(checkout):
-    refused = dev(checkout, "tset")
-    assert refused.returncode == 1
-    assert "unknown command: tset" in refused.stderr
-    assert not (checkout / ".venv").exists()
+def test_a_wrong_place_of_the_working_folder_changes_nothing(checkout):
+    (checkout / "elsewhere").mkdir()
+    # A module of this name in the folder where the command is given is not the standard library's.
+    (checkout / "elsewhere" / "signal.py").write_text("raise SystemExit(3)")
+    shown = subprocess.run(
+        [checkout / "dev"], cwd=checkout / "elsewhere", capture_output=True, text=True, check=True
+    )
+    assert shown.stdout == USAGE
+
+
+def test_the_help_has_every_command():
+    named = re.findall(r"^  ([a-z][a-z-]+) ", USAGE, re.MULTILINE)
+    assert {*named} - {"help"} == {*COMMANDS}

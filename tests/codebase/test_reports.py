@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 TEST = r"""
 import logging
 
@@ -23,12 +25,13 @@ def test_after_it():
 
 def test_a_text_that_is_no_unicode_ends_no_worker(tmp_path):
     pytest.importorskip("xdist")
-    shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path)
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text(TEST)
     command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "--rootdir", str(tmp_path), str(tmp_path)],
         capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "FAILED test_it.py::test_of_bad_text" in done.stdout

@@ -14,8 +14,6 @@ from tests.conformance.api_rows import ROWS
 from tests.conformance.api_run import CASES, collect, faults, recorded
 from tests.process.server import running_server
 
-pytestmark = pytest.mark.smoke
-
 TESTS = Path(__file__).parents[1]
 REPOSITORY = TESTS / "conformance" / "api_repository"
 

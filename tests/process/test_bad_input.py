@@ -14,8 +14,6 @@ import pytest
 from tests.process.raw_http import binary_request, connected, inference, read_head
 from tests.process.tried_server import good, post, tried_server
 
-pytestmark = pytest.mark.smoke
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

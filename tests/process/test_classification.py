@@ -14,8 +14,6 @@ from tritonclient.utils import InferenceServerException
 
 from tests.process.server import running_server, write_model
 
-pytestmark = pytest.mark.smoke
-
 CODE = """
 import triton_python_backend_utils as pb_utils
 

@@ -10,8 +10,6 @@ import pytest
 from tests.process.raw_http import binary_request, connected, inference, read_answer, read_head
 from tests.process.server import running_server, write_model
 
-pytestmark = pytest.mark.smoke
-
 RECEIVE_BYTES = 16 * 1024
 LARGE = 1 << 20
 

@@ -18,8 +18,6 @@ from tests.process.server import (
     wait_until,
 )
 
-pytestmark = pytest.mark.smoke
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):

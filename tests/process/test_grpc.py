@@ -17,8 +17,6 @@ aio = pytest.importorskip("tritonclient.grpc.aio")
 from tritonclient.grpc import service_pb2  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
-pytestmark = pytest.mark.smoke
-
 ECHO = """
 import time
 import triton_python_backend_utils as pb_utils

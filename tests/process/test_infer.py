@@ -12,8 +12,6 @@ from tritonclient.utils import np_to_triton_dtype
 
 from tests.process.server import running_server, write_model
 
-pytestmark = pytest.mark.smoke
-
 DATATYPES = [
     *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
     *("FP16", "FP32", "FP64", "BF16", "BYTES"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
 
+from devtools import demo
 from gpubridge import server as server_module
 from tests.process.server import running_server, wait_until, write_model
 
@@ -141,10 +141,8 @@ def test_it_names_its_urls_and_who_can_connect(server):
 
 
 def test_the_demo_finds_it(server):
-    demo = (Path(__file__).parents[2] / "dev").read_text()
-    (pattern,) = re.findall(r"""grep -q '(.*)' "\$work/log\"""", demo)
-    assert len(re.findall(pattern, server.log())) == 1
-    assert f"Started HTTPService at {server.http_url}\n" in server.log()
+    assert len(demo.READY.findall(server.log())) == 1
+    assert demo.service_address(server.log(), "HTTPService") == server.http_url
 
 
 @pytest.mark.parametrize("name", MODELS)

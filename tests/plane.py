@@ -1,0 +1,77 @@
+"""Which tests run compiled code: they get the marker ``plane``, and ``./dev sanitize`` runs them instrumented.
+
+A file of `tests/unit` is one of them when its imports, or those of what it imports, lead to the compiled module: so
+a new file cannot be forgotten. `EXEMPT` has the files that are left out, each with the reason. All of `tests/fuzz` is.
+This is a plugin of pytest.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+__all__ = ["EXEMPT", "is_plane", "reaching"]
+
+ROOT = Path(__file__).resolve().parents[1]
+_FOLDERS = ("gpubridge", "tests", "benchmarks")
+_MODULES = {"gpubridge._native", "gpubridge.dataplane", "gpubridge.tensor.native"}
+EXEMPT: dict[str, str] = {}
+"""Files of `tests/unit` that reach the module and are not run under sanitizers, with the reason."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Mark tests, where a choice by marks asks for it: the imports of all files are read for that."""
+    if "plane" in (config.option.markexpr or ""):
+        for item in items:
+            if is_plane(item.path):
+                item.add_marker(pytest.mark.plane)
+
+
+def is_plane(path: Path) -> bool:
+    """Return whether a test file is run under sanitizers."""
+    if ROOT / "tests" / "fuzz" in path.parents:
+        return True
+    unit = ROOT / "tests" / "unit" in path.parents
+    return unit and path.name not in EXEMPT and path in reaching(ROOT)
+
+
+@functools.cache
+def reaching(root: Path) -> frozenset[Path]:
+    """Return the files below a folder whose imports lead to the compiled module."""
+    files = {
+        _name(path.relative_to(root)): path
+        for folder in _FOLDERS
+        for path in (root / folder).rglob("*.py")
+    }
+    importers: dict[str, set[str]] = {}
+    for name, path in files.items():
+        for imported in _imports(path):
+            importers.setdefault(imported, set()).add(name)
+    found: set[str] = set()
+    left = set(_MODULES)
+    while left:
+        new = importers.get(left.pop(), set()) - found
+        found |= new
+        left |= new
+    return frozenset(files[name] for name in found)
+
+
+def _name(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(path: Path) -> set[str]:
+    """Return the modules that a file imports, wherever in it, and names that may be modules."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
