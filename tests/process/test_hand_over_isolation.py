@@ -21,6 +21,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 ALPHA, BETA, CALL, ANSWER = {ALPHA}, {BETA}, {CALL}, {ANSWER}
+PIECE = 1 << 16
+ZEROS = bytes(PIECE + 7)
 
 def found(mark):
     pattern = np.array([mark, -mark], np.float32).tobytes()
@@ -29,7 +31,11 @@ def found(mark):
         for line in maps:
             if "memfd:gpubridge" in line:
                 begin, end = (int(part, 16) for part in line.split()[0].split("-"))
-                count += ctypes.string_at(begin, end - begin).count(pattern)
+                for at in range(begin, end, PIECE):
+                    # With the end of a pattern that begins in it. Most are empty, which is seen sooner.
+                    piece = ctypes.string_at(at, min(len(ZEROS), end - at))
+                    if not ZEROS.startswith(piece):
+                        count += piece.count(pattern)
     return count
 
 def filled(size, *first):
