@@ -15,14 +15,15 @@ from tests.process.streams import Stream, triton, write_models
 
 triton_http = pytest.importorskip("tritonclient.http")
 
-MEGABYTES = 3
-TEXT = 'é"\\\n\x01😀' * (MEGABYTES * 100_000)
-LONG = f"""'é"\\\\\\n\\x01😀' * {MEGABYTES * 100_000}"""
+# 1.2 MB: more than a message or a piece of it has.
+COUNT = 120_000
+TEXT = 'é"\\\n\x01😀' * COUNT
+LONG = f"""'é"\\\\\\n\\x01😀' * {COUNT}"""
 FINAL_FLAG = "pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def repository(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
     write_callers(repository)
@@ -30,8 +31,28 @@ def server(tmp_path_factory):
     write_ensemble(
         repository, "pair", "one CODE=CODE > OUT=OUT", "one CODE=OTHER > OUT=REST", **kind
     )
+    kind = {"inputs": "CODE", "outputs": "OUT", "kind": STRING}
+    write_ensemble(repository, "chain", "one CODE=CODE > OUT=OUT", **kind)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(repository):
     with running_server(repository) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def pure_server(repository):
+    flags = only("caller", "chain", "add_sub")
+    with running_server(repository, *flags, environment={"GPUBRIDGE_NO_NATIVE": "1"}) as running:
+        yield running
+
+
+@pytest.fixture(params=["server", "pure_server"])
+def each_server(request):
+    """A server whose stubs are of the compiled runtime, and one of the Python one."""
+    return request.getfixturevalue(request.param)
 
 
 def coded(code):
@@ -255,13 +276,8 @@ said = [(show(each)["SUM"][0], each.parameters().count("y")) for each in answers
     assert run(server, code) == "[(1.0, 3000000), (2.0, 1), (3.0, 2000000), (4.0, 2)]"
 
 
-@pytest.mark.parametrize("pure", ["", "1"])
-def test_long_parameters_of_calls_reach_their_models(tmp_path, pure):
-    """Directly, and through an ensemble, in both runtimes of stubs."""
-    write_models(tmp_path)
-    write_callers(tmp_path)
-    kind = {"inputs": "CODE", "outputs": "OUT", "kind": STRING}
-    write_ensemble(tmp_path, "chain", "one CODE=CODE > OUT=OUT", **kind)
+def test_long_parameters_of_calls_reach_their_models(each_server):
+    """Directly, and through an ensemble."""
     told = f"""
 parameters = __import__('json').loads(request.parameters())
 result = answer((parameters['long'] == {LONG}, parameters['b']))"""
@@ -273,16 +289,11 @@ for model, number in (("one", 1), ("chain", 2), ("chain", 3)):
     got.append(show(call(model=model, inputs=inputs, outputs=["OUT"], parameters=parameters).exec()))
 said = got
 """
-    with running_server(
-        tmp_path, *only("caller", "chain"), environment={"GPUBRIDGE_NO_NATIVE": pure}
-    ) as server:
-        assert run(server, code) == str([{"OUT": [f"(True, {n})".encode()]} for n in (1, 2, 3)])
+    assert run(each_server, code) == str([{"OUT": [f"(True, {n})".encode()]} for n in (1, 2, 3)])
 
 
-@pytest.mark.parametrize("pure", ["", "1"])
-def test_names_of_many_megabytes_are_refused_in_the_model(tmp_path, pure):
-    write_callers(tmp_path)
-    write_models(tmp_path)
+def test_names_of_many_megabytes_are_refused_in_the_model(each_server):
+    process = run(each_server, "said = os.getpid()")
     code = """
 got = []
 long = "m" * (17 << 20)
@@ -297,15 +308,11 @@ got.append(show(call(1, parameters={"long": long}).exec()))
 said = "; ".join(map(str, got))
 """
     refused = "expected at most 16777216 bytes of names and texts, got 178"
-    with running_server(
-        tmp_path, *only("caller", "add_sub"), environment={"GPUBRIDGE_NO_NATIVE": pure}
-    ) as server:
-        *told, answer = run(server, code).split("; ")
-        assert len(told) == 5
-        assert all(refused in each for each in told), told
-        assert answer == "{'SUM': [2.0]}"
-        # It is the same process that has said so.
-        assert "was killed" not in server.log()
+    *told, answer = run(each_server, code).split("; ")
+    assert len(told) == 5
+    assert all(refused in each for each in told), told
+    assert answer == "{'SUM': [2.0]}"
+    assert run(each_server, "said = os.getpid()") == process
 
 
 def test_a_long_error_of_a_called_model_reaches_its_caller(server):
