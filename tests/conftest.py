@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests import plane, server_starts
+from tests import flaky, plane, run_report, server_starts
 
 _UNIT = Path(__file__).parent / "unit"
 
@@ -22,7 +22,7 @@ def pytest_configure(config):
     Such a thread spins for milliseconds after the import of NumPy, in each of thousands of processes.
     Shells have Ctrl-C ignored by what they start in the background, and by its children.
     """
-    for plugin in (plane, server_starts):
+    for plugin in (flaky, plane, run_report.RunReport(), server_starts):
         config.pluginmanager.register(plugin)
     if config.pluginmanager.hasplugin("hypothesispytest"):
         # Where GPUs are tested it may be absent.
