@@ -2,12 +2,14 @@
 
 import http.client
 import json
+import re
 import struct
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
+from tests.process.gates import Gate
 from tests.process.raw_http import binary_request, connected, inference, read_answer
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 from tests.process.streams import Stream
@@ -32,37 +34,6 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
         return responses
 """
-AT_ONCE = 64  # requests that a stream has at a model
-REQUESTS = 5000  # more than there are tickets for memory that is lent to a stub
-
-
-def test_a_model_that_keeps_every_input_gets_copies_in_time(tmp_path):
-    write_model(tmp_path, "keeper", KEEPER)
-    header = json.dumps(
-        {
-            "inputs": [
-                {
-                    "name": "IN",
-                    "shape": [2],
-                    "datatype": "FP32",
-                    "parameters": {"binary_data_size": 8},
-                }
-            ],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
-    fields = {"Inference-Header-Content-Length": str(len(header))}
-    with running_server(tmp_path) as server:
-        connection = http.client.HTTPConnection(server.http_url, timeout=150)
-        for i in range(REQUESTS):
-            body = header + struct.pack("<2f", i, i)
-            connection.request("POST", "/v2/models/keeper/infer", body, fields)
-            answer = connection.getresponse().read()
-            assert struct.unpack("<2f", answer[-8:]) == (i + 1, 0)
-        connection.close()
-        assert server.log().count("it gets copies from now on") == 1
-
-
 INPUTLESS = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -72,81 +43,6 @@ class TritonPythonModel:
         counts = [np.array([len(request.inputs())], dtype=np.float32) for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", count)]) for count in counts]
 """
-
-
-def test_requests_without_inputs_keep_no_memory(tmp_path):
-    optional = 'name: "IN" data_type: TYPE_FP32 dims: [-1] optional: true'
-    write_model(tmp_path, "inputless", INPUTLESS, inputs=optional)
-    with running_server(tmp_path) as server:
-        connection = http.client.HTTPConnection(server.http_url, timeout=150)
-        for _ in range(REQUESTS):
-            connection.request("POST", "/v2/models/inputless/infer", b'{"inputs": []}')
-            answer = json.loads(connection.getresponse().read())
-            assert answer["outputs"][0]["data"] == [0]
-        connection.close()
-
-
-HOLDER = """
-import os, threading, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.senders = []
-        path = os.path.join(args["model_repository"], "go")
-        threading.Thread(target=self.finish, args=(path,), daemon=True).start()
-
-    def execute(self, requests):
-        self.senders += [request.get_response_sender() for request in requests]
-
-    def finish(self, path):
-        while not os.path.exists(path):
-            time.sleep(0.01)
-        while True:
-            while self.senders:
-                out = pb_utils.Tensor("OUT", np.array([len(self.senders)], np.float32))
-                final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-                self.senders.pop().send(pb_utils.InferenceResponse([out]), final)
-            time.sleep(0.01)
-"""
-
-
-@pytest.mark.parametrize("scheduling", ["", "max_batch_size: 64\ndynamic_batching {}"])
-@pytest.mark.parametrize("pure", ["", "1"])
-def test_requests_wait_for_a_model_that_does_not_finish_others(tmp_path, scheduling, pure):
-    config = f"model_transaction_policy {{ decoupled: true }}\n{scheduling}"
-    directory = write_model(tmp_path, "holder", HOLDER, config=config)
-    write_code_model(tmp_path)
-    tensor = triton.InferInput("IN", [1, 2] if scheduling else [2], "FP32")
-    tensor.set_data_from_numpy(np.zeros(tensor.shape(), np.float32))
-    with running_server(tmp_path, environment={"GPUBRIDGE_NO_NATIVE": pure}) as server:
-        with ExitStack() as stack:
-            streams = [stack.enter_context(Stream(server)) for _ in range(66)]
-            for stream in streams * AT_ONCE:
-                stream.client.async_stream_infer("holder", [tensor])
-            told = "requests wait: model instance 'holder_0'"
-            wait_until(lambda: told in server.log(), told, server)
-            # Other models do not wait.
-            assert server.ask("self.said = 1")[1] == "1"
-            (directory / "go").touch()
-            for stream in streams * AT_ONCE:
-                _, error = stream.answers.get(timeout=60)
-                assert error is None
-        assert server.log().count("requests wait") == 1
-
-
-def test_a_kept_request_is_over(tmp_path):
-    write_code_model(tmp_path)
-    with running_server(tmp_path) as server:
-        assert server.ask("self.kept = request; self.said = request.is_cancelled()")[1] == "False"
-        assert server.ask("self.said = self.kept.is_cancelled()")[1] == "False"
-        # The place where its output went may be another request's by now.
-        status, error = server.ask("self.kept.output('OUT', (1,), np.float32)")
-        assert status == 500
-        assert "expected a request that is not answered yet" in error
-
-
 VIEWER = """
 import gc
 import numpy as np
@@ -183,6 +79,8 @@ class TritonPythonModel:
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", x)]))
         return responses
 """
+AT_ONCE = 64  # requests that a stream, or a connection, has at a model
+REQUESTS = 5000  # more than there are tickets for memory that is lent to a stub
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +94,99 @@ def server(tmp_path_factory):
         outputs='name: "OUT" data_type: TYPE_INT64 dims: [-1]',
     )
     write_model(repository, "editor", EDITOR)
+    write_model(repository, "keeper", KEEPER)
+    optional = 'name: "IN" data_type: TYPE_FP32 dims: [-1] optional: true'
+    write_model(repository, "inputless", INPUTLESS, inputs=optional)
+    write_code_model(repository)
     with running_server(repository) as server:
         yield server
+
+
+def answers(server, request):
+    """Yield the body of the answer to each request, which ``request`` makes of its number."""
+    with connected(server.http_url) as sock, sock.makefile("rb") as received:
+        for first in range(0, REQUESTS, AT_ONCE):
+            numbers = range(first, min(first + AT_ONCE, REQUESTS))
+            sock.sendall(b"".join(map(request, numbers)))
+            for _ in numbers:
+                assert received.readline() == b"HTTP/1.1 200 OK\r\n"
+                fields = http.client.parse_headers(received)
+                yield received.read(int(fields["Content-Length"]))
+
+
+def test_a_model_that_keeps_every_input_gets_copies_in_time(server):
+    def request(number):
+        field, body = binary_request([("IN", "FP32", [2], struct.pack("<2f", number, number))])
+        return inference("keeper", body, field)
+
+    for number, answer in enumerate(answers(server, request)):
+        assert struct.unpack("<2f", answer[-8:]) == (number + 1, 0)
+    told = re.findall("'keeper.* it gets copies from now on", server.log())
+    assert len(told) == 1
+
+
+def test_requests_without_inputs_keep_no_memory(server):
+    request = inference("inputless", b'{"inputs": []}')
+    for answer in answers(server, lambda _: request):
+        assert json.loads(answer)["outputs"][0]["data"] == [0]
+
+
+HOLDER = """
+import queue, threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.senders = queue.SimpleQueue()
+        threading.Thread(target=self.finish, daemon=True).start()
+
+    def execute(self, requests):
+        for request in requests:
+            self.senders.put(request.get_response_sender())
+
+    def finish(self):
+        WAIT
+        while True:
+            out = pb_utils.Tensor("OUT", np.zeros((1, 1), np.float32)[SHAPE])
+            final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            self.senders.get().send(pb_utils.InferenceResponse([out]), final)
+"""
+SCHEDULINGS = {"": "", "batched": "max_batch_size: 64\ndynamic_batching {}"}
+
+
+@pytest.mark.parametrize(("pure", "scheduling"), [("", ""), ("", "batched"), ("1", "")])
+def test_requests_wait_for_a_model_that_does_not_finish_others(tmp_path, scheduling, pure):
+    config = f"model_transaction_policy {{ decoupled: true }}\n{SCHEDULINGS[scheduling]}"
+    gate = Gate(tmp_path / "gate")
+    source = HOLDER.replace("WAIT", gate.wait).replace("SHAPE", ":" if scheduling else "0")
+    write_model(tmp_path / "models", "holder", source, config=config)
+    write_code_model(tmp_path / "models")
+    tensor = triton.InferInput("IN", [1, 2] if scheduling else [2], "FP32")
+    tensor.set_data_from_numpy(np.zeros(tensor.shape(), np.float32))
+    with running_server(tmp_path / "models", environment={"GPUBRIDGE_NO_NATIVE": pure}) as server:
+        with ExitStack() as stack:
+            streams = [stack.enter_context(Stream(server)) for _ in range(66)]
+            for stream in streams * AT_ONCE:
+                stream.client.async_stream_infer("holder", [tensor])
+            told = "requests wait: model instance 'holder_0'"
+            wait_until(lambda: told in server.log(), told, server)
+            # Other models do not wait.
+            assert server.ask("self.said = 1")[1] == "1"
+            gate.open()
+            for stream in streams * AT_ONCE:
+                _, error = stream.answers.get(timeout=60)
+                assert error is None
+        assert server.log().count("requests wait") == 1
+
+
+def test_a_kept_request_is_over(server):
+    assert server.ask("self.kept = request; self.said = request.is_cancelled()")[1] == "False"
+    assert server.ask("self.said = self.kept.is_cancelled()")[1] == "False"
+    # The place where its output went may be another request's by now.
+    status, error = server.ask("self.kept.output('OUT', (1,), np.float32)")
+    assert status == 500
+    assert "expected a request that is not answered yet" in error
 
 
 @pytest.mark.parametrize("size", [1 << 10, 1 << 15])
