@@ -158,7 +158,7 @@ def _measure(
     tables: list[DeviceBytes] = []
     tables.append(kernel.launch(work, stream.handle))
     _check(memory, settings, pixels, target)
-    read = int(3 * (plan.box.right - plan.box.left) * (plan.box.bottom - plan.box.top)) * images
+    read = int(3 * (plan.x.end - plan.x.start) * (plan.y.end - plan.y.start)) * images
     other = memory.allocate_device(result + read)
     same = memory.allocate_device(result + read)
     taken = _timed(lambda: tables.append(kernel.launch(work, stream.handle)), stream)

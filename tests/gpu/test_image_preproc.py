@@ -149,6 +149,6 @@ def test_pixels_do_not_cross_the_bus(served):
     ask(served.client, files, "auto")
     after = served.lane.work("auto")
     spent = {key: after[key] - before[key] for key in after}
-    assert spent["h2d", "copied_bytes"] <= 96 * len(files)
+    assert spent["h2d", "copied_bytes"] <= 112 * len(files)
     assert spent["d2h", "copied_bytes"] == len(files) * 3 * 224 * 224
     assert spent["d2d", "copied_bytes"] == 0

@@ -15,21 +15,22 @@ _SUPPORT = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 
 
 def resize_levels(pixels: np.ndarray, plan: ResizePlan, interpolation: str) -> np.ndarray:
-    """Resize the plan's part of ``[height, width, 3]`` levels; returns ``[plan.height, plan.width, 3]``."""
-    left, top, right, bottom = (np.float32(side) for side in plan.box)
-    across = _weights(interpolation, pixels.shape[1], left, right, plan.width)
-    down = _weights(interpolation, pixels.shape[0], top, bottom, plan.height)
+    """Resize the plan's part of ``[height, width, 3]`` levels; returns ``[plan.y.length, plan.x.length, 3]``."""
+    left, top, width, height = plan.part
+    pixels = pixels[top : top + height, left : left + width]
+    across = _weights(interpolation, width, plan.x)
+    down = _weights(interpolation, height, plan.y)
     if plan.down_first:
         return _weigh_rows(_weigh(pixels, down), across)
     return _weigh(_weigh_rows(pixels, across), down)
 
 
-def _weights(interpolation, size, start, end, target):
+def _weights(interpolation, size, axis):
     """First source and integer weights of each output of an axis."""
-    scale = float(end - start) / target
+    start, _, scale, _, target = axis
     if interpolation == "nearest":
         steps = np.full(target, scale)
-        steps[0] = float(start) + scale * 0.5
+        steps[0] = start + scale * 0.5
         # One addition after the other, each rounded.
         positions = np.add.accumulate(steps)
         return [(int(at), [1 << _PRECISION] if 0 <= at < size else []) for at in positions]
@@ -37,7 +38,7 @@ def _weights(interpolation, size, start, end, target):
     support = _SUPPORT[interpolation] * stretch
     found = []
     for index in range(target):
-        centre = float(start) + (index + 0.5) * scale
+        centre = start + (index + 0.5) * scale
         first = max(int(centre - support + 0.5), 0)
         last = min(int(centre + support + 0.5), size)
         values = [

@@ -16,7 +16,7 @@ from tests.image_corpus import GOOD_FILES, HOSTILE_FILES
 from tests.process.device_models import running_device_server
 from tests.process.imaging import ask, expected_pixels, write_image_model
 
-TABLE = 96
+TABLE = 112
 """Bytes that tell the kernel of an image."""
 JPEGS = [
     file for name, file in GOOD_FILES.items() if name.startswith("jpeg") and "cmyk" not in name

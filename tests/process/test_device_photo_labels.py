@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "image_preproc"
 LABELS = (EXAMPLE / "pipeline_repository" / "classifier" / "labels.txt").read_text().split()
 CLASSES = 16
 IMAGE = 3 * 224 * 224 * 4
-TABLE = 96  # bytes that tell the kernel of an image
+TABLE = 112  # bytes that tell the kernel of an image
 JPEGS = [photo.read_bytes() for photo in PHOTOS[:2]]
 
 # The scores of an image are its first pixels: taken on the GPU, by the driver alone.

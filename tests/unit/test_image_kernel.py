@@ -51,7 +51,8 @@ def test_kernel_and_its_model_in_numpy_have_pillows_levels(size, interpolation, 
     expected = by_pillow(pixels, settings)
     plan = plan_resize(*size, settings)
     modelled = resize_levels(pixels, plan, interpolation)
-    inner = expected[plan.top : plan.top + plan.height, plan.left : plan.left + plan.width]
+    rows, columns = (slice(axis.at, axis.at + axis.length) for axis in (plan.y, plan.x))
+    inner = expected[rows, columns]
     np.testing.assert_array_equal(modelled, inner)
     np.testing.assert_array_equal(run_kernel([source_of(pixels)], settings)[0], expected)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpubridge.backends.image_preproc.resizing import Normalization, ResizePlan
+from gpubridge.backends.image_preproc.resizing import Axis, Normalization, ResizePlan
 from gpubridge.backends.image_preproc.settings import Settings
 from gpubridge.cuda_ipc import DeviceContext
 from gpubridge.cuda_ipc.devices import image_extra, too_new
@@ -40,12 +40,12 @@ IMAGE = np.dtype(
         ("target", np.uint64),
         ("dx", np.int64),
         ("dy", np.int64),
+        ("start_x", np.float64),
+        ("start_y", np.float64),
+        ("step_x", np.float64),
+        ("step_y", np.float64),
         ("width", np.int32),
         ("height", np.int32),
-        ("left", np.float32),
-        ("top", np.float32),
-        ("extent_x", np.float32),
-        ("extent_y", np.float32),
         ("target_left", np.int32),
         ("target_top", np.int32),
         ("target_width", np.int32),
@@ -252,26 +252,24 @@ class ImageWork(NamedTuple):
 
 def image_table(work: Sequence[ImageWork]) -> npt.NDArray[np.void]:
     """Return the kernel's description of images: an array of `IMAGE`."""
-    table = np.array([_entry(*image) for image in work], IMAGE)
-    # Pillow keeps boxes in single precision, and subtracts there.
-    table["extent_x"] -= table["left"]
-    table["extent_y"] -= table["top"]
-    return table
+    return np.array([_entry(*image) for image in work], IMAGE)
 
 
 def _entry(pixels: SourcePixels, plan: ResizePlan, target: int) -> tuple[float, ...]:
-    """Return an element whose extents are still the sides of the box."""
     origin, dx, dy = pixels.walk()
     end = pixels.pointer + pixels.pitch * (pixels.height - 1) + 3 * pixels.width
-    width, height = pixels.upright_size
-    (left, top, right, bottom), at_x, at_y, target_width, target_height, down_first = plan
-    memory = (origin, pixels.pointer, end, target)
+    part, x, y, down_first = plan
+    memory = (origin + part.left * dx + part.top * dy, pixels.pointer, end, target)
+    first, second = (dx, x, part.width), (dy, y, part.height)
     if down_first:
         # The kernel resizes rows first, so it gets this image transposed.
-        upright = (dy, dx, height, width, top, left, bottom, right)
-        return (*memory, *upright, at_y, at_x, target_height, target_width, 1)
-    upright = (dx, dy, width, height, left, top, right, bottom)
-    return (*memory, *upright, at_x, at_y, target_width, target_height, 0)
+        first, second = second, first
+    return (*memory, *_sides(*first, *second), int(down_first))
+
+
+def _sides(dx: int, x: Axis, width: int, dy: int, y: Axis, height: int) -> tuple[float, ...]:
+    steps = (dx, dy, x.start, y.start, x.step, y.step)
+    return (*steps, width, height, x.at, y.at, x.length, y.length)
 
 
 def grid(settings: Settings, images: int) -> tuple[int, int]:

@@ -52,11 +52,11 @@ __device__ __forceinline__ double filter_value(int filter, double x) {
   return x < 2.0 ? (((x - 5) * x + 8) * x - 4) * a : 0.0;
 }
 
-__device__ Axis axis_of(int filter, int size, float start, float extent, int target) {
+__device__ Axis axis_of(int filter, int size, double start, double step) {
   Axis axis;
   axis.size = size;
   axis.start = start;
-  axis.scale = static_cast<double>(extent) / target;
+  axis.scale = step;
   const double stretch = axis.scale < 1.0 ? 1.0 : axis.scale;
   axis.narrow = 1.0 / stretch;
   axis.support = (filter == LANCZOS ? 3.0 : filter == BICUBIC ? 2.0 : 1.0) * stretch;

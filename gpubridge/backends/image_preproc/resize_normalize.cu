@@ -36,18 +36,18 @@ typedef unsigned long long Address;
 
 // The host has the same layout: gpubridge/backends/image_preproc/kernels.py.
 struct Image {
-  Address origin;  // of the first pixel of the upright image
+  Address origin;  // of the first pixel of the part of the upright image that is resized
   Address first;   // only bytes from here on may be read,
   Address end;     // and only those before this
   Address target;  // where the output goes
   long long dx;    // bytes from a pixel to its right neighbour in the upright image,
   long long dy;    // and to the one below it
-  int width;       // of the upright image
+  double start_x;  // where the outputs begin in it, in its pixels,
+  double start_y;
+  double step_x;  // and how far it is from one to the next
+  double step_y;
+  int width;  // of the part of the upright image that is resized
   int height;
-  float left;  // the part of it that is resized
-  float top;
-  float extent_x;
-  float extent_y;
   int target_left;  // the part of the output that it is resized to; the rest is padding
   int target_top;
   int target_width;
@@ -306,8 +306,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
   if (thread == 0) {
     const Image image = images[blockIdx.y];
     shared.image = image;
-    shared.axis_x = axis_of(filter, image.width, image.left, image.extent_x, image.target_width);
-    shared.axis_y = axis_of(filter, image.height, image.top, image.extent_y, image.target_height);
+    shared.axis_x = axis_of(filter, image.width, image.start_x, image.step_x);
+    shared.axis_y = axis_of(filter, image.height, image.start_y, image.step_y);
   }
   for (int i = thread; i < 3 * 256; i += THREADS) shared.table[i] = values[i];
   __syncthreads();
