@@ -7,11 +7,11 @@ import struct
 import zlib
 
 import numpy as np
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from tests.photos import PHOTO, as_jpeg, claiming
 
-__all__ = ["GOOD_FILES", "HOSTILE_FILES"]
+__all__ = ["GOOD_FILES", "HOSTILE_FILES", "encoded", "xmp"]
 
 
 def encoded(image, kind, **options):
@@ -43,8 +43,29 @@ def exif(orientation):
     return tags.tobytes()
 
 
+def png_text(key, value):
+    chunks = PngImagePlugin.PngInfo()
+    chunks.add_itxt(key, value.decode())
+    return chunks
+
+
 def others():
     return [Image.new("RGB", (61, 43), "red"), Image.new("RGB", (61, 43), "blue")]
+
+
+def xmp(orientation):
+    return f'<x:xmpmeta><rdf:li tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
+
+
+def filled(jpeg):
+    """Put filling before the segments of a JPEG, as its standard allows."""
+    first = jpeg.index(b"\xff\xda")
+    found, at = [jpeg[:2]], 2
+    while at <= first:
+        end = first if at == first else at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+        found += [b"\xff" * 3, jpeg[at:end] if at < first else jpeg[first:]]
+        at = end if at < first else first + 1
+    return b"".join(found)
 
 
 GOOD_FILES = {
@@ -55,6 +76,9 @@ GOOD_FILES = {
     "jpeg-cmyk": as_jpeg(picture("CMYK")),
     **{f"jpeg-exif-{turn}": as_jpeg(picture(), exif=exif(turn)) for turn in range(1, 9)},
     "jpeg-with-more-behind-it": as_jpeg(picture()) + b"and more" * 99,
+    "jpeg-with-a-film-behind-it": as_jpeg(picture(), progressive=True) + b"\xff\xda\xff" * 999,
+    "jpeg-filled": filled(as_jpeg(picture(), progressive=True)),
+    "jpeg-xmp-6": as_jpeg(picture(), xmp=xmp(6)),
     "png-rgb": encoded(picture(), "PNG"),
     "png-alpha": encoded(picture("RGBA"), "PNG"),
     "png-palette": encoded(picture("P"), "PNG"),
@@ -64,16 +88,20 @@ GOOD_FILES = {
     "png-one-bit": encoded(picture("1"), "PNG"),
     "png-16-bit": encoded(sixteen_bits(), "PNG"),
     "png-exif-6": encoded(picture(), "PNG", exif=exif(6)),
+    "png-xmp-6": encoded(picture(), "PNG", pnginfo=png_text("XML:com.adobe.xmp", xmp(6))),
     "png-animated": encoded(picture(), "PNG", save_all=True, append_images=others()),
     "webp-lossy": encoded(picture(), "WEBP"),
     "webp-lossless": encoded(picture(), "WEBP", lossless=True),
     "webp-alpha": encoded(picture("RGBA"), "WEBP", lossless=True, exact=True),
     "webp-exif-8": encoded(picture(), "WEBP", exif=exif(8)),
+    "webp-xmp-6": encoded(picture(), "WEBP", xmp=xmp(6)),
     "webp-animated": encoded(picture(), "WEBP", save_all=True, append_images=others()),
     "tiff-raw": encoded(picture(), "TIFF"),
     "tiff-deflate": encoded(picture(), "TIFF", compression="tiff_deflate"),
     "tiff-lzw": encoded(picture("L"), "TIFF", compression="tiff_lzw"),
     "tiff-cmyk": encoded(picture("CMYK"), "TIFF"),
+    "tiff-16-bit": encoded(sixteen_bits(), "TIFF"),
+    "tiff-xmp-6": encoded(picture(), "TIFF", tiffinfo={700: xmp(6)}),
     "tiff-turned": encoded(picture(), "TIFF", tiffinfo={0x0112: 6}),
     "tiff-pages": encoded(picture(), "TIFF", save_all=True, append_images=others()),
 }
@@ -116,6 +144,11 @@ def damaged(file, at, change):
     return file[:at] + change + file[at + len(change) :]
 
 
+def of_bits(jpeg, bits):
+    """The same file with another number of bits in its frame header."""
+    return damaged(jpeg, jpeg.index(b"\xff\xc0") + 4, bytes([bits]))
+
+
 def segment(marker, body):
     return b"\xff" + bytes([marker]) + struct.pack(">H", len(body) + 2) + body
 
@@ -124,6 +157,20 @@ def many_scans():
     jpeg = GOOD_FILES["jpeg-progressive"]
     scan = jpeg[jpeg.rindex(b"\xff\xda") : -2]
     return jpeg[:-2] + scan * 5000 + jpeg[-2:]
+
+
+def misleading(jpeg, start):
+    """Begin a JPEG so that a reader that takes every marker for one with a length sees another frame.
+
+    That reader would skip by the bytes behind ``start`` to a frame that is all in one scan.
+    """
+    segment = b"\xff\xe1\xff\xff"
+    head = jpeg[:2] + start + segment
+    at = 4 + int.from_bytes(head[4:6], "big")
+    frame = GOOD_FILES["jpeg-444"]
+    decoy = frame[frame.index(b"\xff\xc0") :][: (1 << 16) - 1 - 2 - (at - len(head))]
+    body = decoy.rjust(at - len(head) + len(decoy), b"\0").ljust((1 << 16) - 1 - 2, b"\0")
+    return head + body + jpeg[2:]
 
 
 HUGE_EXIF = segment(0xE1, b"Exif\0\0" + b"II*\0" + struct.pack("<IH", 8, 65535) + b"\xff" * 65000)
@@ -147,6 +194,20 @@ HOSTILE_FILES = {
     "jpeg: noise within": (damaged(PHOTO, len(PHOTO) // 2, bytes(range(256)) * 4), None),
     "jpeg: no tables": (PHOTO.replace(b"\xff\xc4", b"\xff\xfe"), None),
     "jpeg: many scans": (many_scans(), "at most 200 scans"),
+    "jpeg: many scans behind filling": (misleading(many_scans(), b"\xff"), "at most 200 scans"),
+    "jpeg: many scans behind a short marker": (
+        misleading(many_scans(), b"\xff\x01"),
+        "at most 200 scans",
+    ),
+    "jpeg: endless segments": (
+        PHOTO[:2] + segment(0xFE, b"") * 20000 + PHOTO[2:],
+        "at most 10000 se",
+    ),
+    "jpeg: endless filling": (
+        PHOTO[:2] + b"\xff" * 10**6 + PHOTO[2:],
+        "at most 65536 bytes between",
+    ),
+    "jpeg: 12 bits": (of_bits(PHOTO, 12), "8 bits per sample, got 12; convert"),
     "jpeg: endless exif": (PHOTO[:2] + HUGE_EXIF * 40 + PHOTO[2:], None),
     "png: its start": (b"\x89PNG\r\n\x1a\n", _BROKEN),
     "png: a half": (GOOD_FILES["png-rgb"][:2000], _BROKEN),

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-__all__ = ["BAD_IMAGES", "ONE_LEVEL", "PHOTO", "PHOTOS", "as_jpeg", "claiming", "reference"]
+__all__ = [
+    "BAD_IMAGES",
+    "ONE_LEVEL",
+    "PHOTO",
+    "PHOTOS",
+    "as_jpeg",
+    "claiming",
+    "reference",
+    "upright_rgb",
+]
 
 _IMAGES = Path(__file__).parents[1] / "examples" / "image_preproc" / "images"
 PHOTOS = sorted(_IMAGES.glob("*.jpg"))
@@ -25,6 +34,17 @@ def reference(jpeg):
     resized = image.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(resized.crop((left, top, left + 224, top + 224))) / 255
     return ((pixels - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]).transpose(2, 0, 1)
+
+
+def upright_rgb(encoded):
+    """Decode a file as the backend promises: turned as EXIF says, the upper 8 bits of gray levels."""
+    image = Image.open(io.BytesIO(encoded))
+    for xmp in ("xmp", "XML:com.adobe.xmp"):
+        image.info.pop(xmp, None)
+    turned = ImageOps.exif_transpose(image)
+    if turned.mode == "I;16":
+        turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
+    return turned.convert("RGB")
 
 
 ONE_LEVEL = 1 / 255 / 0.224 + 1e-5  # the widest that one 8-bit step is after normalising

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -101,7 +102,7 @@ class Parameters:
         return self.choice(key, str(default), ("true", "false")) == "true"
 
     def numbers(self, key: str, default: Sequence[float], what: str) -> tuple[float, ...]:
-        """Return as many numbers, separated by commas, as the default has; `what` names them."""
+        """Return as many finite numbers, separated by commas, as the default has; `what` names them."""
         text = self._given(key)
         if text is None:
             return tuple(default)
@@ -109,7 +110,7 @@ class Parameters:
             values = tuple(float(number) for number in text.split(","))
         except ValueError:
             values = ()
-        if len(values) != len(default):
+        if len(values) != len(default) or not all(map(math.isfinite, values)):
             raise _wrong(key, what, text)
         return values
 

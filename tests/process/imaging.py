@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import tritonclient.http as triton
-from PIL import Image, ImageOps
 
 from gpubridge.backends.image_preproc.resizing import Normalization, resize_on_host
 from tests.image_settings import image_settings
+from tests.photos import upright_rgb
 
 __all__ = ["ask", "expected_pixels", "write_image_model"]
 
@@ -47,6 +45,5 @@ def expected_pixels(files, parameters):
     types = {"FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8}
     pixels = np.empty((len(files), *settings.image_shape), types[settings.dtype])
     for file, place in zip(files, pixels, strict=True):
-        image = ImageOps.exif_transpose(Image.open(io.BytesIO(file))).convert("RGB")
-        Normalization(settings).write(resize_on_host(image, settings), place)
+        Normalization(settings).write(resize_on_host(upright_rgb(file), settings), place)
     return pixels

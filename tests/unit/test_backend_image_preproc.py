@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from types import SimpleNamespace
 
@@ -17,9 +16,9 @@ from gpubridge.backends.image_preproc.host_path import (
     make_decoder,
 )
 from gpubridge.backends.image_preproc.model import TritonPythonModel
-from gpubridge.backends.image_preproc.resizing import Normalization, resize_on_host
+from gpubridge.backends.image_preproc.resizing import resize_on_host
 from tests.image_settings import image_settings
-from tests.photos import BAD_IMAGES, ONE_LEVEL, PHOTO, PHOTOS, as_jpeg, reference
+from tests.photos import BAD_IMAGES, PHOTO, PHOTOS, as_jpeg
 from tests.unit.backend_models import complete, outputs, request, start_model
 
 CONFIG = """
@@ -83,16 +82,6 @@ def test_an_image_at_the_pixel_limit_is_taken_and_one_above_it_is_not():
     assert PillowDecoder(max_pixels=1000).decode(jpeg).stored.size == (40, 25)
     with pytest.raises(ImageError, match="at most 999 pixels, got 40 x 25 = 1000"):
         PillowDecoder(max_pixels=999).decode(jpeg)
-
-
-@pytest.mark.parametrize("size", [(640, 427), (427, 640), (257, 1999), (224, 224), (50, 40)])
-def test_cropping_while_resizing_equals_cropping_afterwards(size):
-    noise = np.random.default_rng(7).integers(0, 256, (size[1], size[0], 3), np.uint8)
-    jpeg = as_jpeg(Image.fromarray(noise), quality=95)
-    chosen = image_settings(SIZE="224")
-    pixels = np.empty(chosen.image_shape, np.float32)
-    Normalization(chosen).write(resize_on_host(Image.open(io.BytesIO(jpeg)), chosen), pixels)
-    np.testing.assert_allclose(pixels, reference(jpeg), atol=ONE_LEVEL, rtol=0)
 
 
 def test_stretching_takes_all_of_the_image_into_the_size():
@@ -208,6 +197,27 @@ def test_an_output_without_room_fails_its_own_request_and_no_other(start, monkey
     assert len(outputs(answered)["PIXELS"]) == 1
 
 
+def test_requests_without_an_image_are_told_so_even_without_room(start, monkeypatch):
+    def no_room(*arguments):
+        raise pb_utils.TritonModelException("the memory is full")
+
+    many = jpegs(*[b""] * 20_000)
+    monkeypatch.setattr(type(many), "output", no_room)
+    mixed, empty = start().execute([jpegs(PHOTO, b"no"), many])
+    assert mixed.error().code() == empty.error().code() == pb_utils.TritonError.INVALID_ARG
+    assert mixed.error().message().startswith("JPEG[1]: expected a JPEG, PNG, WebP or TIFF file")
+    lines = empty.error().message().splitlines()
+    assert lines[0].startswith("JPEG[0]: ")
+    assert lines[100:] == ["and 19900 more bad images"]
+
+
+def test_numbers_for_levels_up_to_255_are_warned_of(start, capfd):
+    start(CONFIG + parameters(NORMALIZE_MEAN="123.675, 116.28, 103.53"))
+    said = capfd.readouterr().err
+    assert "parameter NORMALIZE_MEAN: expected numbers on a scale of 0 to 1, got (123.675" in said
+    assert "NORMALIZE_STD" not in said
+
+
 def test_parameters_alone_describe_the_tensors(monkeypatch, tmp_path):
     entries = {"SIZE": {"string_value": "64, 32"}, "LAYOUT": {"string_value": "nhwc"}}
     config = {"name": "m", "backend": "image_preproc", "max_batch_size": 4, "parameters": entries}
@@ -235,6 +245,13 @@ def test_parameters_alone_describe_the_tensors(monkeypatch, tmp_path):
             "COLOUR: the backend 'image_preproc' has none of that name; it has DECOD",
         ),
         ({"NORMALIZE_MEAN": "0.5"}, "NORMALIZE_MEAN: expected three numbers"),
+        (
+            {"NORMALIZE_MEAN": "0, nan, 0"},
+            "NORMALIZE_MEAN: expected three numbers .*, got '0, nan, 0'",
+        ),
+        ({"NORMALIZE_STD": "1, inf, 1"}, "NORMALIZE_STD: expected three numbers"),
+        ({"NORMALIZE_STD": "1, 1e-39, 1"}, "expected values that FP32 has, got 1e\\+39 from"),
+        ({"HW_LOAD": "nan"}, "HW_LOAD: expected a number from 0 to 1, got 'nan'"),
         ({"NORMALIZE_STD": "0, 1, 1"}, "NORMALIZE_STD: expected numbers above 0"),
         ({"NORMALIZE_STD": "1, 1, 1", "DTYPE": "UINT8"}, "NORMALIZE_STD: expected with DTYPE FP32"),
         ({"DECODER": "magic"}, "DECODER: expected one of auto, nvimagecodec, pillow, got 'magic'"),

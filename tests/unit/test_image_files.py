@@ -8,18 +8,18 @@ import warnings
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image
 
 from gpubridge.backends.image_preproc.host_path import make_decoder
 from gpubridge.backends.image_preproc.image_files import (
     ImageError,
     jpeg_is_whole,
-    require_few_scans,
     require_format,
+    require_plain_jpeg,
     webp_size,
 )
-from tests.image_corpus import GOOD_FILES, HOSTILE_FILES
-from tests.photos import PHOTO, as_jpeg
+from tests.image_corpus import GOOD_FILES, HOSTILE_FILES, encoded, xmp
+from tests.photos import PHOTO, as_jpeg, upright_rgb
 
 
 @pytest.fixture(params=["pillow", pytest.param("nvimagecodec", marks=pytest.mark.extra)])
@@ -31,7 +31,7 @@ def decoder(request):
 
 @pytest.mark.parametrize("name", GOOD_FILES)
 def test_a_good_file_has_the_pixels_that_pillow_gives_it(decoder, name):
-    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(GOOD_FILES[name]))).convert("RGB")
+    expected = upright_rgb(GOOD_FILES[name])
     decoded = decoder.decode(GOOD_FILES[name]).upright()
     assert decoded.mode == "RGB"
     np.testing.assert_array_equal(np.asarray(decoded), np.asarray(expected))
@@ -103,12 +103,37 @@ def test_the_end_of_a_thumbnail_is_not_the_end_of_a_jpeg():
         assert jpeg_is_whole(GOOD_FILES[name]) == name.startswith("jpeg")
 
 
-def test_only_jpegs_that_may_have_many_scans_are_searched_for_them():
+def test_scans_are_counted_until_the_end_of_the_image():
+    progressive = GOOD_FILES["jpeg-progressive"]
+    scan = progressive[progressive.rindex(b"\xff\xda") : -2]
+    scans = progressive.count(b"\xff\xda")
+    most = progressive[:-2] + scan * (200 - scans) + progressive[-2:]
+    require_plain_jpeg(most + scan * 9)
+    # Filling, restarts and stuffing within scans are no segments, and hide none.
+    more = most[:-2] + b"\xff\xd0\xff\0\xff" + scan + most[-2:]
+    with pytest.raises(ImageError, match="at most 200 scans in a JPEG file, got more"):
+        require_plain_jpeg(more)
+    assert not jpeg_is_whole(most[:-2])
+    assert jpeg_is_whole(more)
+
+
+def test_of_a_frame_that_is_all_in_one_scan_no_more_is_read():
     """Every byte of it: that takes longer than all else that is asked of a file's start."""
     baseline = GOOD_FILES["jpeg-baseline"]
-    require_few_scans(baseline + b"\xff\xda" * 1000)
-    with pytest.raises(ImageError, match="at most 200 scans in a JPEG file, got 1001"):
-        require_few_scans(baseline.replace(b"\xff\xc0", b"\xff\xc2") + b"\xff\xda" * 1000)
-    endless = baseline[:2] + b"\xff\xfe\0\2" * 5000 + baseline[2:]
-    assert not jpeg_is_whole(endless)
-    require_few_scans(endless)
+    require_plain_jpeg(baseline[:-2] + baseline[baseline.index(b"\xff\xda") : -2] * 300)
+
+
+def test_white_is_zero_with_16_bits_as_with_8():
+    levels = np.arange(0, 65536, 256, dtype=np.uint16)
+    gray = encoded(Image.fromarray(levels.reshape(16, 16)), "TIFF", tiffinfo={262: 0})
+    decoded = np.asarray(make_decoder("pillow", 1000).decode(gray).stored)
+    np.testing.assert_array_equal(decoded[..., 0].ravel(), np.arange(255, -1, -1))
+
+
+def test_orientation_is_that_of_exif_alone():
+    """A resolution in EXIF makes Pillow read all of the metadata when it opens the file."""
+    tags = Image.Exif()
+    tags[0x011A] = 72.0
+    jpeg = as_jpeg(Image.new("RGB", (8, 4)), exif=tags.tobytes(), xmp=xmp(6))
+    assert Image.open(io.BytesIO(jpeg)).getexif()[0x0112] == 6
+    assert make_decoder("pillow", 1000).decode(jpeg).upright().size == (8, 4)

@@ -24,9 +24,9 @@ from gpubridge.backends.image_preproc.host_path import (
 from gpubridge.backends.image_preproc.image_files import (
     ImageError,
     jpeg_is_whole,
-    require_few_scans,
     require_format,
     require_pixels,
+    require_plain_jpeg,
 )
 from gpubridge.backends.image_preproc.kernels import (
     MOST_IMAGES,
@@ -90,7 +90,7 @@ class DeviceDecoder:
 
     def open(self, encoded: bytes) -> DeviceStream | None:
         """Read the header of a JPEG; None if the CPU has to decode it, ImageError beyond the limits."""
-        require_few_scans(encoded)
+        require_plain_jpeg(encoded)
         try:
             code = self._codec.CodeStream(encoded)
             # The first use parses the header.

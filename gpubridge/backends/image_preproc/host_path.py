@@ -19,16 +19,18 @@ from gpubridge.backends.image_preproc.image_files import (
     FORMATS,
     ImageError,
     damaged,
-    require_few_scans,
     require_format,
     require_pixels,
+    require_plain_jpeg,
     webp_size,
 )
 from gpubridge.backends.image_preproc.resizing import Normalization, resize_on_host
 from gpubridge.backends.image_preproc.settings import Settings
 
-_ORIENTATION = 0x0112
+_BITS, _INK, _ORIENTATION, _SIGN = 0x0102, 0x0106, 0x0112, 0x0153
 _TILE_WIDTH, _TILE_LENGTH = 0x0142, 0x0143
+_MOST_COMPLAINTS = 100
+_EXIF = ("exif", "Raw profile type exif")
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -78,8 +80,11 @@ class ImageRequest:
     def response(self) -> pb_utils.InferenceResponse:
         """Return the pixels, or an error that names each bad image."""
         code = pb_utils.TritonError.INVALID_ARG
-        text = "\n".join(self._complaints[index] for index in sorted(self._complaints))
-        if self._failure is not None:
+        lines = [self._complaints[index] for index in sorted(self._complaints)]
+        if len(lines) > _MOST_COMPLAINTS:
+            lines[_MOST_COMPLAINTS:] = [f"and {len(lines) - _MOST_COMPLAINTS} more bad images"]
+        text = "\n".join(lines)
+        if not lines and self._failure is not None:
             code, text = pb_utils.TritonError.UNAVAILABLE, self._failure
         if text:
             error = pb_utils.TritonError(text, code)
@@ -115,13 +120,17 @@ class PillowDecoder:
     def decode(self, encoded: bytes) -> DecodedImage:
         """Return the first image of a file as RGB, as Pillow's ``convert("RGB")`` makes it.
 
-        The alpha channel is dropped. Raises ImageError if the file cannot be decoded.
+        The alpha channel is dropped; of gray levels of more than 8 bits the upper 8 are taken. Raises
+        ImageError if the file cannot be decoded.
         """
         image_format, image = self._open(encoded)
         try:
+            # Pillow turns a TIFF by itself, where it has no EXIF by XMP.
+            image.info.pop("xmp", None)
             image.load()
             orientation = _orientation(image)
-            rgb = image if image.mode == "RGB" else image.convert("RGB")
+            gray = _upper_bits(image) if image.mode[0] == "I" else image
+            rgb = image if image.mode == "RGB" else gray.convert("RGB")
         except Exception as error:
             raise damaged(encoded, image_format, error) from error
         return DecodedImage(rgb, orientation)
@@ -135,7 +144,7 @@ class PillowDecoder:
                 raise damaged(encoded, image_format, "no frame is in its header")
             require_pixels(*size, self._max_pixels)
         elif image_format == "JPEG":
-            require_few_scans(encoded)
+            require_plain_jpeg(encoded)
         try:
             # The plugin's class rather than Image.open(): this reads only the header, and our limit
             # applies instead of Pillow's global one.
@@ -170,7 +179,7 @@ class NvImageCodecDecoder(PillowDecoder):
     def decode(self, encoded: bytes) -> DecodedImage:  # noqa: D102
         if require_format(encoded, self._formats) != "JPEG":
             return super().decode(encoded)
-        require_few_scans(encoded)
+        require_plain_jpeg(encoded)
         try:
             stream = self._nvimgcodec.CodeStream(encoded)
             # The first use parses the header.
@@ -230,11 +239,29 @@ def _tile_size(image: Any) -> tuple[int, int]:
 
 
 def _orientation(image: Image.Image) -> int:
+    """Return EXIF's orientation; `Image.getexif` of the image may have XMP's, which GPUs disregard."""
+    bare = Image.Image()
+    bare.info = {key: image.info[key] for key in _EXIF if key in image.info}
     try:
-        orientation = image.getexif().get(_ORIENTATION, 1)
+        orientation = bare.getexif().get(_ORIENTATION, 1)
     except Exception:  # noqa: BLE001  (unreadable metadata has no orientation)
         return 1
     return orientation if orientation in _TURNS else 1
+
+
+def _upper_bits(image: Image.Image) -> Image.Image:
+    """Return a gray image of more than 8 bits with the upper 8 of each level, as other decoders do.
+
+    Pillow cuts levels above 255. What may be negative (signed numbers) is left to it.
+    """
+    tags = getattr(image, "tag_v2", {})
+    if tags.get(_SIGN, (1,))[0] != 1:
+        return image
+    levels = np.asarray(image).astype(np.uint32) >> (tags.get(_BITS, (16,))[0] - 8)
+    if tags.get(_INK) == 0:
+        # White is zero, which Pillow regards with 8 bits only.
+        levels = 255 - levels
+    return Image.fromarray(levels.astype(np.uint8))
 
 
 class HostPath:
@@ -261,6 +288,8 @@ class HostPath:
         images = []
         for request in requests:
             if not request.allocate_output():
+                # Pixels of what is no image need no memory: that is what the client has to know.
+                self._refuse_strangers(request)
                 continue
             pixels = request.output.as_numpy().reshape(request.shape)
             images += [
@@ -275,6 +304,14 @@ class HostPath:
             failure = failure or (None if isinstance(error, ImageError) else error)
         if failure is not None:
             raise failure  # a bug of this backend, not a bad image
+
+    def _refuse_strangers(self, request: ImageRequest) -> None:
+        """Refuse what is no image by its first bytes."""
+        for index, encoded in enumerate(request.encoded):
+            try:
+                require_format(encoded, self._settings.decoding.formats)
+            except ImageError as error:
+                request.refuse(index, error)
 
     def _outcomes(self, images: Sequence[tuple[Any, ...]]) -> Iterator[Exception | None]:
         """Preprocess images; yield the exception of each, or None, in order."""

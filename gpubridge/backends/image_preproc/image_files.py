@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 FORMATS = ("JPEG", "PNG", "WebP", "TIFF")
 _TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_START_OF_SCAN = b"\xff\xda"
-_END_OF_IMAGE = b"\xff\xd9"
+_SIGNATURE = 2
+# What follows a 0xFF and is no marker with a meaning of its own: stuffing (00), filling (FF), and the
+# markers without a length that stand within scans or nowhere (TEM, RST0 to RST7).
+_MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")
+_START_OF_IMAGE, _END_OF_IMAGE, _START_OF_SCAN = 0xD8, 0xD9, 0xDA
 # Progressive encoders make about ten. Each costs a pass over all of the image, in a few bytes.
 _MOST_SCANS = 200
-_MOST_SEGMENTS = 1000
+# Decoders read segments one by one, and what is between them byte by byte.
+_MOST_SEGMENTS = 10_000
+_MOST_FILLING = 64 << 10
 # Start of frame: 0 to 15, but for what is defined between them (DHT, JPG, DAC).
 _FRAMES = frozenset({0xC0 + kind for kind in range(16)} - {0xC4, 0xC8, 0xCC})
 _SEQUENTIAL = (0xC0, 0xC1)
@@ -55,17 +62,34 @@ def require_pixels(width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def require_few_scans(encoded: bytes) -> None:
-    """Raise `ImageError` for a JPEG that would keep a decoder busy for long."""
-    frame, components, scan = _jpeg_start(encoded)
-    # Of a frame that is sequential and all in its first scan, decoders read no other.
-    if frame in _SEQUENTIAL and components and encoded[scan + 4 : scan + 5] == components:
-        return
-    scans = encoded.count(_START_OF_SCAN)
-    if scans > _MOST_SCANS:
-        raise ImageError(
-            f"expected at most {_MOST_SCANS} scans in a JPEG file, got {scans}; save the image anew"
-        )
+def require_plain_jpeg(encoded: bytes) -> None:
+    """Raise `ImageError` for a JPEG that would keep a decoder busy for long, or that none decodes."""
+    frame = components = scans = filling = 0
+    end = _SIGNATURE
+    for count, (marker, at) in enumerate(jpeg_markers(encoded)):
+        filling += 0 if scans else at - end
+        if count >= _MOST_SEGMENTS or filling > _MOST_FILLING:
+            raise ImageError(
+                f"expected a JPEG file of at most {_MOST_SEGMENTS} segments, with at most {_MOST_FILLING} "
+                "bytes between those before its first scan, got more; save the image anew"
+            )
+        fields = encoded[at + 2 : at + 10]
+        end = at + 2 + int.from_bytes(fields[:2], "big")
+        if marker in _FRAMES and len(fields) == 8:
+            frame, components = marker, fields[7]
+            if fields[2] != 8:
+                raise ImageError(
+                    f"expected a JPEG file of 8 bits per sample, got {fields[2]}; convert the image to 8 bits"
+                )
+        elif marker == _START_OF_SCAN:
+            scans += 1
+            # Of a frame that is sequential and all in its first scan, decoders read no other.
+            if scans == 1 and frame in _SEQUENTIAL and fields[2:3] == bytes([components]):
+                return
+            if scans > _MOST_SCANS:
+                raise ImageError(
+                    f"expected at most {_MOST_SCANS} scans in a JPEG file, got more; save the image anew"
+                )
 
 
 def damaged(encoded: bytes, image_format: str, reason: object) -> ImageError:
@@ -93,31 +117,30 @@ def webp_size(encoded: bytes) -> tuple[int, int]:
 
 
 def jpeg_is_whole(encoded: bytes) -> bool:
-    """Return whether a JPEG's own scan, not only that of a thumbnail, is followed by an end marker.
+    """Return whether a JPEG's own scans, not only those of a thumbnail, are followed by an end marker.
 
     A decoder on a GPU may leave the rest of a truncated image grey without an error.
     """
-    _, _, scan = _jpeg_start(encoded)
-    return scan > 0 and encoded.rfind(_END_OF_IMAGE) > scan
+    kinds = [marker for marker, _ in islice(jpeg_markers(encoded), _MOST_SEGMENTS)]
+    return _START_OF_SCAN in kinds and kinds[-1] == _END_OF_IMAGE
 
 
-def _jpeg_start(encoded: bytes) -> tuple[int, bytes, int]:
-    """Parse the segments before a JPEG's first scan.
+def jpeg_markers(encoded: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the kind and the offset of each marker of a JPEG, from its start to its end marker.
 
-    Returns the kind of its frame, the byte with the number of components, and the offset of the scan's
-    segment; zeros if there is none.
+    Markers are found as decoders find them: segments are skipped by their length, filling and the bytes
+    of scans by what they are. TEM and RST are left out.
     """
-    at, frame, components = 2, 0, b""
-    for _ in range(_MOST_SEGMENTS):
-        if encoded[at : at + 1] != b"\xff" or at + 4 > len(encoded):
-            break
+    at = _SIGNATURE
+    while (found := _MARKER.search(encoded, at)) is not None:
+        at = found.start()
         marker = encoded[at + 1]
-        if marker == _START_OF_SCAN[1]:
-            return frame, components, at
-        if marker in _FRAMES:
-            frame, components = marker, encoded[at + 9 : at + 10]
-        at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
-    return frame, components, 0
+        yield marker, at
+        if marker == _END_OF_IMAGE:
+            return
+        at += 2
+        if marker != _START_OF_IMAGE:
+            at += max(2, int.from_bytes(encoded[at : at + 2], "big"))
 
 
 def _number(little_endian: bytes) -> int:

@@ -43,7 +43,7 @@ class TritonPythonModel:
         """Read the parameters, start the threads, and prepare the GPU if the instance has one."""
         setup = ModelSetup.from_args(args)
         self.settings = Settings.from_setup(setup)
-        for notice in setup.unused_optimizations():
+        for notice in (*setup.unused_optimizations(), *self.settings.notices()):
             pb_utils.Logger.log_warn(notice)
         self.threads = ThreadPoolExecutor(self.settings.decoding.threads, "image_preproc")
         name = args["model_instance_name"]

@@ -19,6 +19,7 @@ _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 _MARGIN = 8 / 7  # 256 for 224
 _NORMALIZING = ("NORMALIZE_MEAN", "NORMALIZE_STD")
+_LARGEST = {"FP16": 65504.0, "BF16": 3.38e38, "FP32": 3.4e38}
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,28 @@ class Settings:
         dims = self.image_shape if batched else (-1, *self.image_shape)
         return TensorSetup(OUTPUT, f"TYPE_{self.dtype}", dims)
 
+    def notices(self) -> list[str]:
+        """Return log messages about values that are likely to be mistakes."""
+        return [
+            f"parameter {key}: expected numbers on a scale of 0 to 1, got {values}, which look like "
+            "those for levels from 0 to 255; divide them by 255"
+            for key, values in zip(_NORMALIZING, (self.mean, self.std))
+            if max(values) > 1
+        ]
+
     def _check_parameters(self, parameters: Parameters) -> None:
         if min(self.std) <= 0:
             raise ValueError(f"parameter NORMALIZE_STD: expected numbers above 0, got {self.std}")
+        spread = [
+            abs(value) / std
+            for mean, std in zip(self.mean, self.std)
+            for value in (1, mean, 1 - mean)
+        ]
+        if self.dtype in _LARGEST and max(spread) > _LARGEST[self.dtype]:
+            raise ValueError(
+                f"parameters NORMALIZE_MEAN and NORMALIZE_STD: expected values that {self.dtype} has, got "
+                f"{max(spread):g} from {self.mean} and {self.std}"
+            )
         if not all(0 <= value <= 255 for value in self.pad_color):
             raise ValueError(
                 f"parameter PAD_COLOR: expected numbers from 0 to 255, got {self.pad_color}"

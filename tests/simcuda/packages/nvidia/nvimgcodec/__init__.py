@@ -109,6 +109,8 @@ class Decoder:
 def _decoded(code):
     try:
         image = PillowImage.open(io.BytesIO(code.encoded))
+        # XMP's orientation is not applied.
+        image.info.pop("xmp", None)
         return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     except Exception:
         return None
