@@ -6,7 +6,6 @@ import base64
 import http.client
 import json
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -119,13 +118,12 @@ class Neighbour:
     def _ask(self):
         connection = http.client.HTTPConnection(self._server.http_url, timeout=150)
         body = document("FP32", [2], [1, 2.5])
-        while not self._over.is_set():
+        # Fewer a second say as much.
+        while not self._over.wait(0.001):
             connection.request("POST", "/v2/models/small/infer", body)
             answer = json.loads(connection.getresponse().read())
             assert answer["outputs"][0]["data"] == [1.0, 2.5]
             self.answers += 1
-            # Fewer a second say as much.
-            time.sleep(0.0005)
         connection.close()
 
     def __enter__(self):
@@ -137,8 +135,8 @@ class Neighbour:
         self._thread.join()
 
 
-def test_others_are_served_beside_millions_of_numbers(server):
-    values = np.random.default_rng(1).normal(size=1_000_000)
+def test_others_are_served_beside_many_numbers(server):
+    values = np.random.default_rng(1).normal(size=350_000)
     body = document("FP64", [values.size], values.tolist())
     answer, meanwhile = infer_beside(server, "numbers", body)
     assert answer["id"] == "one"
@@ -146,8 +144,8 @@ def test_others_are_served_beside_millions_of_numbers(server):
     assert meanwhile > LEAST_ANSWERS
 
 
-def test_others_are_served_beside_millions_of_strings(server):
-    values = [f"é{i}" for i in range(1_000_000)]
+def test_others_are_served_beside_many_strings(server):
+    values = [f"é{i}" for i in range(400_000)]
     body = document("BYTES", [len(values)], values)
     answer, meanwhile = infer_beside(server, "strings", body)
     assert answer["outputs"][0]["data"] == values
@@ -177,7 +175,7 @@ def test_a_large_request_whose_client_is_gone_leaves_nothing(server):
         connection.close()
     # The arena would be full of bodies after as many as these.
     for _ in range(3):
-        assert infer(server, "numbers", body)[0] == 200
+        assert server.request("POST", "/v2/models/numbers/infer", body)[0] == 200
     assert "Traceback" not in server.log()
 
 
@@ -239,15 +237,15 @@ def test_large_and_small_events_keep_their_order(server):
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["unary", "stream"])
-def test_classes_of_a_million_values_over_grpc(server, streamed):
-    values = np.random.default_rng(1).permutation(2_000_000).astype(float)
+def test_classes_of_many_values_over_grpc(server, streamed):
+    values = np.random.default_rng(1).permutation(800_000).astype(float)
     request = service_pb2.ModelInferRequest(model_name="numbers", id="one")
     request.inputs.add(name="IN", datatype="FP64", shape=[values.size])
     request.raw_input_contents.append(values.tobytes())
-    request.outputs.add(name="OUT").parameters["classification"].int64_param = 200_000
+    request.outputs.add(name="OUT").parameters["classification"].int64_param = 80_000
     order = np.argsort(-values)
     for answer in messages(server, request, request, streamed=streamed):
-        assert answer.outputs[0].shape == [200_000]
+        assert answer.outputs[0].shape == [80_000]
         first, second = (f"{values[i]:f}:{i}".encode() for i in order[:2])
         encoded = answer.raw_output_contents[0]
         assert encoded.startswith(len(first).to_bytes(4, "little") + first)
@@ -268,7 +266,7 @@ def messages(server, *requests, streamed=False):
 
 
 def test_long_parameters_over_http_reach_the_model(server):
-    text = 'é"\\\n' * 5_000_000
+    text = 'é"\\\n' * 1_500_000
     tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
     body = {"inputs": [tensor], "parameters": {"text": text, "number": 1}}
     answer, meanwhile = infer_beside(server, "told", json.dumps(body, ensure_ascii=False).encode())
@@ -278,7 +276,7 @@ def test_long_parameters_over_http_reach_the_model(server):
 
 
 def test_others_are_served_beside_long_loads(server):
-    data = np.random.default_rng(1).bytes(20_000_000)
+    data = np.random.default_rng(1).bytes(4_000_000)
     tensors = [{"name": f"IN{i}", "data_type": "TYPE_FP32", "dims": [1] * 99} for i in range(2000)]
     parameters = {
         "config": json.dumps({"backend": "python", "input": tensors}, separators=(",", ":")),
@@ -298,7 +296,7 @@ def test_others_are_served_beside_long_loads(server):
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["unary", "stream"])
 def test_long_parameters_over_grpc_reach_the_model(server, streamed):
-    text = 'é"\\\n' * 5_000_000
+    text = 'é"\\\n' * 600_000
     request = service_pb2.ModelInferRequest(model_name="told", id="one")
     request.inputs.add(name="IN", datatype="FP32", shape=[1])
     request.raw_input_contents.append(bytes(4))
@@ -311,12 +309,12 @@ def test_long_parameters_over_grpc_reach_the_model(server, streamed):
         assert answer.raw_output_contents[0][4:] == told
 
 
-def test_millions_of_typed_values_over_grpc(server):
-    values = np.random.default_rng(1).normal(size=3_000_000)
+def test_many_typed_values_over_grpc(server):
+    values = np.random.default_rng(1).normal(size=1_800_000)
     numbers = service_pb2.ModelInferRequest(model_name="numbers")
     tensor = numbers.inputs.add(name="IN", datatype="FP64", shape=[values.size])
     tensor.contents.fp64_contents.extend(values)
-    words = [f"é{i}".encode() for i in range(500_000)]
+    words = [f"é{i}".encode() for i in range(200_000)]
     strings = service_pb2.ModelInferRequest(model_name="strings")
     tensor = strings.inputs.add(name="IN", datatype="BYTES", shape=[len(words)])
     tensor.contents.bytes_contents.extend(words)
