@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -18,6 +19,7 @@ _SOURCES = Path(__file__).resolve().parent / "csrc"
 _FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]
 
 
+@functools.cache
 def build_driver() -> Path:
     """Return a folder with libcuda.so.1 in it; compiled if it is not there yet.
 
@@ -34,6 +36,7 @@ def build_driver() -> Path:
     ).parent
 
 
+@functools.cache
 def build_compiler() -> Path:
     """Return a folder with a libnvrtc.so.12 in it, whose programs are what SIMCUDA_KERNEL names.
 
@@ -46,6 +49,7 @@ def build_compiler() -> Path:
     return build_library("libnvrtc.so.12", [source], [source], ["-O1"]).parent
 
 
+@functools.cache
 def build_management() -> Path:
     """Return a folder with a libnvidia-ml.so.1 in it; raises as `build_driver`."""
     source = _SOURCES.parent / "nvml" / "nvml.cpp"
@@ -78,8 +82,10 @@ def build_library(
 def _compile(name: str, sources: Sequence[Path], folder: Path, flags: Sequence[str]) -> None:
     folder.mkdir(exist_ok=True)
     made = folder / f"{name}.new"
-    command = [*_compiler(), *_FLAGS, *flags, "-o", str(made), *map(str, sources), "-ldl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # As one unit: the headers of the standard library are most of the work.
+    unit = "".join(f'#include "{source}"\n' for source in sources)
+    command = [*_compiler(), *_FLAGS, *flags, "-o", str(made), "-x", "c++", "-", "-ldl"]
+    done = subprocess.run(command, input=unit, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{name} does not compile:\n{done.stderr}")
     made.rename(folder / name)

@@ -20,7 +20,7 @@ namespace {
 std::atomic<pid_t> g_initialized_by{0};
 std::atomic<int> g_count{0};
 // Those that are not primary. Never freed: a handle of one must not be that of another one.
-std::mutex& g_mutex = *new std::mutex;
+std::mutex& g_contexts_mutex = *new std::mutex;
 auto& g_created = *new std::vector<CUcontext>;
 thread_local std::vector<CUcontext> t_stack;
 
@@ -84,7 +84,7 @@ CUresult create_context(CUcontext* context, unsigned flags, CUdevice device) {
   made->flags = flags;
   begin_context(made);
   {
-    const std::lock_guard lock(g_mutex);
+    const std::lock_guard lock(g_contexts_mutex);
     g_created.push_back(made);
   }
   t_stack.push_back(made);
@@ -114,7 +114,7 @@ std::vector<CUcontext> contexts_there() {
   std::vector<CUcontext> found;
   for (const auto& context : primary_contexts())
     if (context->retained.load() != 0) found.push_back(context.get());
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_contexts_mutex);
   for (CUcontext context : g_created)
     if (context->retained.load() != 0) found.push_back(context);
   return found;

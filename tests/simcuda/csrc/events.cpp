@@ -66,7 +66,7 @@ namespace {
 
 // Never destroyed: streams may still run when the process ends.
 auto& g_events = *new Handles<CUevent, Event>("an event");
-std::atomic<std::uint64_t> g_count{0};
+std::atomic<std::uint64_t> g_event_count{0};
 std::atomic<int> g_shared{0};
 
 // The names of events in the process's /dev/shm begin so.
@@ -125,7 +125,7 @@ SIMCUDA_API cuEventCreate(CUevent* handle, unsigned flags) {
   if ((flags & kEventInterprocess) != 0) {
     if ((flags & kEventDisableTiming) == 0) return call.end(kInvalidValue);
     if (g_shared.load() >= settings().event_limit) return call.end(kOutOfMemory);
-    event->name = prefix() + std::to_string(getpid()) + "-" + std::to_string(++g_count);
+    event->name = prefix() + std::to_string(getpid()) + "-" + std::to_string(++g_event_count);
     event->set(map_progress(event->name, true));
     if (event->progress() == nullptr) return call.end(kOutOfMemory);
     ++g_shared;

@@ -38,11 +38,11 @@ struct Mapping {
 };
 
 // Never destroyed: streams may still run when the process ends.
-std::mutex& g_mutex = *new std::mutex;
+std::mutex& g_mappings_mutex = *new std::mutex;
 auto& g_handles = *new std::map<CUmemGenericAllocationHandle, Physical>;
 auto& g_ranges = *new std::map<CUdeviceptr, std::size_t>;
 auto& g_mappings = *new std::map<CUdeviceptr, Mapping>;
-std::uint64_t g_count = 0;
+std::uint64_t g_mapping_count = 0;
 
 bool is_granular(std::size_t nbytes) { return nbytes != 0 && nbytes % kBlock == 0; }
 
@@ -59,7 +59,7 @@ auto containing(Map& map, CUdeviceptr pointer) {
 }
 
 CUmemGenericAllocationHandle new_handle(Physical memory) {
-  const CUmemGenericAllocationHandle handle = 0x5100000000 + ++g_count;
+  const CUmemGenericAllocationHandle handle = 0x5100000000 + ++g_mapping_count;
   g_handles[handle] = std::move(memory);
   return handle;
 }
@@ -76,7 +76,7 @@ CUresult check(const CUmemAllocationProp* prop) {
 }  // namespace
 
 void* resolve_mapping(CUdeviceptr pointer, std::size_t nbytes, const std::string& where) {
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_mappings_mutex);
   const auto found = containing(g_mappings, pointer);
   if (found == g_mappings.end() || pointer >= found->first + found->second.nbytes) {
     const auto range = containing(g_ranges, pointer);
@@ -98,7 +98,7 @@ void* resolve_mapping(CUdeviceptr pointer, std::size_t nbytes, const std::string
 }
 
 bool find_mapping(CUdeviceptr pointer, Mapped* mapped) {
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_mappings_mutex);
   const auto found = containing(g_mappings, pointer);
   if (found == g_mappings.end() || pointer >= found->first + found->second.nbytes) return false;
   *mapped = {found->first, found->second.nbytes, found->second.memory.physical};
@@ -107,7 +107,7 @@ bool find_mapping(CUdeviceptr pointer, Mapped* mapped) {
 
 void note_left_mappings(CUcontext context) {
   if (!context->primary) return;
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_mappings_mutex);
   for (const auto& [base, mapping] : g_mappings)
     if (mapping.memory.physical == context->physical)
       violation("a context goes, and memory of its device is still mapped");
@@ -134,9 +134,9 @@ SIMCUDA_API cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t nbytes
   spend(settings().allocate_us);
   const int physical = context_of(prop->location.id)->physical;
   if (!take_room(physical, nbytes)) return call.end(kOutOfMemory);
-  const std::lock_guard lock(g_mutex);
-  const std::string name = kPrefix + std::to_string(getpid()) + "-" + std::to_string(++g_count) +
-                           "-" + std::to_string(physical);
+  const std::lock_guard lock(g_mappings_mutex);
+  const std::string name = kPrefix + std::to_string(getpid()) + "-" +
+                           std::to_string(++g_mapping_count) + "-" + std::to_string(physical);
   const int descriptor = make_file(name, nbytes);
   if (descriptor < 0) {
     control().used_bytes[physical] -= nbytes;
@@ -149,7 +149,7 @@ SIMCUDA_API cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t nbytes
 SIMCUDA_API cuMemRelease(CUmemGenericAllocationHandle handle) {
   Call call("cuMemRelease");
   if (const CUresult fault = call.begin(false)) return call.end(fault);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_mappings_mutex);
   const auto found = g_handles.find(handle);
   if (found == g_handles.end()) {
     violation("cuMemRelease of what is no handle, or was released");
@@ -164,7 +164,7 @@ SIMCUDA_API cuMemExportToShareableHandle(void* shared, CUmemGenericAllocationHan
                                          int type, unsigned long long flags) {
   Call call("cuMemExportToShareableHandle");
   if (const CUresult fault = call.with(type).with(flags).begin(false)) return call.end(fault);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_mappings_mutex);
   const auto found = g_handles.find(handle);
   if (found == g_handles.end() || type != kPosixFileDescriptor) return call.end(kInvalidValue);
   const int descriptor = fcntl(found->second.descriptor, F_DUPFD_CLOEXEC, 0);
@@ -194,7 +194,7 @@ SIMCUDA_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle,
     return call.end(kInvalidValue);
   const int descriptor = open_file(name, true);
   if (descriptor < 0) return call.end(kInvalidValue);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_mappings_mutex);
   *handle = new_handle({name, descriptor, static_cast<std::size_t>(status.st_size), physical});
   return call.end(kSuccess);
 }
@@ -204,7 +204,7 @@ SIMCUDA_API cuMemAddressReserve(CUdeviceptr* pointer, std::size_t nbytes, std::s
   Call call("cuMemAddressReserve");
   if (const CUresult fault = call.with(nbytes).with(alignment).begin(false)) return call.end(fault);
   if (!is_granular(nbytes) || alignment > kBlock || flags != 0) return call.end(kInvalidValue);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_mappings_mutex);
   *pointer = new_address(nbytes);
   g_ranges[*pointer] = nbytes;
   return call.end(kSuccess);
@@ -213,7 +213,7 @@ SIMCUDA_API cuMemAddressReserve(CUdeviceptr* pointer, std::size_t nbytes, std::s
 SIMCUDA_API cuMemAddressFree(CUdeviceptr pointer, std::size_t nbytes) {
   Call call("cuMemAddressFree");
   if (const CUresult fault = call.with(nbytes).begin(false)) return call.end(fault);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_mappings_mutex);
   const auto found = g_ranges.find(pointer);
   const auto mapping = g_mappings.lower_bound(pointer);
   if (found == g_ranges.end() || found->second != nbytes) {
@@ -233,7 +233,7 @@ SIMCUDA_API cuMemMap(CUdeviceptr pointer, std::size_t nbytes, std::size_t offset
   Call call("cuMemMap");
   if (const CUresult fault = call.with(nbytes).with(offset).begin(false)) return call.end(fault);
   spend(settings().open_us);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_mappings_mutex);
   const auto memory = g_handles.find(handle);
   const auto range = containing(g_ranges, pointer);
   if (flags != 0 || memory == g_handles.end() || !is_granular(nbytes) || offset % kBlock != 0 ||
@@ -263,7 +263,7 @@ SIMCUDA_API cuMemSetAccess(CUdeviceptr pointer, std::size_t nbytes, const CUmemA
                            std::size_t count) {
   Call call("cuMemSetAccess");
   if (const CUresult fault = call.with(nbytes).with(count).begin(false)) return call.end(fault);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_mappings_mutex);
   const auto found = g_mappings.find(pointer);
   if (found == g_mappings.end() || found->second.nbytes != nbytes || count == 0)
     return call.end(kInvalidValue);
@@ -287,7 +287,7 @@ SIMCUDA_API cuMemUnmap(CUdeviceptr pointer, std::size_t nbytes) {
   Call call("cuMemUnmap");
   if (const CUresult fault = call.with(nbytes).begin(false)) return call.end(fault);
   spend(settings().close_us);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_mappings_mutex);
   const auto found = g_mappings.find(pointer);
   if (found == g_mappings.end() || found->second.nbytes != nbytes) {
     violation("cuMemUnmap of what is not mapped so");

@@ -57,11 +57,11 @@ struct Allocation {
 using Found = std::map<CUdeviceptr, Allocation>::iterator;
 
 // Never destroyed: streams may still run when the process ends.
-std::mutex& g_mutex = *new std::mutex;
+std::mutex& g_memory_mutex = *new std::mutex;
 auto& g_allocations = *new std::map<CUdeviceptr, Allocation>;
 // Of each context, the block that small allocations are cut from.
-auto& g_shared = *new std::map<CUcontext, std::shared_ptr<Block>>;
-std::uint64_t g_count = 0;
+auto& g_shared_blocks = *new std::map<CUcontext, std::shared_ptr<Block>>;
+std::uint64_t g_block_count = 0;
 
 Found containing(CUdeviceptr pointer) {
   auto after = g_allocations.upper_bound(pointer);
@@ -86,7 +86,7 @@ std::shared_ptr<Block> make_block(std::size_t nbytes, CUcontext context) {
   const std::size_t size = (nbytes + kBlock - 1) / kBlock * kBlock;
   if (!take_room(context->physical, size)) return nullptr;
   auto made = std::make_shared<Block>(
-      Block{getpid(), ++g_count, context->physical, size, context, -1, nullptr, 0});
+      Block{getpid(), ++g_block_count, context->physical, size, context, -1, nullptr, 0});
   made->descriptor = make_file(made->name(), size);
   if (made->descriptor >= 0) made->host = map_file(made->descriptor, 0, size);
   if (made->host == nullptr) {
@@ -109,7 +109,7 @@ void forget(Found found) {
   if (block->is_own()) unlink(mark_path(*block, found->first - block->base).c_str());
   g_allocations.erase(found);
   if (--block->allocations != 0) return;
-  if (g_shared[block->context] == block) g_shared.erase(block->context);
+  if (g_shared_blocks[block->context] == block) g_shared_blocks.erase(block->context);
   unmap(*block);
   reap_file(block->name());
 }
@@ -136,7 +136,7 @@ std::shared_ptr<Block> open_block(const Exported& exported) {
 }  // namespace
 
 void* resolve(CUdeviceptr pointer, std::size_t nbytes, const char* what) {
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_memory_mutex);
   const auto found = containing(pointer);
   const std::string where = std::string(what) + ": " + std::to_string(nbytes) + " bytes ";
   if (found == g_allocations.end()) return resolve_mapping(pointer, nbytes, where);
@@ -154,7 +154,7 @@ void* resolve(CUdeviceptr pointer, std::size_t nbytes, const char* what) {
 
 void* resolve_in_kernel(CUdeviceptr pointer, std::size_t nbytes, const char* what) {
   {
-    const std::lock_guard lock(g_mutex);
+    const std::lock_guard lock(g_memory_mutex);
     const auto found = containing(pointer);
     if (found != g_allocations.end() && !reaches(current_context(), found->second.block->context)) {
       violation(std::string(what) + ": memory of another context, which this one does not reach");
@@ -166,7 +166,7 @@ void* resolve_in_kernel(CUdeviceptr pointer, std::size_t nbytes, const char* wha
 
 void forget_all(CUcontext context) {
   {
-    const std::lock_guard lock(g_mutex);
+    const std::lock_guard lock(g_memory_mutex);
     for (auto next = g_allocations.begin(); next != g_allocations.end();) {
       const auto found = next++;
       if (found->second.block->context != context) continue;
@@ -183,7 +183,7 @@ void forget_all(CUcontext context) {
 // -----------------------------------------------------------------------------
 
 CUresult export_allocation(CUdeviceptr pointer, Exported* exported) {
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_memory_mutex);
   const auto found = containing(pointer);
   if (found == g_allocations.end() || !found->second.block->is_own()) return kInvalidValue;
   const auto& [start, allocation] = *found;
@@ -195,7 +195,7 @@ CUresult export_allocation(CUdeviceptr pointer, Exported* exported) {
 }
 
 CUresult open_allocation(const Exported& exported, CUdeviceptr* pointer) {
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_memory_mutex);
   std::shared_ptr<Block> block = find_import(exported);
   if (block != nullptr) {
     // Only one context of a device may open the memory of another process.
@@ -224,7 +224,7 @@ CUresult open_allocation(const Exported& exported, CUdeviceptr* pointer) {
 }
 
 CUresult close_allocation(CUdeviceptr pointer) {
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_memory_mutex);
   const auto found = g_allocations.find(pointer);
   if (found == g_allocations.end() || found->second.block->is_own()) {
     violation("cuIpcCloseMemHandle of what is not open");
@@ -250,13 +250,13 @@ SIMCUDA_API cuMemAlloc_v2(CUdeviceptr* pointer, std::size_t nbytes) {
   if (nbytes == 0) return call.end(kInvalidValue);
   spend(settings().allocate_us);
   CUcontext context = current_context();
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_memory_mutex);
   const bool shared = nbytes <= kLargestShared;
-  std::shared_ptr<Block> block = shared ? g_shared[context] : nullptr;
+  std::shared_ptr<Block> block = shared ? g_shared_blocks[context] : nullptr;
   if (block == nullptr || block->given + nbytes > block->nbytes)
     block = make_block(nbytes, context);
   if (block == nullptr) return call.end(kOutOfMemory);
-  if (shared) g_shared[context] = block;
+  if (shared) g_shared_blocks[context] = block;
   *pointer = block->base + block->given;
   block->given += (nbytes + kAlignment - 1) / kAlignment * kAlignment;
   ++block->allocations;
@@ -269,7 +269,7 @@ SIMCUDA_API cuMemFree_v2(CUdeviceptr pointer) {
   if (const CUresult fault = call.begin()) return call.end(fault);
   // As on a real device this waits for all that runs.
   synchronize(current_context());
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_memory_mutex);
   const auto found = g_allocations.find(pointer);
   if (found == g_allocations.end() || !found->second.block->is_own()) {
     violation("cuMemFree of what is not allocated here");
@@ -290,7 +290,7 @@ SIMCUDA_API cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
 SIMCUDA_API cuMemGetAddressRange_v2(CUdeviceptr* base, std::size_t* nbytes, CUdeviceptr pointer) {
   Call call("cuMemGetAddressRange");
   if (const CUresult fault = call.begin()) return call.end(fault);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_memory_mutex);
   const auto found = containing(pointer);
   Mapped place{};
   if (found != g_allocations.end())
@@ -306,7 +306,7 @@ SIMCUDA_API cuPointerGetAttribute(void* data, int attribute, CUdeviceptr pointer
   Call call("cuPointerGetAttribute");
   if (const CUresult fault = call.with(attribute).begin(false)) return call.end(fault);
   const bool pinned = is_pinned(reinterpret_cast<void*>(pointer), 1);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_memory_mutex);
   const auto found = containing(pointer);
   // What is mapped has no context of its own, whatever has been made current.
   Mapped place{};

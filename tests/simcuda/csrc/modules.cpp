@@ -34,7 +34,7 @@ using ArgumentBytes = std::size_t (*)();
 using PackArguments = void (*)(void**, void*);
 using Launch = int (*)(const unsigned*, unsigned, const void*, Resolve);
 
-std::mutex& g_mutex = *new std::mutex;
+std::mutex& g_modules_mutex = *new std::mutex;
 auto& g_modules = *new std::map<CUmodule, std::unique_ptr<Module>>;
 auto& g_functions = *new std::map<CUfunction, std::unique_ptr<Function>>;
 
@@ -54,7 +54,7 @@ SIMCUDA_API cuModuleLoadData(CUmodule* module, const void* image) {
   if (library == nullptr) return call.end(kInvalidImage);
   auto made = std::make_unique<Module>(Module{current_context(), library});
   *module = made.get();
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_modules_mutex);
   g_modules.emplace(made.get(), std::move(made));
   return call.end(kSuccess);
 }
@@ -62,14 +62,14 @@ SIMCUDA_API cuModuleLoadData(CUmodule* module, const void* image) {
 SIMCUDA_API cuModuleUnload(CUmodule module) {
   Call call("cuModuleUnload");
   if (const CUresult fault = call.begin()) return call.end(fault);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_modules_mutex);
   return call.end(g_modules.erase(module) == 1 ? kSuccess : kInvalidHandle);
 }
 
 SIMCUDA_API cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
   Call call("cuModuleGetFunction");
   if (const CUresult fault = call.begin()) return call.end(fault);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_modules_mutex);
   if (g_modules.count(module) == 0) return call.end(kInvalidHandle);
   if (std::string(name) != "resize_normalize") return call.end(kNotFound);
   auto made = std::make_unique<Function>(Function{module});
@@ -90,7 +90,7 @@ SIMCUDA_API cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y
     return call.end(kInvalidValue);
   void* library = nullptr;
   {
-    const std::lock_guard lock(g_mutex);
+    const std::lock_guard lock(g_modules_mutex);
     const auto found = g_functions.find(function);
     if (found == g_functions.end() || g_modules.count(found->second->module) == 0)
       return call.end(kInvalidHandle);

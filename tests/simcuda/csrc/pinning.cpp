@@ -24,7 +24,7 @@ struct Pinned {
 };
 
 // Never destroyed: streams may still run when the process ends.
-std::mutex& g_mutex = *new std::mutex;
+std::mutex& g_pinning_mutex = *new std::mutex;
 auto& g_pinned = *new std::map<std::uintptr_t, Pinned>;
 
 struct Pages {
@@ -63,7 +63,7 @@ bool is_covered(std::uintptr_t at, std::size_t nbytes) {
 
 bool is_pinned(const void* pointer, std::size_t nbytes) {
   if (!initialized()) return false;
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_pinning_mutex);
   return is_covered(reinterpret_cast<std::uintptr_t>(pointer), nbytes);
 }
 
@@ -71,7 +71,7 @@ bool is_pinned(const void* pointer, std::size_t nbytes) {
 bool is_partly_pinned(const void* pointer, std::size_t nbytes) {
   if (!initialized()) return false;
   const auto at = reinterpret_cast<std::uintptr_t>(pointer);
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_pinning_mutex);
   const auto after = g_pinned.lower_bound(at + nbytes);
   if (after == g_pinned.begin() || is_covered(at, nbytes)) return false;
   const auto& [start, pinned] = *std::prev(after);
@@ -85,7 +85,7 @@ SIMCUDA_API cuMemHostRegister_v2(void* pointer, std::size_t nbytes, unsigned fla
   const Pages pages = look_at(at, nbytes);
   if (nbytes == 0 || !pages.mapped) return call.end(kInvalidValue);
   hold_driver(cost_us(pages));
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_pinning_mutex);
   for (const auto& [start, pinned] : g_pinned)
     if (start < at + nbytes && at < start + pinned.nbytes)
       return call.end(kHostMemoryAlreadyRegistered);
@@ -97,7 +97,7 @@ SIMCUDA_API cuMemHostUnregister(void* pointer) {
   Call call("cuMemHostUnregister");
   if (const CUresult fault = call.begin()) return call.end(fault);
   synchronize(current_context());
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_pinning_mutex);
   const auto found = g_pinned.find(reinterpret_cast<std::uintptr_t>(pointer));
   if (found == g_pinned.end() || found->second.ours) {
     violation("cuMemHostUnregister of what is not registered");
@@ -113,7 +113,7 @@ SIMCUDA_API cuMemHostAlloc(void** pointer, std::size_t nbytes, unsigned flags) {
   void* mapped = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return call.end(kOutOfMemory);
   hold_driver(cost_us({true, 0, nbytes / kPage}));
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_pinning_mutex);
   g_pinned[reinterpret_cast<std::uintptr_t>(mapped)] = {nbytes, true};
   *pointer = mapped;
   return call.end(kSuccess);
@@ -123,7 +123,7 @@ SIMCUDA_API cuMemFreeHost(void* pointer) {
   Call call("cuMemFreeHost");
   if (const CUresult fault = call.begin()) return call.end(fault);
   synchronize(current_context());
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_pinning_mutex);
   const auto found = g_pinned.find(reinterpret_cast<std::uintptr_t>(pointer));
   if (found == g_pinned.end() || !found->second.ours) {
     violation("cuMemFreeHost of what is not allocated");

@@ -14,7 +14,7 @@ namespace {
 // Sets what a text says; false if it says nothing that can be set.
 using Setter = std::function<bool(Settings&, const std::string&)>;
 
-const std::string kPrefix = "SIMCUDA_";
+const std::string kSettingPrefix = "SIMCUDA_";
 
 Setter number(int Settings::* member) {
   return [member](Settings& all, const std::string& text) {
@@ -72,9 +72,9 @@ const std::map<std::string, Setter>& setters() {
 Settings read_all() {
   Settings found;
   for (const auto& [name, set] : setters()) {
-    const char* text = std::getenv((kPrefix + name).c_str());
+    const char* text = std::getenv((kSettingPrefix + name).c_str());
     if (text != nullptr && !set(found, text))
-      violation(kPrefix + name + " cannot be '" + text + "'");
+      violation(kSettingPrefix + name + " cannot be '" + text + "'");
   }
   return found;
 }
@@ -89,10 +89,11 @@ const Settings& settings() {
 void check_settings() {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
-    if (text.compare(0, kPrefix.size(), kPrefix) != 0) continue;
-    const std::string name = text.substr(kPrefix.size(), text.find('=') - kPrefix.size());
+    if (text.compare(0, kSettingPrefix.size(), kSettingPrefix) != 0) continue;
+    const std::string name =
+        text.substr(kSettingPrefix.size(), text.find('=') - kSettingPrefix.size());
     if (name != "DIR" && name != "KERNEL" && setters().count(name) == 0)
-      violation(kPrefix + name + " is no setting of the simulated driver");
+      violation(kSettingPrefix + name + " is no setting of the simulated driver");
   }
   settings();
 }

@@ -26,7 +26,7 @@ struct StreamEntry {
 };
 
 // Never destroyed: streams may still run when the process ends.
-std::mutex& g_mutex = *new std::mutex;
+std::mutex& g_streams_mutex = *new std::mutex;
 auto& g_streams = *new Handles<CUstream, StreamEntry>("a stream");
 auto& g_legacy = *new std::map<CUcontext, Stream*>;
 auto& g_per_thread = *new std::multimap<CUcontext, Stream*>;
@@ -61,7 +61,7 @@ Stream* per_thread_of(CUcontext context) {
 }
 
 void drain(Stream* stream) {
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_streams_mutex);
   for (auto each = g_draining.begin(); each != g_draining.end();)
     each = each->second->reached(each->second->last()) ? g_draining.erase(each) : std::next(each);
   g_draining.emplace(stream->context, stream);
@@ -134,7 +134,7 @@ void Stream::run() {
 
 Stream* find_stream(CUstream handle, Use use) {
   if (handle == nullptr || handle == legacy_stream() || handle == per_thread_stream()) {
-    const std::lock_guard lock(g_mutex);
+    const std::lock_guard lock(g_streams_mutex);
     return handle == per_thread_stream() ? per_thread_of(current_context())
                                          : legacy_of(current_context());
   }
@@ -146,13 +146,13 @@ Stream* find_stream(CUstream handle, Use use) {
 }
 
 bool is_legacy(const Stream* stream) {
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_streams_mutex);
   const auto found = g_legacy.find(stream->context);
   return found != g_legacy.end() && found->second == stream;
 }
 
 std::uint64_t enqueue(Stream* stream, Work work) {
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_streams_mutex);
   Stream* legacy = legacy_of(stream->context);
   std::vector<std::pair<Stream*, std::uint64_t>> before;
   if (stream == legacy) {
@@ -170,7 +170,7 @@ std::uint64_t enqueue(Stream* stream, Work work) {
 void synchronize(CUcontext context) {
   std::vector<std::pair<Stream*, std::uint64_t>> all;
   {
-    const std::lock_guard lock(g_mutex);
+    const std::lock_guard lock(g_streams_mutex);
     for (Stream* stream : streams_of(context)) all.emplace_back(stream, stream->last());
     Stream* legacy = legacy_of(context);
     all.emplace_back(legacy, legacy->last());
@@ -191,7 +191,7 @@ void forget_streams(CUcontext context) {
     g_streams.remove(handle);
     entry->stream->close();
   }
-  const std::lock_guard lock(g_mutex);
+  const std::lock_guard lock(g_streams_mutex);
   for (Stream* stream : streams_of(context)) stream->close();
   g_per_thread.erase(context);
   g_draining.erase(context);
