@@ -1,4 +1,5 @@
 // Runs the image kernel's own source on a processor, block after block.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <memory>
@@ -21,14 +22,18 @@ struct Arguments {
   unsigned padding;
 };
 
+// A context is how it begins. Later changes are jumps, which call no kernel for the mask of
+// signals.
 struct Fiber {
   ucontext_t context;
+  jmp_buf waiting;
+  bool begun;
   std::unique_ptr<char[]> stack;
   bool ended;
 };
 
 struct Block {
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   std::vector<Fiber> fibers;
   Fiber* running;
   const Arguments* arguments;
@@ -41,6 +46,16 @@ void run_thread() {
   resize_normalize(given.images, given.values, given.width, given.height, given.filter,
                    given.channels_last, given.value_bytes, given.padding);
   t_block->running->ended = true;
+  _longjmp(t_block->scheduler, 1);
+}
+
+// Returns when the fiber waits at a barrier, or has ended.
+void run_fiber(Block& block, Fiber& fiber) {
+  block.running = &fiber;
+  if (_setjmp(block.scheduler) != 0) return;
+  if (fiber.begun) _longjmp(fiber.waiting, 1);
+  fiber.begun = true;
+  setcontext(&fiber.context);
 }
 
 // Runs one block; false if some of its threads ended while others waited at a barrier. Between two
@@ -51,8 +66,7 @@ bool run_block(Block& block, bool backwards) {
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
     fiber.context.uc_stack.ss_size = kStack;
-    fiber.context.uc_link = &block.scheduler;
-    fiber.ended = false;
+    fiber.begun = fiber.ended = false;
     makecontext(&fiber.context, run_thread, 0);
   }
   while (true) {
@@ -60,8 +74,7 @@ bool run_block(Block& block, bool backwards) {
     for (std::size_t turn = 0; turn < block.fibers.size(); ++turn) {
       const std::size_t i = backwards ? block.fibers.size() - 1 - turn : turn;
       threadIdx = {static_cast<unsigned>(i), 0, 0};
-      block.running = &block.fibers[i];
-      swapcontext(&block.scheduler, &block.fibers[i].context);
+      run_fiber(block, block.fibers[i]);
       ended += block.fibers[i].ended ? 1 : 0;
     }
     if (ended == block.fibers.size()) return true;
@@ -71,7 +84,9 @@ bool run_block(Block& block, bool backwards) {
 
 }  // namespace
 
-void __syncthreads() { swapcontext(&t_block->running->context, &t_block->scheduler); }
+void __syncthreads() {
+  if (_setjmp(t_block->running->waiting) == 0) _longjmp(t_block->scheduler, 1);
+}
 
 using Resolve = void* (*)(unsigned long long pointer, std::size_t nbytes, const char* what);
 
