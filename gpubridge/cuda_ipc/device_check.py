@@ -1,7 +1,7 @@
 """A check of the abilities of a device that processes share, by three new processes.
 
-One exports memory and events, which two others import; it also tries to pin memory. They exchange lines of
-JSON. Patterns are random, so that no earlier contents of the memory pass for an answer. In the end one
+One exports memory and events, which two others import; it also tries to pin memory. It forks these before it
+uses the driver, which costs them no interpreter and no imports. They exchange lines of JSON. Patterns are random, so that no earlier contents of the memory pass for an answer. In the end one
 importer is killed before its recorded work is complete, while the other one's stream waits for it: the
 server relies on this case when a stub dies.
 """
@@ -13,21 +13,23 @@ import ctypes
 import json
 import mmap
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, NoReturn
 
 import gpubridge
 from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.copies import CopyStream
 from gpubridge.cuda_ipc.devices import Ability, find_device, is_under_mps
-from gpubridge.cuda_ipc.driver import call
+from gpubridge.cuda_ipc.driver import DriverAbsent, call, import_bindings
 from gpubridge.cuda_ipc.events import SharedEvents
 from gpubridge.cuda_ipc.pinned import PinnedMemory
 from gpubridge.cuda_ipc.segment import DeviceSegment
@@ -85,7 +87,7 @@ def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck
     Takes a few seconds, and the memory of three contexts on the device meanwhile.
     """
     process = subprocess.Popen(
-        check_command("export", device_uuid),
+        check_command(device_uuid),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -117,10 +119,10 @@ def read_check(out: str, err: str, exit_code: int | None) -> DeviceCheck:
         return no_check(f"{lines[-1]} (exit code {exit_code})")
 
 
-def check_command(*arguments: str) -> list[str]:
-    """Return the command of a process of a check, independent of the current folder."""
+def check_command(device_uuid: str) -> list[str]:
+    """Return the command of the first process of a check, independent of the current folder."""
     home = str(Path(gpubridge.__file__).parent.parent)
-    return [sys.executable, "-c", _PROGRAM, home, *arguments]
+    return [sys.executable, "-c", _PROGRAM, home, device_uuid]
 
 
 def end_check(pid: int) -> None:
@@ -141,17 +143,10 @@ _FACTS = fields(DeviceCheck)
 
 
 def main(arguments: list[str]) -> None:
-    """Run one process of a check; the exporter prints the result for `read_check`."""
-    role, device_uuid, *descriptor = arguments
+    """Run the first process of a check, which prints the result for `read_check`."""
+    (device_uuid,) = arguments
     # The alarm ends a process that hangs in the driver, also after its parent has died.
     signal.alarm(_LONGEST_SECONDS)
-    if role == "import":
-        try:
-            with socket.socket(fileno=int(descriptor[0])) as fds:
-                _Importer(device_uuid, sys.stdin, sys.stdout, fds).run()
-        except BridgeError as error:
-            json.dump({"error": error.message, "code": error.code}, sys.stdout)
-        return
     try:
         found = _export(device_uuid)
     except BridgeError as error:
@@ -161,8 +156,10 @@ def main(arguments: list[str]) -> None:
 
 
 def _export(device_uuid: str) -> dict[str, str]:
+    # Once for all three; each says for itself that there are none.
+    with contextlib.suppress(DriverAbsent):
+        import_bindings()
     with contextlib.ExitStack() as ending:
-        # Both start at once, since starting takes most of the time.
         first, second = (ending.enter_context(_Peer(device_uuid)) for _ in range(2))
         return _exported(device_uuid, first, second)
 
@@ -220,35 +217,59 @@ class _Lines:
 
 
 class _Peer(_Lines):
-    """An importing process and a socket to send it descriptors; ends with this context."""
+    """An importing process and a socket to send it descriptors; ends with this context.
+
+    It is forked: neither this process nor the other one may have used the driver before.
+    """
 
     def __init__(self, device_uuid: str) -> None:
-        self.fds, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                check_command("import", device_uuid, str(theirs.fileno())),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                pass_fds=(theirs.fileno(),),
-            )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        super().__init__(self.process.stdout, self.process.stdin)
+        self.fds, its_fds = socket.socketpair()
+        (told, outbound), (inbound, tell) = os.pipe(), os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            for fd in (outbound, inbound, self.fds.detach()):
+                os.close(fd)
+            _import(device_uuid, os.fdopen(told), os.fdopen(tell, "w"), its_fds)
+        its_fds.close()
+        os.close(told)
+        os.close(tell)
+        super().__init__(os.fdopen(inbound), os.fdopen(outbound, "w"))
 
     def __enter__(self) -> _Peer:
         return self
 
+    def kill(self) -> None:
+        """Kill the process and wait until it is gone."""
+        pid, self._pid = self._pid, 0
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(BrokenPipeError):
             self._outbound.close()
-        try:
-            self.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()  # It hangs in the driver.
-            self.process.wait()
+        # It ends now, unless it hangs in the driver.
+        select.select([self._inbound], [], [], _END_SECONDS)
+        self.kill()
         self._inbound.close()
         self.fds.close()
+
+
+def _import(device_uuid: str, inbound: IO[str], outbound: IO[str], fds: socket.socket) -> NoReturn:
+    """Run an importing process to its end."""
+    code = 1
+    try:
+        signal.alarm(_LONGEST_SECONDS)
+        try:
+            _Importer(device_uuid, inbound, outbound, fds).run()
+        except BridgeError as error:
+            json.dump({"error": error.message, "code": error.code}, outbound)
+        outbound.flush()
+        code = 0
+    except Exception:  # noqa: BLE001  (nothing may return into code of the first process)
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 class _Device:
@@ -317,8 +338,7 @@ class _Exporter(_Device):
         waiter.request(events=[handle.hex() for handle in events.handles])
         recorder.request(stall=_KILLED)
         waiter.request(order=_KILLED)
-        recorder.process.kill()
-        recorder.process.wait()
+        recorder.kill()
         if _becomes_true(lambda: bool(waiter.request(passed=True)["passed"]), _LOST_SECONDS):
             raise BridgeError(
                 "streams that wait for a killed process continue at once, with undefined data"

@@ -142,7 +142,7 @@ def load() -> Any:
     global _loaded  # noqa: PLW0603  (once per process, as the driver itself)
     if _loaded is not None:
         return _loaded
-    driver = _import_bindings()
+    driver = import_bindings()
     try:
         answer = driver.cuInit(0)
     except RuntimeError as error:
@@ -236,7 +236,8 @@ def handle_from(kind: str, raw: bytes) -> Any:
     return handle
 
 
-def _import_bindings() -> Any:
+def import_bindings() -> Any:
+    """Return the module ``cuda.bindings.driver``, without ``cuInit``; DriverAbsent if it is not usable."""
     try:
         import cuda.bindings as bindings  # noqa: PLC0415
         from cuda.bindings import driver  # noqa: PLC0415  (loads libcuda: only when asked)

@@ -143,7 +143,7 @@ async def _check(uuid: str) -> DeviceCheck:
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
-            *check_command("export", uuid),
+            *check_command(uuid),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=pipe,
             stderr=pipe,
