@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -30,17 +30,27 @@ def fork_command(
     *,
     folder: Path | None = None,
     session: bool = False,
+    environment: Mapping[str, str] | None = None,
+    imports: str = _IMPORTS,
+    program: str = _PROGRAM,
 ) -> Fork:
     """Start ``gpubridge WORDS``; the other arguments are those of `fork`."""
     # Where a fork server finds the place for its stubs'.
-    environment = {**os.environ, MARK: "0" * _MARK_LETTERS}
-    return fork(_IMPORTS, _PROGRAM, environment, streams, words, folder, session=session)
+    variables = {**(environment or os.environ), MARK: "0" * _MARK_LETTERS}
+    return fork(imports, program, variables, streams, words, folder, session=session)
 
 
 def run_forked(
-    *words: str, stdin: str = "", cwd: Path | None = None
+    *words: str,
+    stdin: str = "",
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    imports: str = _IMPORTS,
+    program: str = _PROGRAM,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``gpubridge WORDS``; return its exit code and what it printed.
+
+    ``imports`` and ``program`` are those of a command that is changed for a test (`tests.forks.fork`).
 
     Raises
     ------
@@ -51,7 +61,14 @@ def run_forked(
         files = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
         files[0].write(stdin)
         files[0].seek(0)
-        process = fork_command(words, [file.fileno() for file in files], folder=cwd)
+        process = fork_command(
+            words,
+            [file.fileno() for file in files],
+            folder=cwd,
+            environment=environment,
+            imports=imports,
+            program=program,
+        )
         opened.callback(process.close)
         code = process.wait(_SECONDS)
         for file in files:
