@@ -29,6 +29,8 @@ def pytest_configure(config):
         from tests.random_examples import choose_profile
 
         choose_profile(config)
+    # A collection of garbage finds none while tests are collected, and searches ever more.
+    gc.disable()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Each worker collects all tests, which takes three times as long without bytecode.
     sys.dont_write_bytecode = False
@@ -60,6 +62,7 @@ def _is_fast(item) -> bool:
 
 def pytest_collection_finish():
     """Keep thousands of tests and their modules from being searched by each collection of garbage."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items):
 
     Each has a limit, and what is marked `last` comes behind all others.
     """
-    ours = [item for item in items if _HERE in item.path.parents]
+    ours = [item for item in items if item.path.parent == _HERE]
     if not ours:
         return
     reason = "" if SIMULATED else probe_devices().reason

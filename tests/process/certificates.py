@@ -5,8 +5,6 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import trustme
-
 HOSTS = ("localhost", "127.0.0.1")
 
 
@@ -14,6 +12,8 @@ class Authority:
     """One that signs certificates; writes everything as files into a directory."""
 
     def __init__(self, directory: Path, name: str = "root") -> None:
+        import trustme
+
         self._ca = trustme.CA()
         self._directory = directory
         self.root = directory / f"{name}.pem"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 
 import numpy as np
@@ -10,8 +11,6 @@ import pytest
 from gpubridge.backends.pytorch.model import TritonPythonModel
 from gpubridge.backends.pytorch.program import Forward
 from tests.unit.backend_models import outputs, request, start_model
-
-torch = pytest.importorskip("torch")
 
 CONFIG = """
 backend: "pytorch"
@@ -24,56 +23,17 @@ output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2 ] },
 NAMED = CONFIG.replace("INPUT__0", "right").replace("INPUT__1", "left")
 
 
-class SumAndDifference(torch.nn.Module):
-    def forward(self, left: torch.Tensor, right: torch.Tensor):
-        return left + right, left - right
-
-
-class ByKeyword(torch.nn.Module):
-    def forward(self, left: torch.Tensor, *, right: torch.Tensor):
-        return {"sum": left + right, "diff": left - right}
-
-
-class FromDict(torch.nn.Module):
-    def forward(self, tensors: dict[str, torch.Tensor]):
-        return {"sum": tensors["a"] + tensors["b"]}
-
-
-class Shout(torch.nn.Module):
-    def forward(self, words: list[str]) -> list[str]:
-        return [word.upper() for word in words]
-
-
-class InPlace(torch.nn.Module):
-    def forward(self, x: torch.Tensor):
-        return x.add_(1)
-
-
-def script(directory, module):
-    (directory / "1").mkdir(parents=True)
-    with warnings.catch_warnings():
-        # TorchScript is deprecated; existing repositories are full of it.
-        warnings.simplefilter("ignore")
-        torch.jit.script(module).save(str(directory / "1" / "model.pt"))
-    return directory
-
-
-def export(directory, module, args, kwargs=None):
-    (directory / "1").mkdir(parents=True)
-    batch = torch.export.Dim("batch", min=1, max=64)
-    dynamic = {name: {0: batch} for name in ("left", "right")}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic)
-        with (directory / "1" / "model.pt").open("wb") as file:
-            torch.export.save(program, file)
-    return directory
+@pytest.fixture(scope="module")
+def made():
+    """What is made with PyTorch, whose import takes seconds."""
+    pytest.importorskip("torch")
+    return importlib.import_module("tests.unit.torch_modules")
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch):
+def start(made, tmp_path, monkeypatch):
     """Start models by their configuration."""
-    threads = torch.get_num_threads()
+    threads = made.torch.get_num_threads()
 
     def start(config=CONFIG, device="CPU"):
         with warnings.catch_warnings():
@@ -81,7 +41,7 @@ def start(tmp_path, monkeypatch):
             return start_model(monkeypatch, TritonPythonModel, tmp_path / "m", config, device)
 
     yield start
-    torch.set_num_threads(threads)
+    made.torch.set_num_threads(threads)
 
 
 def rows(*values):
@@ -89,11 +49,13 @@ def rows(*values):
 
 
 @pytest.fixture(params=["script", "export"])
-def add(request, tmp_path):
+def add(made, request, tmp_path):
     """A model of either kind, of two arguments and two results."""
     if request.param == "script":
-        return script(tmp_path / "m", SumAndDifference())
-    return export(tmp_path / "m", SumAndDifference(), (torch.ones(2, 2), torch.ones(2, 2)))
+        return made.script(tmp_path / "m", made.SumAndDifference())
+    return made.export(
+        tmp_path / "m", made.SumAndDifference(), (made.torch.ones(2, 2), made.torch.ones(2, 2))
+    )
 
 
 def test_tensors_by_index(add, start):
@@ -121,8 +83,10 @@ def test_tensors_by_the_names_of_arguments(add, start):
     assert outputs(response)["OUTPUT__1"].tolist() == [[8, 8]]
 
 
-def test_keyword_arguments_and_a_dict_of_results_of_an_exported_program(tmp_path, start):
-    export(tmp_path / "m", ByKeyword(), (torch.ones(2, 2),), {"right": torch.ones(2, 2)})
+def test_keyword_arguments_and_a_dict_of_results_of_an_exported_program(made, tmp_path, start):
+    made.export(
+        tmp_path / "m", made.ByKeyword(), (made.torch.ones(2, 2),), {"right": made.torch.ones(2, 2)}
+    )
     config = NAMED.replace("OUTPUT__0", "sum").replace("OUTPUT__1", "diff")
     model = start(config)
     (response,) = model.execute(
@@ -132,8 +96,8 @@ def test_keyword_arguments_and_a_dict_of_results_of_an_exported_program(tmp_path
     assert outputs(response)["sum"].tolist() == [[10, 10], [9, 9]]
 
 
-def test_a_dict_goes_in_and_out(tmp_path, start):
-    script(tmp_path / "m", FromDict())
+def test_a_dict_goes_in_and_out(made, tmp_path, start):
+    made.script(tmp_path / "m", made.FromDict())
     config = CONFIG.replace("INPUT__0", "a").replace("INPUT__1", "b").replace("OUTPUT__0", "sum")
     config = config.replace("OUTPUT__1", "none")
     given = {"a": rows((1, 2)), "b": rows((3, 4))}
@@ -142,8 +106,8 @@ def test_a_dict_goes_in_and_out(tmp_path, start):
     assert "output 'none': expected a key of what forward returns: sum" in bad.error().message()
 
 
-def test_strings_are_lists_of_str(tmp_path, start):
-    script(tmp_path / "m", Shout())
+def test_strings_are_lists_of_str(made, tmp_path, start):
+    made.script(tmp_path / "m", made.Shout())
     config = """backend: "pytorch" max_batch_size: 4
         input { name: "words" data_type: TYPE_STRING dims: [ 1 ] }
         output { name: "OUTPUT__0" data_type: TYPE_STRING dims: [ 1 ] }"""
@@ -163,8 +127,8 @@ def test_strings_are_lists_of_str(tmp_path, start):
     assert refused.error().code() == 3
 
 
-def test_shared_inputs_are_not_written_to(tmp_path, start):
-    script(tmp_path / "m", InPlace())
+def test_shared_inputs_are_not_written_to(made, tmp_path, start):
+    made.script(tmp_path / "m", made.InPlace())
     config = """backend: "pytorch" input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }
         output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }"""
     x = np.zeros(3, np.float32)
@@ -185,8 +149,8 @@ def test_shared_inputs_are_not_written_to(tmp_path, start):
         ("BF16", "bfloat16"),
     ],
 )
-def test_types_cross_as_they_are(tmp_path, start, data_type, dtype):
-    script(tmp_path / "m", torch.nn.Identity())
+def test_types_cross_as_they_are(made, tmp_path, start, data_type, dtype):
+    made.script(tmp_path / "m", made.torch.nn.Identity())
     config = f"""backend: "pytorch" input {{ name: "INPUT__0" data_type: TYPE_{data_type} dims: [ 2 ] }}
         output {{ name: "OUTPUT__0" data_type: TYPE_{data_type} dims: [ 2 ] }}"""
     if dtype == "bfloat16":
@@ -198,8 +162,8 @@ def test_types_cross_as_they_are(tmp_path, start, data_type, dtype):
     assert answered.tolist() == x.tolist()
 
 
-def test_nothing_is_copied_on_the_way(tmp_path, start):
-    script(tmp_path / "m", torch.nn.Identity())
+def test_nothing_is_copied_on_the_way(made, tmp_path, start):
+    made.script(tmp_path / "m", made.torch.nn.Identity())
     config = """backend: "pytorch" input { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 2 ] }
         output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2 ] }"""
     x = np.zeros(2, np.float32)
@@ -225,8 +189,8 @@ def test_a_failing_request_fails_alone(add, start):
 
 
 @pytest.mark.parametrize("mode", ["true", "false"])
-def test_inference_mode_and_optimization_are_chosen(tmp_path, start, mode, monkeypatch):
-    script(tmp_path / "m", torch.nn.Identity())
+def test_inference_mode_and_optimization_are_chosen(made, tmp_path, start, mode, monkeypatch):
+    made.script(tmp_path / "m", made.torch.nn.Identity())
     config = f"""backend: "pytorch" input {{ name: "INPUT__0" data_type: TYPE_FP32 dims: [ 1 ] }}
         output {{ name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 1 ] }}
         parameters {{ key: "INFERENCE_MODE" value {{ string_value: "{mode}" }} }}
@@ -235,8 +199,10 @@ def test_inference_mode_and_optimization_are_chosen(tmp_path, start, mode, monke
     modes = []
 
     def look(x):
-        modes.append((torch.is_inference_mode_enabled(), torch._C._get_graph_executor_optimize()))
-        assert not torch.is_grad_enabled()
+        modes.append(
+            (made.torch.is_inference_mode_enabled(), made.torch._C._get_graph_executor_optimize())
+        )
+        assert not made.torch.is_grad_enabled()
         return x
 
     monkeypatch.setattr(model._runner._program, "_forward", Forward(look, ("input",)))
@@ -264,15 +230,15 @@ def test_inference_mode_and_optimization_are_chosen(tmp_path, start, mode, monke
         ),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_refused(tmp_path, start, old, new, message):
-    script(tmp_path / "m", SumAndDifference())
+def test_a_configuration_that_does_not_fit_is_refused(made, tmp_path, start, old, new, message):
+    made.script(tmp_path / "m", made.SumAndDifference())
     assert old in CONFIG
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         start(CONFIG.replace(old, new, 1))
 
 
-def test_an_index_beyond_the_results_is_an_error(tmp_path, start):
-    script(tmp_path / "m", SumAndDifference())
+def test_an_index_beyond_the_results_is_an_error(made, tmp_path, start):
+    made.script(tmp_path / "m", made.SumAndDifference())
     model = start(CONFIG.replace("OUTPUT__1", "OUTPUT__2"))
     given = {"INPUT__0": rows((1, 1)), "INPUT__1": rows((1, 1))}
     (response,) = model.execute([request(["OUTPUT__2"], **given)])
@@ -280,11 +246,11 @@ def test_an_index_beyond_the_results_is_an_error(tmp_path, start):
 
 
 @pytest.mark.parametrize("kind", ["weights", "text"])
-def test_a_file_that_is_no_program_is_refused_unread(tmp_path, start, kind):
+def test_a_file_that_is_no_program_is_refused_unread(made, tmp_path, start, kind):
     path = tmp_path / "m" / "1" / "model.pt"
     path.parent.mkdir(parents=True)
     if kind == "weights":
-        torch.save(torch.nn.Linear(1, 1).state_dict(), path)
+        made.torch.save(made.torch.nn.Linear(1, 1).state_dict(), path)
     else:
         path.write_text("nothing")
     what = "torch.save makes of weights" if kind == "weights" else "no archive of PyTorch"
@@ -294,22 +260,22 @@ def test_a_file_that_is_no_program_is_refused_unread(tmp_path, start, kind):
         start()
 
 
-def test_a_misspelt_parameter_is_refused(tmp_path, start):
-    script(tmp_path / "m", SumAndDifference())
+def test_a_misspelt_parameter_is_refused(made, tmp_path, start):
+    made.script(tmp_path / "m", made.SumAndDifference())
     extra = 'parameters { key: "INTRA_OP_THREADS_COUNT" value { string_value: "1" } }'
     with pytest.raises(ValueError, match="did you mean INTRA_OP_THREAD_COUNT"):
         start(CONFIG + extra)
 
 
-def test_parameters_without_effect_and_an_absent_gpu_are_said(tmp_path, start, capfd):
-    script(tmp_path / "m", SumAndDifference())
+def test_parameters_without_effect_and_an_absent_gpu_are_said(made, tmp_path, start, capfd):
+    made.script(tmp_path / "m", made.SumAndDifference())
     extra = """parameters { key: "ENABLE_JIT_EXECUTOR" value { string_value: "false" } }
         parameters { key: "tokenizer" value { string_value: "own" } }
         optimization { graph { level: 1 } }"""
-    start(CONFIG + extra, "CPU" if torch.cuda.is_available() else "GPU")
+    start(CONFIG + extra, "CPU" if made.torch.cuda.is_available() else "GPU")
     said = capfd.readouterr().err
     assert "parameter ENABLE_JIT_EXECUTOR has no effect here" in said
     assert "parameter tokenizer: the backend 'pytorch' has none of that name, so it has no" in said
     assert "model 'm': optimization.graph has no effect on the backend 'pytorch'" in said
-    if not torch.cuda.is_available():
+    if not made.torch.cuda.is_available():
         assert "runs on the CPU although its instance is KIND_GPU" in said

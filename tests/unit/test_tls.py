@@ -6,7 +6,6 @@ import asyncio
 import ssl
 
 import pytest
-import trustme
 
 from gpubridge.frontend.tls_connection import TlsConnection, TlsListener
 
@@ -154,6 +153,7 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def contexts():
+    trustme = pytest.importorskip("trustme")
     authority = trustme.CA()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(server)

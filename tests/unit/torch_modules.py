@@ -1,0 +1,64 @@
+"""Modules of PyTorch, and the files of models that are made of them; imported where a test runs, not before."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+__all__ = [
+    "ByKeyword",
+    "FromDict",
+    "InPlace",
+    "Shout",
+    "SumAndDifference",
+    "export",
+    "script",
+    "torch",
+]
+
+
+class SumAndDifference(torch.nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor):
+        return left + right, left - right
+
+
+class ByKeyword(torch.nn.Module):
+    def forward(self, left: torch.Tensor, *, right: torch.Tensor):
+        return {"sum": left + right, "diff": left - right}
+
+
+class FromDict(torch.nn.Module):
+    def forward(self, tensors: dict[str, torch.Tensor]):
+        return {"sum": tensors["a"] + tensors["b"]}
+
+
+class Shout(torch.nn.Module):
+    def forward(self, words: list[str]) -> list[str]:
+        return [word.upper() for word in words]
+
+
+class InPlace(torch.nn.Module):
+    def forward(self, x: torch.Tensor):
+        return x.add_(1)
+
+
+def script(directory, module):
+    (directory / "1").mkdir(parents=True)
+    with warnings.catch_warnings():
+        # TorchScript is deprecated; existing repositories are full of it.
+        warnings.simplefilter("ignore")
+        torch.jit.script(module).save(str(directory / "1" / "model.pt"))
+    return directory
+
+
+def export(directory, module, args, kwargs=None):
+    (directory / "1").mkdir(parents=True)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    dynamic = {name: {0: batch} for name in ("left", "right")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic)
+        with (directory / "1" / "model.pt").open("wb") as file:
+            torch.export.save(program, file)
+    return directory
