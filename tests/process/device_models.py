@@ -12,7 +12,7 @@ import numpy as np
 
 from gpubridge.host_shm import Segment
 from gpubridge.transport.control import ControlPage
-from tests.process.server import running_server, wait_until, write_model
+from tests.process.server import running_server, started_server, wait_until, write_model
 from tests.simcuda.machine import running_machine
 
 __all__ = [
@@ -276,25 +276,38 @@ def running_device_server(
     ``handles`` says by what their memory crosses processes, ``events`` whether models wait for each
     other on the GPU; it is not tried first. ``recorder`` says when those go on that wait for a killed
     process: when its events are recorded "rerecord", at once ("released"), or "never". ``switches`` are what
-    else the driver does (`Machine.set`).
+    else the driver does (`Machine.set`). Server and machine are lent as by `running_server`: give ``own`` where
+    a test looks at what a machine has from the start.
     """
-    environment = options.pop("environment", {})
-    with running_machine(seed) as machine:
-        machine.set_devices(devices)
-        machine.delay(delay_us)
-        if peers:
-            machine.allow_peers()
-        machine.set(**{"killed_recorder": recorder, **(switches or {})})
-        for call, code in faults:
-            machine.fail(call, code)
-        flags = (
-            f"--backend-config=python,device-arena-bytes={arena}",
-            f"--backend-config=python,device-events={events}",
-            f"--backend-config=python,device-memory-handles={handles}",
-            *flags,
-        )
-        arguments = {"environment": {**machine.environment(), **environment}, **options}
-        with running_server(repository, *flags, **arguments) as server:
-            yield DeviceServer(server, machine)
+    switches = {"killed_recorder": recorder, **(switches or {})}
+    flags = (
+        f"--backend-config=python,device-arena-bytes={arena}",
+        f"--backend-config=python,device-events={events}",
+        f"--backend-config=python,device-memory-handles={handles}",
+        *flags,
+    )
+
+    @contextmanager
+    def start(words, environment, **started):
+        with running_machine(seed) as machine:
+            machine.set_devices(devices)
+            machine.delay(delay_us)
+            if peers:
+                machine.allow_peers()
+            machine.set(**switches)
+            for call, code in faults:
+                machine.fail(call, code)
+            variables = {**machine.environment(), **(environment or {})}
+            with started_server(words, variables, **started) as server:
+                server.machine = machine
+                yield server
+            check_rules(machine)
+
+    def check_rules(machine):
         broken = [rule for rule in machine.violations() if not tolerated or tolerated not in rule]
         assert broken == [], broken
+
+    alike = seed, devices, delay_us, peers, tolerated, *faults, *switches.items()
+    with running_server(repository, *flags, start=start, machine=alike, **options) as server:
+        yield DeviceServer(server, server.machine)
+        check_rules(server.machine)

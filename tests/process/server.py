@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import os
@@ -12,14 +13,19 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpubridge.transport.fork_requests import MARK
 from tests import server_starts
 from tests.forks import Fork, fork
 from tests.process import server_pool
+
+if TYPE_CHECKING:
+    from tests.simcuda.machine import Machine
 
 __all__ = [
     "STARTED",
@@ -49,21 +55,35 @@ _STOP_SECONDS = 60
 
 
 class Server:
-    """A running server; ``http_url``, ``grpc_url`` and ``metrics_url`` are ``host:port``."""
+    """A running server; ``http_url``, ``grpc_url`` and ``metrics_url`` are ``host:port``.
+
+    ``machine`` is the simulated one that it is on, if it is on one.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes] | Fork, log_path: Path) -> None:
         self.process = process
         self.pid = process.pid
         self.repositories: Sequence[Path] = ()
-        self.log_path = log_path
+        self.machine: Machine | None = None
+        self._log_path = log_path
         self._log_start = log_path.stat().st_size
         self.http_url = ""
         self.metrics_url = ""
         self.grpc_url = ""
 
+    def lent(self, repository: Path) -> Server:
+        """Return the same server for a test that has a repository of its own: its log, and the calls of
+        its machine's driver, begin here."""
+        lent = copy.copy(self)
+        lent.repositories = [repository]
+        lent._log_start = self._log_path.stat().st_size
+        if self.machine is not None:
+            self.machine.begin()
+        return lent
+
     def log(self) -> str:
         """Return the output of the server and its models so far, from where it was lent to the test."""
-        with self.log_path.open("rb") as log:
+        with self._log_path.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
 
@@ -130,34 +150,39 @@ def running_server(
     command: Sequence[str] = (),
     name: str = "serve",
     own: bool = False,
+    start: server_pool.Start | None = None,
+    machine: Hashable = None,
 ) -> Iterator[Server]:
     """Serve the repositories on free ports of loopback for as long as the block runs.
 
-    A server of one repository is lent by `tests.process.server_pool`: one with the same flags, which has
-    served other tests before. It is in explicit mode, with the models loaded that it would have loaded at its
-    start. With ``own`` true, or an argument below, the block gets a server that is started for it alone: for
-    tests of starts, polls and figures of the whole server. One that a block ends or changes is not lent again.
+    A server of one repository is lent by `tests.process.server_pool`: one with the same flags and environment,
+    which has served other tests before. It is in explicit mode, with the models loaded that it would have
+    loaded at its start. With ``own`` true, or an argument below, the block gets a server that is started for
+    it alone: for tests of starts, polls and figures of the whole server. One that a block ends or changes is
+    not lent again.
 
     With ``ready`` false it only waits for the HTTP endpoint, not for the models. ``name`` is the command of
     `gpubridge`, and ``command`` what an interpreter is given before it. Without ``command`` the server is
     forked from a process that has made its imports, which are most of the time of a start: give `STARTED`
-    where these depend on ``environment``.
+    where these depend on ``environment``. ``start`` starts it in place of `started_server`, on a ``machine``
+    that is described so.
     """
     if isinstance(repositories, Path):
         repositories = [repositories]
-    if not (
-        own or environment or command or len(repositories) != 1 or name != "serve" or not ready
-    ):
-        lent = server_pool.lend(started_server, repositories[0], flags)
-        if lent is not None:
-            with lent as server:
-                yield server
-            return
-    words = [word for path in repositories for word in ("--model-repository", str(path))]
-    with started_server([*words, *flags], environment, command, name) as server:
-        server.repositories = repositories
-        if ready:
-            wait_until(server.is_ready, "the server to be ready", server)
+    start = partial(start or started_server, environment=environment, command=command, name=name)
+    with ExitStack() as stack:
+        lent = None
+        if len(repositories) == 1 and not (own or command or name != "serve" or not ready):
+            described = machine, *sorted((environment or {}).items())
+            lent = server_pool.lend(start, Path(repositories[0]), flags, described)
+        if lent is None:
+            words = [word for path in repositories for word in ("--model-repository", str(path))]
+            server = stack.enter_context(start([*words, *flags]))
+            server.repositories = repositories
+            if ready:
+                wait_until(server.is_ready, "the server to be ready", server)
+        else:
+            server = stack.enter_context(lent)
         yield server
 
 

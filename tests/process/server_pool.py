@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -15,9 +15,9 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     from tests.process.server import Server
 
-__all__ = ["close_idle_servers", "lend"]
+__all__ = ["Start", "close_idle_servers", "lend"]
 
-_KEPT = 3
+_KEPT = 4
 """Idle servers of one worker: tests with the same flags lie together."""
 _IDLE_SECONDS = 5
 """A server whose models are not gone by then is not lent again."""
@@ -28,7 +28,9 @@ _CONTROL.add_argument("--model-control-mode")
 _CONTROL.add_argument("--load-model", action="append", default=[])
 _STATES = ("/v2/logging", "/v2/trace/setting", "/v2/systemsharedmemory/status")
 
-Start = Callable[[Sequence[str]], AbstractContextManager["Server"]]
+Start = Callable[..., AbstractContextManager["Server"]]
+
+_Key = tuple[tuple[str, ...], Hashable]
 
 _idle: list[_Lendable] = []
 
@@ -36,8 +38,8 @@ _idle: list[_Lendable] = []
 class _Lendable:
     """A server in explicit mode; its repository is a link to that of the test that has it now."""
 
-    def __init__(self, start: Start, flags: tuple[str, ...]) -> None:
-        self.flags = flags
+    def __init__(self, start: Start, flags: tuple[str, ...], machine: Hashable) -> None:
+        self.key = flags, machine
         self._stack = ExitStack()
         try:
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
@@ -58,9 +60,7 @@ class _Lendable:
         following = self._link.with_name("next")
         following.symlink_to(repository.absolute())
         following.rename(self._link)
-        server = type(self.server)(self.server.process, self.server.log_path)
-        server.http_url, server.grpc_url = self.server.http_url, self.server.grpc_url
-        server.metrics_url, server.repositories = self.server.metrics_url, [repository]
+        server = self.server.lent(repository)
         for name, (status, answer) in self._control(
             _names(repository) if load is None else load, "load"
         ):
@@ -96,22 +96,28 @@ class _Lendable:
         with ThreadPoolExecutor(8) as pool:
             return list(zip(names, pool.map(ask, names), strict=True))
 
-    def _read_states(self) -> list[bytes]:
-        return [self.server.request("GET", path)[2] for path in _STATES]
+    def _read_states(self) -> list[object]:
+        own = [self.server.request("GET", path)[2] for path in _STATES]
+        return [*own, self.server.machine and self.server.machine.state()]
 
 
 def lend(
-    start: Start, repository: Path, flags: Sequence[str]
+    start: Start, repository: Path, flags: Sequence[str], machine: Hashable = None
 ) -> AbstractContextManager[Server] | None:
-    """Return a context with a server that has a repository's models; None if the flags name another mode.
+    """Return a context with a server that has a directory's models; None if the flags name another mode.
 
-    ``start`` starts one with the flags that it is given, where none with those flags is idle.
+    ``start`` starts one with the flags that it is given, on a machine as it is described, where none with
+    those flags on such a machine is idle.
     """
     asked, others = _CONTROL.parse_known_args(flags)
+    # Repositories of other machines have addresses.
+    if not repository.is_dir():
+        return None
     if asked.model_control_mode not in (None, "explicit"):
         return None
     named = asked.model_control_mode and asked.load_model != ["*"]
-    return _lent(start, repository, tuple(others), asked.load_model if named else None)
+    load = asked.load_model if named else None
+    return _lent(start, repository, load, (tuple(others), machine))
 
 
 def close_idle_servers() -> None:
@@ -122,11 +128,11 @@ def close_idle_servers() -> None:
 
 @contextmanager
 def _lent(
-    start: Start, repository: Path, flags: tuple[str, ...], load: Sequence[str] | None
+    start: Start, repository: Path, load: Sequence[str] | None, key: _Key
 ) -> Iterator[Server]:
-    lendable = next((each for each in _idle if each.flags == flags), None)
+    lendable = next((each for each in _idle if each.key == key), None)
     if lendable is None:
-        lendable = _Lendable(start, flags)
+        lendable = _Lendable(start, *key)
     else:
         _idle.remove(lendable)
     as_before = False

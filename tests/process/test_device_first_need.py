@@ -128,7 +128,7 @@ def test_ten_models_that_use_no_gpu_have_nothing_there(tmp_path):
     for model in models:
         # No instance group: KIND_GPU on each GPU, as at Triton.
         write_model(tmp_path, model, NUMPY)
-    with running_device_server(tmp_path) as served:
+    with running_device_server(tmp_path, own=True) as served:
         for model in models:
             for _ in range(3):
                 assert served.infer(model, [1.0, 2.0]) == (200, [2.0, 4.0])

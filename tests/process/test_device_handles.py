@@ -44,7 +44,7 @@ def write_pair(repository):
 def test_descriptors_replace_handles_that_are_refused(tmp_path, call):
     write_pair(tmp_path)
     write_device_model(tmp_path, "call_second", CALLER)
-    with running_device_server(tmp_path, faults=[(call, NOT_SUPPORTED)]) as served:
+    with running_device_server(tmp_path, faults=[(call, NOT_SUPPORTED)], own=True) as served:
         for _ in range(3):
             given = values()
             with (
@@ -66,7 +66,7 @@ def test_descriptors_replace_handles_that_are_refused(tmp_path, call):
 
 def test_a_later_stub_starts_with_the_kind_that_works(tmp_path):
     write_device_model(tmp_path, "double", IN_ARENA)
-    with running_device_server(tmp_path, faults=NO_HANDLES) as served:
+    with running_device_server(tmp_path, faults=NO_HANDLES, own=True) as served:
         (pid,) = pids_of(served, "double")
         assert served.infer("double", values())[0] == 200
         refused = len(served.machine.calls("cuIpcOpenMemHandle"))
@@ -84,7 +84,7 @@ def test_several_instances_find_it_out_while_their_model_is_completed(tmp_path):
         "    @staticmethod\n    def auto_complete_config(config):\n        return config\n"
     )
     write_device_model(tmp_path, "double", source, gpus="0, 0, 1")
-    with running_device_server(tmp_path, faults=NO_HANDLES) as served:
+    with running_device_server(tmp_path, faults=NO_HANDLES, own=True) as served:
         given = values()
         for _ in range(6):
             assert served.infer("double", given) == (200, (2 * given).tolist())
@@ -94,7 +94,7 @@ def test_several_instances_find_it_out_while_their_model_is_completed(tmp_path):
 
 def test_handles_are_taken_where_both_work(tmp_path):
     write_device_model(tmp_path, "double", IN_ARENA)
-    with running_device_server(tmp_path) as served:
+    with running_device_server(tmp_path, own=True) as served:
         assert served.infer("double", values())[0] == 200
         ((name, count),) = arenas(served).items()
         assert 'handles="legacy"' in name
@@ -109,7 +109,7 @@ def test_handles_are_taken_where_both_work(tmp_path):
 )
 def test_nothing_else_is_tried_when_one_is_asked_for(tmp_path, handles, faults):
     write_device_model(tmp_path, "double", IN_ARENA)
-    with running_device_server(tmp_path, faults=faults, handles=handles) as served:
+    with running_device_server(tmp_path, faults=faults, handles=handles, own=True) as served:
         given = values()
         assert served.infer("double", given) == (200, (2 * given).tolist())
         other = {"legacy": "cuMemCreate", "fd": "cuIpcGetMemHandle"}[handles]
@@ -122,7 +122,9 @@ def test_nothing_else_is_tried_when_one_is_asked_for(tmp_path, handles, faults):
 def test_a_client_is_told_that_its_memory_needs_handles(tmp_path):
     write_device_model(tmp_path, "double", DOUBLE)
     with (
-        running_device_server(tmp_path, "--allow-client-shm=true", faults=NO_HANDLES) as served,
+        running_device_server(
+            tmp_path, "--allow-client-shm=true", faults=NO_HANDLES, own=True
+        ) as served,
         running_worker(served.machine) as worker,
     ):
         client = Client(worker, served.server)
@@ -144,7 +146,7 @@ def test_reloads_leave_no_memory_and_no_descriptors(tmp_path):
         return used, len(list(Path(f"/proc/{served.server.pid}/fd").iterdir()))
 
     flag = "--model-control-mode=explicit"
-    with running_device_server(tmp_path, flag, "--load-model=*", handles="fd") as served:
+    with running_device_server(tmp_path, flag, "--load-model=*", handles="fd", own=True) as served:
         given = values()
         assert served.infer("both", given)[0] == 200
         before = left()
@@ -159,7 +161,7 @@ def test_reloads_leave_no_memory_and_no_descriptors(tmp_path):
 
 def test_stubs_keep_no_descriptor_of_memory(tmp_path):
     write_pair(tmp_path)
-    with running_device_server(tmp_path, handles="fd") as served:
+    with running_device_server(tmp_path, handles="fd", own=True) as served:
         assert served.infer("both", values())[0] == 200
         # The simulated driver has one open for each mapping: of its own arena, or that which it reads.
         for model, mapped in (("first", 1), ("second", 1)):

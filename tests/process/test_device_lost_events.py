@@ -53,7 +53,7 @@ def is_up(served, before, names):
     ("model", "ended"), [("two", ["consumer"]), ("four", ["consumer", "other", "last"])]
 )
 def test_a_stub_that_stays_blocked_is_ended(repository, model, ended):
-    with running_device_server(repository, SHORT, delay_us=0, recorder="never") as served:
+    with running_device_server(repository, SHORT, delay_us=0, recorder="never", own=True) as served:
         given = values()
         assert served.infer("four", given) == (200, (16 * given).tolist())
         before = pids(served)
@@ -85,7 +85,7 @@ def test_a_stub_that_stays_blocked_is_ended(repository, model, ended):
 
 def test_a_slow_stub_is_not_ended(repository):
     """Its stream has been let go of; its own kernel takes longer than the deadline."""
-    with running_device_server(repository, SHORT, delay_us=0) as served:
+    with running_device_server(repository, SHORT, delay_us=0, own=True) as served:
         given = values()
         assert served.infer("two", given) == (200, (4 * given).tolist())
         before = pids(served)
@@ -116,7 +116,9 @@ def test_a_slow_stub_is_not_ended(repository):
 
 @pytest.mark.parametrize("recorder", ["rerecord", "released", "never"])
 def test_events_are_used_where_the_driver_was_seen_to_release(repository, recorder):
-    with running_device_server(repository, delay_us=0, recorder=recorder, events="auto") as served:
+    with running_device_server(
+        repository, delay_us=0, recorder=recorder, events="auto", own=True
+    ) as served:
         given = values()
         # What is handed on before the driver was tried is waited for.
         assert served.infer("four", given) == (200, (16 * given).tolist())

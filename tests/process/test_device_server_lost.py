@@ -33,7 +33,7 @@ def served(tmp_path):
     write_device_model(tmp_path, "call_other", CALLER)
     ensemble(tmp_path, "both", ["double", "other"])
     options = {"tolerated": GONE, "switches": {"dead_exporter": "fault"}}
-    with running_device_server(tmp_path, "--allow-client-shm=true", **options) as served:
+    with running_device_server(tmp_path, "--allow-client-shm=true", **options, own=True) as served:
         with running_worker(served.machine) as worker:
             client = Client(worker, served.server)
             prepared(client, "dead")

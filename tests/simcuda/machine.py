@@ -76,6 +76,7 @@ class Machine:
         _HEADER.pack_into(self._page, 0, 0, seed, 2, 0, 0, 0, _MACHINE_BYTES, 0, 0)
         self._driver = build_driver()
         self._settings: dict[str, str] = {}
+        self._calls_start = 0
 
     def close(self) -> None:
         """Let go of the control page."""
@@ -139,6 +140,19 @@ class Machine:
         for index in range(_FAULTS):
             _FAULT.pack_into(self._page, _HEADER.size + index * _FAULT.size, b"", 0, 0, 0)
 
+    def begin(self) -> None:
+        """Forget the calls so far; what has been set, and what processes hold, stays."""
+        self._calls_start = len(self._lines("calls"))
+
+    def state(self) -> object:
+        """Return what is set of it now, to be compared."""
+        header, faults = (
+            _HEADER.unpack_from(self._page),
+            self._page[_HEADER.size : self._activities - _LOCK.size],
+        )
+        # The last two numbers are counts of the driver's own.
+        return header[:-2], bytes(faults), dict(self._settings)
+
     # -- what was done on it ---------------------------------------------------------------------
 
     def used(self, device: int, pid: int | None = None) -> int:
@@ -170,9 +184,9 @@ class Machine:
         return Activity()
 
     def calls(self, name: str | None = None, pid: int | None = None) -> list[DriverCall]:
-        """Return the calls so far, in their order; of one name or process only."""
+        """Return the calls since `begin`, in their order; of one name or process only."""
         found = []
-        for line in self._lines("calls"):
+        for line in self._lines("calls")[self._calls_start :]:
             who, _, rest = line.partition(" ")
             call, _, rest = rest.partition("(")
             arguments, _, result = rest.partition(")=")
