@@ -85,7 +85,7 @@ def borrowing_environment(**scripts):
 
 def pack(path: Path, content) -> Path:
     """Pack a directory, or bytes by path, into a tar.gz; returns its path."""
-    with tarfile.open(path, "w:gz", compresslevel=1) as packing:
+    with tarfile.open(path, "w:gz", compresslevel=0) as packing:
         if isinstance(content, Path):
             packing.add(content, ".")
             return path

@@ -37,31 +37,28 @@ self.said = json.dumps({
 OWN = (sys.version_info.major, sys.version_info.minor)
 
 
-@pytest.fixture(scope="module")
-def environments(tmp_path_factory):
-    """The oldest supported and the newest other Python of this machine, as environments, by version."""
-    found = {}
-    for order in (other_minors(), reversed(other_minors())):
-        for minor in order:
-            if folder := shared_environment(tmp_path_factory, minor):
-                found[3, minor] = folder
-                break
-    if not found:
-        pytest.skip("no other Python from 3.9 on is on PATH")
-    return found
+@pytest.fixture(
+    scope="module", params=["oldest", pytest.param("newest", marks=pytest.mark.nightly)]
+)
+def another(request, tmp_path_factory):
+    """The version and the environment of the oldest supported, or newest, other Python of this machine."""
+    minors = other_minors() if request.param == "oldest" else reversed(other_minors())
+    for minor in minors:
+        if folder := shared_environment(tmp_path_factory, minor):
+            return (3, minor), folder
+    return pytest.skip("no other Python from 3.9 on is on PATH")
 
 
 @pytest.fixture(scope="module")
-def server(environments, tmp_path_factory):
-    """A model in the server's interpreter, one in each environment, one whose environment is inside."""
+def server(another, tmp_path_factory):
+    """A model in the server's interpreter, one in the environment, one whose environment is inside."""
     repository = tmp_path_factory.mktemp("models")
     write_code_model(repository, "own")
-    for (_, minor), folder in environments.items():
-        write_code_model(repository, f"python{minor}", config=environment_parameter(folder))
+    write_code_model(repository, "another", config=environment_parameter(another[1]))
     inside = write_code_model(
         repository, "inside", config=environment_parameter("$$TRITON_MODEL_DIRECTORY/environment")
     )
-    (inside / "environment").symlink_to(next(iter(environments.values())))
+    (inside / "environment").symlink_to(another[1])
     (inside / "triton_python_backend_stub").write_bytes(b"\x7fELF")
     packages = str(Path(np.__file__).parents[1])
     environment = {"PYTHONPATH": packages}
@@ -75,32 +72,31 @@ def facts(server, model):
     return json.loads(text)
 
 
-def test_a_model_runs_on_the_interpreter_of_its_environment(server, environments):
-    for version, folder in environments.items():
-        seen = facts(server, f"python{version[1]}")
-        assert tuple(seen["version"]) == version
-        assert seen["prefix"] == str(folder)
-        assert seen["numpy"].startswith(str(folder))
-        assert seen["environment"]["VIRTUAL_ENV"] == str(folder)
-        assert seen["environment"]["PATH"].split(":")[0] == str(folder / "bin")
-        # Its libraries are for the interpreter, not for what the model starts.
-        before = os.environ.get("LD_LIBRARY_PATH")
-        assert seen["environment"]["LD_LIBRARY_PATH"] == before
-        began = ":".join([str(folder / "lib"), *([before] if before else [])])
-        assert f"LD_LIBRARY_PATH={began}" in seen["began_with"]
+def test_a_model_runs_on_the_interpreter_of_its_environment(server, another):
+    version, folder = another
+    seen = facts(server, "another")
+    assert tuple(seen["version"]) == version
+    assert seen["prefix"] == str(folder)
+    assert seen["numpy"].startswith(str(folder))
+    assert seen["environment"]["VIRTUAL_ENV"] == str(folder)
+    assert seen["environment"]["PATH"].split(":")[0] == str(folder / "bin")
+    # Its libraries are for the interpreter, not for what the model starts.
+    before = os.environ.get("LD_LIBRARY_PATH")
+    assert seen["environment"]["LD_LIBRARY_PATH"] == before
+    began = ":".join([str(folder / "lib"), *([before] if before else [])])
+    assert f"LD_LIBRARY_PATH={began}" in seen["began_with"]
 
 
-def test_an_environment_sees_the_package_and_nothing_else_of_the_server_s(server, environments):
+def test_an_environment_sees_the_package_and_nothing_else_of_the_server_s(server):
     import gpubridge  # only to know where it lies
 
     package = Path(gpubridge.__file__)
-    for _, minor in environments:
-        seen = facts(server, f"python{minor}")
-        assert seen["bridge"] == str(package)
-        assert str(package.parents[1]) not in seen["path"]
-        assert not [entry for entry in seen["path"] if entry.startswith(sys.prefix + os.sep)]
-        assert seen["environment"]["PYTHONPATH"] is None
-        assert not {"uvloop", "orjson", "google", "torch"} & set(seen["modules"])
+    seen = facts(server, "another")
+    assert seen["bridge"] == str(package)
+    assert str(package.parents[1]) not in seen["path"]
+    assert not [entry for entry in seen["path"] if entry.startswith(sys.prefix + os.sep)]
+    assert seen["environment"]["PYTHONPATH"] is None
+    assert not {"uvloop", "orjson", "google", "torch"} & set(seen["modules"])
 
 
 def test_without_an_environment_it_is_the_interpreter_of_the_server(server):
@@ -110,8 +106,8 @@ def test_without_an_environment_it_is_the_interpreter_of_the_server(server):
     assert seen["numpy"] == np.__file__
 
 
-def test_an_environment_may_lie_in_the_directory_of_its_model(server, environments):
-    assert tuple(facts(server, "inside")["version"]) == next(iter(environments))
+def test_an_environment_may_lie_in_the_directory_of_its_model(server, another):
+    assert tuple(facts(server, "inside")["version"]) == another[0]
 
 
 def test_a_stub_that_was_built_for_triton_is_ignored_and_said_so(server):
@@ -120,15 +116,13 @@ def test_a_stub_that_was_built_for_triton_is_ignored_and_said_so(server):
     )
 
 
-def test_errors_deaths_and_restarts_are_those_of_any_model(server, environments):
-    for _, minor in environments:
-        model = f"python{minor}"
-        assert server.ask("sys.exit(5)", model)[0] == 500
-        status, error = server.ask("os._exit(3)", model)
-        expected = f"Stub process '{model}_0' is not healthy. It exited with code 3."
-        assert (status, error) == (503, expected)
-        assert server.ask("print('printed'); self.said = 'ä€😀'", model) == (200, "ä€😀")
-        wait_until(lambda: "printed\n" in server.log(), "the line", server)
+def test_errors_deaths_and_restarts_are_those_of_any_model(server):
+    assert server.ask("sys.exit(5)", "another")[0] == 500
+    status, error = server.ask("os._exit(3)", "another")
+    expected = "Stub process 'another_0' is not healthy. It exited with code 3."
+    assert (status, error) == (503, expected)
+    assert server.ask("print('printed'); self.said = 'ä€😀'", "another") == (200, "ä€😀")
+    wait_until(lambda: "printed\n" in server.log(), "the line", server)
 
 
 def test_a_stubs_last_message_is_read_after_its_exit(tmp_path):

@@ -30,42 +30,55 @@ from tests.process.server import (
 
 WHERE = "self.said = os.environ['VIRTUAL_ENV']"
 UNPACKED = "is unpacked after"
-HANGS = "import time; open('{mark}', 'w').close(); time.sleep(300)"
+HANGS = "import signal; open('{mark}', 'w').close(); signal.pause()"
+
+
+class Place:
+    """A folder with a repository, a cache, and the flag that names it."""
+
+    def __init__(self, folder, cache):
+        self.folder = folder
+        self.models = folder / "models"
+        self.cache = cache
+        self._flag = f"--backend-config=python,environment-cache={cache}"
+
+    def serve(self, *flags, **options):
+        return running_server(self.models, self._flag, *flags, **options)
+
+    def entries(self):
+        return sorted(path for path in self.cache.glob("?" * 64) if path.is_dir())
 
 
 @pytest.fixture
 def place(tmp_path):
-    """A repository, a cache, and the flag that names it."""
+    return Place(tmp_path, tmp_path / "cache")
 
-    class Place:
-        models = tmp_path / "models"
-        cache = tmp_path / "cache"
-        folder = tmp_path
-        flag = f"--backend-config=python,environment-cache={tmp_path / 'cache'}"
 
-        def serve(self, *flags, **options):
-            return running_server(self.models, self.flag, *flags, **options)
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("environments")
 
-        def entries(self):
-            return sorted(path for path in self.cache.glob("?" * 64) if path.is_dir())
 
-    return Place()
+@pytest.fixture
+def shared(tmp_path, cache):
+    """A place whose cache others have used: their servers have the same flags."""
+    return Place(tmp_path, cache)
 
 
 def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_packed_environment_of_another_python_runs_the_model(place, tmp_path_factory):
+def test_a_packed_environment_of_another_python_runs_the_model(shared, tmp_path_factory):
     folders = (shared_environment(tmp_path_factory, minor) for minor in other_minors())
     folder = next(filter(None, folders), None)
     if folder is None:
         pytest.skip("no other Python from 3.9 on is on PATH")
     config = environment_parameter("$$TRITON_MODEL_DIRECTORY/environment.tar.gz")
-    model = write_code_model(place.models, config=config)
+    model = write_code_model(shared.models, config=config)
     archive = pack(model / "environment.tar.gz", folder)
-    root = str(place.cache / digest(archive) / "environment")
-    with place.serve() as server:
+    root = str(shared.cache / digest(archive) / "environment")
+    with shared.serve() as server:
         code = "import json; self.said = json.dumps([sys.version_info[1], sys.prefix, np.__file__])"
         minor, prefix, numpy = json.loads(server.ask(code)[1])
         assert minor in other_minors()
@@ -94,34 +107,33 @@ def test_one_content_is_unpacked_once_for_all_models_servers_and_starts(place):
     assert place.cache.stat().st_mode & 0o777 == 0o700
 
 
-def test_several_are_unpacked_at_the_same_time(place):
-    # Each waits for the other.
-    for name, other in ("ab", "ba"):
-        script = (
-            "import os, time\n"
-            f"open('{place.folder}/{name}', 'w').close()\n"
-            f"while not os.path.exists('{place.folder}/{other}'): time.sleep(0.01)\n"
-        )
+def test_several_are_unpacked_at_the_same_time(shared):
+    # Each waits for the other: to open a pipe takes two.
+    pipes = [str(shared.folder / name) for name in "ab"]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    for name, modes in (("a", "rw"), ("b", "wr")):
+        script = f"for way in {list(zip(pipes, modes, strict=True))}: open(*way).close()"
         files = borrowing_environment(python='#!/bin/sh\nexec "$(dirname "$0")/python3" "$@"\n')
         files["bin/conda-unpack"] = script.encode()
-        path = pack(place.folder / f"{name}.tar.gz", files)
-        write_code_model(place.models, name, config=environment_parameter(path))
+        path = pack(shared.folder / f"{name}.tar.gz", files)
+        write_code_model(shared.models, name, config=environment_parameter(path))
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one at a time on one processor")
-    with place.serve() as server:
+    with shared.serve() as server:
         assert server.log().count(UNPACKED) == 2
 
 
-def test_other_content_of_the_same_file_is_another_environment(place):
-    archive = pack(place.folder / "e.tar.gz", borrowing_environment())
-    model = write_code_model(place.models, config=environment_parameter(archive))
-    with place.serve("--model-control-mode=explicit", "--load-model=m") as server:
+def test_other_content_of_the_same_file_is_another_environment(shared):
+    archive = pack(shared.folder / "e.tar.gz", borrowing_environment())
+    model = write_code_model(shared.models, config=environment_parameter(archive))
+    with shared.serve("--model-control-mode=explicit", "--load-model=m") as server:
         before = server.ask(WHERE)[1]
         pack(archive, borrowing_environment(more="more"))
         (model / "1" / "model.py").touch()
         assert server.request("POST", "/v2/repository/models/m/load")[0] == 200
         after = server.ask(WHERE)[1]
-        assert before != after == str(place.cache / digest(archive) / "environment")
+        assert before != after == str(shared.cache / digest(archive) / "environment")
         assert [path.name for path in (Path(before) / "bin").iterdir()] == ["python3"]
 
 
@@ -139,12 +151,12 @@ def test_an_interrupted_unpacking_starts_over(place):
     assert place.entries() == [half]
 
 
-def test_conda_unpack_is_run_where_the_environment_is(place):
+def test_conda_unpack_is_run_where_the_environment_is(shared):
     script = "import os, sys; open(__file__ + '.ran', 'w').write(os.getcwd()); print('said')"
     files = borrowing_environment(python='#!/bin/sh\nexec "$(dirname "$0")/python3" "$@"\n')
-    archive = pack(place.folder / "e.tar.gz", {**files, "bin/conda-unpack": script.encode()})
-    write_code_model(place.models, config=environment_parameter(archive))
-    with place.serve() as server:
+    archive = pack(shared.folder / "e.tar.gz", {**files, "bin/conda-unpack": script.encode()})
+    write_code_model(shared.models, config=environment_parameter(archive))
+    with shared.serve() as server:
         assert (Path(server.ask(WHERE)[1]) / "bin" / "conda-unpack.ran").exists()
 
 
@@ -186,10 +198,10 @@ def test_the_unpacking_process_dies_with_the_server(place):
     assert place.entries() == [place.cache / digest(archive)]
 
 
-def test_requests_of_other_models_are_answered_meanwhile(place):
-    mark = hanging_model(place)
-    write_code_model(place.models, "other")
-    with place.serve(ready=False) as server:
+def test_requests_of_other_models_are_answered_meanwhile(shared):
+    mark = hanging_model(shared)
+    write_code_model(shared.models, "other")
+    with shared.serve(ready=False) as server:
         wait_until(mark.exists, "the unpacking", server)
         wait_until(lambda: server.is_ready("other"), "the other model", server)
         assert server.ask("self.said = 'yes'", "other") == (200, "yes")
