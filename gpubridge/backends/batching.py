@@ -46,6 +46,9 @@ class Program(Protocol):
     def run(self, inputs: dict[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
         """Return the requested outputs, by name; UnusableInput if the inputs do not fit."""
 
+    def keep(self, array: Any) -> Any:
+        """Return an output that later runs do not change: itself, or a copy."""
+
     def give(self, name: str, array: Any) -> pb_utils.Tensor:
         """Return an array of the library as an output."""
 
@@ -78,7 +81,7 @@ class BatchRunner:
             alone = not (self._batched and inputs[i])
             groups.setdefault(i if alone else self._form(request), []).append(i)
         for members in groups.values():
-            self._answer(requests, inputs, members, responses)
+            self._answer(requests, inputs, members, responses, keep=len(groups) > 1)
         return responses
 
     def _form(self, request: pb_utils.InferenceRequest) -> object:
@@ -95,18 +98,20 @@ class BatchRunner:
         inputs: Sequence[dict[str, Any]],
         members: Sequence[int],
         responses: list[Any],
+        keep: bool,
     ) -> None:
+        """Run requests as one; ``keep``: others are run before the responses are sent."""
         wanted = [self._wanted(requests[i]) for i in members]
         sizes = [self._size(requests[i]) for i in members]
         try:
-            answers = self._run([inputs[i] for i in members], sizes, wanted)
+            answers = self._run([inputs[i] for i in members], sizes, wanted, keep)
         except Exception as error:  # noqa: BLE001  (the library's, of any type)
             if len(members) == 1:
                 responses[members[0]] = _refusal(error)
                 return
             # One of them caused it: run each alone.
             for i in members:
-                self._answer(requests, inputs, [i], responses)
+                self._answer(requests, inputs, [i], responses, keep=True)
             return
         for i, answer in zip(members, answers):
             responses[i] = pb_utils.InferenceResponse(answer)
@@ -125,12 +130,15 @@ class BatchRunner:
         inputs: Sequence[dict[str, Any]],
         sizes: Sequence[int],
         wanted: Sequence[Sequence[str]],
+        keep: bool,
     ) -> list[list[pb_utils.Tensor]]:
         joined = inputs[0]
         if len(inputs) > 1:
             joined = {name: self._program.join([one[name] for one in inputs]) for name in joined}
         names = [name for name in self._types if any(name in each for each in wanted)]
         outputs = self._program.run(joined, names) if names else {}
+        if keep:
+            outputs = {name: self._program.keep(array) for name, array in outputs.items()}
         answers = []
         begin = 0
         for size, asked in zip(sizes, wanted):

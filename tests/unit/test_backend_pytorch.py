@@ -188,6 +188,26 @@ def test_a_failing_request_fails_alone(add, start):
     assert [response.error() is None for response in answered] == [True, False]
 
 
+def test_runs_of_a_batch_do_not_overwrite_the_answers_of_others(made, tmp_path, start):
+    made.script(tmp_path / "m", made.Recycling())
+    config = """backend: "pytorch" max_batch_size: 8
+        input { name: "INPUT__0" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true }
+        output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ -1 ] },
+                 { name: "OUTPUT__1" data_type: TYPE_BOOL dims: [ 1 ] } ]"""
+    model = start(config)
+    names = ["OUTPUT__0", "OUTPUT__1"]
+    # Of the last two, each is one run; the second needs a larger buffer.
+    for given in ([[1], [5], [9], [-1]], [[1], [5, 6], [9], [2, 3, 4]], [[7]], [[1, 2, 3, 4, 5]]):
+        responses = model.execute([request(names, INPUT__0=rows(row)) for row in given])
+        for row, response in zip(given, responses, strict=True):
+            if row == [-1]:
+                assert "negative" in response.error().message()
+                continue
+            answered = outputs(response)
+            np.testing.assert_array_equal(answered["OUTPUT__0"], [[2 * each for each in row]])
+            assert answered["OUTPUT__1"].tolist() == [[sum(row) > 4]]
+
+
 @pytest.mark.parametrize("mode", ["true", "false"])
 def test_inference_mode_and_optimization_are_chosen(made, tmp_path, start, mode, monkeypatch):
     made.script(tmp_path / "m", made.torch.nn.Identity())

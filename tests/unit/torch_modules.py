@@ -10,6 +10,7 @@ __all__ = [
     "ByKeyword",
     "FromDict",
     "InPlace",
+    "Recycling",
     "Shout",
     "SumAndDifference",
     "export",
@@ -41,6 +42,26 @@ class Shout(torch.nn.Module):
 class InPlace(torch.nn.Module):
     def forward(self, x: torch.Tensor):
         return x.add_(1)
+
+
+class Recycling(torch.nn.Module):
+    """Returns views of a buffer, which each run writes to and resizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = torch.zeros(1)
+        self.begun = False
+
+    def forward(self, x: torch.Tensor):
+        if bool((x < 0).any()):
+            raise ValueError("negative")
+        if not self.begun:
+            # What is loaded from a file cannot be resized.
+            self.kept = torch.zeros(1)
+            self.begun = True
+        self.kept.resize_([x.numel()])
+        self.kept.copy_(x.flatten() * 2)
+        return self.kept.view(x.shape), x.sum(dim=1, keepdim=True) > 4
 
 
 def script(directory, module):

@@ -80,6 +80,10 @@ class _Session:
         except self._unusable as error:
             raise UnusableInput(str(error)) from error
 
+    def keep(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        # Made anew by each run.
+        return array
+
     def give(self, name: str, array: npt.NDArray[Any]) -> pb_utils.Tensor:
         if array.dtype == np.object_:
             texts = [text.encode() for text in array.reshape(-1).tolist()]

@@ -124,12 +124,15 @@ class _Module:
             f"{type(value).__name__}"
         )
 
+    def keep(self, array: Any) -> Any:
+        # It may be a buffer of the module, or a view of one.
+        return array if isinstance(array, np.ndarray) else array.clone()
+
     def give(self, name: str, array: Any) -> pb_utils.Tensor:
         if isinstance(array, np.ndarray):
             return pb_utils.Tensor(name, array)
-        if array.dtype == self._torch.bfloat16:
-            return pb_utils.Tensor.from_dlpack(name, array)
-        return pb_utils.Tensor(name, array.numpy())
+        # Tensor.numpy() would keep a buffer of the module from being resized for ever.
+        return pb_utils.Tensor.from_dlpack(name, array)
 
 
 def _configure(torch: Any, setup: ModelSetup) -> None:
