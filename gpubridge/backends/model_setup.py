@@ -156,7 +156,19 @@ class TensorSetup:
 
     def to_config(self) -> dict[str, Any]:
         """Return the dict for ``ModelConfig.add_input`` and ``add_output``."""
-        return {"name": self.name, "data_type": self.data_type, "dims": list(self.dims)}
+        return {"name": self.name, "data_type": self.data_type, "dims": list(self.dims) or [1]}
+
+    def add_to(self, config: Any, kind: str) -> None:
+        """Add this ``input`` or ``output`` to a `ModelConfig`.
+
+        Without dims, for a tensor that has the batch's dimension alone, clients have one dim of 1.
+        """
+        getattr(config, f"add_{kind}")(self.to_config())
+        if not self.dims:
+            # The methods for models know no reshape, as in Triton.
+            for entry in config.as_dict()[kind]:
+                if entry["name"] == self.name:
+                    entry["reshape"] = {"shape": []}
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,64 @@ def test_the_graph_completes_a_configuration(add, monkeypatch, batch, dims):
     assert [output["dims"] for output in config["output"]] == [dims, dims]
 
 
+def test_tensors_with_the_dimension_of_the_batch_alone(tmp_path, monkeypatch):
+    node = onnx.helper.make_node("Add", ["X", "X"], ["Y"])
+    directory = write_graph(
+        tmp_path / "m", [node], [value("X", FLOAT, ["n"])], [value("Y", FLOAT, ["n"])]
+    )
+    bare = {
+        "name": "m",
+        "backend": "onnxruntime",
+        "max_batch_size": 8,
+        "default_model_filename": "model.onnx",
+    }
+    completed = complete(monkeypatch, TritonPythonModel, directory, bare)
+    for kind, name in (("input", "X"), ("output", "Y")):
+        entry = {"name": name, "data_type": "TYPE_FP32", "dims": [1], "reshape": {"shape": []}}
+        assert completed[kind] == [entry]
+    model = start_model(monkeypatch, TritonPythonModel, directory, text_of(completed))
+    one, two = model.execute([request(["Y"], X=rows(1)), request(["Y"], X=rows(2, 3))])
+    assert outputs(one)["Y"].tolist() == [2]
+    assert outputs(two)["Y"].tolist() == [4, 6]
+
+
+def text_of(config):
+    """A completed configuration as a file."""
+    tensors = "".join(
+        f"""{kind} {{ name: "{each["name"]}" data_type: {each["data_type"]} dims: {each["dims"]}
+            reshape {{ shape: {each["reshape"]["shape"]} }} }}\n"""
+        for kind in ("input", "output")
+        for each in config[kind]
+    )
+    return f'backend: "onnxruntime"\nmax_batch_size: {config["max_batch_size"]}\n{tensors}'
+
+
+@pytest.mark.parametrize("configured", [True, False])
+def test_a_graph_with_a_sequence_or_bf16_is_refused_by_name(tmp_path, monkeypatch, configured):
+    sequence = onnx.helper.make_tensor_sequence_value_info("Y", FLOAT, ["n", 2])
+    construct = onnx.helper.make_node("SequenceConstruct", ["X"], ["Y"])
+    identity = onnx.helper.make_node("Identity", ["X"], ["Y"])
+    graphs = {
+        "sequence": (construct, FLOAT, sequence, "output 'Y'.*got seq.*; convert it to tensors"),
+        "bf16": (identity, 16, value("Y", 16, ["n", 2]), "input 'X'.*got tensor.bfloat16.*Cast"),
+    }
+    for name, (node, kind, result, message) in graphs.items():
+        directory = write_graph(tmp_path / name, [node], [value("X", kind, ["n", 2])], [result])
+        data_type = "TYPE_BF16" if name == "bf16" else "TYPE_FP32"
+        config = f"""backend: "onnxruntime" max_batch_size: 8
+            input {{ name: "X" data_type: {data_type} dims: [ 2 ] }}
+            output {{ name: "Y" data_type: {data_type} dims: [ 2 ] }}"""
+        bare = {
+            "name": name,
+            "backend": "onnxruntime",
+            "max_batch_size": 8,
+            "default_model_filename": "model.onnx",
+        }
+        call, given = (start_model, config) if configured else (complete, bare)
+        with pytest.raises(ValueError, match=message):
+            call(monkeypatch, TritonPythonModel, directory, given)
+
+
 def test_a_misspelt_parameter_is_refused_and_another_unknown_one_said(add, monkeypatch, capfd):
     entry = 'parameters {{ key: "{}" value {{ string_value: "1" }} }}'
     start_model(monkeypatch, TritonPythonModel, add, CONFIG + entry.format("session.own"))

@@ -33,9 +33,21 @@ class GraphTensor(NamedTuple):
         element = re.fullmatch(r"tensor\((\w+)\)", inner[1] if inner else node.type)
         return cls(
             node.name,
-            _TYPES.get(element[1], node.type) if element else node.type,
+            _TYPES.get(element[1], element[0]) if element else node.type,
             tuple(dim if isinstance(dim, int) else -1 for dim in node.shape or ()),
             optional or inner is not None,
+        )
+
+    def require_carried(self, kind: str) -> None:
+        """Raise ValueError for a type that requests and responses here cannot have."""
+        if self.data_type.startswith("TYPE_"):
+            return
+        remedy = "convert it to tensors in the graph (of a classifier: export it with zipmap=False)"
+        if self.data_type == "tensor(bfloat16)":
+            remedy = "add a Cast to or from FLOAT or FLOAT16: onnxruntime gives Python no BF16"
+        raise ValueError(
+            f"{kind} '{self.name}': expected a tensor that requests can carry, got {self.data_type} in "
+            f"the graph; {remedy}"
         )
 
     def __str__(self) -> str:
@@ -94,6 +106,7 @@ class Graph:
                 f"{kind} '{entry.name}': the graph has none of that name; its {kind}s are "
                 f"{_listed(tensors.values())}"
             )
+        tensor.require_carried(kind)
         if tensor.data_type != entry.data_type:
             raise ValueError(
                 f"{kind} '{entry.name}': expected {tensor.data_type}, as the graph has it, got "
@@ -124,15 +137,15 @@ class Graph:
         """Return the default tensors of a configuration, without optional inputs."""
         tensors = self.inputs if kind == "input" else self.outputs
         batched = setup.max_batch_size > 0
-        return [
-            TensorSetup(
-                tensor.name,
-                tensor.data_type,
-                (tensor.shape[1:] if batched else tensor.shape) or (1,),
-            )
-            for tensor in tensors.values()
-            if not tensor.optional
-        ]
+        found = []
+        for tensor in tensors.values():
+            if tensor.optional:
+                continue
+            tensor.require_carried(kind)
+            dims = tensor.shape[1:] if batched else tensor.shape
+            # Of a shape that the graph does not say, one element.
+            found.append(TensorSetup(tensor.name, tensor.data_type, dims if tensor.shape else (1,)))
+        return found
 
 
 def _listed(tensors: Iterable[GraphTensor]) -> str:

@@ -30,9 +30,9 @@ class TritonPythonModel:
             return config
         graph = Graph(_open(setup))
         for entry in () if setup.inputs else graph.entries(setup, "input"):
-            config.add_input(entry.to_config())
+            entry.add_to(config, "input")
         for entry in () if setup.outputs else graph.entries(setup, "output"):
-            config.add_output(entry.to_config())
+            entry.add_to(config, "output")
         return config
 
     def initialize(self, args: dict[str, str]) -> None:
