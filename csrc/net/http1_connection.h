@@ -61,8 +61,8 @@ class Exchange {
   void end();
 
   // Takes an inference request whose body lies in a slot; false if it is none for the plane.
-  bool infer(nb::object endpoint, nb::object slot, const InferenceBody& body, std::uint64_t copied,
-             nb::handle origin);
+  [[nodiscard]] bool infer(nb::object endpoint, nb::object slot, const InferenceBody& body,
+                           std::uint64_t copied, nb::handle origin);
   // Answers an inference request by its outcome.
   void answer(nb::handle outcome);
 
@@ -86,7 +86,7 @@ class Exchange {
   std::uint64_t grow_inference(std::uint64_t arrived);
   // Gives an inference request, whose body is there, to its model or to Python.
   void complete_inference(std::uint64_t copied);
-  bool submit_inference(std::uint64_t copied, nb::handle origin);
+  [[nodiscard]] bool submit_inference(std::uint64_t copied, nb::handle origin);
   [[nodiscard]] nb::bytes chunk(std::string_view data) const;
   void put(int status, Framing framing, std::string_view fields, std::string_view body,
            const SentBuffers& buffers);
@@ -131,7 +131,7 @@ class Connection {
     last_ = true;
     report_changes();
   }
-  bool close();
+  [[nodiscard]] bool close();
   void set_stalled(bool stalled);
   void refuse(nb::object error, int status);
   void probe();
@@ -160,9 +160,11 @@ class Connection {
   void feed(const char* at, const char* end);
   void take_head(const char*& at, const char* end);
   // Takes the message whose head is there, if it is an inference request for the plane.
-  bool take_inference(Exchange& exchange);
+  [[nodiscard]] bool take_inference(Exchange& exchange);
   void take_body(std::string_view piece);
   void complete();
+  // Has a client that waits for it send its body, once all answers before that request's are sent.
+  void let_continue();
   // Has the owner word a fault, and refuse what is on its way.
   void refuse(Fault fault);
   void receive_into(nb::handle memory, std::uint64_t granted);
@@ -212,6 +214,8 @@ class Connection {
   nb::object memory_ = nb::none();
   nb::object collected_ = nb::none();
   bool delivered_ = false;
+  // Its client waits for an interim answer before it sends the body, of which nothing is there.
+  bool waits_to_continue_ = false;
   // The last buffer that was asked for is the body's own memory.
   bool direct_ = false;
 

@@ -60,6 +60,7 @@ nb::object Connection::get_buffer(nb::handle) {
 
 void Connection::buffer_updated(std::size_t nbytes) {
   idle_.leave();
+  if (nbytes != 0) waits_to_continue_ = false;
   if (!direct_) {
     const BufferView received(receive_, PyBUF_SIMPLE);
     if (nbytes > received.size()) throw nb::value_error("expected bytes within the buffer");
@@ -140,9 +141,17 @@ void Connection::take_head(const char*& at, const char* end) {
   if (stopped_) return;
   at += copied_;
   reader_.skip(copied_);
-  if (expects && message.exchange->taken()) {
-    call(write_, bytes_object(kContinue));
-  }
+  waits_to_continue_ = expects && message.exchange->taken();
+  let_continue();
+  // It goes on without being told.
+  if (copied_ != 0 || at != end) waits_to_continue_ = false;
+}
+
+void Connection::let_continue() {
+  const bool turn = !answers_.empty() && answers_.front().exchange == current_.exchange;
+  if (!waits_to_continue_ || !turn || closing_ || done_) return;
+  waits_to_continue_ = false;
+  if (current_.exchange->taken()) call(write_, bytes_object(kContinue));
 }
 
 bool Connection::take_inference(Exchange& exchange) {
@@ -244,7 +253,7 @@ Connection::Place Connection::drop_message() {
   current_ = {};
   memory_ = nb::none();
   collected_ = nb::none();
-  delivered_ = false;
+  delivered_ = waits_to_continue_ = false;
   return message;
 }
 
@@ -349,6 +358,7 @@ void Connection::flush() {
       break;
     }
   }
+  let_continue();
   report_changes();
 }
 
@@ -403,7 +413,8 @@ void Connection::report_changes() {
 
 nb::tuple Connection::progress() const {
   if (stopped_ || !reading_) return nb::make_tuple(static_cast<int>(kNothing), 0, 0);
-  if (in_body()) {
+  // No time passes for a client that waits for us.
+  if (in_body() && !waits_to_continue_) {
     const std::uint64_t nbytes = framed_.value_or(length_ - reader_.missing());
     return nb::make_tuple(static_cast<int>(kBody), placed_, nbytes);
   }

@@ -348,3 +348,59 @@ def test_a_client_that_has_ended_is_not_waited_for_after_its_last_answer():
     endpoint.handlers[0].answer()
     assert [status for status, _ in endpoint.answers()] == [200, 400]
     assert endpoint.transport.state == "closed"
+
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+EXPECTS = post(b"abc", b"/echo", b"Expect: 100-continue")
+
+
+def test_a_client_is_told_to_go_on_behind_the_answers_before():
+    endpoint = Endpoint(deferred=True)
+    endpoint.receive(GET, GET, EXPECTS[:-3])
+    first, second, third = endpoint.handlers
+    first.exchange.begin(200, b"", lambda: None)
+    first.exchange.send((b"one",))
+    second.answer()
+    assert CONTINUE not in endpoint.transport.sent
+    first.exchange.send((b"two",))
+    before = bytes(endpoint.transport.sent)
+    assert CONTINUE not in before
+    first.exchange.end()
+    assert endpoint.transport.sent.startswith(before + b"0\r\n\r\nHTTP/1.1 200 OK\r\n")
+    assert endpoint.transport.sent.endswith(CONTINUE)
+    endpoint.receive(EXPECTS[-3:])
+    third.answer()
+    assert endpoint.transport.sent.count(CONTINUE) == 1
+    assert endpoint.transport.sent.endswith(b"abc")
+
+
+@pytest.mark.parametrize("sent", [EXPECTS[:-2], EXPECTS])
+def test_a_client_that_does_not_wait_is_not_told_to_go_on_later(sent):
+    endpoint = Endpoint(deferred=True)
+    endpoint.receive(GET, sent)
+    endpoint.handlers[0].answer()
+    endpoint.receive(EXPECTS[len(sent) :])
+    endpoint.handlers[1].answer()
+    assert CONTINUE not in endpoint.transport.sent
+    assert endpoint.answers() == [(200, b""), (200, b"abc")]
+
+
+def test_a_client_that_waits_for_its_turn_to_go_on_is_not_late():
+    endpoint = Endpoint(deferred=True)
+    endpoint.receive(GET, EXPECTS[:-3])
+    for seconds in range(0, 10_000, 100):
+        endpoint.connection.check(float(seconds))
+    endpoint.handlers[0].answer()
+    assert endpoint.transport.sent.endswith(CONTINUE)
+    endpoint.receive(EXPECTS[-3:])
+    endpoint.handlers[1].answer()
+    assert endpoint.answers() == [(200, b""), (200, b"abc")]
+
+
+def test_a_client_whose_request_is_refused_while_it_waits_is_not_told_to_go_on():
+    endpoint = Endpoint(deferred=True)
+    endpoint.receive(GET, EXPECTS[:-3])
+    endpoint.connection.finish()
+    endpoint.handlers[0].answer()
+    assert CONTINUE not in endpoint.transport.sent
+    assert [status for status, _ in endpoint.answers()] == [200, 503]

@@ -189,7 +189,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def finish(self) -> None:
         """Refuse the request that is being received."""
-        if self._state.progress()[0] != Stage.NOTHING:
+        if self._state.in_body or self._state.progress()[0] != Stage.NOTHING:
             self._refuse(503, "the server is stopping")
 
     def abort(self) -> None:
