@@ -34,10 +34,11 @@ class FrameLayout {
     const std::size_t lead = payload_.left();
     const std::size_t target = stream->target.size;
     if (stream->throttled || lead >= target) return {};
-    const std::size_t whole =
-        std::min({(target - lead) / size, frames_, payload_.allowed(*stream) / size});
+    // Of the frames behind this one, no more is taken for the stream's than it may bring.
+    const std::size_t most = lead + std::min(target - lead, payload_.allowed(*stream));
+    const std::size_t whole = std::min((most - lead) / size, frames_);
     std::size_t end = lead + whole * size;
-    const std::size_t rest = std::min(size, target - end);
+    const std::size_t rest = std::min(size, most - end);
     // Behind whole frames a short end of the place costs no read of its own.
     if (whole < frames_ && (whole != 0 || rest >= kPlacedBytes)) end += rest;
     if (end == lead) return {};
@@ -113,7 +114,7 @@ class FrameLayout {
   }
 
   // Begins with the frame of a header if it is usual DATA of the stream with as much payload.
-  bool begin_predicted(std::size_t index, std::size_t nbytes) {
+  [[nodiscard]] bool begin_predicted(std::size_t index, std::size_t nbytes) {
     const Stream* stream = state_.find(stream_);
     const FrameHeader there = read_header(header(index));
     if (stream == nullptr || stream->target.size == 0 || stream->ended || there.type != kData ||

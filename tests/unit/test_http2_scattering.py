@@ -257,3 +257,46 @@ def test_data_after_a_full_window_gets_its_credit(size):
     server.feed(b"".join(framed(1, bytes(len(place)), size, end=False)))
     assert server.recorder.events[1:] == [("filled", 1, False)]
     assert (frames.WINDOW_UPDATE, 1) in [(kind, of) for kind, _, of, _ in server.frames()]
+
+
+@pytest.mark.parametrize("beyond", [1, FRAME, 3 * FRAME])
+@pytest.mark.parametrize("frames_before", [2, 9, 21])
+def test_a_content_length_ends_what_is_predicted(beyond, frames_before):
+    """A place, as gRPC's length makes it, may be larger than the content-length lets come."""
+    within = frames_before * FRAME + FRAME - beyond % FRAME
+    block = encode_headers([*REQUEST, (b"content-length", b"%d" % within)])
+    sent = framed(1, BODY[: within + beyond], end=False)
+    seen = []
+    for kind in (Server, Reader):
+        server = kind()
+        server.open(1, block=block)
+        place = bytearray(len(BODY))
+        server.connection.receive_into(1, memoryview(place))
+        server.feed(b"".join(sent))
+        seen.append(((frames.RST_STREAM, b"\0\0\0\1") in told(server), server.recorder.fault))
+    assert seen == [(True, None)] * 2
+
+
+def told(server):
+    return [(kind, payload) for kind, _, _, payload in server.frames()]
+
+
+@pytest.mark.parametrize("window", ["stream", "connection"])
+@pytest.mark.parametrize("frames_within", [3, 4, 8, 13])
+def test_a_window_ends_what_is_predicted(window, frames_within):
+    limits = {"stream_window": 1 << 16, "connection_window": 1 << 17}
+    if window == "stream":
+        limits["connection_window"] = 1 << 24
+    else:
+        limits["stream_window"] = 1 << 24
+    seen = []
+    for kind in (Server, Reader):
+        server = kind(**limits)
+        server.open(1)
+        place = bytearray(len(BODY))
+        # What came before its place was given leaves less of a window than the place is large.
+        server.feed(data(1, bytes(FRAME)))
+        server.connection.receive_into(1, memoryview(place))
+        server.feed(b"".join(framed(1, BODY, 1 << 14, end=False)[:frames_within]))
+        seen.append((server.recorder.events, server.recorder.fault, server.connection.closed))
+    assert seen[0] == seen[1]
