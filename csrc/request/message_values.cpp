@@ -233,6 +233,13 @@ bool append_varints(std::string_view packed, std::size_t size, std::string& out)
   return true;
 }
 
+// The wire type of a value that stands for itself; packed ones are bytes.
+unsigned wire_of(WireForm form, std::size_t size) {
+  if (form == WireForm::kBytes) return kWireBytes;
+  if (form == WireForm::kVarint) return kWireVarint;
+  return size == sizeof(std::uint64_t) ? kWire64 : kWire32;
+}
+
 bool append_string(std::string_view text, std::string& out) {
   if (text.size() > std::numeric_limits<std::uint32_t>::max()) return false;
   append_number(out, static_cast<std::uint32_t>(text.size()));
@@ -250,15 +257,19 @@ std::optional<SplitForm> split_form(std::string_view form) {
 
 bool pack_typed_contents(std::string_view message, unsigned field, WireForm form, std::size_t size,
                          std::string& out) {
+  const unsigned single = wire_of(form, size);
   WireReader wire(message);
   while (!wire.done()) {
     std::uint64_t tag = 0;
     std::string_view value;
-    if (!wire.varint(tag) || !wire.value(static_cast<unsigned>(tag & 7U), value)) return false;
-    if (tag >> 3U != field) continue;
+    if (!wire.varint(tag)) return false;
+    const auto type = static_cast<unsigned>(tag & 7U);
+    if (!(type == kWireGroup ? wire.group() : wire.value(type, value))) return false;
+    // As protobuf, which takes a field of another wire type for one that it does not know.
+    if (tag >> 3U != field || (type != single && type != kWireBytes)) continue;
     bool good = true;
     if (form == WireForm::kBytes) {
-      good = (tag & 7U) == kWireBytes && append_string(value, out);
+      good = append_string(value, out);
     } else if (form == WireForm::kVarint) {
       good = append_varints(value, size, out);
     } else {

@@ -28,32 +28,32 @@ class WireReader {
   [[nodiscard]] std::uint8_t peek() const { return static_cast<std::uint8_t>(message_[at_]); }
 
   // Takes a tag of one byte; 0, which is no tag, for any other. Not at the end.
-  std::uint8_t tag() {
+  [[nodiscard]] std::uint8_t tag() {
     const std::uint8_t byte = peek();
     ++at_;
     return byte < 0x80 ? byte : 0;
   }
 
   // Bits above the 64th are dropped, as everywhere.
-  bool varint(std::uint64_t& value) { return number(value, 63); }
+  [[nodiscard]] bool varint(std::uint64_t& value) { return number(value, 63); }
 
   // Takes the length of a value; it may be longer than what there is.
-  bool length(std::uint64_t& value) { return number(value, 28); }
+  [[nodiscard]] bool length(std::uint64_t& value) { return number(value, 28); }
 
-  bool take(std::uint64_t size, std::string_view& content) {
+  [[nodiscard]] bool take(std::uint64_t size, std::string_view& content) {
     if (size > left()) return false;
     content = message_.substr(at_, static_cast<std::size_t>(size));
     at_ += content.size();
     return true;
   }
 
-  bool bytes(std::string_view& content) {
+  [[nodiscard]] bool bytes(std::string_view& content) {
     std::uint64_t size = 0;
     return length(size) && take(size, content);
   }
 
   // Takes a value of any wire type; of a number, the bytes that it has on the wire.
-  bool value(unsigned type, std::string_view& content) {
+  [[nodiscard]] bool value(unsigned type, std::string_view& content) {
     if (type == kWire64) return take(sizeof(std::uint64_t), content);
     if (type == kWire32) return take(sizeof(std::uint32_t), content);
     if (type == kWireBytes) return bytes(content);
@@ -64,8 +64,26 @@ class WireReader {
     return true;
   }
 
+  // Passes over a group whose begin was taken, up to its end.
+  [[nodiscard]] bool group() {
+    std::uint64_t tag = 0;
+    std::string_view content;
+    for (std::uint64_t depth = 1; depth != 0;) {
+      if (!varint(tag)) return false;
+      const auto type = static_cast<unsigned>(tag & 7U);
+      if (type == kWireGroup) {
+        ++depth;
+      } else if (type == kWireEndGroup) {
+        --depth;
+      } else if (!value(type, content)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
  private:
-  bool number(std::uint64_t& value, unsigned last_shift) {
+  [[nodiscard]] bool number(std::uint64_t& value, unsigned last_shift) {
     value = 0;
     for (unsigned shift = 0; !done() && shift <= last_shift; shift += 7) {
       const std::uint8_t byte = peek();

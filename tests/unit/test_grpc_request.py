@@ -241,3 +241,43 @@ def test_typed_integers_wrap_as_those_of_numpy(values):
 
 def test_typed_contents_that_are_not_packed_on_the_wire_are_taken():
     assert dataplane.pack_typed_contents(b"\x10\x05\x10\xff\x01", 2, "varint", 2) == b"\5\0\xff\0"
+
+
+def contents_field(number, wire_type, value):
+    return bytes([number << 3 | wire_type]) + value
+
+
+FOREIGN = {
+    "varint": (0, b"\x84\x80\x80\x01"),
+    "64 bits": (1, bytes(range(8))),
+    "32 bits": (5, bytes(range(4))),
+    "cut varints": (5, b"\xff\xff\xff\xff"),
+    "group": (3, b"\x0a\x01x\x13\x08\x01\x14" + b"\x1c"),
+}
+
+
+@pytest.mark.parametrize(("wire_type", "value"), FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize(
+    ("datatype", "number", "values", "dtype"),
+    [
+        ("INT32", 2, [1, 2], np.int32),
+        ("FP32", 6, [1.5, 2], np.float32),
+        ("FP64", 7, [1.5, 2], np.float64),
+        ("BYTES", 8, [b"a", b"bc"], None),
+    ],
+)
+def test_typed_contents_of_another_wire_type_are_unknown_fields(
+    wire_type, value, datatype, number, values, dtype
+):
+    field = {2: "int_contents", 6: "fp32_contents", 7: "fp64_contents", 8: "bytes_contents"}[number]
+    message = typed(datatype, field, values)
+    if wire_type in (0, 1, 5) and wire_type == {2: 0, 6: 5, 7: 1}.get(number):
+        pytest.skip("its own")
+    if wire_type == 3:
+        value = value[:-1] + bytes([number << 3 | 4])
+    message.inputs[0].contents.MergeFromString(contents_field(number, wire_type, value))
+    _, _, inputs = make(message, IDENTITY)
+    if dtype is None:
+        assert inputs == [b"".join(struct.pack("<I", len(v)) + v for v in values)]
+    else:
+        assert inputs == [np.array(values, dtype).tobytes()]
