@@ -28,8 +28,7 @@ std::vector<int> descriptors_of(msghdr& message) {
   return descriptors;
 }
 
-}  // namespace
-
+// Receives into `memory`; with MSG_DONTWAIT among the flags it does not block.
 Datagram receive_datagram(int descriptor, std::span<char> memory, int flags) {
   iovec piece{memory.data(), memory.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> ancillary;
@@ -47,12 +46,19 @@ Datagram receive_datagram(int descriptor, std::span<char> memory, int flags) {
   return received;
 }
 
+}  // namespace
+
 Datagram receive_now(int descriptor, std::span<char> memory) {
   Datagram received;
   do {
     received = receive_datagram(descriptor, memory, MSG_DONTWAIT);
   } while (received.count < 0 && errno == EINTR);
   return received;
+}
+
+Datagram receive_unlocked(int descriptor, std::span<char> memory) {
+  const nb::gil_scoped_release unlocked;
+  return receive_datagram(descriptor, memory, 0);
 }
 
 nb::list descriptors_of(const Datagram& datagram) {
@@ -69,22 +75,24 @@ bool send_datagram(int descriptor, std::string_view message, int flags) {
   return sent >= 0;
 }
 
+nb::tuple message_of(const Datagram& datagram, std::span<const char> memory) {
+  if (datagram.count < 0) {
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+  return nb::make_tuple(nb::bytes(memory.data(), static_cast<std::size_t>(datagram.count)),
+                        descriptors_of(datagram), datagram.cut);
+}
+
 nb::tuple receive_message(int descriptor, nb::handle scratch) {
   const BufferView buffer(scratch, PyBUF_WRITABLE);
-  auto* const memory = static_cast<char*>(buffer.data());
-  Datagram received;
-  do {
-    {
-      const nb::gil_scoped_release unlocked;
-      received = receive_datagram(descriptor, {memory, buffer.size()}, 0);
-    }
-    if (received.count < 0 && (errno != EINTR || PyErr_CheckSignals() != 0)) {
-      if (PyErr_Occurred() == nullptr) PyErr_SetFromErrno(PyExc_OSError);
-      throw nb::python_error();
-    }
-  } while (received.count < 0);
-  return nb::make_tuple(nb::bytes(memory, static_cast<std::size_t>(received.count)),
-                        descriptors_of(received), received.cut);
+  const std::span memory(static_cast<char*>(buffer.data()), buffer.size());
+  Datagram received = receive_unlocked(descriptor, memory);
+  while (received.count < 0 && errno == EINTR) {
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    received = receive_unlocked(descriptor, memory);
+  }
+  return message_of(received, memory);
 }
 
 // Looks for something to read until there is, or for `nanoseconds`, and offers the processor to

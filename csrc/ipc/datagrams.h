@@ -17,14 +17,18 @@ struct Datagram {
   std::vector<int> descriptors;  // they are the receiver's
 };
 
-// Receives into `memory`; with MSG_DONTWAIT among the flags it does not block.
-Datagram receive_datagram(int descriptor, std::span<char> memory, int flags);
 // Receives without blocking.
-Datagram receive_now(int descriptor, std::span<char> memory);
+[[nodiscard]] Datagram receive_now(int descriptor, std::span<char> memory);
+// Waits for a message, or until a signal comes, without the interpreter's lock.
+[[nodiscard]] Datagram receive_unlocked(int descriptor, std::span<char> memory);
 // Its descriptors, for Python.
 nb::list descriptors_of(const Datagram& datagram);
+// What was received into `memory` as `receive_message` returns it. Raises the OSError of errno
+// where nothing was.
+nb::tuple message_of(const Datagram& datagram, std::span<const char> memory);
 // Sends a message, without flags without blocking; false with errno set where it was not sent.
-bool send_datagram(int descriptor, std::string_view message, int flags = MSG_DONTWAIT);
+[[nodiscard]] bool send_datagram(int descriptor, std::string_view message,
+                                 int flags = MSG_DONTWAIT);
 
 // Receives one message of a SEQPACKET socket by way of `scratch`, which holds the longest there is.
 // Returns its bytes, the descriptors that came with it, which are the caller's, and whether any of

@@ -25,13 +25,13 @@ class OutputPool {
   // Slots of more have sizes in quarter steps between powers of two.
   static constexpr std::size_t kLarge = std::size_t{1} << 16U;
 
-  // A slot of at least so many bytes, lent to the server from now on; none where the pool is at its
-  // limit and all its slots are in use. It lies in memory for the processes of a model, or for the
-  // server alone where the name is empty. Throws what the OutputMemory raises.
-
+  // A slot of at least so many bytes, lent to the server from now on. It lies in memory for the
+  // processes of a model, or for the server alone where the name is empty. Throws what the
+  // OutputMemory raises where there is no more memory.
+  //
   // Leases of small slots end nearly in the order in which slots were lent, so the first ones are
   // looked at.
-  std::optional<Slot> lend(std::size_t nbytes, std::string_view consumer) {
+  [[nodiscard]] Slot lend(std::size_t nbytes, std::string_view consumer) {
     auto found = classes_.find(consumer);
     if (found == classes_.end()) found = classes_.try_emplace(std::string(consumer)).first;
     Class& entries = found->second.at(class_of(nbytes));
@@ -49,6 +49,7 @@ class OutputPool {
       entries.push_back(std::move(entry));
       if (free) return take(entries.back());
     }
+    if (entries.size() >= kMostSlots) return lend_once(nbytes, consumer);
     return grow(entries, nbytes, consumer);
   }
 
@@ -58,6 +59,9 @@ class OutputPool {
       if (place.nbytes != 0) __atomic_store_n(lease(place), 0, __ATOMIC_RELEASE);
     }
   }
+
+  // Whether the OutputMemory has lent slots by itself since the last call: it has to reclaim them.
+  [[nodiscard]] bool take_lent_once() { return std::exchange(lent_once_, false); }
 
   // True if models have got slots to write to: then outputs may lie in one.
   [[nodiscard]] bool shown() const { return nb::cast<bool>(memory_.attr("exposed")); }
@@ -84,7 +88,7 @@ class OutputPool {
 
  private:
   static constexpr std::size_t kSmallest = 4096;
-  // Small slots of one size that the pool keeps; more are placed by the OutputMemory itself.
+  // Small slots of one size that the pool keeps; more are lent by the OutputMemory, each once.
   static constexpr std::size_t kMostSlots = 512;
   // So many slots that are still lent are passed by before a new one is taken.
   static constexpr int kPatience = 2;
@@ -118,23 +122,31 @@ class OutputPool {
     __atomic_store_n(lease(entry.place), 1, __ATOMIC_RELEASE);
     return {static_cast<char*>(entry.memory->data()), entry.place};
   }
-  std::optional<Slot> grow(Class& entries, std::size_t nbytes, std::string_view consumer) {
-    if (nbytes <= kLarge && entries.size() >= kMostSlots) return std::nullopt;
-    const auto made = nb::cast<nb::tuple>(
-        memory_.attr("reserve_lease")(nbytes, nb::str(consumer.data(), consumer.size())));
+  Slot grow(Class& entries, std::size_t nbytes, std::string_view consumer) {
+    entries.push_back(entry_of(memory_.attr("reserve_lease")(nbytes, text_object(consumer))));
+    return take(entries.back());
+  }
+  // Its memory stays where it is: it is lent.
+  Slot lend_once(std::size_t nbytes, std::string_view consumer) {
+    const Entry entry = entry_of(memory_.attr("lend")(nbytes, text_object(consumer)));
+    lent_once_ = true;
+    return {static_cast<char*>(entry.memory->data()), entry.place};
+  }
+  // Of a slot and its lease.
+  static Entry entry_of(const nb::object& made) {
     nb::object slot = made[0];
     auto memory = std::make_unique<BufferView>(slot.attr("memory"), PyBUF_WRITABLE);
     const TensorRef place{nb::cast<std::uint64_t>(slot.attr("segment").attr("region")),
                           nb::cast<std::uint64_t>(slot.attr("offset")), memory->size(),
                           nb::cast<std::uint32_t>(made[1])};
-    entries.push_back({std::move(slot), std::move(memory), place});
-    return take(entries.back());
+    return {std::move(slot), std::move(memory), place};
   }
 
   nb::object memory_;
   std::unique_ptr<BufferView> table_;
   // By consumer: a class for each size of slots.
   std::map<std::string, std::array<Class, 37>, std::less<>> classes_;
+  bool lent_once_ = false;
 };
 
 }  // namespace gpubridge::stub

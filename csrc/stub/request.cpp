@@ -85,7 +85,10 @@ nb::object usual_inputs(PyObject* given) {
   if (PyList_CheckExact(given) == 0) return {};
   nb::object inputs = checked(PyList_GetSlice(given, 0, PyList_Size(given)));
   for (nb::handle input : nb::borrow<nb::list>(inputs)) {
-    if (!is_tensor(input.ptr()) || !is_ascii(as<Tensor>(input.ptr())->fields[kName])) return {};
+    if (!is_tensor(input.ptr()) || !is_initialized(as<Tensor>(input.ptr())) ||
+        !is_ascii(as<Tensor>(input.ptr())->fields[kName])) {
+      return {};
+    }
   }
   return inputs;
 }

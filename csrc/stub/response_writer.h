@@ -7,6 +7,7 @@
 #include "heap_type.h"
 #include "ipc/context.h"
 #include "ipc/records.h"
+#include "list_items.h"
 #include "memory/lease_book.h"
 #include "python_object.h"
 #include "stub/output_pool.h"
@@ -86,8 +87,8 @@ class ResponseWriter {
   // Appends the record of a response to `out` and counts what it copied; false where it is none
   // that is written here. Lets go of the response, and of what its memory is for, where outputs
   // stay in inputs, even if it throws then.
-  bool write(const ResponseTarget& target, nb::object& response, std::string& out,
-             std::uint64_t& copied) {
+  [[nodiscard]] bool write(const ResponseTarget& target, nb::object& response, std::string& out,
+                           std::uint64_t& copied) {
     std::vector<Output> outputs;
     if (!gather(response.ptr(), target.wanted, outputs)) return false;
     std::size_t total = 0;
@@ -97,13 +98,13 @@ class ResponseWriter {
       return false;
     // First what may fail: a slot that was lent must be sent.
     SignatureKey key;
-    for (const Output& output : outputs) key.add(output.tensor);
+    for (const Output& output : outputs) key.add(output.of());
     const std::string signature = this->signature(outputs, key, target.wanted);
     const auto parameters = nb::borrow(as<Response>(response.ptr())->fields[kResponseParameters]);
     const std::string_view json = view_of_text(parameters);
     const std::vector<Sent> stay = passed_on(outputs, target);
     std::vector<TensorRef> refs(outputs.size(), TensorRef{0, 0, 0, kNoLease});
-    if (!copy(others(outputs, stay), target.consumer, refs, copied)) return false;
+    copy(others(outputs, stay), target.consumer, refs, copied);
     bool passed_on = false;
     if (!stay.empty()) {
       outputs.clear();
@@ -178,10 +179,13 @@ class ResponseWriter {
     return std::ranges::adjacent_find(things, shared, place) != things.end();
   }
 
-  // A tensor that is sent, and its bytes for as long as they are looked at.
+  // A tensor that is sent, and its bytes for as long as they are looked at. Both are kept here: the
+  // model may change the response whenever Python code runs, or bytes are copied.
   struct Output {
-    Tensor* tensor;
+    nb::object tensor;
     BufferView bytes;
+
+    [[nodiscard]] const Tensor* of() const { return as<Tensor>(tensor.ptr()); }
   };
   // An output without a reference to it, and where it lies; of one that is copied only the size.
   struct Sent {
@@ -190,20 +194,20 @@ class ResponseWriter {
     TensorRef place;
   };
 
-  bool gather(PyObject* response, nb::handle wanted, std::vector<Output>& outputs) {
+  [[nodiscard]] bool gather(PyObject* response, nb::handle wanted, std::vector<Output>& outputs) {
     const auto& fields = as<Response>(response)->fields;
     if (fields[kError] != Py_None || PyList_CheckExact(fields[kTensors]) == 0) return false;
-    const Py_ssize_t count = PyList_Size(fields[kTensors]);
-    outputs.reserve(static_cast<std::size_t>(count));
-    for (Py_ssize_t index = 0; index < count; ++index) {
-      PyObject* item = PyList_GetItem(fields[kTensors], index);
+    std::vector<nb::object> tensors = items_of(fields[kTensors]);
+    outputs.reserve(tensors.size());
+    for (nb::object& item : tensors) {
       // Tensors of derived classes have places of their own.
-      if (reinterpret_cast<PyObject*>(Py_TYPE(item)) != tensor_.ptr()) return false;
-      auto* tensor = as<Tensor>(item);
-      const int sent = PySequence_Contains(wanted.ptr(), tensor->fields[kName]);
+      if (reinterpret_cast<PyObject*>(Py_TYPE(item.ptr())) != tensor_.ptr()) return false;
+      const auto* tensor = as<Tensor>(item.ptr());
+      if (!is_initialized(tensor)) return false;
+      const nb::object name = nb::borrow(tensor->fields[kName]);
+      const int sent = PySequence_Contains(wanted.ptr(), name.ptr());
       if (sent < 0) throw nb::python_error();
       if (sent == 0) {
-        const nb::handle name(tensor->fields[kName]);
         if (dropped_.size() < kSignaturesKept && dropped_.emplace(view_of_text(name)).second) {
           check_.attr("dropped")(name);
         }
@@ -212,7 +216,7 @@ class ResponseWriter {
       PyObject* from = exporter(tensor);
       if (from == nullptr) return false;
       try {
-        outputs.push_back({tensor, BufferView(from, PyBUF_SIMPLE)});
+        outputs.push_back({std::move(item), BufferView(from, PyBUF_SIMPLE)});
       } catch (nb::python_error&) {
         // As of ml_dtypes' bfloat16, which has no buffer format.
         return false;
@@ -230,7 +234,7 @@ class ResponseWriter {
       const BufferView& bytes = outputs[index].bytes;
       const auto* const data = static_cast<const char*>(bytes.data());
       const auto place = target.inputs->find(data, bytes.size());
-      if (place && !is_bytes(outputs[index].tensor)) found.push_back({index, data, *place});
+      if (place && !is_bytes(outputs[index].of())) found.push_back({index, data, *place});
     }
     return overlap(found, &Sent::place) ? std::vector<Sent>() : found;
   }
@@ -250,29 +254,27 @@ class ResponseWriter {
     return others;
   }
 
-  // Copies outputs to one slot, and puts where they lie in `refs`; false where the pool has none.
-  bool copy(std::span<const Sent> outputs, std::string_view consumer, std::span<TensorRef> refs,
+  // Copies outputs to one slot, and puts where they lie in `refs`.
+  void copy(std::span<const Sent> outputs, std::string_view consumer, std::span<TensorRef> refs,
             std::uint64_t& copied) {
     std::size_t total = 0;
     for (const Sent& output : outputs) total += aligned(output.place.nbytes);
-    if (total == 0) return true;
-    const std::optional<OutputPool::Slot> slot = pool_.lend(total, consumer);
-    if (!slot) return false;
+    if (total == 0) return;
+    const OutputPool::Slot slot = pool_.lend(total, consumer);
     std::size_t at = 0;
     for (const Sent& output : outputs) {
       const std::size_t size = output.place.nbytes;
-      copy_bytes(slot->data + at, output.data, size);
-      refs[output.index] = {slot->place.region, slot->place.offset + at, size, slot->place.lease};
+      copy_bytes(slot.data + at, output.data, size);
+      refs[output.index] = {slot.place.region, slot.place.offset + at, size, slot.place.lease};
       at += aligned(size);
       copied += size;
     }
-    return true;
   }
 
   // Leaves outputs where they are, if no reference to them is left now that the response is gone;
   // returns whether that is so. With one left they may be written to: then they are copied.
-  bool pass_on(const ResponseTarget& target, std::span<const Sent> stay, std::span<TensorRef> refs,
-               std::uint64_t& copied) {
+  [[nodiscard]] bool pass_on(const ResponseTarget& target, std::span<const Sent> stay,
+                             std::span<TensorRef> refs, std::uint64_t& copied) {
     if (__atomic_load_n(target.lent, __ATOMIC_ACQUIRE) == 0) {
       for (const Sent& output : stay) refs[output.index] = output.place;
       return true;
@@ -293,7 +295,7 @@ class ResponseWriter {
     if (found != signatures_.end()) return found->second;
     nb::list described;
     for (const Output& output : outputs) {
-      const auto& fields = output.tensor->fields;
+      const auto& fields = output.of()->fields;
       described.append(nb::make_tuple(nb::handle(fields[kName]), nb::handle(fields[kDatatype]),
                                       PyTuple_Size(fields[kShape])));
     }

@@ -1,6 +1,7 @@
 // The stub's runtime for Python: the base classes of what models see, and finding tensors by name.
 
 #include "heap_type.h"
+#include "list_items.h"
 #include "std.h"
 #include "stub/request.h"
 #include "stub/response.h"
@@ -55,9 +56,9 @@ nb::object by_name(nb::handle tensors, nb::handle name, PyObject*& index) {
   nb::object kept = nb::borrow(index);
   if (!kept.is_valid() || PyTuple_GetItem(kept.ptr(), 0) != tensors.ptr()) {
     nb::dict made;
-    for (Py_ssize_t at = PyList_Size(tensors.ptr()); at-- > 0;) {
-      const nb::handle tensor = PyList_GetItem(tensors.ptr(), at);
-      made[name_of(tensor)] = tensor;
+    const std::vector<nb::object> now = items_of(tensors);
+    for (auto tensor = now.rbegin(); tensor != now.rend(); ++tensor) {
+      made[name_of(*tensor)] = *tensor;
     }
     kept = nb::make_tuple(tensors, made);
     assign(index, kept.ptr());
@@ -73,8 +74,8 @@ template <typename Owner>
 nb::object tensor_of(nb::handle owner, PyTypeObject* type, std::size_t list, std::size_t index,
                      const char* attribute, nb::handle name) {
   if (PyObject_TypeCheck(owner.ptr(), type) == 0) return searched(owner.attr(attribute), name);
-  PyObject* tensors = field<Owner>(owner.ptr(), list);
-  if (tensors == nullptr) throw nb::python_error();
+  const nb::object tensors = nb::borrow(field<Owner>(owner.ptr(), list));
+  if (!tensors.is_valid()) throw nb::python_error();
   return by_name(tensors, name, as<Owner>(owner.ptr())->fields[index]);
 }
 

@@ -12,8 +12,10 @@
 #include "ipc/datagrams.h"
 #include "ipc/messages.h"
 #include "ipc/records.h"
+#include "list_items.h"
 #include "little_endian.h"
 #include "python_object.h"
+#include "stub/interruption.h"
 #include "stub/output_pool.h"
 #include "stub/request_reader.h"
 #include "stub/response_writer.h"
@@ -77,11 +79,12 @@ class StubLoop {
         limits_(limits),
         sender_(nb::cast<int>(parts_.channel.attr("fileno")()), limits),
         response_(std::move(response)),
-        execute_(parts_.executor.attr("execute")),
+        model_(parts_.executor.attr("model")),
         shared_inputs_(parts_.executor.attr("shared_inputs")),
         scratch_(checked(PyByteArray_FromStringAndSize(nullptr, kFrameLimit))),
         awake_ns_(awake_ns),
         descriptor_(nb::cast<int>(parts_.channel.attr("fileno")())),
+        interruption_(parts_.executor.attr("interruption")),
         plain_(nb::cast<bool>(parts_.executor.attr("plain"))),
         decoupled_(nb::cast<bool>(parts_.executor.attr("identity").attr("decoupled"))) {
     attach();
@@ -92,12 +95,12 @@ class StubLoop {
   // when the descriptor of `wake_by` is readable, since threads of the model may use the GPU first.
   nb::object next_message() {
     for (bool ran = false;; ran = true) {
-      if (soon_) parts_.channel.attr("poll")(wait_ns_, parts_.waits);
+      if (soon_) interruption_.apart([&] { parts_.channel.attr("poll")(wait_ns_, parts_.waits); });
       if (ran && (uses_device_ || !wait_for_message())) {
         soon_ = false;
         return nb::make_tuple(nb::bytes(""), nb::list());
       }
-      nb::object got = receive_message(descriptor_, scratch_);
+      nb::object got = receive();
       nb::object message = got[0];
       const std::string_view bytes = view_of_bytes(message);
       if (bytes.empty() || bytes.front() != kExecute || nb::len(nb::object(got[1])) != 0 ||
@@ -160,7 +163,7 @@ class StubLoop {
   };
   // A request that is being executed.
   struct Live {
-    std::uint32_t ticket;
+    const RecordView* record;
     nb::object wanted;             // of RecordForm
     nb::object arrival;            // its Arrival
     OwnInputs inputs;              // outputs may stay there
@@ -174,8 +177,21 @@ class StubLoop {
                        {static_cast<char*>(control_->gathered.data()), control_->gathered.size()}});
   }
 
+  // Receives a message as `receive_message` does, but for what handlers of signals raise meanwhile.
+  nb::object receive() {
+    const BufferView buffer(scratch_, PyBUF_WRITABLE);
+    const std::span memory(static_cast<char*>(buffer.data()), buffer.size());
+    Datagram received = receive_unlocked(descriptor_, memory);
+    while (received.count < 0 && errno == EINTR) {
+      interruption_.run_handlers();
+      received = receive_unlocked(descriptor_, memory);
+    }
+    return message_of(received, memory);
+  }
+
   void run(nb::handle message) {
-    parts_.waits.attr("end")(monotonic_ns());
+    interruption_.run_handlers();
+    interruption_.apart([&] { parts_.waits.attr("end")(monotonic_ns()); });
     parts_.waits.attr("alone") = view_of_bytes(message)[1] != 0;
     const std::vector<BatchView> batches = this->batches(message);
     bool called = false;
@@ -186,7 +202,7 @@ class StubLoop {
       if (!claim(*static_cast<std::uint64_t*>(control_->claimed.data()), batch.sequence)) {
         skip(batch, last);
       } else if (batch.plain && !uses_device_ && !is_crowded() &&
-                 (!batch.shared || shows_shared())) {
+                 (!batch.shared || shows_shared()) && !interruption_.pending()) {
         run_plain(message, batch, last);
       } else {
         run_in_python(message, batch, last);
@@ -194,9 +210,13 @@ class StubLoop {
       // The others have not started: another stub gets them.
       if (has_lost_device()) return;
     }
+    reclaims_ = pool_->take_lent_once() || reclaims_;
+    soon_ = false;
     // Only now: the server waits for what was sent.
-    if (reclaims_) reclaims_ = nb::cast<bool>(parts_.outputs.attr("reclaim")());
-    soon_ = nb::cast<bool>(parts_.waits.attr("begin")(monotonic_ns()));
+    interruption_.apart([&] {
+      if (reclaims_) reclaims_ = nb::cast<bool>(parts_.outputs.attr("reclaim")());
+      soon_ = nb::cast<bool>(parts_.waits.attr("begin")(monotonic_ns()));
+    });
     wait_ns_ = called ? 2 * awake_ns_ : awake_ns_;
   }
 
@@ -250,28 +270,38 @@ class StubLoop {
     result_.assign(kResultHead, '\0');
     copied_ = 0;
     started_ = called_ = start(batch.sequence);
-    nb::object responses;
+    std::vector<nb::object> responses;
+    bool again = false;
     try {
-      nb::object requests = take_requests(message, batch, live, skipped);
+      take_live(message, batch, live, skipped);
+      nb::object requests = take_requests(live);
       called_ = monotonic_ns();
       if (!live.empty()) responses = execute(std::move(requests), live);
+      again = batch.shared && has_error(responses) && runs_again(list_of(responses), live);
     } catch (nb::python_error& error) {
-      nb::list origins;
-      for (const Live& each : live) origins.append(arrival_of(each.arrival).ask());
-      responses = parts_.executor.attr("errors_of")(error.value(), origins);
+      again = batch.shared && runs_again(nb::borrow(error.value()), live);
+      if (!again)
+        responses = items_of(parts_.executor.attr("errors_of")(error.value(), origins(live)));
+    }
+    if (again) {
+      responses.clear();
+      run_in_python(message, batch, last);
+      return;
     }
     ended_ = monotonic_ns();
-    for (std::size_t index = 0; index < live.size(); ++index) answer(live[index], responses, index);
+    for (std::size_t index = 0; index < live.size(); ++index) {
+      answer(live[index], std::move(responses[index]));
+    }
     result_ += skipped;
     finish(batch);
-    responses.reset();
+    responses.clear();
     send_result(result_, started_, ended_, last);
   }
 
-  // Makes the requests of a batch that are not cancelled, and the answers of the others.
-  nb::object take_requests(nb::handle message, const BatchView& batch, std::vector<Live>& live,
-                           std::string& skipped) {
-    nb::object requests = checked(PyList_New(0));
+  // Takes the requests of a batch that are not cancelled, and makes the answers of the others: each
+  // has an answer, whatever happens from then on.
+  void take_live(nb::handle message, const BatchView& batch, std::vector<Live>& live,
+                 std::string& skipped) {
     std::size_t at = batch.first;
     live.reserve(batch.records.size());
     for (const RecordView& record : batch.records) {
@@ -280,41 +310,72 @@ class StubLoop {
         answer_nothing(record.ticket(), skipped);
         continue;
       }
-      const RecordForm& form = reader_.form(record);
-      nb::object arrival = reader_.arrival(message, begin);
       const Context context = RequestReader::context(record);
-      live.push_back({record.ticket(), form.wanted, arrival,
+      live.push_back({&record, reader_.form(record).wanted, reader_.arrival(message, begin),
                       OwnInputs(record, context, book_, limits_.passed_on_bytes),
                       context.text(ContextField::kOutputsFor)});
-      const nb::object request = reader_.request(record, form, arrival);
+    }
+  }
+
+  nb::object take_requests(std::span<const Live> live) {
+    nb::object requests = checked(PyList_New(0));
+    for (const Live& each : live) {
+      const nb::object request =
+          reader_.request(*each.record, reader_.form(*each.record), each.arrival);
       if (PyList_Append(requests.ptr(), request.ptr()) != 0) throw nb::python_error();
     }
     return requests;
   }
 
-  // Calls the model; returns a list with the answer of each request, None where there is none now.
-  nb::object execute(nb::object requests, std::span<const Live> live) {
-    nb::object returned =
-        nb::steal(PyObject_CallFunctionObjArgs(execute_.ptr(), requests.ptr(), nullptr));
+  // Calls the model; returns the answer of each request, None where there is none now. The list
+  // that the model returned stays the model's: nothing is taken out of it, and it may change.
+  std::vector<nb::object> execute(nb::object requests, std::span<const Live> live) {
+    const nb::object returned = nb::steal(PyObject_CallMethodObjArgs(
+        model_.ptr(), name_object<"execute">(), requests.ptr(), nullptr));
     // They hold their memory.
     requests.reset();
     if (!returned.is_valid()) throw nb::python_error();
-    if (decoupled_ && returned.is_none()) {
-      nb::list none;
-      for (std::size_t index = 0; index < live.size(); ++index) none.append(nb::none());
-      return none;
+    if (decoupled_ && returned.is_none()) return std::vector<nb::object>(live.size(), nb::none());
+    if (!decoupled_ && PyList_CheckExact(returned.ptr()) != 0) {
+      std::vector<nb::object> responses = items_of(returned);
+      if (is_usual(responses, live)) {
+        // The tickets will be other requests': who asks for a sender from now on gets a closed one.
+        for (const Live& each : live) {
+          arrival_of(each.arrival).end(is_cancelled(each.record->ticket()));
+        }
+        return responses;
+      }
     }
-    bool usual =
-        !decoupled_ && PyList_CheckExact(returned.ptr()) != 0 && nb::len(returned) == live.size();
+    return items_of(parts_.executor.attr("checked_responses")(returned, origins(live)));
+  }
+
+  // True if there is one response for each request, and nothing else was asked of the requests.
+  bool is_usual(std::span<const nb::object> responses, std::span<const Live> live) const {
+    bool usual = responses.size() == live.size();
     for (std::size_t index = 0; usual && index < live.size(); ++index) {
-      PyObject* response = PyList_GetItem(returned.ptr(), static_cast<Py_ssize_t>(index));
-      usual = reinterpret_cast<PyObject*>(Py_TYPE(response)) == response_.ptr() &&
+      usual = responses[index].type().is(response_) &&
               !arrival_of(live[index].arrival).origin.is_valid();
     }
-    if (usual) return returned;
+    return usual;
+  }
+
+  // True if any response is an error.
+  bool has_error(std::span<const nb::object> responses) const {
+    return std::ranges::any_of(responses, [&](const nb::object& each) {
+      return each.type().is(response_) && as<Response>(each.ptr())->fields[kError] != Py_None;
+    });
+  }
+
+  // True if a batch has to be run again with copies of its shared inputs, by its exception or its
+  // responses.
+  bool runs_again(const nb::object& outcome, std::span<const Live> live) const {
+    return nb::cast<bool>(parts_.executor.attr("runs_again")(outcome, origins(live)));
+  }
+
+  static nb::list origins(std::span<const Live> live) {
     nb::list origins;
     for (const Live& each : live) origins.append(arrival_of(each.arrival).ask());
-    return parts_.executor.attr("checked_responses")(returned, origins);
+    return origins;
   }
 
   // Appends the answer of a cancelled request, whose memory was not used.
@@ -325,36 +386,38 @@ class StubLoop {
     writer_.write_nothing(ticket, kResponseCancelled, result);
   }
 
-  // Appends the answer of a request to the result, and takes it off the list of responses.
-  void answer(const Live& live, nb::handle responses, std::size_t index) {
-    const auto at = static_cast<Py_ssize_t>(index);
-    nb::object response = nb::borrow(PyList_GetItem(responses.ptr(), at));
-    if (PyList_SetItem(responses.ptr(), at, Py_NewRef(Py_None)) != 0) throw nb::python_error();
+  // Appends the answer of a request to the result.
+  void answer(const Live& live, nb::object response) {
     if (answer_here(live, response)) return;
-    if (PyList_SetItem(responses.ptr(), at, response.release().ptr()) != 0)
-      throw nb::python_error();
-    const nb::object record =
-        parts_.executor.attr("encode_response")(arrival_of(live.arrival).ask(), responses, index);
+    const nb::object origin = arrival_of(live.arrival).ask();
+    nb::list only;
+    only.append(std::move(response));
+    nb::object record;
+    try {
+      record = parts_.executor.attr("encode_response")(origin, only, 0);
+    } catch (nb::python_error& error) {
+      // As of a signal's handler.
+      record = parts_.executor.attr("encode_failure")(origin, error.value());
+    }
     result_ += view_of_bytes(record);
     copied_ += nb::cast<std::uint64_t>(parts_.executor.attr("take_copied")());
     reclaims_ = true;
   }
 
-  bool answer_here(const Live& live, nb::object& response) {
+  [[nodiscard]] bool answer_here(const Live& live, nb::object& response) {
     Arrival& arrival = arrival_of(live.arrival);
+    const std::uint32_t ticket = live.record->ticket();
     if (decoupled_ && response.is_none()) {
       // With its origin the request ends, if the model has dropped it.
       arrival.ask();
-      writer_.write_nothing(live.ticket, kResponseOpen | kResponseEmpty, result_);
+      writer_.write_nothing(ticket, kResponseOpen | kResponseEmpty, result_);
       return true;
     }
     if (!response.type().is(response_)) return false;
     const std::size_t before = result_.size();
     try {
-      const auto* const lent =
-          static_cast<const unsigned char*>(control_->lent.data()) + live.ticket;
-      const ResponseTarget target{live.ticket,  0,   live.wanted, live.outputs_for,
-                                  &live.inputs, lent};
+      const auto* const lent = static_cast<const unsigned char*>(control_->lent.data()) + ticket;
+      const ResponseTarget target{ticket, 0, live.wanted, live.outputs_for, &live.inputs, lent};
       if (!writer_.write(target, response, result_, copied_)) return false;
     } catch (nb::python_error& error) {
       // The same happens to Python, which words it; where the response is gone, it is this.
@@ -365,8 +428,6 @@ class StubLoop {
       }
       return false;
     }
-    // The ticket will be another request's; the model may have kept this one.
-    arrival.end(is_cancelled(live.ticket));
     return true;
   }
 
@@ -445,13 +506,14 @@ class StubLoop {
   StubLimits limits_;
   ResultSender sender_;
   nb::type_object response_;
-  nb::object execute_;
+  nb::object model_;
   nb::object shared_inputs_;
   nb::object scratch_;
   std::int64_t awake_ns_;
   std::int64_t wait_ns_ = 0;  // for how long to stay awake now
   int descriptor_;
   int wake_descriptor_ = -1;
+  Interruption interruption_;
   bool plain_;      // whether batches of this model may be plain
   bool decoupled_;  // whether the model sends all responses by itself
   // Whether anything of this process may be on the GPU.

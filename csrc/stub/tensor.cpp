@@ -97,12 +97,22 @@ int initialize(PyObject* self, PyObject* args, PyObject* keywords) {
   });
 }
 
+// Puts what was made into its field, unless another thread was first.
+void keep_first(PyObject*& field, PyObject* made) {
+  if (field == nullptr) {
+    field = made;
+  } else {
+    Py_DECREF(made);
+  }
+}
+
 // The memoryview of what arrived or is to be sent, or None.
 PyObject* get_source(PyObject* self, void* /*unused*/) {
   auto& fields = as<Tensor>(self)->fields;
   if (fields[kSource] == nullptr && fields[kLent] != nullptr) {
-    fields[kSource] = PyMemoryView_FromObject(fields[kLent]);
-    if (fields[kSource] == nullptr) return nullptr;
+    PyObject* made = PyMemoryView_FromObject(fields[kLent]);
+    if (made == nullptr) return nullptr;
+    keep_first(fields[kSource], made);
   }
   return Py_NewRef(fields[kSource] == nullptr ? Py_None : fields[kSource]);
 }
@@ -155,9 +165,11 @@ PyObject* array_of_lent(const Tensor* tensor) {
   const auto& fields = tensor->fields;
   if (fields[kLent] == nullptr || is_strings(fields[kDatatype])) return nullptr;
   PyObject* dtype = PyDict_GetItemWithError(known().dtypes, fields[kDatatype]);
+  const nb::object shape = nb::borrow(fields[kShape]);
+  const nb::object lent = nb::borrow(fields[kLent]);
   PyObject* array = dtype == nullptr ? nullptr
-                                     : PyObject_CallFunctionObjArgs(known().ndarray, fields[kShape],
-                                                                    dtype, fields[kLent], nullptr);
+                                     : PyObject_CallFunctionObjArgs(known().ndarray, shape.ptr(),
+                                                                    dtype, lent.ptr(), nullptr);
   if (array == nullptr) PyErr_Clear();
   return array;
 }
@@ -174,7 +186,7 @@ PyObject* as_numpy(PyObject* self, PyObject* /*unused*/) {
       Py_DECREF(source);
       if (made == nullptr) return nullptr;
     }
-    Py_XDECREF(std::exchange(array, made));
+    keep_first(array, made);
   }
   return Py_NewRef(array);
 }

@@ -26,6 +26,12 @@ void use_tensor_reference(nb::handle reference);
 // could find.
 void use_tensor_class(nb::handle kind);
 
+// False for one that was made without __init__.
+inline bool is_initialized(const Tensor* tensor) {
+  return tensor->fields[kName] != nullptr && tensor->fields[kDatatype] != nullptr &&
+         tensor->fields[kShape] != nullptr;
+}
+
 inline bool is_tensor(PyObject* object) { return PyObject_TypeCheck(object, tensor_type()) != 0; }
 
 // A tensor that arrived, of a class derived from the type; its bytes are what `lent` exports.

@@ -25,7 +25,7 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import ErrorCode, invalid, unavailable
 from gpubridge.pb_utils import host
 from gpubridge.server import build_repository
-from gpubridge.stub.array_batches import Execute
+from gpubridge.stub.array_batches import Executes
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.memory.states import SequenceStates
 from gpubridge.stub.process import Stub
@@ -40,10 +40,12 @@ _logger = logging.getLogger(__name__)
 class _OutlivedStub(Stub):
     """A stub whose process goes on after it."""
 
-    def _make_executor(self, execute: Execute, states: SequenceStates | None) -> Executor:
-        executor = super()._make_executor(execute, states)
+    def _make_executor(self, model: Executes, states: SequenceStates | None) -> Executor:
+        executor = super()._make_executor(model, states)
         # Without the thread that sends results during a slow batch: it ends with the process.
         executor.start_thread = _start_nothing  # type: ignore[method-assign]
+        # Handlers of signals are those of the process, which goes on with what they raise.
+        executor.interruption.keeps = False
         return executor
 
     def _hide_from_collector(self) -> None:

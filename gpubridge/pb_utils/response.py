@@ -187,10 +187,10 @@ class InferenceResponseSender:
         raise TypeError("c_python_backend_utils.InferenceResponseSender: No constructor defined!")
 
     @classmethod
-    def _on(cls, stream: ResponseStream) -> InferenceResponseSender:
+    def _on(cls, stream: ResponseStream, *, closed: bool = False) -> InferenceResponseSender:
         sender = object.__new__(cls)
         sender._stream = stream
-        sender._closed = False
+        sender._closed = closed
         sender._sent = 0
         sender._lock = threading.Lock()
         sender._turn = threading.Lock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Mapping
-from typing import Any, Callable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,25 +15,32 @@ from gpubridge.pb_utils.batch import rows_of
 from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
 from gpubridge.transport.stub_settings import StubSettings
 
-Execute = Callable[[list[InferenceRequest]], Any]
 PADDING = "BATCH_PADDING"
 _DATATYPES = {entry.config_name: entry.name for entry in DATATYPES.values()}
 
 
-def execute_of(model: Any, settings: StubSettings) -> Execute | None:
-    """Return what executes a model's requests: `execute_batch` if it has that, else ``execute``.
+class Executes(Protocol):
+    """A model, or what calls it. Its method is looked up for each batch: a model may replace it."""
 
-    None without either. Raises BridgeError: INVALID_ARG where `execute_batch` cannot be used.
+    def execute(self, requests: list[InferenceRequest], /) -> Any:
+        """Execute a batch."""
+
+
+def executes_by(model: Any, settings: StubSettings) -> Executes | None:
+    """Return what executes a model's requests: by `execute_batch` if it has that, else the model.
+
+    None for a model without either. Raises BridgeError: INVALID_ARG where `execute_batch` cannot be
+    used.
     """
-    execute: Execute | None = getattr(model, "execute", None)
+    has_execute = callable(getattr(model, "execute", None))
     if not callable(getattr(model, "execute_batch", None)):
-        return execute if callable(execute) else None
+        return model if has_execute else None
     of = settings.model
     if of.batched and not of.decoupled and not of.iterative:
         config = json.loads(settings.arguments["model_config"])
-        return ArrayBatches(model.execute_batch, _padding(config))
-    if callable(execute):
-        return execute
+        return ArrayBatches(model, _padding(config))
+    if has_execute:
+        return model  # type: ignore[no-any-return]
     raise invalid(
         f"Python model {of.path} implements `execute_batch`, which needs a max_batch_size of at least 1 "
         "and answers each request once: a decoupled model, one of iterative sequences, and one "
@@ -67,16 +74,16 @@ def _padding(config: Mapping[str, Any]) -> dict[str, Any]:
 class ArrayBatches:
     """Calls a model's ``execute_batch`` like ``execute``."""
 
-    def __init__(self, execute: Callable[[Batch], Any], padding: Mapping[str, Any]) -> None:
-        self._execute = execute
+    def __init__(self, model: Any, padding: Mapping[str, Any]) -> None:
+        self._model = model
         self._padding = padding
 
-    def __call__(
+    def execute(
         self, requests: list[InferenceRequest]
     ) -> list[InferenceResponse] | Awaitable[list[InferenceResponse]]:
         """Execute requests; awaitable where the model's function is a coroutine."""
         batch = Batch(requests, self._padding)
-        returned = self._execute(batch)
+        returned = self._model.execute_batch(batch)
         if inspect.isawaitable(returned):
             return self._later(batch, returned)
         return self._answers(batch, returned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.request import InferenceTrace
@@ -100,12 +100,14 @@ class BatchRunner:
         channel, loop = self._incoming, self._loop
         while True:
             if self._wait_ns:
-                channel.poll(self._wait_ns, self.waits)
-            lost = None if device is None else device.reclaim_until(channel.wait)
+                self._apart(channel.poll, self._wait_ns, self.waits)
+            lost = None if device is None else device.reclaim_until(self._wait)
             if lost is not None:
                 report_loss(lost.message)
                 return b"", []
             if loop is None:
+                # Before `receive`, where an OSError of a signal's handler would be the channel's.
+                self._wait(None)
                 return channel.receive()
             try:
                 message, fds = loop.next_message()
@@ -117,7 +119,7 @@ class BatchRunner:
     def run(self, message: bytes) -> None:
         """Execute the batches of a message, and decide for how long to stay awake for the next."""
         waits = self.waits
-        waits.end(time.monotonic_ns())
+        self._apart(waits.end, time.monotonic_ns())
         waits.alone = comes_alone(message)
         executor = self._executor
         assert executor is not None
@@ -131,12 +133,35 @@ class BatchRunner:
                 # The server sends the remaining batches to another stub.
                 break
         # After sending: the server waits for the results.
-        self._outputs.reclaim()
-        if not waits.begin(time.monotonic_ns()):
+        self._apart(self._outputs.reclaim)
+        if not self._apart(waits.begin, time.monotonic_ns()):
             self._wait_ns = 0
             return
         called = any(each.context.outputs_for for batch in batches for each in batch.records)
         self._wait_ns = 2 * self._awake_ns if called else self._awake_ns
+
+    def _wait(self, seconds: float | None, other: int | None = None) -> bool:
+        """Wait as `Channel.wait`; what handlers of signals raise meanwhile, the next batch gets."""
+        while True:
+            try:
+                return self._incoming.wait(seconds, other)
+            except ChannelClosed:
+                raise
+            except BaseException as error:
+                if not self._keeps(error):
+                    raise
+
+    def _apart(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call what is part of no batch; what a signal's handler raises there, the next batch gets."""
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            if not self._keeps(error):
+                raise
+            return None
+
+    def _keeps(self, error: BaseException) -> bool:
+        return self._executor is not None and self._executor.interruption.keep(error)
 
     def close(self) -> None:
         """End the executor's threads."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.request import InferenceTrace
+from gpubridge.stub.array_batches import Executes
+from gpubridge.stub.interruption import Interruption
 from gpubridge.stub.memory.client_memory import ClientMemory
 from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.stub.memory.placement import Placement
@@ -23,11 +25,11 @@ from gpubridge.stub.response_encoder import (
     ResponseEncoder,
     error_context,
 )
-from gpubridge.stub.response_stream import DecoupledRequestHandle, RequestHandle, ResponseWriter
+from gpubridge.stub.response_stream import RequestHandle, ResponseWriter
 from gpubridge.stub.results import ResultSender
 from gpubridge.tensor.native import NativeStubLoop
 from gpubridge.transport.context import RequestContext
-from gpubridge.transport.control import ControlPage
+from gpubridge.transport.control import NO_LEASE, ControlPage
 from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batch
 from gpubridge.transport.records import Record, record_reader
 
@@ -43,11 +45,12 @@ class Executor:
     - ``plain``: whether requests without further fields need only tensors and responses, so that
       the compiled loop executes them by itself.
     - ``ended_at``: CLOCK_MONOTONIC nanoseconds at which the last ``execute`` ended.
+    - ``interruption``: what a signal's handler has raised outside of the model.
     """
 
     def __init__(  # noqa: PLR0913  (it connects the parts of a stub)
         self,
-        execute: Callable[[list[InferenceRequest]], Any],
+        model: Executes,
         identity: ModelIdentity,
         outputs: OutputMemory,
         control: ControlPage,
@@ -58,7 +61,7 @@ class Executor:
         inputs: DeviceInputs | None,
         placement: DevicePlacement | None,
     ) -> None:
-        self.execute = execute
+        self.model = model
         self.identity = identity
         self._outputs = outputs
         self._control = control
@@ -72,13 +75,13 @@ class Executor:
             control.lent,
         )
         self._writer = ResponseWriter(control, outputs, results, self._encoder, identity)
-        self._make_handle = DecoupledRequestHandle if identity.decoupled else RequestHandle
         self._request_inputs = RequestInputs(identity, clients, states, inputs, fall_back)
         self.shared_inputs = self._request_inputs.shared
         self._coroutines: Coroutines | None = None
         self._first_coroutine = threading.Lock()
         self._reader = record_reader(RequestContext)
         self.ended_at = 0
+        self.interruption = Interruption()
         self.plain = states is None and not identity.iterative
 
     @property
@@ -97,31 +100,85 @@ class Executor:
         clients = self._clients
         if clients.used:
             live = self._admitted(waiting, answers)
-        handles = [self._make_handle(self._writer, record) for record in live]
-        called = started
-        requests: list[InferenceRequest] = []
-        try:
-            requests = [self._request(handle) for handle in handles]
-            called = time.monotonic_ns()
-            responses = self._call(requests, handles) if live else []
-            # This frame would keep the requests, and so their memory.
-            requests = []
-            if self.shared_inputs.watched:
-                self.shared_inputs.learn()
-        except BaseException as error:
-            requests = []
-            responses = self.errors_of(error, handles)
+        handles, called, outcome = self._outcome(live)
+        if (self.shared_inputs.read_only or clients.used) and self.runs_again(outcome, handles):
+            handles, called, outcome = self._outcome(live)
+        responses = (
+            self.errors_of(outcome, handles) if isinstance(outcome, BaseException) else outcome
+        )
+        # Otherwise an answered request would find its memory in use.
+        del outcome
+        self._request_inputs.let_go()
         self.ended_at = time.monotonic_ns()
-        answers += [self.encode_response(handle, responses, i) for i, handle in enumerate(handles)]
+        answers += [self._encoded(handle, responses, i) for i, handle in enumerate(handles)]
         if len(waiting) != len(batch.records):
             answers += self._encode_skipped(batch.records, waiting)
         times = started, called, self.ended_at
         return encode_result_batch(batch.sequence, times, self.take_copied(), answers)
 
+    def _outcome(
+        self, records: Sequence[Record]
+    ) -> tuple[list[RequestHandle], int, list[Any] | BaseException]:
+        """Call the model with requests of records; also returns when it was called.
+
+        The outcome is a list of responses, or the exception of the batch.
+        """
+        handles = [self._writer.handle(record) for record in records]
+        called = time.monotonic_ns()
+        requests: list[InferenceRequest] = []
+        try:
+            requests = [self._request(handle) for handle in handles]
+            called = time.monotonic_ns()
+            responses = self._call(requests, handles) if records else []
+            # This frame would keep the requests, and so their memory.
+            requests = []
+            if self.shared_inputs.watched:
+                self.shared_inputs.learn()
+            return handles, called, responses
+        except BaseException as error:
+            self.shared_inputs.forget()
+            return handles, called, error
+        finally:
+            requests = []
+
+    def runs_again(
+        self, outcome: BaseException | Sequence[Any], handles: Sequence[RequestHandle]
+    ) -> bool:
+        """Return whether to run a batch once more, with copies: its model wrote to read-only inputs.
+
+        Not if it may have sent a response. The requests of the first time are answered then.
+        """
+        refused = self.shared_inputs.refused(outcome), self._clients.refused(outcome)
+        may_have_sent = self.identity.decoupled or any(each.sender is not None for each in handles)
+        if may_have_sent or not any(refused):
+            return False
+        for handle in handles:
+            record = handle.record
+            for _, _, _, lease in record.refs:
+                if lease != NO_LEASE:
+                    # Of the first time no view may be left, which has ended the lease.
+                    self._control.lent[lease] = 1
+            self._request_inputs.hold(record)
+            handle.end()
+        if isinstance(outcome, BaseException):
+            outcome.__traceback__ = None
+        return True
+
+    def _encoded(self, handle: RequestHandle, responses: list[Any], index: int) -> bytes:
+        try:
+            return self.encode_response(handle, responses, index)
+        except BaseException as error:
+            return self.encode_failure(handle, error)
+
+    def encode_failure(self, handle: RequestHandle, error: BaseException) -> bytes:
+        """Encode the error of a request whose response could not be encoded."""
+        handle.end()
+        return self._encoder.encode(handle.record, error_context(self.identity.failure(error)))
+
     def handle_of(self, message: bytes, at: int) -> RequestHandle:
         """Make the handle of the request whose record begins at ``at`` in an EXECUTE message."""
         (record,), _ = self._reader.read(message, at, 1, True)
-        return self._make_handle(self._writer, record)
+        return self._writer.handle(record)
 
     def control_tensors(self, text: str) -> list[Tensor]:
         """Make the control inputs from the JSON of a context."""
@@ -138,11 +195,8 @@ class Executor:
         if responses[index] is None:
             flags = _RESCHEDULED if handle.reschedules() else _OPEN
             return self._encoder.encode_empty(record.ticket, flags)
-        if record.context.shared:
-            self.shared_inputs.note_response(responses[index])
         answer = self._encoder.encode_returned(record, responses, index)
-        # The ticket is reused for another request, while the model may keep this one.
-        handle.was_cancelled = self._control.cancelled[record.ticket] != 0
+        handle.end()
         if self._clients.used:
             self._clients.note_kept(record)
         return answer
@@ -161,7 +215,6 @@ class Executor:
         refusal = error_context(ours)
         if self._clients.used:
             self._clients.note_error(error)
-        self.shared_inputs.note_error(error)
         # The frames of a traceback keep the requests, and so their memory.
         error.__traceback__ = None
         return [self._close_sender(handle, refusal) for handle in handles]
@@ -211,7 +264,8 @@ class Executor:
         self, requests: list[InferenceRequest], handles: Sequence[RequestHandle]
     ) -> list[Any]:
         """Call the model and check its return value."""
-        return self.checked_responses(self.execute(requests), handles)
+        self.interruption.check()
+        return self.checked_responses(self.model.execute(requests), handles)
 
     def checked_responses(self, responses: Any, handles: Sequence[RequestHandle]) -> list[Any]:
         """Return the responses that ``execute`` returned, having run it if it is a coroutine.
@@ -247,6 +301,8 @@ class Executor:
             # The other requests are answered through their senders.
             refused = self.errors_of(error, left) if left else []
             return [refused.pop() if each.sender is None else None for each in handles]
+        # The list is the model's, which may change it at any time.
+        responses = list.copy(responses)
         if len(responses) != count:
             raise ContractError(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest "
@@ -269,9 +325,7 @@ class Executor:
                 )
         # A response that was sent by the sender takes precedence.
         return [
-            response
-            if response is not None and (handle.sender is None or handle.close_unless_sent())
-            else None
+            response if response is not None and handle.close_unless_sent() else None
             for response, handle in zip(responses, handles)
         ]
 

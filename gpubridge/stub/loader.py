@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import json
@@ -180,31 +181,27 @@ def answer_readiness(model: Any, run_coroutine: Callable[[Any], Any]) -> socket.
     ``run_coroutine`` runs coroutines. Returns the server's end of the socket, which the caller
     closes; None where the model has no ``is_ready``.
     """
-    is_ready = getattr(model, "is_ready", None)
-    if not callable(is_ready):
+    if not callable(getattr(model, "is_ready", None)):
         return None
     server, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     thread = threading.Thread(
-        target=_answer, args=(ours, is_ready, run_coroutine), name="readiness", daemon=True
+        target=_answer, args=(ours, model, run_coroutine), name="readiness", daemon=True
     )
     thread.start()
     return server
 
 
-def _answer(
-    ours: socket.socket, is_ready: Callable[[], Any], run_coroutine: Callable[[Any], Any]
-) -> None:
-    try:
+def _answer(ours: socket.socket, model: Any, run_coroutine: Callable[[Any], Any]) -> None:
+    # The server is gone after an OSError, and soon this process.
+    with ours, contextlib.suppress(OSError):
         while ours.recv(1):
-            ours.send(json.dumps(_ask(is_ready, run_coroutine)).encode())
-    except OSError:
-        # The server is gone, and soon this process.
-        return
+            ours.send(json.dumps(_ask(model, run_coroutine)).encode())
 
 
-def _ask(is_ready: Callable[[], Any], run_coroutine: Callable[[Any], Any]) -> dict[str, Any]:
+def _ask(model: Any, run_coroutine: Callable[[Any], Any]) -> dict[str, Any]:
     try:
-        ready = is_ready()
+        # Looked up each time: a model may replace it.
+        ready = model.is_ready()
         if inspect.iscoroutine(ready):
             ready = run_coroutine(ready)
     except BaseException as error:

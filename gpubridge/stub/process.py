@@ -17,7 +17,7 @@ from gpubridge.errors import BridgeError, invalid
 from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.logger import Logger
-from gpubridge.stub.array_batches import Execute, execute_of
+from gpubridge.stub.array_batches import Executes, executes_by
 from gpubridge.stub.batches import BatchRunner
 from gpubridge.stub.bls.client import BlsClient
 from gpubridge.stub.executor import Executor
@@ -130,12 +130,12 @@ class Stub:
             model = kind()
             if hasattr(model, "initialize"):
                 model.initialize(self._arguments(settings.arguments))
-            execute = execute_of(model, settings)
-            if execute is None:
+            executes = executes_by(model, settings)
+            if executes is None:
                 raise invalid(
                     f"Python model {settings.model.path} does not implement `execute` method."
                 )
-            executor = self._make_executor(execute, states)
+            executor = self._make_executor(executes, states)
             readiness = answer_readiness(model, executor.run_coroutine)
         except BaseException as error:
             if self._note is not None:
@@ -209,7 +209,7 @@ class Stub:
         device.reclaim_slots = self._outputs.reclaim
         device.add_lease_book(self._borrowed)
 
-    def _make_executor(self, execute: Execute, states: SequenceStates | None) -> Executor:
+    def _make_executor(self, model: Executes, states: SequenceStates | None) -> Executor:
         identity = ModelIdentity(self._settings, self._note, self._warn_once)
         self._clients = ClientMemory(
             self._borrowed,
@@ -221,7 +221,7 @@ class Stub:
             self._device,
         )
         parts = (
-            execute,
+            model,
             identity,
             self._outputs,
             self._control,

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from gpubridge.pb_utils import InferenceResponse, Tensor
+from gpubridge.pb_utils import Tensor
 from gpubridge.pb_utils.tensor import SharedTensor
 from gpubridge.stub.limits import LIMITS
 from gpubridge.stub.memory.client_memory import ClientMemory
+from gpubridge.stub.memory.read_only import tells_of_write
 from gpubridge.stub.memory.states import SequenceStates
 from gpubridge.stub.response_encoder import ModelIdentity
 from gpubridge.tensor.dtypes import numpy_dtype
@@ -86,27 +87,26 @@ class SharedInputs:
             self._unchanged += 1
         self.read_only = self._unchanged >= _UNCHANGED_COPIES
 
-    def note_response(self, response: Any) -> None:
-        """Check the response to a request with shared inputs for an error about read-only memory."""
-        if isinstance(response, InferenceResponse) and response._error is not None:
-            self._note(response._error.message())
-
-    def note_error(self, error: BaseException) -> None:
-        """Check the exception of a batch for an error about read-only memory."""
+    def forget(self) -> None:
+        """Forget the copies of a batch that failed."""
+        self.watched = False
         self._copies = []
-        # Not str(error): a method of the model could raise, too.
-        if isinstance(error, ValueError) and error.args and isinstance(error.args[0], str):
-            self._note(error.args[0])
 
-    def _note(self, text: str) -> None:
-        if self._learns and self.read_only and "read-only" in text:
-            self._learns = self.read_only = False
-            self._fall_back(
-                "shared_inputs_written",
-                f"model '{self._instance}' writes to shared inputs, which it had not done before: it gets "
-                'copies of them from now on; the parameter INPUT_SHARING "copy" has it get copies '
-                "from the start",
-            )
+    def refused(self, outcome: BaseException | Sequence[Any]) -> bool:
+        """Return whether a batch failed because its model wrote to read-only inputs.
+
+        The model gets copies from now on. ``outcome``: an exception, or the responses.
+        """
+        if not (self._learns and self.read_only and tells_of_write(outcome)):
+            return False
+        self._learns = self.read_only = False
+        self._fall_back(
+            "shared_inputs_written",
+            f"model '{self._instance}' writes to shared inputs, which it had not done before: it gets "
+            'copies of them from now on; the parameter INPUT_SHARING "copy" has it get copies '
+            "from the start",
+        )
+        return True
 
     def take_copied(self) -> int:
         """Return the bytes copied since the last call."""
@@ -140,6 +140,7 @@ class RequestInputs:
         self._device = device
         self._fall_back = fall_back
         self.shared = SharedInputs(self._borrowed, clients.sharing, identity, fall_back)
+        self._held: list[Sequence[memoryview]] = []
         self._keeps_many = False
         self._warned = False
         self._copied = 0
@@ -173,6 +174,14 @@ class RequestInputs:
         if self._states is not None:
             inputs += self._states.inputs(context.state)
         return inputs
+
+    def hold(self, record: Record) -> None:
+        """Keep the memory of a request's inputs lent, until `let_go`."""
+        self._held.append(self._borrowed.views(record.refs))
+
+    def let_go(self) -> None:
+        """Keep no memory any more that `hold` keeps."""
+        self._held = []
 
     def take_copied(self) -> int:
         """Return the bytes copied since the last call."""

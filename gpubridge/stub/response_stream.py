@@ -52,6 +52,11 @@ class ResponseWriter:
         self.identity = identity
         self.loop: NativeStubLoop | None = None
 
+    def handle(self, record: Record) -> RequestHandle:
+        """Make the handle of a request that has arrived."""
+        kind = DecoupledRequestHandle if self.identity.decoupled else RequestHandle
+        return kind(self, record)
+
     def send(self, record: Record, response: InferenceResponse, final: bool) -> None:
         """Send a response of a request; ChannelClosed when the server is gone."""
         if self.loop is not None and record.context.client is None:
@@ -88,15 +93,25 @@ class RequestHandle:
         return self._writer.control.cancelled[self.record.ticket] != 0
 
     def response_sender(self) -> InferenceResponseSender:
-        """Return the request's sender, the same at each call."""
+        """Return the request's sender, the same at each call; a closed one once it is answered."""
         if self.sender is None:
             with _making:
                 # Another thread may have made it meanwhile.
                 if self.sender is None:
-                    self.sender = InferenceResponseSender._on(
-                        StubResponseStream(self._writer, self.record)
-                    )
+                    self.sender = self._made_sender()
         return self.sender
+
+    def _made_sender(self) -> InferenceResponseSender:
+        stream = StubResponseStream(self._writer, self.record)
+        if not hasattr(self, "was_cancelled"):
+            return InferenceResponseSender._on(stream)
+        # What it would send, another request's client would get.
+        stream.end(self.was_cancelled)
+        return InferenceResponseSender._on(stream, closed=True)
+
+    def end(self) -> None:
+        """Note that the request is answered: its ticket will be another request's."""
+        self.was_cancelled = self._writer.control.cancelled[self.record.ticket] != 0
 
     def output(
         self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -141,12 +156,20 @@ class RequestHandle:
         return False
 
     def close_unless_sent(self) -> bool:
-        """Close the sender if it has sent nothing yet; returns whether it had sent nothing."""
-        return self.sender is None or self.sender._close(unless_sent=True)
+        """End the request if it has sent nothing by its sender; returns whether it had not."""
+        return self._close(unless_sent=True)
 
     def close(self) -> bool:
-        """Close the sender; returns whether the request has no final response yet."""
-        return self.sender is None or self.sender._close()
+        """End the request; returns whether it had no final response yet."""
+        return self._close(unless_sent=False)
+
+    def _close(self, *, unless_sent: bool) -> bool:
+        with _making:
+            if self.sender is None:
+                # One that is made later is closed.
+                self.end()
+                return True
+        return self.sender._close(unless_sent=unless_sent)
 
     def fail(self, error: BridgeError) -> None:
         """Answer the request with an error unless it has ended; any thread may."""
@@ -169,10 +192,8 @@ class DecoupledRequestHandle(RequestHandle):
         self._closed = False
 
     def close(self) -> bool:
-        """Close the sender; returns whether the request has no final response yet."""
-        if self.sender is not None:
-            return super().close()
-        was_open = not self._closed
+        """End the request; returns whether it had no final response yet."""
+        was_open = super().close() and not self._closed
         self._closed = True
         return was_open
 
@@ -210,7 +231,11 @@ class StubResponseStream:
 
     def close(self) -> None:
         """Close the stream and stop waiting for credit: the ticket is reused for another request."""
-        self._was_cancelled = self.cancelled()
+        self.end(self.cancelled())
+
+    def end(self, was_cancelled: bool) -> None:
+        """Close the stream of a request that is answered already."""
+        self._was_cancelled = was_cancelled
         self._closed = True
 
     def send(self, response: InferenceResponse | None, final: bool) -> None:

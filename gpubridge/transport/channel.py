@@ -137,8 +137,11 @@ class Channel:
     def wait(self, seconds: float | None, other: int | None = None) -> bool:
         """Wait until `receive` would not wait; return whether it would not.
 
-        At most for a time, if one is given, and until another descriptor is readable.
+        At most for a time, if one is given, and until another descriptor is readable. Raises
+        ChannelClosed for a channel that this process has closed.
         """
+        if self.socket.fileno() < 0:
+            raise ChannelClosed
         looked = select.poll()
         looked.register(self.socket, select.POLLIN)
         if other is not None:

@@ -7,6 +7,7 @@ import socket
 import struct
 
 import numpy as np
+import pytest
 
 from gpubridge.host_shm import Segment
 from gpubridge.tensor import native
@@ -66,14 +67,44 @@ class TritonPythonModel:
 """
 
 
+def started_stubs(runtime, folder):
+    """Yield a function that starts stubs with a runtime; they end with the test.
+
+    It takes lines for `MODEL`, or a whole ``model``.
+    """
+    if runtime == "native" and native.native() is None:
+        pytest.skip(f"no compiled module: {native.absence()}")
+    stubs = []
+
+    def start(*body, **settings):
+        stub = Stub(folder, runtime, body, **settings)
+        stubs.append(stub)
+        return stub
+
+    yield start
+    for stub in stubs:
+        stub.close()
+
+
 class Stub:
     """A stub's process and what its server shares with it."""
 
-    def __init__(self, folder, runtime, body, outputs, output_limit, **settings):
+    def __init__(
+        self,
+        folder,
+        runtime,
+        body,
+        *,
+        outputs=("OUT",),
+        output_limit=64 << 20,
+        model="",
+        **settings,
+    ):
         (folder / "1").mkdir()
         path = folder / "1" / "model.py"
         path.write_text(
-            MODEL.format(
+            model
+            or MODEL.format(
                 body="\n".join(f"        {line}" for line in body),
                 decoupled=settings.get("decoupled", False),
             )
@@ -92,8 +123,9 @@ class Stub:
         )
         theirs.close()
         self.channel = Channel(ours)
-        model = StubModel("m", 1, "python", str(path), str(folder), outputs, **settings)
-        given = StubSettings(model, "m_0_0", {"model_config": "{}"}, input_placement="host")
+        served = StubModel("m", 1, "python", str(path), str(folder), outputs, **settings)
+        arguments = {"model_config": "{}", "model_instance_device_id": "0"}
+        given = StubSettings(served, "m_0_0", arguments, input_placement="host")
         self.channel.send(
             encode_initialize(given, MemorySettings(1, output_limit)),
             [control.fd, their_calls.fileno()],

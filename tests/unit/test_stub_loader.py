@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 
@@ -10,7 +11,7 @@ import pytest
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import TritonModelException
-from gpubridge.stub.loader import load_model, model_error_text
+from gpubridge.stub.loader import answer_readiness, load_model, model_error_text
 
 HERE = re.escape(__file__)
 
@@ -187,3 +188,20 @@ def test_a_model_may_have_a_module_of_such_a_name(tmp_path, monkeypatch):
 def test_an_init_file_that_raises_is_told(tmp_path, loading):
     (tmp_path / "__init__.py").write_text("raise RuntimeError('planted')")
     assert loading("x = 1") == ("RuntimeError: planted\n\nAt:\n  /__init__.py(1): <module>\n")
+
+
+def test_readiness_is_asked_of_the_method_that_the_model_has_now():
+    class Model:
+        def is_ready(self):
+            self.is_ready = lambda: "no bool"
+            return True
+
+    with answer_readiness(Model(), None) as asked:
+        told = []
+        for _ in range(2):
+            asked.send(b"?")
+            told.append(json.loads(asked.recv(1 << 16)))
+    assert told == [
+        {"ready": True},
+        {"ready": False, "error": "is_ready() must return a boolean value"},
+    ]

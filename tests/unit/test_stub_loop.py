@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpubridge.tensor import native
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ABANDONED
 from gpubridge.transport.messages import (
@@ -23,24 +22,13 @@ from gpubridge.transport.messages import (
 )
 from gpubridge.transport.records import record_encoder
 from gpubridge.transport.signatures import encode_tensors
-from tests.unit.looped_stub import CLAIMS, REGION, REGION_BYTES, Stub
+from tests.unit.looped_stub import CLAIMS, REGION, REGION_BYTES, started_stubs
 from tests.unit.server_messages import encode_batch
 
 
 @pytest.fixture(params=["native", "python"])
 def start(request, tmp_path):
-    if request.param == "native" and native.native() is None:
-        pytest.skip(f"no compiled module: {native.absence()}")
-    stubs = []
-
-    def start(*body, outputs=("OUT",), output_limit=64 << 20, **settings):
-        stub = Stub(tmp_path, request.param, body, outputs, output_limit, **settings)
-        stubs.append(stub)
-        return stub
-
-    yield start
-    for stub in stubs:
-        stub.close()
+    yield from started_stubs(request.param, tmp_path)
 
 
 def row(*values):

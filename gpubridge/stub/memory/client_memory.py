@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpubridge.errors import BridgeError, invalid, unavailable
 from gpubridge.host_shm import ClientMapping, map_client_region
 from gpubridge.pb_utils import Tensor
+from gpubridge.stub.memory.read_only import tells_of_write
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.bytes_codec import string_fault
 from gpubridge.tensor.dtypes import element_count
@@ -215,12 +216,20 @@ class ClientMemory:
         return copied
 
     def note_error(self, error: BaseException) -> None:
-        """Check a batch's exception for a write to a read-only input, or a lost GPU."""
+        """Check a batch's exception for a lost GPU."""
         if self.device is not None:
             self.device.note_error(error)
             self.device.check()
-        if not self._decided and isinstance(error, ValueError) and "read-only" in str(error):
-            self._switch("client_inputs_written", "writes into its inputs")
+
+    def refused(self, outcome: BaseException | Sequence[Any]) -> bool:
+        """Return whether a batch failed because its model wrote to read-only inputs.
+
+        The model gets copies from now on. ``outcome``: an exception, or the responses.
+        """
+        if self._decided or not self.used or not tells_of_write(outcome):
+            return False
+        self._switch("client_inputs_written", "writes into its inputs")
+        return True
 
     def note_kept(self, record: Record) -> None:
         """Check an answered request: if its inputs are still lent, the model keeps them."""

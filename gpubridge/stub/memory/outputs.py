@@ -84,9 +84,8 @@ class OutputMemory:
             total += (size + 63) & -_ALIGNMENT
         if total == 0:
             return [0, 0, 0, NO_LEASE] * len(payloads)
+        slot, lease = self.lend(total, consumer)
         with self._lock:
-            slot = self._allocate(total, consumer)
-            lease = self._lent.lend(slot)
             self._copied += copied
         return self._place(slot.memory, payloads, slot.segment.region, slot.offset, lease)
 
@@ -115,6 +114,12 @@ class OutputMemory:
         """Allocate a slot for ``consumer`` that the caller fills, and lends or frees."""
         with self._lock:
             return self._allocate(nbytes, consumer)
+
+    def lend(self, nbytes: int, consumer: str = "") -> tuple[Slot, int]:
+        """Allocate a slot and lend it to ``consumer`` once, which the caller fills; returns its lease."""
+        with self._lock:
+            slot = self._allocate(nbytes, consumer)
+            return slot, self._lent.lend(slot)
 
     def reserve_lease(self, nbytes: int, consumer: str) -> tuple[Slot, int]:
         """Allocate a slot and a lease that the caller lends to ``consumer`` repeatedly."""
