@@ -42,7 +42,7 @@ std::string_view take_bytes(std::string_view message, std::size_t& at, std::size
 
 // Takes the next string of a BYTES tensor, behind its length of four bytes; nothing where it is cut
 // short. Another process may be writing the bytes: a length is read once, and checked.
-inline std::optional<std::string_view> take_string(std::string_view& bytes) {
+[[nodiscard]] inline std::optional<std::string_view> take_string(std::string_view& bytes) {
   if (bytes.size() < sizeof(std::uint32_t)) return std::nullopt;
   const std::size_t length = get_number<std::uint32_t>(bytes.data());
   if (length > bytes.size() - sizeof(std::uint32_t)) return std::nullopt;

@@ -24,7 +24,8 @@ inline constexpr std::uint64_t kClaims = std::uint64_t{1} << 63U;
 
 // Claims all batches up to one; returns the number of the last that was claimed before, or none
 // where this one was. Both sides do so: a batch is the stub's or the server's, never both's.
-inline std::optional<std::uint64_t> claim(std::uint64_t& cell, std::uint64_t sequence) {
+[[nodiscard]] inline std::optional<std::uint64_t> claim(std::uint64_t& cell,
+                                                        std::uint64_t sequence) {
   std::uint64_t claimed = __atomic_load_n(&cell, __ATOMIC_ACQUIRE);
   do {
     if ((claimed & ~kClaims) >= sequence) return std::nullopt;

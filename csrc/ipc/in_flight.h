@@ -87,7 +87,8 @@ class InFlightRequests {
   // Tells the stub that a request is cancelled; with `running_only` not before it has started.
   // Returns when (ns) the model began what it does, if all of that is cancelled now; 0 where it
   // may have been at any time.
-  std::optional<std::uint64_t> cancel(Ticket ticket, bool running_only, bool still_read) {
+  [[nodiscard]] std::optional<std::uint64_t> cancel(Ticket ticket, bool running_only,
+                                                    bool still_read) {
     const bool started = has_started(ticket);
     if (running_only && !started) return std::nullopt;
     std::uint8_t& cell = cells_.cancelled[ticket];
@@ -178,7 +179,7 @@ class InFlightRequests {
   }
 
   // Hears that the stub has come to a batch; returns whether that was withdrawn.
-  bool end_withdrawn(std::uint64_t sequence) {
+  [[nodiscard]] bool end_withdrawn(std::uint64_t sequence) {
     const auto batch = withdrawn_.find(sequence);
     if (batch == withdrawn_.end()) return false;
     for (const Ticket ticket : batch->second) release(ticket);
@@ -188,7 +189,7 @@ class InFlightRequests {
 
   // Notes that a response was the last; returns whether the request has left, else its batch has
   // not.
-  bool end_response(Ticket ticket) {
+  [[nodiscard]] bool end_response(Ticket ticket) {
     if (open_.erase(ticket) != 0) return true;
     // Its ticket stays with its batch until that has ended.
     entries_[ticket].state = State::kEarly;
@@ -197,7 +198,7 @@ class InFlightRequests {
 
   // Takes memory back if the stub is done with it, and then the ticket; returns whether it was.
   // Else that is for `release_kept`.
-  bool release_unused(Ticket ticket) {
+  [[nodiscard]] bool release_unused(Ticket ticket) {
     if (load_cell(cells_.lent[ticket]) != 0) {
       entries_[ticket].state = State::kKept;
       kept_.insert(ticket);

@@ -214,7 +214,7 @@ class RequestsAtStub {
   }
 
   // Takes one message of the channel.
-  Received receive();
+  [[nodiscard]] Received receive();
   void on_readable() {
     if (receive() == Received::kClosed && hooks_) nb::object(hooks_->closed)();
   }
@@ -279,7 +279,7 @@ class RequestsAtStub {
   [[nodiscard]] SendTurn& turn() const { return nb::cast<SendTurn&>(hooks_->turn); }
   // Tells the turn whether there is a batch at the stub.
   void note_work();
-  bool enter(nb::handle requests, std::vector<Unsent>& unsent);
+  [[nodiscard]] bool enter(nb::handle requests, std::vector<Unsent>& unsent);
   void take_back_unsent(std::uint64_t sequence, Ticket ticket);
   [[nodiscard]] nb::object long_parameters(const InferRequest& request) const;
   void write(InferRequest& request, std::string& records);
@@ -305,9 +305,10 @@ class RequestsAtStub {
   nb::object plain_response(const RecordView& record, const Held& held);
   // The response of outputs that all stayed in the slot of their request.
   nb::object response_in_slot(const RecordView& record, nb::handle signature, nb::handle shapes);
-  std::optional<Observation> end_response(Ticket ticket, const nb::object& reason, Duration now,
-                                          Taken& taken);
-  std::optional<Observation> count_closed(const Held& held, std::string_view reason, Duration now);
+  [[nodiscard]] std::optional<Observation> end_response(Ticket ticket, const nb::object& reason,
+                                                        Duration now, Taken& taken);
+  [[nodiscard]] std::optional<Observation> count_closed(const Held& held, std::string_view reason,
+                                                        Duration now);
 
   void leave(Ticket ticket, InferRequest& request);
   static void forget_memory(InferRequest& request);

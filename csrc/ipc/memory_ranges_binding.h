@@ -29,7 +29,7 @@ nb::object empty_range();
 nb::object stub_range(nb::handle memory, const TensorRef& ref, nb::handle keep);
 
 // True if some of the ranges lie in host memory that is meant for another model.
-bool for_others(nb::handle ranges, nb::handle model);
+[[nodiscard]] bool for_others(nb::handle ranges, nb::handle model);
 
 // The ids by which references to a stub name regions; each is announced to it before.
 class RegionNames {

@@ -128,7 +128,7 @@ class GrpcReader {
   };
 
   // Takes the beginning of a message; false while it is not all there, or is wrong.
-  bool begin_message(std::span<const std::uint8_t>& data) {
+  [[nodiscard]] bool begin_message(std::span<const std::uint8_t>& data) {
     if (prefix_size_ == prefix_.size()) return true;
     const std::size_t taken = std::min(prefix_.size() - prefix_size_, data.size());
     std::copy_n(data.begin(), taken, prefix_.begin() + static_cast<std::ptrdiff_t>(prefix_size_));
@@ -147,7 +147,7 @@ class GrpcReader {
   }
 
   // Takes data up to the end of a message; returns the message when it is complete.
-  std::optional<Whole> take_message(std::span<const std::uint8_t>& data) {
+  [[nodiscard]] std::optional<Whole> take_message(std::span<const std::uint8_t>& data) {
     if (!begin_message(data)) return std::nullopt;
     const auto taken =
         data.first(static_cast<std::size_t>(std::min<std::uint64_t>(data.size(), left_)));

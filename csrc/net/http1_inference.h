@@ -81,7 +81,7 @@ class InferTargets {
 };
 
 // Bytes of a body of `length` that are its JSON header; nothing where the client's number is none.
-std::optional<std::uint64_t> header_size(const Head& head, std::uint64_t length);
+[[nodiscard]] std::optional<std::uint64_t> header_size(const Head& head, std::uint64_t length);
 
 // Where a body begins in its slot, its bytes, and those of its JSON header.
 struct InferenceBody {
@@ -112,7 +112,7 @@ class Inference {
 
   // Gives the request to the model, `copied` bytes of whose body were copied, and has the exchange
   // called with the outcome, even before this returns. False if it is for Python.
-  bool submit(nb::handle exchange, std::uint64_t copied, nb::handle origin);
+  [[nodiscard]] bool submit(nb::handle exchange, std::uint64_t copied, nb::handle origin);
   // Hands the request to Python.
   void hand_over(nb::handle exchange, std::uint64_t copied) {
     const nb::object slot = std::move(slot_);

@@ -42,7 +42,7 @@ class PythonConnection : public Connection {
 
  private:
   // Writes what waits for the socket; false if it does not take all.
-  bool write(int descriptor);
+  [[nodiscard]] bool write(int descriptor);
 
   // The last part of the buffer that was handed out, and its view.
   Place viewed_;

@@ -128,8 +128,8 @@ class Connection {
  private:
   void parse(std::span<const std::uint8_t> bytes);
   void parse_frames(std::span<const std::uint8_t> bytes);
-  bool parse_frame(std::span<const std::uint8_t> bytes);
-  bool start(std::span<const std::uint8_t> bytes);
+  [[nodiscard]] bool parse_frame(std::span<const std::uint8_t> bytes);
+  [[nodiscard]] bool start(std::span<const std::uint8_t> bytes);
   void check_frame(const FrameHeader& header) const;
   void take_control(const FrameHeader& header, std::span<const std::uint8_t> payload);
   void take_settings(const FrameHeader& header, std::span<const std::uint8_t> payload);

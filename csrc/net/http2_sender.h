@@ -175,7 +175,7 @@ class Sender {
   // True if there may be anything for the socket.
   [[nodiscard]] bool waits() const { return !pieces_.empty() || !round_.empty(); }
   // Frames queued DATA if nothing else waits for the socket; returns whether anything does.
-  bool fill() {
+  [[nodiscard]] bool fill() {
     if (!shared_ && !round_.empty()) share();
     return !pieces_.empty();
   }

@@ -121,7 +121,7 @@ class Budget {
         left_(static_cast<double>(allowance)) {}
 
   // Spends one; returns whether there was one. `useful` counts useful work since the beginning.
-  bool spend(double now, std::uint64_t useful) {
+  [[nodiscard]] bool spend(double now, std::uint64_t useful) {
     if (!since_) since_ = now;
     if (left_ < 1) {
       const double regained =

@@ -74,7 +74,7 @@ class RequestHeaders {
   }
 
  private:
-  bool read_pseudo(std::size_t& next);
+  [[nodiscard]] bool read_pseudo(std::size_t& next);
   void note(std::string_view name, std::string_view value);
 
   HeaderList fields_;
@@ -90,7 +90,7 @@ class RequestHeaders {
 
 // Checks that the fields from the `first` on are valid and no pseudo-header fields; sets their
 // content-length if there is one.
-bool check_fields(const HeaderList& fields, std::size_t first,
-                  std::optional<std::uint64_t>& content_length);
+[[nodiscard]] bool check_fields(const HeaderList& fields, std::size_t first,
+                                std::optional<std::uint64_t>& content_length);
 
 }  // namespace gpubridge

@@ -95,7 +95,7 @@ class FieldScanner {
   static constexpr std::size_t kLong = std::size_t{1} << 16U;
 
   // Takes a number, if it is all there.
-  static bool take_number(WireReader& fields, std::uint64_t& number) {
+  [[nodiscard]] static bool take_number(WireReader& fields, std::uint64_t& number) {
     const std::size_t begin = fields.at();
     if (fields.varint(number)) return true;
     if (fields.at() - begin == kLongestVarint) throw MessageFault{"a number has more than 64 bits"};

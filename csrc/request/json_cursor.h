@@ -61,14 +61,14 @@ class JsonCursor {
     while (!at_end() && text_[at_] <= ' ' && is_space(text_[at_])) ++at_;
   }
 
-  bool digits() {
+  [[nodiscard]] bool digits() {
     if (!is_digit(peek())) return false;
     while (is_digit(peek())) ++at_;
     return true;
   }
 
   // Moves behind a string, whose opening quote has been taken; nothing where it does not end.
-  std::optional<std::string_view> raw_string() {
+  [[nodiscard]] std::optional<std::string_view> raw_string() {
     const std::size_t start = at_;
     for (; at_ < text_.size(); ++at_) {
       if (text_[at_] == '"') return text_.substr(start, at_++ - start);
@@ -77,7 +77,7 @@ class JsonCursor {
     return std::nullopt;
   }
 
-  std::optional<JsonNumber> number() {
+  [[nodiscard]] std::optional<JsonNumber> number() {
     JsonNumber number;
     const std::size_t start = at_;
     number.negative = take('-');

@@ -28,32 +28,34 @@ struct SplitDocument {
 // their places then. Nothing where a name has an escape, `inputs` or `data` come twice in an
 // object, brackets do not match or nesting is deeper than 64. What is kept and what is taken has
 // still to be parsed: nothing else is checked here.
-std::optional<SplitDocument> split_data(std::string_view document);
+[[nodiscard]] std::optional<SplitDocument> split_data(std::string_view document);
 
 // Takes the text of each string of more than 64 KiB out of a JSON document, which has a NUL and the
 // text's number in its place then. Nothing where a name is that long, a string that stays has an
 // escaped NUL, or one does not end. All has still to be parsed, as above.
-std::optional<SplitDocument> split_long_strings(std::string_view document);
+[[nodiscard]] std::optional<SplitDocument> split_long_strings(std::string_view document);
 
 // Appends the text between the quotation marks of a JSON string, decoded and encoded anew, so that
 // it has no needless escapes. False where it is no such text.
-bool append_plain_string(std::string_view raw, std::string& out);
+[[nodiscard]] bool append_plain_string(std::string_view raw, std::string& out);
 
 // Writes the leaves of an array, which may be nested, as `count` elements behind one another;
 // strings as a BYTES tensor has them. Integers and FP32 are within their range. False where a value
 // is of another kind, the number of values is another, or the text is no JSON.
-bool pack_values(std::string_view array, ElementType type, std::size_t count, std::string& out);
+[[nodiscard]] bool pack_values(std::string_view array, ElementType type, std::size_t count,
+                               std::string& out);
 
 // Writes elements as a flat JSON array. Floats have the shortest digits that give the same double;
 // those that are not finite are NaN, Infinity and -Infinity. Strings are escaped as JSON has to be,
 // their other bytes go out as they are. False where a BYTES tensor is malformed or holds another
 // number of strings.
-bool format_values(std::string_view bytes, ElementType type, std::size_t count, std::string& out);
+[[nodiscard]] bool format_values(std::string_view bytes, ElementType type, std::size_t count,
+                                 std::string& out);
 
 // Appends the members of a JSON object as the parameters of a ModelInferResponse. False where one
 // is no boolean, no string and no integer of 64 bits, a name has an escape or comes twice, or the
 // text is more or less than an object.
-bool pack_parameters(std::string_view object, std::string& out);
+[[nodiscard]] bool pack_parameters(std::string_view object, std::string& out);
 
 // Appends a text, which is UTF-8, as a JSON string with its quotation marks.
 void append_json_text(std::string_view text, std::string& out);
@@ -63,6 +65,6 @@ void append_json_text(std::string_view text, std::string& out);
 void append_json_number(double value, std::string& out);
 
 // The same as `append_json_text` for any bytes; false where they are no UTF-8.
-bool format_string(std::string_view text, std::string& out);
+[[nodiscard]] bool format_string(std::string_view text, std::string& out);
 
 }  // namespace gpubridge

@@ -101,7 +101,7 @@ constexpr std::size_t kLongestScanned = std::size_t{256} << 10U;
 // False for a text that cannot become a template: one that is no JSON object, is too long or too
 // deep, has an input with `data`, a member twice, very many members in one object, an escape in a
 // name or in the id, a control character, or a varying text that is not UTF-8.
-bool scan_json(std::string_view text, RequestScan& scan);
+[[nodiscard]] bool scan_json(std::string_view text, RequestScan& scan);
 
 // Scans the fields of a ModelInferRequest in one pass.
 //
@@ -113,10 +113,11 @@ bool scan_json(std::string_view text, RequestScan& scan);
 // cannot become a template: one with unknown fields, singular fields twice, typed contents,
 // negative dims, a parameter twice, or raw contents that are not one for each input that is not in
 // a region.
-bool scan_message(std::string_view message, RequestScan& scan, std::vector<std::uint64_t>& offsets);
+[[nodiscard]] bool scan_message(std::string_view message, RequestScan& scan,
+                                std::vector<std::uint64_t>& offsets);
 
 // Scans the fields of a message that came without its id and raw contents, which have `sizes`.
-bool scan_fields(std::string_view fields, const std::vector<std::uint64_t>& sizes,
-                 RequestScan& scan);
+[[nodiscard]] bool scan_fields(std::string_view fields, const std::vector<std::uint64_t>& sizes,
+                               RequestScan& scan);
 
 }  // namespace gpubridge

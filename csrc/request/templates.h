@@ -61,7 +61,7 @@ class RequestTemplates {
   void remove_if(const std::function<bool(const std::shared_ptr<void>&)>& is_gone);
 
   // Finds the template of a request and checks it; false where there is none or a check fails.
-  bool match(const RequestScan& scan, MatchedRequest& matched);
+  [[nodiscard]] bool match(const RequestScan& scan, MatchedRequest& matched);
 
   [[nodiscard]] std::size_t size() const { return by_key_.size(); }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
@@ -87,8 +87,9 @@ class RequestTemplates {
 // Makes each input begin at a multiple of its item size, counted from the beginning of `memory`,
 // where the first place is at `start`: inputs are moved up, and their places changed. Returns how
 // many bytes were moved; nullopt, with all as it was, if the memory is too small.
-std::optional<std::uint64_t> align_inputs(std::span<unsigned char> memory, std::uint64_t start,
-                                          std::vector<InputPlace>& places);
+[[nodiscard]] std::optional<std::uint64_t> align_inputs(std::span<unsigned char> memory,
+                                                        std::uint64_t start,
+                                                        std::vector<InputPlace>& places);
 
 // True if the bytes are exactly `count` strings, each after its length of four bytes.
 bool holds_strings(std::span<const unsigned char> bytes, std::uint64_t count);

@@ -19,7 +19,7 @@ struct TraceSampling {
     if (seen < rate + kBegun) ++seen;
   }
   // Counts a request; true if it is traced.
-  bool choose() {
+  [[nodiscard]] bool choose() {
     count();
     if (rate == 0 || seen < rate) return false;
     seen -= rate;

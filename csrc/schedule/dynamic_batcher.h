@@ -92,7 +92,7 @@ class ReleaseOrder {
     if (states_.try_emplace(handle, State::kRunning).second) order_.push_back(handle);
   }
   // Notes that a request's outcome is there; returns false for one that is not in order.
-  bool answered(Handle handle) {
+  [[nodiscard]] bool answered(Handle handle) {
     const auto found = states_.find(handle);
     if (found == states_.end()) return false;
     if (found->second == State::kRunning) found->second = State::kAnswered;
@@ -191,7 +191,7 @@ class DynamicBatcher {
 
   // Appends the next batch to `batch`, or the `most` that come first of it, and returns true, if it
   // is due.
-  bool take(Nanoseconds now, std::size_t most, std::vector<Handle>& batch) {
+  [[nodiscard]] bool take(Nanoseconds now, std::size_t most, std::vector<Handle>& batch) {
     age(now);
     const std::size_t whole = due(now);
     if (whole == 0) return false;
@@ -208,11 +208,11 @@ class DynamicBatcher {
 
   // The same for an instance that is at another batch, if that takes nothing from it: nothing that
   // comes later could join the batch, overtake it, or be refused if it stayed.
-  bool take_ahead(Nanoseconds now, std::size_t most, std::vector<Handle>& batch) {
+  [[nodiscard]] bool take_ahead(Nanoseconds now, std::size_t most, std::vector<Handle>& batch) {
     return may_run_ahead_ && look().closed() && take(now, most, batch);
   }
   // When a batch becomes due, or a request late, by the mere passing of time.
-  std::optional<Nanoseconds> next_wakeup(Nanoseconds now) {
+  [[nodiscard]] std::optional<Nanoseconds> next_wakeup(Nanoseconds now) {
     if (!late_.empty()) return now;
     std::optional<Nanoseconds> next;
     if (const Nanoseconds deadline = queue_.next_deadline(); deadline != 0) next = deadline;
@@ -235,7 +235,7 @@ class DynamicBatcher {
   }
 
   // Gives a request away if it was not taken yet; returns whether that was so.
-  bool cancel(Handle handle) {
+  [[nodiscard]] bool cancel(Handle handle) {
     if (!queue_.remove(handle)) return false;
     forming_.forget();
     if (order_) order_->dropped(handle);

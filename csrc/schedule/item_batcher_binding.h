@@ -45,11 +45,13 @@ class ItemBatcher {
     return batcher_.take_ahead(now, most, batch) ? nb::object(taken(batch)) : nb::none();
   }
 
-  std::optional<Nanoseconds> next_wakeup(Nanoseconds now) { return batcher_.next_wakeup(now); }
+  [[nodiscard]] std::optional<Nanoseconds> next_wakeup(Nanoseconds now) {
+    return batcher_.next_wakeup(now);
+  }
   nb::list refused(Nanoseconds now) { return given_away(batcher_.refused(now)); }
   nb::list take_all() { return given_away(batcher_.clear()); }
 
-  bool cancel(nb::handle item) {
+  [[nodiscard]] bool cancel(nb::handle item) {
     const bool was_queued = batcher_.cancel(handle_of(item));
     if (was_queued) item.dec_ref();
     return was_queued;

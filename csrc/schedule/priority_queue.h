@@ -109,7 +109,7 @@ class PriorityQueue {
   }
 
   // Takes a request out, wherever it is; returns whether it was here.
-  bool remove(Handle handle) {
+  [[nodiscard]] bool remove(Handle handle) {
     const auto found = entries_.find(handle);
     if (found == entries_.end()) return false;
     take_out(found->second);
@@ -118,7 +118,7 @@ class PriorityQueue {
 
   // Refuses or delays what is late, and appends what it refused to `late`; returns whether the
   // order changed.
-  bool age(Nanoseconds now, std::vector<Handle>& late) {
+  [[nodiscard]] bool age(Nanoseconds now, std::vector<Handle>& late) {
     bool changed = false;
     while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
       const auto entry = deadlines_.begin()->second;
