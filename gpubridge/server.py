@@ -287,7 +287,7 @@ async def _open_endpoints(
 ) -> None:
     router, service, metrics, status = served
     http_endpoints = settings.http.allow + settings.metrics_endpoint.allow
-    allow_connections(
+    backlog = allow_connections(
         [settings.http.connections.max_connections] * http_endpoints
         + [settings.grpc.connections.max_connections] * settings.grpc.allow,
         settings.memory.client_shm_max_regions if settings.memory.allow_client_shm else 0,
@@ -300,7 +300,11 @@ async def _open_endpoints(
         most, seconds = limits.max_connections, limits.preface_timeout
         tls = _tls_listener(settings.grpc.tls, "h2", most, seconds)
         reuse = settings.grpc.reuse_port
-        endpoints.append(await _open_endpoint(_GRPC, address, port, grpc_calls, tls, reuse=reuse))
+        endpoints.append(
+            await _open_endpoint(
+                _GRPC, address, port, grpc_calls, tls, backlog=backlog, reuse_port=reuse
+            )
+        )
     if settings.http.allow:
         budget = repository.regions.budget
         listener = HttpListener(router, http, workers, budget, router.targets)
@@ -309,12 +313,16 @@ async def _open_endpoints(
         most, seconds = http.connections.max_connections, http.connections.header_timeout
         tls = _tls_listener(settings.http.tls, "http/1.1", most, seconds, PLAIN_TO_TLS)
         reuse = settings.http.reuse_port
-        endpoints.append(await _open_endpoint(_HTTP, address, port, requests, tls, reuse=reuse))
+        endpoints.append(
+            await _open_endpoint(
+                _HTTP, address, port, requests, tls, backlog=backlog, reuse_port=reuse
+            )
+        )
     if settings.metrics_endpoint.allow:
         listener = HttpListener(metrics, http, workers, repository.regions.budget)
         pages: _MakeProtocol = partial(HttpConnection, listener)
         address, port = settings.metrics_endpoint.address, settings.metrics_endpoint.port
-        endpoints.append(await _open_endpoint(_METRICS, address, port, pages))
+        endpoints.append(await _open_endpoint(_METRICS, address, port, pages, backlog=backlog))
     if status is not None:
         status.endpoints = {
             _NAMES[each.name]: {
@@ -342,8 +350,7 @@ async def _open_endpoint(
     port: int,
     protocol: _MakeProtocol,
     tls: TlsListener | None = None,
-    *,
-    reuse: bool = False,
+    **listening: Any,
 ) -> Endpoint:
     connections: set[Any] = set() if tls is None else tls.connections
     make = partial(protocol, connections)
@@ -352,9 +359,8 @@ async def _open_endpoint(
             make if tls is None else partial(TlsConnection, tls, make),
             address,
             port,
-            backlog=1024,
             family=socket.AF_UNSPEC,
-            reuse_port=reuse,
+            **listening,
         )
     except OSError as error:
         other = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "address"

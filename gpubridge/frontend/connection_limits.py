@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import resource
+import socket
 from typing import Any
 
 from gpubridge.dataplane import IdleConnections
@@ -15,6 +17,49 @@ _logger = logging.getLogger(__name__)
 
 _FOR_ALL_ELSE = 1024
 """Descriptors for models' processes, segments and files."""
+_SHARE = 4
+"""Of a limit that is lower than what connections may need, this fraction is for all else."""
+_BACKLOG = 1024
+"""Connections to an endpoint that the kernel keeps until they are accepted, all in one turn."""
+_ALWAYS = 16
+"""Connections that each endpoint has room for, however many descriptors are in use."""
+
+
+class Room(enum.Enum):
+    """What the process has descriptors for: a connection, its refusal, or neither."""
+
+    FREE = enum.auto()
+    SHORT = enum.auto()
+    NONE = enum.auto()
+
+
+def room_for(sock: socket.socket, connections: int) -> Room:
+    """Return whether there is room for a new connection to an endpoint that has ``connections``.
+
+    The last descriptors of the process are for its models. The kernel gives out the lowest number that
+    is free: if a socket has one of the last, all others are in use.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY or connections < _ALWAYS:
+        return Room.FREE
+    beyond = sock.fileno() - (limit - _reserve(limit))
+    if beyond < 0:
+        return Room.FREE
+    # A refused client may keep its connection for a while.
+    return Room.SHORT if beyond < _reserve(limit) // 2 else Room.NONE
+
+
+def shortage() -> str:
+    """Return the text for a client that there is no room for."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        f"the server has as many connections open as its limit of {limit} descriptors (ulimit -n) "
+        "leaves for clients: try again later"
+    )
+
+
+def _reserve(limit: int) -> int:
+    return min(_FOR_ALL_ELSE, limit // _SHARE)
 
 
 def longest_idle(connections: IdleConnections) -> Any:
@@ -22,23 +67,30 @@ def longest_idle(connections: IdleConnections) -> Any:
     return next((each for each in connections.first(_CLOSABLE) if not each.unsent), None)
 
 
-def allow_connections(limits: list[int], regions: int = 0) -> None:
+def allow_connections(limits: list[int], regions: int = 0) -> int:
     """Raise the process's limit of descriptors to what its endpoints may need; warn if it is lower.
 
     - ``limits``: the connection limit of each endpoint; 0 is no limit.
     - ``regions``: regions of shared memory that clients may register.
+
+    Returns the backlog of each endpoint: what is accepted at once must not take the models' descriptors.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard != resource.RLIM_INFINITY else 1 << 20
-    wanted = most if 0 in limits else sum(limits) + regions + _FOR_ALL_ELSE
+    wanted = sum(limits) + regions + _FOR_ALL_ELSE + len(limits) * _BACKLOG
+    if 0 in limits:
+        wanted = most
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, most), hard))
-    if most < wanted:
-        _logger.warning(
-            "this process may open %d descriptors, fewer than the %d that its connections may need: "
-            "raise the limit (ulimit -n), or lower --http-max-connections and "
-            "--grpc-max-connections",
-            most,
-            wanted,
-        )
+        return _BACKLOG
+    limit = min(wanted, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if most >= wanted:
+        return _BACKLOG
+    _logger.warning(
+        "this process may open %d descriptors, fewer than the %d that its connections may need: "
+        "raise the limit (ulimit -n), or lower --http-max-connections and "
+        "--grpc-max-connections",
+        most,
+        wanted,
+    )
+    return min(_BACKLOG, _reserve(limit) // (2 * len(limits)))

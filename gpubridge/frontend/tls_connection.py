@@ -20,6 +20,7 @@ from gpubridge.config import TlsSettings
 from gpubridge.config.files import read_regular
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, invalid
+from gpubridge.frontend.connection_limits import Room, room_for
 
 _RECEIVE_BYTES = 1 << 18
 """Bytes that a connection receives and decrypts in one turn of the event loop."""
@@ -81,7 +82,11 @@ class TlsListener:
     def admit(self, connection: TlsConnection) -> None:
         """Add a connection that begins its handshake; at the limit, abort the oldest handshake."""
         self.handshakes[connection] = None
-        full = 0 < self._most < len(self.connections) + len(self.handshakes)
+        count = len(self.connections) + len(self.handshakes)
+        if room_for(connection.get_extra_info("socket"), count) is Room.NONE:
+            connection.abort()
+            return
+        full = 0 < self._most < count
         if full and len(self.handshakes) > _HANDSHAKES_BEYOND:
             next(iter(self.handshakes)).abort()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import errno
 import os
+import resource
 import select
 import socket
 import struct
@@ -36,6 +37,10 @@ class ChannelClosed(BridgeError):
 
     def __init__(self, message: str = "the channel to the other process is closed") -> None:
         super().__init__(message, ErrorCode.UNAVAILABLE)
+
+
+class DescriptorsLost(BridgeError):
+    """Descriptors of a message were lost: this process has reached its limit of them."""
 
 
 class MalformedMessage(BridgeError):
@@ -106,10 +111,22 @@ class Channel:
     def whole(
         self, message: bytes, fds: list[int], cut: bool, longest: int | None = None
     ) -> tuple[bytes, list[int]]:
-        """Turn a received datagram into the result of `receive`; raises as that does."""
+        """Turn a received datagram into the result of `receive`; raises as that does.
+
+        Also DescriptorsLost, where the kernel could not give this process the descriptors.
+        """
         if not message:
             close_all(fds)
             raise ChannelClosed
+        if cut and len(message) < FRAME_LIMIT and len(fds) < _MAX_FDS:
+            # Else there would be more of either.
+            close_all(fds)
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            raise DescriptorsLost(
+                f"the limit of {limit} open descriptors (ulimit -n) is reached: those of a message were "
+                "lost",
+                ErrorCode.UNAVAILABLE,
+            )
         if cut:
             close_all(fds)
             raise MalformedMessage(

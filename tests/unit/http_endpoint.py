@@ -42,18 +42,22 @@ def error(text):
 class Transport:
     """Sends into ``sent``; ``state`` is open, half (no more can be sent) or closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, descriptor: int = 3) -> None:
         self.sent = bytearray()
         self.writes = 0
         self.state = "open"
         self.reading = True
         self.unsent = 0
+        self.descriptor = descriptor
         self.kernel = 1
         """The state of the connection in the kernel: established, until a test says otherwise."""
 
     def get_extra_info(self, name):
         assert name == "socket"
         return self
+
+    def fileno(self) -> int:
+        return self.descriptor
 
     def getsockopt(self, level, option, size) -> bytes:
         assert (level, option, size) == (socket.IPPROTO_TCP, socket.TCP_INFO, 1)
@@ -160,6 +164,7 @@ class Endpoint:
         beside: Endpoint | None = None,
         body_limit: int = BODY_LIMIT,
         arena_limit: int = 1 << 30,
+        descriptor: int = 3,
     ) -> None:
         self.deferred = deferred
         self.handlers: list[Handler] = []
@@ -170,7 +175,7 @@ class Endpoint:
         if beside is not None:
             # What is idle is known to both; each has its own handlers.
             self.listener.idle = beside.listener.idle
-        self.transport = Transport()
+        self.transport = Transport(descriptor)
         self.connection = HttpConnection(self.listener, self.connections)
         self.connection.connection_made(self.transport)
         self.undelivered: list[memoryview] = []

@@ -1,11 +1,16 @@
-"""The limit of descriptors follows the limits of connections, as far as the system lets it."""
+"""The limit of descriptors follows the limits of connections, and the last ones are not for clients."""
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from gpubridge.frontend.connection_limits import Room, room_for
+from tests.unit.http_endpoint import GET, Endpoint
 
 CODE = """
 import logging, resource, sys
@@ -13,22 +18,23 @@ logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from gpubridge.frontend.connection_limits import allow_connections
 soft, hard, *limits = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-allow_connections(limits)
-print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+backlog = allow_connections(limits)
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], backlog)
 """
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "limits", "left", "warned"),
+    ("soft", "hard", "limits", "left", "backlog", "warned"),
     [
-        (256, 4096, [100, 200], 1324, False),
-        (2000, 4096, [100, 200], 2000, False),
-        (256, 2048, [4096, 4096], 2048, True),
-        (256, 2048, [0], 2048, False),
-        (256, 2048, [], 1024, False),
+        (256, 4096, [100, 200], 3372, 1024, False),
+        (3500, 4096, [100, 200], 3500, 1024, False),
+        (256, 2048, [4096, 4096], 2048, 128, True),
+        (256, 2048, [0], 2048, 1024, False),
+        (256, 2048, [], 1024, 1024, False),
+        (160, 160, [4096, 4096, 4096], 160, 6, True),
     ],
 )
-def test_it_is_raised_as_far_as_needed_and_allowed(soft, hard, limits, left, warned):
+def test_it_is_raised_as_far_as_needed_and_allowed(soft, hard, limits, left, backlog, warned):
     # In a process of its own: a hard limit that was lowered stays so.
     finished = subprocess.run(
         [sys.executable, "-c", CODE, *map(str, (soft, hard, *limits))],
@@ -38,5 +44,41 @@ def test_it_is_raised_as_far_as_needed_and_allowed(soft, hard, limits, left, war
         timeout=60,
     )
     *said, after = finished.stdout.splitlines()
-    assert int(after) == left
+    assert after.split() == [str(left), str(backlog)]
     assert any("--http-max-connections" in line for line in said) == warned
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    """The process may have 400 descriptors: those from 300 on are for its models."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (400, 4096))
+
+
+@pytest.mark.usefixtures("limit")
+@pytest.mark.parametrize(
+    ("descriptor", "connections", "room"),
+    [
+        (299, 200, Room.FREE),
+        (300, 200, Room.SHORT),
+        (349, 200, Room.SHORT),
+        (350, 200, Room.NONE),
+        (399, 15, Room.FREE),
+        (399, 16, Room.NONE),
+    ],
+)
+def test_the_last_descriptors_are_for_models(descriptor, connections, room):
+    assert room_for(SimpleNamespace(fileno=lambda: descriptor), connections) is room
+
+
+@pytest.mark.usefixtures("limit")
+def test_a_connection_with_one_of_the_last_descriptors_is_refused_with_the_reason():
+    others = [Endpoint()]
+    others += [Endpoint(beside=others[0]) for _ in range(15)]
+    late = others[0]
+    short = Endpoint(beside=late, descriptor=320)
+    ((status, body),) = short.answers()
+    assert (status, b"limit of 400 descriptors" in body) == (503, True)
+    assert Endpoint(beside=late, descriptor=360).transport.state == "closed"
+    # Those that were there go on.
+    late.receive(GET)
+    assert late.answers() == [(200, b"")]

@@ -60,7 +60,10 @@ class Socket:
         self.closed = True
 
     def get_extra_info(self, name: str, default: object = None) -> object:
-        return default
+        return self if name == "socket" else default
+
+    def fileno(self) -> int:
+        return 3
 
 
 class Protocol(asyncio.BufferedProtocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import os
+import resource
 import signal
 import socket
 import struct
@@ -18,6 +19,7 @@ from gpubridge.transport.channel import (
     FRAME_LIMIT,
     Channel,
     ChannelClosed,
+    DescriptorsLost,
     MalformedMessage,
     pair,
 )
@@ -156,6 +158,28 @@ def test_a_datagram_beyond_the_limit_is_malformed(ends):
         theirs.receive()
     ours.send(b"good")
     assert bytes(theirs.receive()[0]) == b"good"
+
+
+@pytest.mark.parametrize("size", [10, 5 * FRAME_LIMIT])
+def test_descriptors_that_this_process_has_no_room_for_are_not_the_others_fault(ends, size):
+    ours, theirs = ends
+    fd = memfd(b"data")
+    for _ in range(2):
+        assert ours.send(b"m" * size, [fd, fd])
+        assert ours.send(b"next")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(fd)
+    os.close(free)
+    try:
+        # The kernel has room for none of them, or for one.
+        for room in range(2):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free + room, limits[1]))
+            with pytest.raises(DescriptorsLost, match="ulimit -n"):
+                theirs.receive()
+            assert bytes(theirs.receive()[0]) == b"next"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(fd)
 
 
 def test_too_many_descriptors_are_closed_and_malformed(ends):

@@ -33,6 +33,7 @@ from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.transport.channel import (
     Channel,
     ChannelClosed,
+    DescriptorsLost,
     MalformedMessage,
     close_all,
     is_unread,
@@ -216,6 +217,10 @@ class StubConnection:
         while self._open and (self._long.finish() or self.requests.receive()):
             pass
 
+    def lose(self, error: DescriptorsLost) -> None:
+        """Break the connection: a message of the stub is lost, here or of its BLS channel."""
+        self._break(f"could not be heard by the server ({error.message})")
+
     def fail_protocol(self, what: str) -> None:
         """Break the connection: the stub sent an invalid message, here or through its BLS channel."""
         self._trusted = False
@@ -375,6 +380,9 @@ class StubConnection:
                 self._handle(message, fds)
         except ChannelClosed:
             return False
+        except DescriptorsLost as error:
+            # The stub is not to blame, but what it said is gone: its memory, or answers.
+            self.lose(error)
         except MalformedMessage as error:
             self._fail(error.message)
         return True

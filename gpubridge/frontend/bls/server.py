@@ -36,6 +36,7 @@ from gpubridge.transport.calls import CallKind, check_length, decode_calls, enco
 from gpubridge.transport.channel import (
     Channel,
     ChannelClosed,
+    DescriptorsLost,
     MalformedMessage,
     close_all,
     is_unread,
@@ -251,6 +252,9 @@ class BlsConnection:
                 close_all(fds)
         except ChannelClosed:
             self._stop_io()
+        except DescriptorsLost as error:
+            self._stop_io()
+            self._connection.lose(error)
         except MalformedMessage as error:
             self._refuse(error)
 

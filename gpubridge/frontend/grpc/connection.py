@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpubridge.config import GrpcConnections
 from gpubridge.dataplane import GrpcConnectionState, Http2Connection, Http2Limits, RequestHeaders
-from gpubridge.frontend.connection_limits import longest_idle
+from gpubridge.frontend.connection_limits import Room, longest_idle, room_for, shortage
 from gpubridge.frontend.grpc.call import Call, LargeMessageCall, read_timeout
 from gpubridge.frontend.grpc.connection_timeouts import ConnectionTimeouts, TimeoutAction
 from gpubridge.frontend.grpc.infer import InferCall
@@ -79,7 +79,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     # -- asyncio ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send our settings; at the limit of connections, close an idle one or this one."""
+        """Send our settings; at a limit, close an idle connection or this one."""
         self._transport = transport  # type: ignore[assignment]
         # pause_writing is called for every unsent byte, so that nothing is written out of order.
         self._transport.set_write_buffer_limits(high=0)
@@ -100,8 +100,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
                     f"expected at most {most} connections "
                     "(--grpc-max-connections), all with calls open, got one more",
                 )
+        room = room_for(transport.get_extra_info("socket"), len(self._connections))
+        if room is Room.SHORT:
+            self.http2.close(_ENHANCE_YOUR_CALM, shortage())
         self._connections.add(self)
         self._state.flush()
+        if room is Room.NONE:
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Abort all open calls."""

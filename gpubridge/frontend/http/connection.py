@@ -21,7 +21,7 @@ from gpubridge.dataplane import (
 )
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import Pieces, invalid
-from gpubridge.frontend.connection_limits import longest_idle
+from gpubridge.frontend.connection_limits import Room, longest_idle, room_for, shortage
 from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody
 from gpubridge.frontend.http.message import FAULTS, Fault, HttpSettings, RequestHandler, Router
 from gpubridge.frontend.timeouts import Deadline, MinimumRate, SendStall, bytes_per_second
@@ -142,16 +142,22 @@ class HttpConnection(asyncio.BufferedProtocol):
     # -- asyncio --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start; at the limit of connections, close an idle one or refuse this one."""
+        """Start; at a limit, close an idle connection or refuse this one."""
         self._transport = transport  # type: ignore[assignment]
+        room = room_for(transport.get_extra_info("socket"), len(self._connections))
         most = self._settings.connections.max_connections
         refused = 0 < most <= len(self._connections) and not self._close_idle()
         self._connections.add(self)
         self._state.start(self._transport.write, self._transport.writelines)
-        if not refused:
-            return
-        if len(self._connections) > most + _REFUSED_WITH_RESPONSE:
+        if room is Room.NONE or (
+            refused and len(self._connections) > most + _REFUSED_WITH_RESPONSE
+        ):
             self.abort()
+            return
+        if room is Room.SHORT:
+            self._refuse(503, shortage())
+            return
+        if not refused:
             return
         self._refuse(
             503,
