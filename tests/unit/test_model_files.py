@@ -80,6 +80,41 @@ def test_links_are_followed_and_do_not_go_round_in_circles(model, tmp_path):
     assert 5 in parts_that_differ(before, read_model_files(model))
 
 
+def test_a_directory_that_several_versions_lead_to_is_part_of_each(model, tmp_path):
+    (model / "4").symlink_to("2")
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "w").write_text("a")
+    (model / "1" / "weights").symlink_to(tmp_path / "weights")
+    (model / "shared").symlink_to(tmp_path / "weights")
+    before = read_model_files(model)
+    (model / "2" / "model.py").write_text("longer")
+    between = read_model_files(model)
+    assert parts_that_differ(before, between) == {2, 4}
+    (tmp_path / "weights" / "w").write_text("longer")
+    assert parts_that_differ(between, read_model_files(model)) == {1, "shared"}
+
+
+def test_a_link_that_leads_elsewhere_is_a_change(model):
+    for name in ("one", "two"):
+        (model / "1" / name).mkdir()
+        (model / "1" / name / "data").write_text("a")
+    (model / "1" / "used").symlink_to("one")
+    before = read_model_files(model)
+    (model / "1" / "used").unlink()
+    (model / "1" / "used").symlink_to("two")
+    assert parts_that_differ(before, read_model_files(model)) == {1}
+
+
+def test_links_back_and_forth_are_listed_in_few_entries(model):
+    # Each leads to all the others: there are 2 ** 12 paths without a circle alone.
+    for number in range(12):
+        folder = model / "1" / f"d{number}"
+        folder.mkdir()
+        for other in range(12):
+            (folder / f"to{other}").symlink_to(f"../d{other}")
+    assert len(read_model_files(model).versions[1]) < 200
+
+
 def test_a_directory_that_is_not_there_has_no_files(tmp_path):
     assert read_model_files(tmp_path / "nope").versions == {}
 

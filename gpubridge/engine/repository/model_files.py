@@ -20,7 +20,7 @@ from gpubridge.config import CONFIG_FILENAME, available_versions
 from gpubridge.errors import BridgeError, invalid, unavailable
 
 FileStates = tuple[tuple[str, int, int], ...]
-"""Path, modification time in nanoseconds, and bytes, of each file."""
+"""Path, modification time in nanoseconds, and bytes, of each file; see `file_states` for links."""
 
 IGNORED_FOLDER = "__pycache__"
 """The interpreter's cache, whose files are no change of a model."""
@@ -71,16 +71,21 @@ def read_model_files(directory: Path) -> ModelFiles:
 
 
 def file_states(directory: Path) -> list[tuple[str, int, int]]:
-    """Return the states of all files in a directory, as `FileStates` has them."""
+    """Return the states of all files in a directory, as `FileStates` has them.
+
+    Links to directories, which repositories often contain, are followed. What two entries of
+    ``directory`` (versions, for example) both lead to is listed for each of them; within one of them
+    a directory is entered once, and its further paths are listed by its device and inode.
+    """
     states = []
-    # Follows links to directories, which repositories often contain; enters each directory once.
     entered = set()
-    folders = [""]
+    # The path of each folder and the entry of `directory` that it is reached by.
+    folders = [("", "")]
     while folders:
-        folder = folders.pop()
+        folder, top = folders.pop()
         try:
             with os.scandir(directory / folder) as entries:
-                for entry in entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
                     if entry.name == IGNORED_FOLDER:
                         continue
                     path = f"{folder}{os.sep}{entry.name}" if folder else entry.name
@@ -90,9 +95,13 @@ def file_states(directory: Path) -> list[tuple[str, int, int]]:
                         continue
                     if not stat.S_ISDIR(status.st_mode):
                         states.append((path, status.st_mtime_ns, status.st_size))
-                    elif (status.st_dev, status.st_ino) not in entered:
-                        entered.add((status.st_dev, status.st_ino))
-                        folders.append(path)
+                        continue
+                    place = top or entry.name, status.st_dev, status.st_ino
+                    if place in entered:
+                        states.append((path, status.st_dev, status.st_ino))
+                    else:
+                        entered.add(place)
+                        folders.append((path, place[0]))
         except OSError:
             continue
     return states
