@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
+from types import SimpleNamespace
 
 import pytest
 
+from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.environments.store import EntryFacts, EnvironmentStore, open_store
+from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.errors import BridgeError
+from tests.process.environments import borrowing_environment, pack
 
 DIGEST = "a" * 64
 
@@ -50,9 +57,25 @@ def test_an_entry_is_whole_when_its_mark_says_so(store):
     assert entry.facts() is None
     facts = EntryFacts(str(entry.environment), "e.tar.gz", 1, 1)
     entry.complete(facts)
-    assert store.entry(DIGEST).facts() == facts
+    assert store.entry(DIGEST).facts() == replace(facts, entries=1)
     entry.begin()
     assert store.entry(DIGEST).facts() is None
+
+
+def test_an_entry_that_lost_files_is_not_whole(store):
+    entry = store.entry(DIGEST)
+    entry.begin()
+    library = entry.environment / "lib"
+    library.mkdir()
+    (library / "one.py").touch()
+    (library / "link.py").symlink_to("one.py")
+    entry.complete(EntryFacts(str(entry.environment), "e.tar.gz", 1, 1))
+    # What stubs write neither takes anything away nor makes up for what is missing.
+    (library / "__pycache__").mkdir()
+    (library / "__pycache__" / "one.pyc").touch()
+    assert entry.facts() is not None
+    (library / "link.py").unlink()
+    assert entry.facts() is None
 
 
 @pytest.mark.parametrize("mark", ["", "[]", "{}", '{"location": 1', "null"])
@@ -120,6 +143,51 @@ def test_orphans_are_removed_but_nothing_whole_and_nothing_that_is_worked_on(sto
     assert not orphan.environment.exists()
     assert busy.environment.exists()
     os.close(held)
+
+
+@pytest.mark.parametrize("emptied", ["files", "entries", "cache"])
+def test_an_environment_is_unpacked_again_for_the_next_stub_when_the_cache_was_emptied(
+    tmp_path, emptied
+):
+    archive = pack(tmp_path / "e.tar.gz", borrowing_environment())
+    model = tmp_path / "m"
+    model.mkdir()
+    config = SimpleNamespace(
+        name="m", backend_file=None, parameters={"EXECUTION_ENV_PATH": str(archive)}
+    )
+
+    async def work():
+        environments = ModelEnvironments(tmp_path / "cache", 1 << 20, LoadThreads())
+        environment = await environments.of_model(model, config)
+        made = await environments.stat_interpreter(environment)
+        # Nothing is missing: nothing is made again.
+        assert await environments.restored(environment) == environment
+        assert (await environments.stat_interpreter(environment)).st_ino == made.st_ino
+        empty(tmp_path / "cache", emptied)
+        assert await environments.restored(environment) == environment
+        await environments.stat_interpreter(environment)
+        # Other content of the archive is another environment.
+        pack(archive, borrowing_environment(more="more"))
+        empty(tmp_path / "cache", "cache")
+        other = await environments.restored(environment)
+        assert other.root != environment.root
+        assert other.python == str(other.root / "bin" / "python3")
+        assert other.variables["VIRTUAL_ENV"] == str(other.root)
+        await environments.close()
+
+    asyncio.run(work())
+
+
+def empty(cache, how):
+    """Remove the files of the environments, what lies in the cache, or the cache."""
+    if how == "files":
+        for python in cache.glob("*/environment/bin/python3"):
+            python.unlink()
+    elif how == "entries":
+        for entry in cache.iterdir():
+            rmtree(entry) if entry.is_dir() else entry.unlink()
+    else:
+        rmtree(cache)
 
 
 class TestWhere:

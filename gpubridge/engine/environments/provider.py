@@ -9,7 +9,7 @@ import re
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -45,10 +45,15 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StubEnvironment:
-    """An interpreter and its environment variables."""
+    """An interpreter and its environment variables.
+
+    ``root``, ``archive``: where its files were unpacked, and from what, if they were.
+    """
 
     python: str
     variables: dict[str, str]
+    root: Path | None = None
+    archive: Path | None = None
 
 
 def environment_path(model_dir: Path, parameters: dict[str, str]) -> Path | None:
@@ -231,9 +236,28 @@ class ModelEnvironments:
             return StubEnvironment(sys.executable, variables)
         root = path if is_directory else await self._unpacker.unpack(path)
         environment = await look(partial(environment_at, root, path, variables))
+        if not is_directory:
+            environment = replace(environment, root=root, archive=path)
         version = await self._checked_version(environment, path)
         _logger.info("model '%s' runs on Python %s of %s", config.name, version, path)
         return environment
+
+    async def restored(self, environment: StubEnvironment) -> StubEnvironment:
+        """Return an environment for another stub; unpacks it again if its files were removed.
+
+        Raises BridgeError for an unusable environment.
+        """
+        root, archive = environment.root, environment.archive
+        if root is None or archive is None:
+            return environment
+        restored = await self._unpacker.restore(archive, root)
+        if restored == root:
+            return environment
+        _logger.warning("environment %s has changed: its stubs run in %s now", archive, restored)
+        variables = stub_variables(os.environ, clean=self._clean)
+        find = partial(environment_at, restored, archive, variables)
+        found = await self._threads.run(f"looking for the interpreter in {restored}", find)
+        return replace(found, root=restored, archive=archive)
 
     async def close(self) -> None:
         """Stop the processes that unpack."""

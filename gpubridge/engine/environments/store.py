@@ -7,7 +7,8 @@
     CACHE/DIGEST.lock           locked by the process that unpacks
     CACHE/known/STATE           the digest of an archive by its path, inode, size and times
 
-An entry without its mark was left by a killed process and is made again. Environments are not moved
+An entry without its mark was left by a killed process, and one that lacks files was emptied by someone who
+frees disk space: both are made again. Environments are not moved
 after unpacking, since their files may contain their path.
 """
 
@@ -19,7 +20,7 @@ import json
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gpubridge.engine.cache_directory import open_cache
@@ -27,6 +28,7 @@ from gpubridge.engine.cache_directory import open_cache
 _MARK = "complete"
 _LOCK_SUFFIX = ".lock"
 _KNOWN = "known"
+_BYTECODE = "__pycache__"
 _TIME_GRANULARITY_NS = 2_000_000_000
 """Longest granularity of file times: a later change of an older file changes its time."""
 
@@ -38,12 +40,14 @@ class EntryFacts:
     - ``location``: the path of the unpacked tree.
     - ``source``: the archive.
     - ``nbytes``, ``members``: size of the contents.
+    - ``entries``: the number of files, links and directories in the tree, without bytecode caches.
     """
 
     location: str
     source: str
     nbytes: int
     members: int
+    entries: int = 0
 
 
 class Entry:
@@ -55,13 +59,14 @@ class Entry:
         self._lock = cache / f"{digest}{_LOCK_SUFFIX}"
 
     def facts(self) -> EntryFacts | None:
-        """Return the facts of a complete entry, else None."""
+        """Return the facts of a complete entry, of which nothing was removed since; else None."""
         try:
             facts = EntryFacts(**json.loads((self._root / _MARK).read_bytes()))
         except (OSError, ValueError, TypeError):
             return None
-        whole = facts.location == str(self.environment) and self.environment.is_dir()
-        return facts if whole else None
+        if facts.location != str(self.environment):
+            return None
+        return facts if _count_entries(self.environment) >= facts.entries > 0 else None
 
     def lock(self, *, wait: bool) -> int | None:
         """Lock the entry; return a descriptor that holds the lock until every copy of it is closed.
@@ -86,6 +91,7 @@ class Entry:
 
     def complete(self, facts: EntryFacts) -> None:
         """Mark the entry as complete; the caller holds the lock and has flushed the contents."""
+        facts = replace(facts, entries=_count_entries(self.environment))
         _write(self._root / _MARK, json.dumps(asdict(facts)))
 
     def remove(self) -> None:
@@ -158,11 +164,35 @@ class EnvironmentStore:
         return self.cache / _KNOWN / hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
 
+def is_whole(environment: Path) -> bool:
+    """Return whether the tree of a store's entry is complete."""
+    root = environment.parent
+    return Entry(root.parent, root.name).facts() is not None
+
+
 def open_store(configured: Path | None) -> EnvironmentStore:
     """Return the store in the configured directory or the default; see :func:`open_cache`."""
     option = "--backend-config=python,environment-cache=DIR"
     purpose = "environments cannot be unpacked to"
     return EnvironmentStore(open_cache("environments", configured, purpose, option))
+
+
+def _count_entries(tree: Path) -> int:
+    """Count the entries of a tree, itself included, without bytecode caches, which stubs write."""
+    count = 0
+    folders = [str(tree)]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                count += 1
+                for entry in entries:
+                    if not entry.is_dir(follow_symlinks=False):
+                        count += 1
+                    elif entry.name != _BYTECODE:
+                        folders.append(entry.path)
+        except OSError:
+            continue
+    return count
 
 
 def _write(path: Path, text: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import gpubridge
-from gpubridge.engine.environments.store import Entry, EnvironmentStore, open_store
+from gpubridge.engine.environments.store import Entry, EnvironmentStore, is_whole, open_store
 from gpubridge.engine.load_progress import load_step, readable_size
 from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.errors import BridgeError, ErrorCode, unavailable
@@ -34,12 +34,12 @@ _SILENT_SECONDS = 10.0
 class Unpacker:
     """Unpacks archives into a store; owns the processes.
 
-    ``cache``: see :func:`open_store`, called for the first archive.
+    ``cache``: see :func:`open_store`, called for each archive.
     """
 
     def __init__(self, cache: Path | None, limit: int, threads: LoadThreads) -> None:
         self._cache = cache
-        self._store: EnvironmentStore | None = None
+        self._told = False
         self._limit = limit
         self._threads = threads
         self._running: dict[Path, asyncio.Task[Path]] = {}
@@ -66,6 +66,15 @@ class Unpacker:
             if task.cancelled():
                 raise unavailable("the server is stopping") from None
             raise
+
+    async def restore(self, archive: Path, root: Path) -> Path:
+        """Return ``root``, where an archive was unpacked, or if that was emptied since, unpack it again.
+
+        Raises BridgeError as `unpack`.
+        """
+        what = f"looking whether the unpacked contents of {archive} are whole"
+        whole = await self._threads.run(what, partial(is_whole, root))
+        return root if whole else await self.unpack(archive)
 
     async def close(self) -> None:
         """Stop running processes; they remove partial contents."""
@@ -108,9 +117,10 @@ class Unpacker:
 
     def _find(self, archive: Path) -> tuple[EnvironmentStore, Entry | None]:
         """Return the store, and the entry of an archive that was unpacked before; runs in a thread."""
-        store = self._store
-        if store is None:
-            store = self._store = open_store(self._cache)
+        # Opened each time, as someone may have removed the directory.
+        store = open_store(self._cache)
+        if not self._told:
+            self._told = True
             _logger.info("unpacked environments are kept in %s", store.cache)
         return store, store.find(archive)
 

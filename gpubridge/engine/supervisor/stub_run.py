@@ -110,10 +110,12 @@ class StubRun:
         settings = instance.settings.stub
         with calls:
             try:
-                if instance.settings.environment.python != sys.executable:
-                    await self._context.environments.stat_interpreter(instance.settings.environment)
-                gpu = await self._context.devices.prepare_stub(instance.settings, self.connection)
                 environment, model = instance.settings.environment, instance.settings.model
+                if again:
+                    environment = await self._context.environments.restored(environment)
+                if environment.python != sys.executable:
+                    await self._context.environments.stat_interpreter(environment)
+                gpu = await self._context.devices.prepare_stub(instance.settings, self.connection)
                 start = self._context.start_stub
                 self._process = await start(environment, model, instance.name, self._theirs, again)
             except (BridgeError, asyncio.CancelledError):
