@@ -25,8 +25,8 @@ from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.engine.memory.regions import Regions
 from gpubridge.engine.repository.loader import ModelLoader
+from gpubridge.engine.repository.model_index import VersionStatus
 from gpubridge.engine.repository.repository import ModelRepository
-from gpubridge.engine.repository.served_models import VersionStatus
 from gpubridge.engine.response_cache import ResponseCache
 from gpubridge.engine.supervisor.context import EngineContext
 from gpubridge.engine.supervisor.fork_servers import ForkServers

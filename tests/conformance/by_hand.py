@@ -73,6 +73,24 @@ BY_HAND = (
         "repeatable",
     ),
     (
+        "an ensemble no longer fits, as a member was replaced or unloaded",
+        "the index says `unloaded`",
+        "it says why",
+        "names what to correct",
+    ),
+    (
+        "an ensemble is loaded with a configuration that its members do not allow yet",
+        "it is unloaded until they do",
+        "is served as before until they do",
+        "a load that fails changes nothing",
+    ),
+    (
+        "a version failed to load, and its directory was removed",
+        "the server is not ready",
+        "is ready",
+        "nothing is missing",
+    ),
+    (
         "more `raw_input_contents` than inputs that need them",
         "taken as if they were not there",
         "400 with both numbers",

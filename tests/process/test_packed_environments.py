@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 from contextlib import ExitStack
 from pathlib import Path
@@ -135,6 +136,10 @@ def test_other_content_of_the_same_file_is_another_environment(shared):
         after = server.ask(WHERE)[1]
         assert before != after == str(shared.cache / digest(archive) / "environment")
         assert [path.name for path in (Path(before) / "bin").iterdir()] == ["python3"]
+        # The next stub finds it again when someone has deleted it meanwhile.
+        shutil.rmtree(Path(after).parent)
+        assert server.ask("os._exit(3)")[0] == 503
+        wait_until(lambda: server.ask(WHERE) == (200, after), "another stub to start", server)
 
 
 def test_an_interrupted_unpacking_starts_over(place):

@@ -47,23 +47,28 @@ def member(
 
 
 def ensemble(
-    *steps: str, inputs: str = "A", outputs: str = "B", batch: int = 0, inflight: int = 0
+    *steps: str,
+    inputs: str = "A",
+    outputs: str = "B",
+    batch: int = 0,
+    inflight: int = 0,
+    name: str = "e",
 ) -> ModelConfig:
-    """Return the configuration of ensemble ``e``; a step reads ``model X=A X2=t > Y=u``."""
+    """Return the configuration of an ensemble; a step reads ``model:version X=A X2=t > Y=u``."""
     text = f'platform: "ensemble" max_batch_size: {batch}\n'
     text += _tensors("input", inputs) + _tensors("output", outputs)
     text += f"ensemble_scheduling {{ max_inflight_requests: {inflight}\n"
     for step in steps:
         before, _, after = step.partition(">")
         model, *reads = before.split()
-        name, _, version = model.partition(":")
-        text += f'step {{ model_name: "{name}" model_version: {version or -1} '
+        member_name, _, version = model.partition(":")
+        text += f'step {{ model_name: "{member_name}" model_version: {version or -1} '
         for way, maps in (("input", reads), ("output", after.split())):
             for entry in maps:
                 key, _, value = entry.partition("=")
                 text += f'{way}_map {{ key: "{key}" value: "{value}" }} '
         text += "}\n"
-    return _config(text + "}", "e")
+    return _config(text + "}", name)
 
 
 def draw(*steps: str, inputs: str = "A", outputs: str = "B") -> EnsembleGraph:

@@ -16,21 +16,20 @@ class Member:
 
 
 class Step:
-    def __init__(self, device, **outputs):
-        self.device = device
+    def __init__(self, index, **outputs):
+        self.index = index
         self.outputs = outputs
 
 
 class Graph:
     def __init__(self, steps):
-        self.steps = steps
-        self.consumers = {"t": range(1, len(steps))}
+        self.consumers = {"t": range(1, steps)}
 
 
 class ExecutionPlan:
     def __init__(self, steps, outputs=()):
         self.graph = Graph(steps)
-        self.steps = range(len(steps))
+        self.steps = range(steps)
         self.outputs = outputs
 
 
@@ -58,7 +57,7 @@ class ExecutionPlan:
     ],
 )
 def test_placement_of_tensors_on_edges(made_on, needed_on, leaves, wanted, stays):
-    edges = DeviceEdges(lambda step: Member(step.device), lambda one, peer: (one, peer) in REACHED)
-    first = Step(made_on, OUT="t")
-    plan = ExecutionPlan([first, *map(Step, needed_on)], ("t",) if leaves else ())
-    assert edges.of_step(first, plan, wanted).get("OUT") == stays
+    members = [Member(device) for device in (made_on, *needed_on)]
+    edges = DeviceEdges(members, lambda one, peer: (one, peer) in REACHED)
+    plan = ExecutionPlan(len(members), ("t",) if leaves else ())
+    assert edges.of_step(Step(0, OUT="t"), plan, wanted).get("OUT") == stays

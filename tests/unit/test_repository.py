@@ -5,110 +5,62 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.engine.devices.manager import DeviceManager
-from gpubridge.engine.environments.provider import ModelEnvironments
-from gpubridge.engine.load_progress import LoadProgress
 from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.engine.repository import loader as model_loader
-from gpubridge.engine.repository.loader import NotPrepared, PreparedModel
-from gpubridge.engine.repository.model_files import FileOverrides, ModelFiles
+from gpubridge.engine.repository.loader import NotPrepared
+from gpubridge.engine.repository.model_files import FileOverrides
 from gpubridge.engine.repository.model_sources import ModelSources, RepositoryPoller
-from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.supervisor.instance import InstanceState
 from gpubridge.errors import BridgeError
-from gpubridge.schema import message_class
-from tests.unit.server_settings import server_settings
-
-
-class FakeModel:
-    """A version of a model that comes up at once, and ends at its deadline or when it is released."""
-
-    def __init__(self, config, version):
-        self.config, self.name, self.version = config, config.name, version
-        self.over = asyncio.Event()
-        self.over.set()
-
-    async def unload(self, seconds):
-        await self.over.wait()
-
-    def set_deadline(self, seconds):
-        self.over.set()
-
-
-class FakeLoader:
-    """Prepares the models of a dictionary: name to those that they require."""
-
-    def __init__(self, required, broken=()):
-        self.context = SimpleNamespace(
-            threads=(threads := LoadThreads()),
-            environments=ModelEnvironments(None, 1, threads),
-            regions=SimpleNamespace(arena=None, close=lambda: None),
-            backend=SimpleNamespace(execute_timeout_seconds=None),
-            telemetry=SimpleNamespace(log=SimpleNamespace(on_change=lambda listener: None)),
-            metrics=SimpleNamespace(close=lambda: None),
-            devices=DeviceManager(0),
-            progress=LoadProgress(),
-        )
-        self._required = required
-        self._broken = broken
-        self.up = []
-
-    async def prepare(self, name, source):
-        message = message_class("ModelConfig")(name=name)
-        for other in self._required[name]:
-            message.ensemble_scheduling.step.add(model_name=other)
-        config = SimpleNamespace(name=name, message=message)
-        files = ModelFiles(versions={1: ((str(len(self.up)), 0, 0),)})
-        return PreparedModel(source, config, (1,), files)
-
-    def model(self, prepared, version, members):
-        return FakeModel(prepared.config, version)
-
-    async def load_versions(self, models):
-        self.up += [model.name for model in models]
-        return {m.version: BridgeError("broken") for m in models if m.name in self._broken}
-
-
-@pytest.fixture
-def made(tmp_path):
-    def make(required, broken=()):
-        for name in required:
-            (tmp_path / name).mkdir()
-        loader = FakeLoader(required, broken)
-        return ModelRepository(
-            server_settings({"repository.model_control_mode": "explicit"}, (tmp_path,)), loader
-        ), loader
-
-    return make
+from tests.unit.ensembles import ensemble, member
+from tests.unit.repositories import make_repository
 
 
 def served(repository):
     return [model.name for model in repository.loaded()]
 
 
-def test_required_models_load_first_and_may_be_unloaded_too(made):
+def states(repository, name):
+    """The states and reasons of a model's versions."""
+    return {row.version: (row.state, row.reason) for row in repository.index() if row.name == name}
+
+
+def chain(name, *members):
+    """Return the configuration of an ensemble of members that follow each other, ``MODEL[:VERSION]``."""
+    steps = [
+        f"{model} {'A' if model[0] in 'eo' else 'X'}={f't{i}' if i else 'A'} "
+        f"> {'B' if model[0] in 'eo' else 'Y'}={f't{i + 1}' if i + 1 < len(members) else 'B'}"
+        for i, model in enumerate(members)
+    ]
+    return ensemble(*steps, name=name)
+
+
+def test_required_models_load_first_and_may_be_unloaded_too(tmp_path):
     async def work():
-        repository, loader = made({"top": ["a", "b"], "a": ["b"], "b": [], "other": []})
-        await repository.load("top")
-        assert loader.up == ["b", "a", "top"]
-        await repository.unload("top")
-        assert served(repository) == ["a", "b"]
-        await repository.load("top")
-        await repository.unload("top", dependents=True)
+        models = [chain("o", "e", "b"), chain("e", "b"), member("b"), member("other")]
+        repository, loader = make_repository(tmp_path, models)
+        await repository.load("o")
+        assert loader.up == ["b"]
+        assert served(repository) == ["b", "e", "o"]
+        await repository.unload("o")
+        assert served(repository) == ["b", "e"]
+        await repository.load("o")
+        await repository.unload("o", dependents=True)
         assert served(repository) == []
         # Who was asked for itself stays.
         await repository.load("b")
-        await repository.load("top")
-        await repository.unload("top", dependents=True)
+        await repository.load("o")
+        await repository.unload("o", dependents=True)
         assert served(repository) == ["b"]
 
     asyncio.run(work())
 
 
-def test_a_model_goes_with_what_it_requires(made):
+def test_a_model_goes_with_what_it_requires(tmp_path):
     async def work():
-        repository, _ = made({"top": ["a"], "a": [], "other": []})
-        await asyncio.gather(repository.load("top"), repository.load("other"))
+        models = [chain("e", "a"), member("a"), member("other")]
+        repository, _ = make_repository(tmp_path, models)
+        await asyncio.gather(repository.load("e"), repository.load("other"))
         await repository.unload("a")
         assert served(repository) == ["other"]
 
@@ -116,26 +68,32 @@ def test_a_model_goes_with_what_it_requires(made):
 
 
 @pytest.mark.parametrize(
-    ("required", "told"),
+    ("models", "told"),
     [
-        ({"top": ["a"], "a": ["b"], "b": ["a"]}, "contains models that are not available or ambig"),
-        ({"top": ["nope"]}, "contains models that are not available or ambiguous: "),
-        ({"top": ["broken"], "broken": []}, "depends on 'broken' which has no loaded version"),
+        ({"o": ["e"], "e": ["e2"], "e2": ["e"]}, r"circular dependency between ensembles: e"),
+        ({"o": ["e"], "e": ["o"]}, r": circular dependency between ensembles: e -> ... -> o -> e$"),
+        ({"o": ["nope"]}, "contains models that are not available or ambiguous: nope"),
+        ({"o": ["broken"]}, "depends on 'broken' which has no loaded version"),
+        ({"o": ["plain:2"]}, "depends on 'plain' whose required version 2 is not loaded"),
     ],
 )
-def test_a_model_whose_requirements_cannot_be_met_is_refused(made, required, told):
+def test_a_model_whose_requirements_cannot_be_met_is_refused(tmp_path, models, told):
     async def work():
-        repository, _ = made(required, {"broken"})
+        ensembles = [chain(name, *members) for name, members in models.items()]
+        plain = [member("broken"), member("plain")]
+        repository, loader = make_repository(tmp_path, [*ensembles, *plain])
+        loader.change("broken", failure="broken")
         with pytest.raises(NotPrepared, match=told):
-            await asyncio.wait_for(repository.load("top"), 30)
-        assert served(repository) == []
+            await asyncio.wait_for(repository.load("o"), 30)
+        assert [name for name in served(repository) if name != "plain"] == []
+        assert not repository.failures or {row.name for row in repository.failures} == {"broken"}
 
     asyncio.run(work())
 
 
-def test_listeners_hear_of_a_change_in_the_step_in_which_it_happens(made):
+def test_listeners_hear_of_a_change_in_the_step_in_which_it_happens(tmp_path):
     async def work():
-        repository, _ = made({"m": []})
+        repository, loader = make_repository(tmp_path, [member("m")])
         heard = []
 
         def listen(name):
@@ -147,6 +105,7 @@ def test_listeners_hear_of_a_change_in_the_step_in_which_it_happens(made):
         repository.listen(listen)
         await repository.load("m")
         first = repository.find("m", None)
+        loader.change("m")
         await repository.load("m")
         second = repository.find("m", None)
         assert first is not second
@@ -156,32 +115,26 @@ def test_listeners_hear_of_a_change_in_the_step_in_which_it_happens(made):
     asyncio.run(work())
 
 
-def test_a_caller_that_goes_away_does_not_stop_a_load(made):
+def test_a_caller_that_goes_away_does_not_stop_a_load(tmp_path):
     async def work():
-        repository, loader = made({"m": []})
-        begun, go_on = asyncio.Event(), asyncio.Event()
-        at_once = loader.load_versions
-
-        async def later(models):
-            begun.set()
-            await go_on.wait()
-            return await at_once(models)
-
-        loader.load_versions = later
+        repository, loader = make_repository(tmp_path, [member("m")])
+        loading = loader.context.loading
+        loading.clear()
         caller = asyncio.create_task(repository.load("m"))
-        await begun.wait()
+        await loader.begun.wait()
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
-        go_on.set()
+        loading.set()
         await repository.unload("m")
         await repository.load("m")
         assert loader.up == ["m", "m"]
         # One that is not done when the server stops says so.
-        go_on.clear()
+        loading.clear()
+        loader.begun.clear()
+        loader.change("m")
         caller = asyncio.create_task(repository.load("m"))
-        begun.clear()
-        await begun.wait()
+        await loader.begun.wait()
         await repository.close(1.0)
         with pytest.raises(BridgeError, match="the server is stopping"):
             await caller

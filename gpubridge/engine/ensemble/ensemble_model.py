@@ -5,22 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gpubridge.config import ModelConfig
 from gpubridge.engine.ensemble.execution import DeviceEdges, Execution
 from gpubridge.engine.ensemble.execution_plan import ExecutionPlan, MemberCall, plan_execution
-from gpubridge.engine.ensemble.graph import (
-    ROOT,
-    Step,
-    Wiring,
-    draw_graph,
-    explain_missing,
-    fit_shape,
-    wire,
-)
+from gpubridge.engine.ensemble.graph import EnsembleGraph, fit_shape, wire
 from gpubridge.engine.ensemble.member_requests import MemberRequests
 from gpubridge.engine.ensemble.tensors import (
     ClientOutputs,
@@ -34,14 +25,11 @@ from gpubridge.engine.models.model import Model
 from gpubridge.engine.models.tracing import Origin
 from gpubridge.engine.supervisor.context import EngineContext
 from gpubridge.engine.supervisor.ready_check import ReadyCheck
-from gpubridge.errors import BridgeError, invalid, unavailable, unsupported
+from gpubridge.errors import BridgeError, unavailable, unsupported
 from gpubridge.request import InferRequest, InferResponse, Outcome, merged_parameters
 from gpubridge.telemetry.logs import request_error
 from gpubridge.tensor.dtypes import item_size
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
-
-if TYPE_CHECKING:
-    from gpubridge.engine.repository.served_models import ServedModels
 
 _logger = logging.getLogger(__name__)
 _clock = time.monotonic_ns
@@ -53,52 +41,45 @@ _SHOWN = 128
 class EnsembleModel(Model):
     """A version of an ensemble; has no process of its own, only running executions.
 
-    Raises BridgeError: INVALID_ARG when the configuration has no valid graph.
+    All its requests go to the same versions of its members, which are unloaded after it. When one of
+    them is replaced, another `EnsembleModel` takes its place.
+
+    ``members``: the model of each step.
+
+    Raises BridgeError: INVALID_ARG when the tensors of the members do not fit together.
     """
 
     def __init__(
-        self, config: ModelConfig, version: int, members: ServedModels, context: EngineContext
+        self,
+        config: ModelConfig,
+        version: int,
+        graph: EnsembleGraph,
+        members: Sequence[Model],
+        context: EngineContext,
     ) -> None:
-        self._decoupled = False
+        self._graph = graph
+        self._wiring = wire(graph, config, [member.config for member in members])
+        self._decoupled = self._wiring.decoupled
         super().__init__(config, version, context)
-        self._members = members
+        self.members = tuple(members)
         self._arena = context.regions.arena(config.name)
-        self._graph = draw_graph(config)
-        self._wiring = Wiring(frozenset(), (), ROOT)
         self._plans: dict[tuple[str, ...], ExecutionPlan] = {}
-        self.times = EnsembleTimes(self._graph)
+        self.times = EnsembleTimes(graph)
         self._devices = context.devices
-        edges = DeviceEdges(self.member, context.devices.peers.reaches)
-        self._requests = MemberRequests(edges)
+        self._requests = MemberRequests(DeviceEdges(self.members, context.devices.peers.reaches))
         self._signatures = SignatureCache(_FORMS_KEPT)
         self._answers: dict[tuple[TensorSpec, ...], Signature] = {}
         self._running: set[Execution] = set()
-        self.submit = self._submit
+        self.submit = self._submit if self._decoupled else self._cached(self._submit)
         self._stopping = False
         self._idle = asyncio.Event()
 
     # -- life ----------------------------------------------------------------------------------
 
-    async def load(self) -> None:
-        """Check that the members are loaded and their tensors fit; raises BridgeError."""
-        configs = [self._member_config(step) for step in self._graph.steps]
-        self._wiring = wire(self._graph, self.config, configs)
-        self._decoupled = self._wiring.decoupled
-        self.config = self.config
-        if not self._decoupled:
-            self.submit = self._cached(self._submit)
-
-    def _member_config(self, step: Step) -> ModelConfig:
-        try:
-            return self._members.find(step.model, step.version).config
-        except BridgeError as error:
-            text = explain_missing(self.name, step.model, step.version, self._members.index())
-            raise invalid(text) from error
-
     async def unload(self, seconds: float | None) -> None:
         """Complete running executions, within ``seconds`` unless None; fail the rest.
 
-        Until then further requests are accepted, as an enclosing ensemble may need them.
+        Requests that were on their way are accepted until then.
         """
         await self._looked_up()
         self._idle.clear()
@@ -138,19 +119,11 @@ class EnsembleModel(Model):
     @property
     def ready(self) -> bool:
         """Return whether every member is ready."""
-        if self._stopping:
-            return False
-        try:
-            return all(self.member(step).ready for step in self._graph.steps)
-        except BridgeError:
-            return False
+        return not self._stopping and all(member.ready for member in self.members)
 
     def ready_checks(self) -> list[ReadyCheck]:
         """Return the checks of its members."""
-        try:
-            return [c for step in self._graph.steps for c in self.member(step).ready_checks()]
-        except BridgeError:
-            return []
+        return [check for member in self.members for check in member.ready_checks()]
 
     @property
     def pending(self) -> int:
@@ -159,14 +132,8 @@ class EnsembleModel(Model):
 
     @property
     def executed_by(self) -> Collection[str]:
-        """Return its loaded members, and theirs where they are ensembles."""
-        names: set[str] = set()
-        for step in self._graph.steps:
-            try:
-                names.update(self.member(step).executed_by)
-            except BridgeError:
-                continue
-        return names
+        """Return its members, and theirs where they are ensembles."""
+        return {name for member in self.members for name in member.executed_by}
 
     # -- work ----------------------------------------------------------------------------------
 
@@ -228,14 +195,9 @@ class EnsembleModel(Model):
 
     # -- called by executions -------------------------------------------------------------------
 
-    def member(self, step: Step) -> Model:
-        """Return the loaded model of a step; raises BridgeError if there is none."""
-        return self._members.find(step.model, step.version)
-
     def member_request(
         self,
         call: MemberCall[EdgeTensor],
-        member: Model,
         execution: Execution,
         on_done: Callable[[Outcome | None], None],
     ) -> InferRequest:
@@ -243,7 +205,7 @@ class EnsembleModel(Model):
         return self._requests.make(
             call.step,
             call.inputs,
-            member.config,
+            self.members[call.step.index].config,
             execution,
             on_done,
             devices=self._devices.equipped,

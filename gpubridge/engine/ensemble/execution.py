@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -182,10 +182,9 @@ class Execution:
 
     def _make(self, call: MemberCall[EdgeTensor]) -> None:
         ensemble = self._ensemble
+        model = ensemble.members[call.step.index]
         try:
-            model = ensemble.member(call.step)
-            done = partial(self._done, call, model)
-            request = ensemble.member_request(call, model, self, done)
+            request = ensemble.member_request(call, self, partial(self._done, call, model))
         except BridgeError as error:
             self.fail(error)
             return
@@ -227,12 +226,13 @@ class Execution:
 
 
 class DeviceEdges:
-    """Finds outputs of steps that can stay on a GPU."""
+    """Finds outputs of steps that can stay on a GPU.
 
-    def __init__(
-        self, member: Callable[[Step], Model], reaches: Callable[[str, str], bool]
-    ) -> None:
-        self._member = member
+    ``members``: the model of each step.
+    """
+
+    def __init__(self, members: Sequence[Model], reaches: Callable[[str, str], bool]) -> None:
+        self._members = members
         self._reaches = reaches
 
     def of_step(self, step: Step, plan: ExecutionPlan, wanted: str | None) -> dict[str, str]:
@@ -241,11 +241,11 @@ class DeviceEdges:
         ``wanted``: the GPU on which the sender of the request can read outputs.
         """
         found = {}
-        own = self._device(step)
-        steps, consumers = plan.graph.steps, plan.graph.consumers
+        own = self._members[step.index].device
+        consumers = plan.graph.consumers
         for name, tensor in step.outputs.items():
             takers = consumers.get(tensor, ())
-            devices = {self._device(steps[index]) for index in takers if index in plan.steps}
+            devices = {self._members[index].device for index in takers if index in plan.steps}
             if tensor in plan.outputs:
                 devices.add(wanted)
             device = self._place(devices, own, leaves=tensor in plan.outputs)
@@ -262,9 +262,3 @@ class DeviceEdges:
             return None
         near = all(d is not None and (d == own or self._reaches(own, d)) for d in devices)
         return own if near else None
-
-    def _device(self, step: Step) -> str | None:
-        try:
-            return self._member(step).device
-        except BridgeError:
-            return None

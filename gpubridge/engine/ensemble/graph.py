@@ -11,7 +11,7 @@ from gpubridge.errors import invalid
 from gpubridge.tensor.dtypes import config_name
 
 if TYPE_CHECKING:
-    from gpubridge.engine.repository.served_models import VersionStatus
+    from gpubridge.engine.repository.model_index import VersionStatus
 
 _ANY_VERSION = -1
 

@@ -49,7 +49,12 @@ _FINALIZE_LIMIT = 30.0
 
 
 class Model(ABC):
-    """A loaded or loading version of a model: stubs or an ensemble execute it."""
+    """A loaded or loading version of a model: stubs or an ensemble execute it.
+
+    ``members``: the models that it sends requests to until it is unloaded: those of an ensemble's steps.
+    """
+
+    members: Sequence[Model] = ()
 
     def __init__(self, config: ModelConfig, version: int, context: EngineContext) -> None:
         self.config = config
@@ -61,10 +66,6 @@ class Model(ABC):
         self.tracing = RequestTracing(telemetry.traces, config.name, version)
         self.traces = telemetry.traces
         self.instances: list[Instance] = []
-
-    @abstractmethod
-    async def load(self) -> None:
-        """Load the model; a failed load releases everything and raises BridgeError."""
 
     @abstractmethod
     async def unload(self, seconds: float | None) -> None:
@@ -82,6 +83,11 @@ class Model(ABC):
     @abstractmethod
     def ready_checks(self) -> list[ReadyCheck]:
         """Return the checks of the models' own ``is_ready``, which count beside `ready`."""
+
+    @property
+    def whole(self) -> bool:
+        """Return whether every instance is ready: none waits to be started again."""
+        return all(instance.state is InstanceState.READY for instance in self.instances)
 
     @property
     @abstractmethod
@@ -194,7 +200,7 @@ class StubModel(Model):
     # -- life ----------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Start every instance; if one fails, stop all and raise BridgeError."""
+        """Start every instance; if one fails, stop all, release everything and raise BridgeError."""
         try:
             environment = await self._context.environments.of_model(self._directory, self.config)
             entries = await self._settings(environment)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from gpubridge.config import (
     Backends,
@@ -20,7 +20,7 @@ from gpubridge.config import (
     unsupported_features,
 )
 from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
-from gpubridge.engine.ensemble.graph import is_ensemble
+from gpubridge.engine.ensemble.graph import EnsembleGraph, draw_graph, is_ensemble
 from gpubridge.engine.models.model import Model, StubModel
 from gpubridge.engine.repository.model_files import HeldDirectory, ModelFiles, read_model_files
 from gpubridge.engine.repository.one_file import renew
@@ -28,9 +28,6 @@ from gpubridge.engine.supervisor.context import EngineContext
 from gpubridge.engine.supervisor.instance import InstanceState
 from gpubridge.errors import BridgeError, ErrorCode, invalid, unsupported
 from gpubridge.telemetry.logs import request_error
-
-if TYPE_CHECKING:
-    from gpubridge.engine.repository.served_models import ServedModels
 
 _logger = logging.getLogger(__name__)
 
@@ -84,12 +81,19 @@ class PreparedModel:
 
     - ``versions``: the versions chosen by the version policy, ascending.
     - ``files``: the state of its files before any was read.
+    - ``graph``: the steps of an ensemble; None for a model that stubs execute.
     """
 
     source: ModelSource
     config: ModelConfig
     versions: tuple[int, ...]
     files: ModelFiles
+    graph: EnsembleGraph | None = None
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Return the models that an ensemble requires: those of its steps."""
+        return frozenset(() if self.graph is None else (s.model for s in self.graph.steps))
 
     def same_version(self, other: PreparedModel, version: int) -> bool:
         """Return whether a version is unchanged, so that it need not be loaded again."""
@@ -101,30 +105,49 @@ class PreparedModel:
         )
 
 
-class NotPrepared(BridgeError):
-    """A model does not exist, or its configuration is invalid or unsupported.
+class LoadError(BridgeError):
+    """Why a model, or some of its versions, cannot be served.
 
-    ``prefix``: Triton's words before the reason.
+    - ``reason``: that of versions without a reason of their own.
+    - ``reasons``: errors by version.
     """
 
-    def __init__(self, prefix: str, reason: str, code: ErrorCode) -> None:
-        super().__init__(f"{prefix}: {reason}", code)
+    def __init__(
+        self, message: str, code: ErrorCode, reason: str, reasons: Mapping[int, BridgeError]
+    ) -> None:
+        super().__init__(message, code)
         self.reason = reason
+        self.reasons = reasons
+
+    def why(self, version: int) -> str:
+        """Return the reason, for the index, that a version is not served."""
+        return self.reasons[version].message if version in self.reasons else self.reason
 
 
-class LoadFailed(BridgeError):
-    """Some versions of a model did not load.
+class NotPrepared(LoadError):
+    """A model does not exist, or its configuration is invalid or unsupported, or lacks a member.
 
-    ``reasons``: errors by version.
+    - ``prefix``: Triton's words before the reason.
+    - ``present``: the versions in its directory, if that was read.
     """
 
-    def __init__(self, name: str, reasons: dict[int, BridgeError]) -> None:
+    def __init__(
+        self, prefix: str, reason: str, code: ErrorCode, present: Collection[int] | None = None
+    ) -> None:
+        super().__init__(f"{prefix}: {reason}", code, reason, {})
+        self.present = present
+
+
+class LoadFailed(LoadError):
+    """Some versions of a model did not load."""
+
+    def __init__(self, name: str, reasons: Mapping[int, BridgeError]) -> None:
         details = "".join(
             f"version {version} is at UNAVAILABLE state: {_code_name(error)}: {error.message};\n"
             for version, error in sorted(reasons.items())
         )
-        super().__init__(f"load failed for model '{name}': {details}", ErrorCode.INVALID_ARG)
-        self.reasons = reasons
+        message = f"load failed for model '{name}': {details}"
+        super().__init__(message, ErrorCode.INVALID_ARG, message, reasons)
 
 
 class ModelLoader:
@@ -193,10 +216,10 @@ class ModelLoader:
             self._refuse_many(config)
             place = "file:1" if source.digest else f"{source.origin}/1"
             versions = served_versions(source.directory, name, config.version_policy, place)
+            graph = draw_graph(config) if is_ensemble(config) else None
         except BridgeError as error:
-            summary = f"load failed for model '{name}'"
-            raise NotPrepared(summary, error.message, ErrorCode.INVALID_ARG) from error
-        return PreparedModel(source, config, tuple(versions), files)
+            raise load_refused(name, error.message, files.versions) from error
+        return PreparedModel(source, config, tuple(versions), files, graph)
 
     def _refuse_many(self, config: ModelConfig) -> None:
         """Refuse more instances than a model may have; each is a process."""
@@ -208,12 +231,17 @@ class ModelLoader:
                 "(--max-model-instances)"
             )
 
-    def model(self, prepared: PreparedModel, version: int, members: ServedModels) -> Model:
-        """Make a version of a model without starting it; ``members``: where ensembles find theirs."""
-        if is_ensemble(prepared.config):
-            return EnsembleModel(prepared.config, version, members, self.context)
+    def model(self, prepared: PreparedModel, version: int) -> StubModel:
+        """Make a version of a model without starting it; raises BridgeError."""
         finish = partial(self._finish, prepared)
         return StubModel(prepared.config, version, prepared.source.directory, self.context, finish)
+
+    def ensemble(
+        self, prepared: PreparedModel, version: int, members: Sequence[Model]
+    ) -> EnsembleModel:
+        """Make a version of an ensemble on the models of its steps; raises BridgeError: INVALID_ARG."""
+        assert prepared.graph is not None
+        return EnsembleModel(prepared.config, version, prepared.graph, members, self.context)
 
     def _finish(self, prepared: PreparedModel, returned: str | None) -> ModelConfig:
         """Merge and check the configuration that a model completed."""
@@ -234,7 +262,7 @@ class ModelLoader:
         if refused:
             raise unsupported("; ".join(refused))
 
-    async def load_versions(self, models: Sequence[Model]) -> dict[int, BridgeError]:
+    async def load_versions(self, models: Sequence[StubModel]) -> dict[int, BridgeError]:
         """Load versions of a model concurrently; return the errors of failed ones, by version.
 
         Cancelling this unloads all of them.
@@ -246,7 +274,7 @@ class ModelLoader:
             raise
         return {m.version: error for m, error in zip(models, results, strict=True) if error}
 
-    async def _load(self, model: Model) -> BridgeError | None:
+    async def _load(self, model: StubModel) -> BridgeError | None:
         _logger.info("loading: %s:%d", model.name, model.version)
         try:
             with self.context.progress.track(
@@ -268,10 +296,10 @@ def not_found(name: str, reason: str) -> NotPrepared:
     return NotPrepared(summary, reason, ErrorCode.INTERNAL)
 
 
-def required_models(config: ModelConfig) -> list[str]:
-    """Return the models that an ensemble requires: those of its steps."""
-    steps = config.message.ensemble_scheduling.step
-    return sorted({step.model_name for step in steps})
+def load_refused(name: str, reason: str, present: Collection[int] | None = None) -> NotPrepared:
+    """Make the error for a model that cannot be served as it is configured; see `NotPrepared`."""
+    summary = f"load failed for model '{name}'"
+    return NotPrepared(summary, reason, ErrorCode.INVALID_ARG, present)
 
 
 def _without_policy(config: ModelConfig) -> bytes:

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gpubridge.config import ServerSettings
-from gpubridge.engine.ensemble.graph import circular_dependency, explain_missing
 from gpubridge.engine.memory.regions import Regions
-from gpubridge.engine.models.model import Model
+from gpubridge.engine.models.model import Model, StubModel
 from gpubridge.engine.repository.loader import (
+    LoadError,
     LoadFailed,
     ModelLoader,
     ModelSource,
     NotPrepared,
     PreparedModel,
-    required_models,
+    load_refused,
 )
 from gpubridge.engine.repository.locks import ModelLocks
+from gpubridge.engine.repository.model_index import VersionStatus
 from gpubridge.engine.repository.model_sources import ModelSources, RepositoryPoller
 from gpubridge.engine.repository.remote import open_repositories
-from gpubridge.engine.repository.served_models import (
-    EnsembleDependents,
-    Served,
-    ServedModels,
-    VersionStatus,
-)
+from gpubridge.engine.repository.served_models import Served, ServedModels
 from gpubridge.engine.workers import TaskSet
-from gpubridge.errors import BridgeError, ErrorCode, unavailable
+from gpubridge.errors import BridgeError, unavailable
 
 _TICK_SECONDS = 5.0
 _IDLE_SECONDS = 30.0
@@ -65,11 +61,10 @@ class ModelRepository(ServedModels):
     """Loads and owns models, files that clients sent, and request arenas.
 
     Loads and unloads of one model run one after the other, those of different models concurrently.
-    The served versions of a model change atomically, and listeners are called in the same step.
     """
 
     def __init__(self, settings: ServerSettings, loader: ModelLoader) -> None:
-        super().__init__()
+        super().__init__(loader.ensemble)
         self._settings = settings
         self.server_id = settings.process.server_id
         self._loader = loader
@@ -88,7 +83,6 @@ class ModelRepository(ServedModels):
             required=settings.repository.exit_on_error,
         )
         self._locks = ModelLocks()
-        self._dependents = EnsembleDependents()
         self._tasks = TaskSet()
         self._closing = False
 
@@ -145,9 +139,10 @@ class ModelRepository(ServedModels):
     async def _load_and_tell(self, name: str) -> None:
         """Load an initial model; write a failure to the log and the index."""
         try:
-            await self._load(name, self._sources.locate, partial=True)
+            await self._load(name, self._sources.locate, initial=True)
         except NotPrepared as error:
-            self._index.set(name, 0, "UNAVAILABLE", error.reason)
+            if not self._index.versions(name):
+                self._index.set(name, 0, "UNAVAILABLE", error.reason)
             _logger.error("failed to load '%s': %s", name, error.reason)  # noqa: TRY400
         except LoadFailed:
             # The index and the log have the error of each version.
@@ -166,7 +161,8 @@ class ModelRepository(ServedModels):
     ) -> None:
         """Load a model, or reload it if it has changed; return when it is served.
 
-        The load continues if the caller is cancelled. A failed load leaves served versions running.
+        The load continues if the caller is cancelled. A failed load leaves served versions running. An
+        ensemble that its members do not allow is served as soon as they do.
 
         - ``config``: JSON that replaces the model's config.pbtxt.
         - ``files``: contents by ``file:<version>/<path>`` that replace the model's directory.
@@ -185,7 +181,7 @@ class ModelRepository(ServedModels):
                 lambda: self._sources.sent(name, config, files, before),
             )
 
-        await self._shield(self._load_with_dependents(name, source))
+        await self._shield(self._load(name, source))
 
     async def unload(self, name: str, *, dependents: bool = False) -> None:
         """Unload a model; return when it accepts no more requests; its last ones may still run.
@@ -193,12 +189,12 @@ class ModelRepository(ServedModels):
         Unloading an unknown model is no error. Ensembles that require the model are unloaded, too,
         until it is loaded again.
 
-        ``dependents``: also unload models that it requires, unless they were loaded explicitly.
+        ``dependents``: also unload models that it requires, unless they were loaded explicitly or
+        another loaded ensemble requires them.
 
         Raises BridgeError: UNAVAILABLE unless in explicit mode.
         """
         self.check_control()
-        self._dependents.forget(name)
         await self._shield(self.remove(name, dependents=dependents))
 
     def check_control(self) -> None:
@@ -212,100 +208,155 @@ class ModelRepository(ServedModels):
 
     async def reload(self, name: str) -> None:
         """Load a model from its directory in any mode; raises BridgeError as :meth:`load`."""
-        await self._load_with_dependents(name, self._sources.locate)
+        await self._load(name, self._sources.locate)
 
     async def withdraw(self, name: str) -> None:
         """Unload a model whose directory was removed, in any mode."""
-        self._dependents.forget(name)
         await self.remove(name)
         self._index.forget(name)
 
     async def remove(self, name: str, *, dependents: bool = False) -> None:
         """Unload a model as :meth:`unload`, in any mode."""
-        for other, served in list(self._served.items()):
-            if name in required_models(served.prepared.config):
-                self._dependents.remember(other, served)
-                await self.remove(other)
         async with self._locks.change(name):
             was = self._served.get(name)
-            self._index.released(name)
+            self._index.keep_wanted(name)
             if was is not None:
                 self.switch(name, None)
         if was is not None and dependents:
-            for other in required_models(was.prepared.config):
-                required = self._served.get(other)
-                if required is not None and not required.asked:
-                    await self.remove(other, dependents=True)
+            await self._remove_unneeded(was.required)
 
-    async def _load_with_dependents(
-        self, name: str, find_source: Callable[[str], Awaitable[ModelSource]]
-    ) -> None:
-        """Load a model, then the ensembles that were unloaded with it; log failures of those."""
-        await self._load(name, find_source)
-        for other, config in self._dependents.possible(name, self._served):
-
-            async def found(name: str, config: str | None = config) -> ModelSource:
-                return replace(await self._sources.locate(name), config=config)
-
-            try:
-                await self._load_with_dependents(other, found)
-            except BridgeError as error:
-                _logger.warning(
-                    "model '%s' cannot be loaded again with '%s': %s", other, name, error.message
-                )
+    async def _remove_unneeded(self, names: Iterable[str]) -> None:
+        """Unload models that were loaded only because ensembles required them, if none does now."""
+        for name in sorted(names):
+            async with self._locks.change(name):
+                was = self._served.get(name)
+                if was is None or was.asked or self.is_needed(name):
+                    continue
+                self._index.keep_wanted(name)
+                self.switch(name, None)
+            await self._remove_unneeded(was.required)
 
     async def _load(
         self,
         name: str,
         find_source: Callable[[str], Awaitable[ModelSource]],
         *,
-        partial: bool = False,
+        initial: bool = False,
         chain: tuple[str, ...] = (),
     ) -> None:
-        """Load a model after those that it requires; ``partial`` lets some of its versions fail."""
-        tried: set[str] = set()
-        while True:
-            async with self._locks.change(name):
-                if chain and name in self._served:
-                    # Required by another model and already loaded.
-                    return
+        """Load a model.
+
+        - ``initial``: let some of its versions fail, and count an ensemble that is not served.
+        - ``chain``: the ensembles that require it, which are being loaded.
+        """
+        async with self._locks.change(name):
+            served = self._served.get(name)
+            if served is None or not chain:
                 with self._index.loading(name):
                     source = await find_source(name)
                     try:
-                        prepared = await self._loader.prepare(name, source)
-                        missing = set(required_models(prepared.config)) - set(self._served)
-                        if not missing:
-                            await self._replace(name, prepared, partial=partial)
-                            self._served[name].asked = self._served[name].asked or not chain
-                            self._dependents.forget(name)
-                            return
+                        prepared = await self._prepare(name, source)
+                        if prepared.graph is None:
+                            await self._replace(name, prepared, partial=initial, asked=not chain)
+                        else:
+                            self._define(name, prepared, asked=not chain)
                     finally:
                         source.release()
-            # Outside the lock: a load that waits for a model must not block others.
-            if missing & (tried | {name, *chain}):
-                circle = missing & {name, *chain}
-                reason = (
-                    circular_dependency(name, min(circle))
-                    if circle
-                    else explain_missing(name, min(missing), None, self._index.rows())
-                )
-                raise NotPrepared(f"load failed for model '{name}'", reason, ErrorCode.INVALID_ARG)
-            tried |= missing
-            locate, behind = self._sources.locate, (*chain, name)
-            loads = (self._load(each, locate, chain=behind) for each in sorted(missing))
-            results = await asyncio.gather(*loads, return_exceptions=True)
-            for result in results:
+        # Outside the lock: a load that waits for a model must not block others.
+        if self._unmet(name) is not None:
+            await self._load_members(name, (*chain, name), wanted=initial)
+
+    async def _prepare(self, name: str, source: ModelSource) -> PreparedModel:
+        try:
+            return await self._loader.prepare(name, source)
+        except NotPrepared as error:
+            if error.present is not None:
+                self._index.keep_wanted(name, error.present)
+            raise
+
+    # -- ensembles -----------------------------------------------------------------------------
+
+    def _define(self, name: str, prepared: PreparedModel, *, asked: bool) -> None:
+        """Serve an ensemble on its members, now or as soon as they allow it."""
+        was = self._served.get(name)
+        if was is None or not was.models:
+            asked = asked or (was is not None and was.asked)
+            self.switch(name, Served(prepared, {}, asked=asked))
+        else:
+            self.switch(name, replace(was, waiting=prepared, asked=asked or was.asked))
+
+    def _unmet(self, name: str) -> LoadError | None:
+        """Return why an ensemble is not served as it was loaded last."""
+        served = self._served.get(name)
+        if served is None or served.latest.graph is None:
+            return None
+        try:
+            self._on_members(name, served.latest)
+        except LoadError as error:
+            return error
+        return None
+
+    async def _load_members(self, name: str, chain: tuple[str, ...], *, wanted: bool) -> None:
+        """Load the missing members of an ensemble, with which it is served.
+
+        - ``chain``: the ensemble and those that require it.
+        - ``wanted``: whether the server is not ready without it.
+
+        Raises LoadError: why it is not served.
+        """
+        served = self._served[name]
+        rows = []
+        if not served.models:
+            rows = [self._index.set(name, v, "LOADING") for v in served.prepared.versions]
+        try:
+            required = served.latest.required
+            loads = [
+                self._load(each, self._sources.locate, chain=chain)
+                for each in sorted(required.difference(chain))
+                if not self._versions(each)
+            ]
+            for result in await asyncio.gather(*loads, return_exceptions=True):
                 if isinstance(result, BaseException) and not isinstance(result, BridgeError):
                     raise result
+        finally:
+            error = self._unmet(name)
+            self._end_loading(rows, error, wanted=wanted)
+        if error is None:
+            return
+        if isinstance(error, LoadFailed):
+            for version in error.reasons:
+                _logger.error(
+                    "failed to load '%s' version %d: %s", name, version, error.why(version)
+                )
+        raise error
 
-    async def _replace(self, name: str, prepared: PreparedModel, *, partial: bool) -> None:
-        """Load new and changed versions, then serve them atomically."""
+    def _end_loading(
+        self, rows: Sequence[VersionStatus], error: LoadError | None, *, wanted: bool
+    ) -> None:
+        """List why an ensemble is not served, in the rows that no other change has replaced."""
+        for row in rows:
+            if error is None:
+                self._index.unloaded(row)
+            elif self._index.versions(row.name).get(row.version) is row:
+                counts = wanted or isinstance(error, LoadFailed)
+                reason = error.why(row.version)
+                self._index.set(row.name, row.version, "UNAVAILABLE", reason, wanted=counts)
+
+    # -- models that stubs execute -------------------------------------------------------------
+
+    async def _replace(
+        self, name: str, prepared: PreparedModel, *, partial: bool, asked: bool
+    ) -> None:
+        """Load new and changed versions, and those that wait for a restart; serve them atomically."""
         was = self._served.get(name)
         old = was.models if was is not None else {}
         kept = {
-            version: old[version]
-            for version in prepared.versions
-            if was is not None and version in old and prepared.same_version(was.prepared, version)
+            version: model
+            for version, model in old.items()
+            if was is not None
+            and version in prepared.versions
+            and model.whole
+            and prepared.same_version(was.prepared, version)
         }
         fresh = self._make(name, prepared, kept)
         for version in fresh.keys() - old.keys():
@@ -324,8 +375,8 @@ class ModelRepository(ServedModels):
                 model.config = model.config.with_version_policy(prepared.config)
             sources = dict.fromkeys(up, prepared.source)
             sources |= {version: was.sources[version] for version in kept} if was else {}
-            asked = was is not None and was.asked
-            self.switch(name, Served(prepared, kept | up, sources, asked))
+            asked = asked or (was is not None and was.asked)
+            self.switch(name, Served(prepared, {**kept, **up}, sources, asked))
         else:
             for version, model in up.items():
                 row = None if version in old else self._index.set(name, version, "UNLOADING")
@@ -334,18 +385,17 @@ class ModelRepository(ServedModels):
             raise LoadFailed(name, reasons)
 
     def _make(
-        self, name: str, prepared: PreparedModel, kept: Mapping[int, Model]
-    ) -> dict[int, Model]:
+        self, name: str, prepared: PreparedModel, kept: Container[int]
+    ) -> dict[int, StubModel]:
         """Make the missing versions without starting them."""
         try:
             return {
-                version: self._loader.model(prepared, version, self)
+                version: self._loader.model(prepared, version)
                 for version in prepared.versions
                 if version not in kept
             }
         except BridgeError as error:
-            summary = f"load failed for model '{name}'"
-            raise NotPrepared(summary, error.message, ErrorCode.INVALID_ARG) from error
+            raise load_refused(name, error.message) from error
 
     async def listed(self) -> list[VersionStatus]:
         """Return the index; in explicit mode with the unloaded models of the repositories."""

@@ -1,134 +1,87 @@
-"""Served versions of all models, the repository index, and replaced versions that drain."""
+"""Served versions of all models, ensembles on what is served, and replaced versions that drain."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from gpubridge.engine.ensemble.graph import is_ensemble
+from gpubridge.engine.ensemble.graph import circular_dependency, explain_missing
 from gpubridge.engine.models.model import Model
-from gpubridge.engine.repository.loader import ModelSource, PreparedModel, required_models
+from gpubridge.engine.repository.loader import (
+    LoadError,
+    LoadFailed,
+    ModelSource,
+    PreparedModel,
+    load_refused,
+)
+from gpubridge.engine.repository.model_index import ModelIndex, ModelState, VersionStatus
 from gpubridge.engine.workers import TaskSet
-from gpubridge.errors import invalid, not_found, unavailable
+from gpubridge.errors import BridgeError, invalid, not_found, unavailable
 
-ModelState = Literal["", "LOADING", "READY", "UNLOADING", "UNAVAILABLE"]
-
-_UNLOADED = "unloaded"
+MakeEnsemble = Callable[[PreparedModel, int, Sequence[Model]], Model]
+"""Makes a version of an ensemble on the models of its steps; raises BridgeError if they do not fit."""
 
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class VersionStatus:
-    """A row of the repository index.
-
-    - ``version``: 0 if the versions are unknown.
-    - ``state``: empty for a model that was never loaded.
-    - ``reason``: why it is unavailable.
-    - ``wanted``: whether it should be served, so that the server is not ready without it.
-    """
-
-    name: str
-    version: int
-    state: ModelState
-    reason: str = ""
-    wanted: bool = True
-
-
-class ModelIndex:
-    """The repository index: one row per model version."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, dict[int, VersionStatus]] = {}
-
-    def set(
-        self, name: str, version: int, state: ModelState, reason: str = "", *, wanted: bool = True
-    ) -> VersionStatus:
-        """Set the state of a version; return the row, for `unloaded`."""
-        row = VersionStatus(name, version, state, reason, wanted)
-        rows = self._rows.setdefault(name, {})
-        # Known versions replace the row of unknown versions.
-        rows.pop(0, None)
-        rows[version] = row
-        return row
-
-    @contextmanager
-    def loading(self, name: str) -> Iterator[None]:
-        """List an unknown model as loading until its versions are known."""
-        row = None if self._rows.get(name) else self.set(name, 0, "LOADING")
-        try:
-            yield
-        finally:
-            if row is not None and self._rows.get(name, {}).get(0) is row:
-                self.forget(name)
-
-    def unloaded(self, row: VersionStatus) -> None:
-        """Mark the version of a row as unloaded, unless another row has replaced it."""
-        if self._rows.get(row.name, {}).get(row.version) is row:
-            self.set(row.name, row.version, "UNAVAILABLE", _UNLOADED, wanted=False)
-
-    def released(self, name: str) -> None:
-        """Mark a model as not wanted: its failure to load no longer counts."""
-        for row in self._rows.get(name, {}).values():
-            row.wanted = False
-
-    def forget(self, name: str) -> None:
-        """Remove a model."""
-        self._rows.pop(name, None)
-
-    def versions(self, name: str) -> dict[int, VersionStatus]:
-        """Return the rows of a model, by version."""
-        return self._rows.get(name, {})
-
-    def rows(self, present: Iterable[str] | None = None) -> list[VersionStatus]:
-        """Return all rows, by name and version.
-
-        ``present``: the models in the repositories; adds rows for unloaded ones, and omits
-        unavailable models that are not there.
-        """
-        rows = [row for name in sorted(self._rows) for _, row in sorted(self._rows[name].items())]
-        if present is None:
-            return rows
-        names = set(present)
-        rows = [row for row in rows if row.name in names or row.state != "UNAVAILABLE"]
-        rows += [VersionStatus(name, 0, "") for name in names.difference(r.name for r in rows)]
-        return sorted(rows, key=lambda row: (row.name, row.version))
-
-    @property
-    def failures(self) -> list[VersionStatus]:
-        """Return the versions that should be served and are not."""
-        return [row for row in self.rows() if row.state == "UNAVAILABLE" and row.wanted]
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Served:
-    """A served model.
+    """A loaded model.
 
-    - ``sources``: of each version's files, which may be older than those of ``prepared``.
+    - ``models``: its served versions; none of an ensemble that its members do not allow at present.
+    - ``sources``: of the files of each version that stubs execute, which may be older than those of
+      ``prepared``.
     - ``asked``: whether it was loaded explicitly, not only because another model requires it.
+    - ``waiting``: what an ensemble was loaded as last, if its members do not allow that yet: it is
+      served in place of ``prepared`` as soon as they do.
     """
 
     prepared: PreparedModel
-    models: dict[int, Model]
-    sources: dict[int, ModelSource]
+    models: Mapping[int, Model]
+    sources: Mapping[int, ModelSource] = field(default_factory=dict)
     asked: bool = False
+    waiting: PreparedModel | None = None
+
+    @property
+    def latest(self) -> PreparedModel:
+        """Return what it was loaded as last."""
+        return self.waiting or self.prepared
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Return the models that it requires, or will require."""
+        later = frozenset() if self.waiting is None else self.waiting.required
+        return self.prepared.required | later
+
+    def source(self, version: int) -> ModelSource:
+        """Return the source of a served version."""
+        return self.sources.get(version, self.prepared.source)
+
+    def held(self) -> list[ModelSource]:
+        """Return the sources whose directories must stay."""
+        waiting = [] if self.waiting is None else [self.waiting.source]
+        return [*self.sources.values(), self.prepared.source, *waiting]
 
 
 class ServedModels:
     """Owns the served models and those that complete their last requests.
 
-    The served versions of a model change atomically, and listeners are called in the same step.
+    Served versions change atomically: a model's together with those of all ensembles that are affected,
+    which are built on the new versions of their members or, if these do not allow it, not served until
+    they do. Listeners are called in the same step. Replaced versions drain, ensembles before the members
+    that they send requests to.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make_ensemble: MakeEnsemble) -> None:
+        self._make_ensemble = make_ensemble
         self._served: dict[str, Served] = {}
         self._index = ModelIndex()
         self._listeners: list[Callable[[str], None]] = []
-        self._retiring: set[Model] = set()
+        self._retiring: dict[Model, asyncio.Task[None]] = {}
+        # When models that drain must have ended, of the event loop's clock.
+        self._deadline: float | None = None
         # Not cancelled at the end like other tasks: they get a deadline.
         self._drains = TaskSet()
 
@@ -203,41 +156,204 @@ class ServedModels:
         """Call a function with a model's name whenever its served versions change."""
         self._listeners.append(listener)
 
-    def switch(self, name: str, served: Served | None) -> None:
-        """Replace the served versions of a model atomically; the old ones drain."""
+    def switch(self, name: str, served: Served | None) -> LoadError | None:
+        """Replace the served versions of a model, and of ensembles with it; the old ones drain.
+
+        Returns why the model, if it is an ensemble, is not served as it was loaded last.
+        """
+        before = dict(self._served)
+        self._put(name, served)
+        errors = self._bind_ensembles()
+        changes = [
+            (each, before.get(each), self._served.get(each))
+            for each in before | self._served
+            if before.get(each) is not self._served.get(each)
+        ]
+        for each, was, now in changes:
+            if now is not None:
+                self._log_change(now, {} if was is None else was.models, errors.get(each))
+            for source in [] if now is None else now.held():
+                source.hold()
+        for each, was, now in changes:
+            if was is None or now is None or was.models != now.models:
+                for listener in self._listeners:
+                    listener(each)
+        for each, was, now in changes:
+            if was is not None:
+                self._retire_replaced(each, was, {} if now is None else now.models)
+        return errors.get(name)
+
+    def is_needed(self, name: str) -> bool:
+        """Return whether a loaded ensemble requires a model."""
+        return any(name in served.required for served in self._served.values())
+
+    def _put(self, name: str, served: Served | None) -> None:
+        """Replace a model's entry and its rows in the index."""
         was = self._served.pop(name, None)
-        old = was.models if was is not None else {}
+        old: Mapping[int, Model] = {} if was is None else was.models
         models: Mapping[int, Model] = {}
         if served is not None:
-            self._served[name] = served
-            for source in served.sources.values():
-                source.hold()
             models = served.models
-        changed = {v for v in old.keys() | models.keys() if old.get(v) is not models.get(v)}
-        for version in sorted(changed & models.keys()):
-            self._index.set(name, version, "READY")
-            _logger.info("successfully loaded '%s' version %d", name, version)
-        if changed or served is None:
-            for listener in self._listeners:
-                listener(name)
-        if was is not None:
-            for version in changed & old.keys():
-                row = None if version in models else self._index.set(name, version, "UNLOADING")
-                self.retire(old[version], row, was.sources[version])
-            for source in was.sources.values():
-                source.release()
+            self._served[name] = served
+            self._index.keep_wanted(name, served.prepared.versions)
+        for version in sorted(old.keys() | models.keys()):
+            if old.get(version) is not models.get(version):
+                state: ModelState = "READY" if version in models else "UNLOADING"
+                self._index.set(name, version, state)
+
+    def _log_change(
+        self, served: Served, old: Mapping[int, Model], error: LoadError | None
+    ) -> None:
+        """Log the versions of a model that are served now, or why those of an ensemble are not."""
+        name = served.prepared.config.name
+        for version in sorted(served.models):
+            if old.get(version) is not served.models[version]:
+                _logger.info("successfully loaded '%s' version %d", name, version)
+        if error is not None and old and not served.models:
+            reason = error.why(min(old))
+            _logger.warning("ensemble '%s' is unloaded until it can be served: %s", name, reason)
+
+    def _retire_replaced(self, name: str, was: Served, models: Mapping[int, Model]) -> None:
+        """Retire versions that are no longer served, and release their files."""
+        for version, model in was.models.items():
+            if models.get(version) is not model:
+                row = None if version in models else self._index.versions(name)[version]
+                self.retire(model, row, was.source(version))
+        for source in was.held():
+            source.release()
+
+    # -- ensembles -----------------------------------------------------------------------------
+
+    def _bind_ensembles(self) -> dict[str, LoadError]:
+        """Build the ensembles whose members have changed; return why some are not served as loaded."""
+        while True:
+            errors: dict[str, LoadError] = {}
+            for name in self._members_first():
+                served = self._served[name]
+                try:
+                    models = self._on_members(name, served.prepared)
+                except LoadError as error:
+                    errors[name] = error
+                    models = {}
+                if models != served.models:
+                    self._put(name, replace(served, models=models))
+                if name in errors:
+                    self._tell_unserved(name, errors[name])
+            if not self._use_waiting(errors):
+                return errors
+
+    def _use_waiting(self, errors: dict[str, LoadError]) -> bool:
+        """Serve one ensemble as it was loaded last, if its members allow that now."""
+        for name, served in self._served.items():
+            if served.waiting is None:
+                continue
+            try:
+                models = self._on_members(name, served.waiting)
+            except LoadError as error:
+                errors[name] = error
+                continue
+            self._put(name, Served(served.waiting, models, asked=served.asked))
+            return True
+        return False
+
+    def _members_first(self) -> list[str]:
+        """Return the ensembles, each after those that it requires."""
+        order: dict[str, None] = {}
+        seen: set[str] = set()
+
+        def visit(name: str) -> None:
+            served = self._served.get(name)
+            if name in seen or served is None or served.prepared.graph is None:
+                return
+            seen.add(name)
+            for each in sorted(served.prepared.required):
+                visit(each)
+            order[name] = None
+
+        for name in sorted(self._served):
+            visit(name)
+        return list(order)
+
+    def _on_members(self, name: str, prepared: PreparedModel) -> dict[int, Model]:
+        """Return the versions of an ensemble on the served versions of its members; raises LoadError."""
+        served = self._served[name]
+        members = self._members(name, prepared)
+        same = prepared is served.prepared
+        kept = {
+            version: model
+            for version, model in served.models.items()
+            if tuple(model.members) == members
+            and (same or prepared.same_version(served.prepared, version))
+        }
+        try:
+            models = {
+                version: kept.get(version) or self._make_ensemble(prepared, version, members)
+                for version in prepared.versions
+            }
+        except BridgeError as error:
+            raise LoadFailed(name, dict.fromkeys(prepared.versions, error)) from error
+        if not same:
+            for model in kept.values():
+                model.config = model.config.with_version_policy(prepared.config)
+        return models
+
+    def _members(self, name: str, prepared: PreparedModel) -> tuple[Model, ...]:
+        """Return the served models of an ensemble's steps; raises NotPrepared."""
+        members = []
+        for step in [] if prepared.graph is None else prepared.graph.steps:
+            if self._leads_to(step.model, name):
+                raise load_refused(name, circular_dependency(name, step.model))
+            try:
+                members.append(self.find(step.model, step.version))
+            except BridgeError as error:
+                reason = explain_missing(name, step.model, step.version, self.index())
+                raise load_refused(name, reason) from error
+        return tuple(members)
+
+    def _leads_to(self, start: str, end: str) -> bool:
+        """Return whether a model is another one or requires it, directly or indirectly."""
+        found = {start}
+        left = [start]
+        while left:
+            served = self._served.get(left.pop())
+            fresh = (frozenset() if served is None else served.prepared.required) - found
+            found |= fresh
+            left += fresh
+        return end in found
+
+    def _tell_unserved(self, name: str, error: LoadError) -> None:
+        """List why an ensemble is not served; a load of it in progress does so at its end."""
+        rows = self._index.versions(name)
+        for version in self._served[name].prepared.versions:
+            row = rows.get(version)
+            if row is None:
+                self._index.set(name, version, "UNAVAILABLE", error.why(version), wanted=False)
+            elif row.state != "LOADING":
+                row.reason = error.why(version)
+
+    # -- replaced versions ---------------------------------------------------------------------
 
     def retire(self, model: Model, row: VersionStatus | None, source: ModelSource) -> None:
-        """Drain and unload a model that gets no new requests."""
+        """Drain and unload a model that gets no new requests.
+
+        - ``row``: its row in the index, unless another version has it.
+        - ``source``: held until the model is unloaded.
+        """
         source.hold()
-        self._retiring.add(model)
-        self._drains.start(self._drain(model, row, source))
+        self._retiring[model] = self._drains.start(self._drain(model, row, source))
 
     async def _drain(self, model: Model, row: VersionStatus | None, source: ModelSource) -> None:
         try:
-            await model.unload(None)
+            # Those on newer members are other objects, so no further ensemble begins to use this one.
+            users = [task for other, task in self._retiring.items() if model in other.members]
+            if users:
+                await asyncio.wait(users)
+            left = None
+            if self._deadline is not None:
+                left = max(0.0, self._deadline - asyncio.get_running_loop().time())
+            await model.unload(left)
         finally:
-            self._retiring.discard(model)
+            del self._retiring[model]
             source.release()
             if row is not None:
                 self._index.unloaded(row)
@@ -245,43 +361,15 @@ class ServedModels:
 
     async def end(self, seconds: float) -> None:
         """Stop serving; wait until every request is completed, at most ``seconds``."""
+        self._deadline = asyncio.get_running_loop().time() + seconds
         for model in self._retiring:
             model.set_deadline(seconds)
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + seconds
-        models = list(self.loaded())
-        # Ensembles first: their running executions need the other models.
-        await asyncio.gather(*(m.unload(seconds) for m in models if is_ensemble(m.config)))
+        # Models that ensembles do not name, but call, are needed until those have ended.
+        ensembles = [served for served in self._served.values() if served.prepared.graph]
+        others = [served for served in self._served.values() if not served.prepared.graph]
+        for group in (ensembles, others):
+            for served in group:
+                for version, model in served.models.items():
+                    self.retire(model, None, served.source(version))
+            await self._drains.finished()
         self._served.clear()
-        left = max(0.0, deadline - clock())
-        await asyncio.gather(*(m.unload(left) for m in models if not is_ensemble(m.config)))
-        await self._drains.finished()
-
-
-class EnsembleDependents:
-    """Ensembles that were unloaded with a required model, to be loaded again with it."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, tuple[frozenset[str], str | None]] = {}
-
-    def remember(self, name: str, served: Served) -> None:
-        """Remember an ensemble that is unloaded with a required model, if it was loaded explicitly.
-
-        Ensembles from files that a client sent are skipped, as their files are removed.
-        """
-        source = served.prepared.source
-        if served.asked and not source.digest:
-            required = frozenset(required_models(served.prepared.config))
-            self._waiting[name] = required, source.config
-
-    def forget(self, name: str) -> None:
-        """Forget a model that was loaded again or unloaded explicitly."""
-        self._waiting.pop(name, None)
-
-    def possible(self, name: str, served: Container[str]) -> list[tuple[str, str | None]]:
-        """Return the remembered ensembles, and configurations, whose last missing model is ``name``."""
-        return [
-            (other, config)
-            for other, (required, config) in self._waiting.items()
-            if name in required and all(each in served for each in required)
-        ]

@@ -27,8 +27,8 @@ import gpubridge
 from gpubridge.dataplane import HttpExchange
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.models.model import Model
+from gpubridge.engine.repository.model_index import VersionStatus
 from gpubridge.engine.repository.repository import ModelRepository
-from gpubridge.engine.repository.served_models import VersionStatus
 from gpubridge.engine.workers import Workers
 from gpubridge.frontend.coding import compress
 from gpubridge.frontend.control import JSON, Answer, ControlCall, ControlTasks

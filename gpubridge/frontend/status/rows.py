@@ -14,7 +14,7 @@ from gpubridge.engine.ensemble.graph import ROOT
 from gpubridge.engine.ensemble.times import RESPONSE, EnsembleTimes
 from gpubridge.engine.load_progress import Load
 from gpubridge.engine.models.model import Model
-from gpubridge.engine.repository.served_models import VersionStatus
+from gpubridge.engine.repository.model_index import VersionStatus
 from gpubridge.engine.supervisor.instance import Instance
 from gpubridge.telemetry.exposition import Family
 from gpubridge.telemetry.statistics import ModelStatistics

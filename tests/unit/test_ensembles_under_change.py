@@ -1,0 +1,461 @@
+"""Ensembles whose members are loaded, replaced and unloaded: what serves them, and their requests under way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gpubridge.engine.repository.loader import LoadFailed, NotPrepared
+from gpubridge.errors import BridgeError
+from gpubridge.request import InferResponse
+from tests.unit.ensembles import ensemble, member
+from tests.unit.repositories import ClientRequest, make_repository
+
+E = ensemble("a X=A > Y=t", "b X=t > Y=B")
+OUTER = ensemble("e A=A > B=B", name="outer")
+A, B, C = member("a"), member("b"), member("c")
+
+
+def played(tmp_path, models, play, control="explicit"):
+    """Run a coroutine function on a repository and its loader."""
+
+    async def work():
+        repository, loader = make_repository(tmp_path, models, control)
+        await play(repository, loader)
+
+    asyncio.run(work())
+
+
+def served(repository):
+    return [model.name for model in repository.loaded()]
+
+
+def reason(repository, name):
+    """Why a model is not served."""
+    (row,) = (row for row in repository.index() if row.name == name)
+    assert row.state in ("UNLOADING", "UNAVAILABLE")
+    return row.reason
+
+
+def answer_all(*members):
+    """Answer the waiting requests, until there are none."""
+    while any(each.waiting for each in members):
+        for each in members:
+            for request in list(each.waiting):
+                each.answer(request)
+
+
+def is_answered(request, responses=1):
+    return (
+        request.over
+        and len(request.outcomes) == responses
+        and all(isinstance(outcome, InferResponse) for outcome in request.outcomes)
+    )
+
+
+# -- what is built on what --------------------------------------------------------------------------
+
+
+def test_ensembles_follow_a_replaced_member_in_the_step_in_which_it_is_replaced(tmp_path):
+    async def play(repository, loader):
+        await repository.load("outer")
+        heard = {}
+
+        def listen(name):
+            heard[name] = repository.find("outer", None).members[0].members[0]
+
+        repository.listen(listen)
+        loader.change("a")
+        await repository.load("a")
+        assert heard == dict.fromkeys(["a", "e", "outer"], repository.find("a", None))
+
+    played(tmp_path, [A, B, E, OUTER], play)
+
+
+def test_what_is_not_affected_stays_as_it_is(tmp_path):
+    async def play(repository, loader):
+        for name in ("e", "other"):
+            await repository.load(name)
+        ensembles = [repository.find(name, None) for name in ("e", "other")]
+        loader.change("b")
+        await repository.load("b")
+        assert repository.find("other", None) is ensembles[1]
+        await repository.load("other")
+        assert repository.find("other", None) is ensembles[1]
+        assert repository.find("e", None) is not ensembles[0]
+
+    played(tmp_path, [A, B, E, ensemble("a X=A > Y=B", name="other")], play)
+
+
+def test_a_member_becomes_decoupled_and_back(tmp_path):
+    async def play(repository, loader):
+        await repository.load("outer")
+        for decoupled in (True, False):
+            loader.change("a", member("a", decoupled=decoupled))
+            await repository.load("a")
+            first, second = (repository.find(name, None) for name in "ab")
+            for name in ("e", "outer"):
+                assert repository.find(name, None).config.decoupled == decoupled
+            request = ClientRequest(repository.find("outer", None))
+            if decoupled:
+                first.respond(first.waiting[0])
+                first.respond(first.waiting[0])
+            answer_all(first, second)
+            assert is_answered(request, 3 if decoupled else 1)
+
+    played(tmp_path, [A, B, E, OUTER], play)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (
+            member("b", outputs="Y:INT32[-1]"),
+            "tensor B: inconsistent data type: TYPE_FP32 is inferred",
+        ),
+        (member("b", outputs="Z"), "tensor B is mapped from non-existing output Y in model b"),
+        (member("b", inputs="Z"), "tensor t is mapping to non-existing input X in model b"),
+        (member("b", inputs="X Z"), "input Z in model b is not mapped to any ensemble tensors"),
+        (member("b", batch=2), "allows maximum batch size 4, but it contains model b which only"),
+        (member("b", outputs="Y:FP32[2]", batch=4), "tensor B: inconsistent shape"),
+    ],
+)
+def test_an_ensemble_that_no_longer_fits_is_unloaded_until_it_does(tmp_path, changed, told):
+    async def play(repository, loader):
+        await repository.load("outer")
+        await repository.load("a")
+        before = ClientRequest(repository.find("outer", None))
+        members = [repository.find(name, None) for name in "ab"]
+        loader.change("b", changed)
+        await repository.load("b")
+        assert served(repository) == ["a", "b"]
+        assert told in reason(repository, "e")
+        assert "depends on 'e' which has no loaded version" in reason(repository, "outer")
+        with pytest.raises(BridgeError, match="'e' has no available versions"):
+            repository.find("e", None)
+        # What had begun is answered by those that it had begun with.
+        answer_all(*members)
+        assert is_answered(before)
+        loader.change("b", member("b", batch=4))
+        await repository.load("b")
+        assert served(repository) == ["a", "b", "e", "outer"]
+        assert not repository.failures
+
+    batched = [member(name, batch=4) for name in "ab"]
+    e = ensemble("a X=A > Y=t", "b X=t > Y=B", batch=4, outputs="B:FP32[3]")
+    outer = ensemble("e A=A > B=B", batch=4, name="outer")
+    played(tmp_path, [*batched, e, outer], play)
+
+
+def test_an_ensemble_that_never_fitted_is_served_once_it_does(tmp_path):
+    async def play(repository, loader):
+        with pytest.raises(LoadFailed, match="inconsistent data type"):
+            await repository.load("e")
+        assert [row.name for row in repository.failures] == ["e"]
+        loader.change("b", B)
+        await repository.load("b")
+        assert served(repository) == ["a", "b", "e"]
+        assert not repository.failures
+
+    played(tmp_path, [A, member("b", outputs="Y:INT32[-1]"), E], play)
+
+
+def test_versions_that_are_named(tmp_path):
+    async def play(repository, loader):
+        await repository.load("pinned")
+        await repository.load("free")
+        first = repository.find("a", 1)
+        loader.change("a", versions=(1, 2))
+        await repository.load("a")
+        assert [repository.find(n, None).members[0].version for n in ("pinned", "free")] == [1, 2]
+        loader.change("a", versions=(2,))
+        await repository.load("a")
+        assert "'a' whose required version 1 is not loaded" in reason(repository, "pinned")
+        loader.change("a", versions=(1,))
+        await repository.load("a")
+        pinned, free = (repository.find(name, None) for name in ("pinned", "free"))
+        assert pinned.members == free.members == (repository.find("a", 1),) != (first,)
+
+    pinned = ensemble("a:1 X=A > Y=B", name="pinned")
+    free = ensemble("a X=A > Y=B", name="free")
+    played(tmp_path, [A, pinned, free], play)
+
+
+# -- requests under way -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["a", "b", "e", "e with members", "outer with members"])
+def test_a_request_that_has_begun_ends_whatever_is_unloaded(tmp_path, change):
+    async def play(repository, loader):
+        await repository.load("outer")
+        members = [repository.find(name, None) for name in "ab"]
+        request = ClientRequest(repository.find("outer", None))
+        name, *rest = change.split()
+        await repository.unload(name, dependents=bool(rest))
+        assert "outer" not in served(repository)
+        answer_all(*members)
+        assert is_answered(request)
+        for each in members:
+            if each.name not in served(repository):
+                await each.unloaded.wait()
+
+    played(tmp_path, [A, B, E, OUTER], play)
+
+
+def test_a_request_meets_the_members_that_it_began_with(tmp_path):
+    async def play(repository, loader):
+        await repository.load("outer")
+        requests, members = [], []
+        for _ in range(3):
+            members += [repository.find(name, None) for name in "ab"]
+            requests.append(ClientRequest(repository.find("outer", None), f"r{len(requests)}"))
+            for name in "ab":
+                loader.change(name)
+                await repository.load(name)
+        answer_all(*members)
+        assert all(map(is_answered, requests))
+        assert [each.received for each in members] == [[f"r{i // 2}"] for i in range(6)]
+        await asyncio.gather(*(each.unloaded.wait() for each in members))
+
+    played(tmp_path, [A, B, E, OUTER], play)
+
+
+def test_members_are_unloaded_after_the_requests_that_need_them(tmp_path):
+    async def play(repository, loader):
+        for name in ("outer", "c"):
+            await repository.load(name)
+        first, second, other = (repository.find(name, None) for name in "abc")
+        request = ClientRequest(repository.find("outer", None))
+        await repository.unload("b")
+        await repository.unload("c")
+        # Whatever drains without waiting for a request has ended by the time this has.
+        await other.unloaded.wait()
+        assert not second.unloaded.is_set()
+        answer_all(first, second)
+        assert is_answered(request)
+        await second.unloaded.wait()
+
+    played(tmp_path, [A, B, C, E, OUTER], play)
+
+
+def test_the_end_of_the_server_waits_for_requests_in_the_order_of_their_steps(tmp_path):
+    async def play(repository, loader):
+        await repository.load("outer")
+        first, second = (repository.find(name, None) for name in "ab")
+        request = ClientRequest(repository.find("outer", None))
+        closing = asyncio.ensure_future(repository.close(3600.0))
+        while first.waiting or second.waiting:
+            answer_all(first)
+            assert not second.unloaded.is_set()
+            answer_all(second)
+        await closing
+        assert is_answered(request)
+
+    played(tmp_path, [A, B, E, OUTER], play)
+
+
+def test_the_end_of_the_server_has_its_time(tmp_path):
+    async def play(repository, loader):
+        await repository.load("outer")
+        request = ClientRequest(repository.find("outer", None))
+        # One drains already, without a limit.
+        loader.change("a")
+        await repository.load("a")
+        await repository.close(0.0)
+        assert request.over
+        assert isinstance(request.outcomes[0], BridgeError)
+        assert all(each.unloaded.is_set() for each in loader.made)
+
+    played(tmp_path, [A, B, E, OUTER], play)
+
+
+# -- what is loaded ---------------------------------------------------------------------------------
+
+
+def test_only_members_that_no_other_needs_go_with_an_ensemble(tmp_path):
+    async def play(repository, loader):
+        await repository.load("outer")
+        await repository.load("other")
+        await repository.unload("outer", dependents=True)
+        assert served(repository) == ["a", "c", "other"]
+        # It waits for a member, and will need the other then.
+        await repository.load("outer")
+        await repository.unload("c")
+        await repository.unload("outer", dependents=True)
+        assert served(repository) == ["a"]
+        await repository.load("c")
+        assert served(repository) == ["a", "c", "other"]
+
+    other = ensemble("a X=A > Y=t", "c X=t > Y=B", name="other")
+    played(tmp_path, [A, B, C, E, OUTER, other], play)
+
+
+def test_members_of_what_an_ensemble_was_changed_to_stay_until_it_is_served(tmp_path):
+    async def play(repository, loader):
+        for name in ("e", "other"):
+            await repository.load(name)
+        loader.change("d", failure="it is broken")
+        loader.change("e", ensemble("c X=A > Y=t", "d X=t > Y=B"))
+        with pytest.raises(NotPrepared, match="depends on 'd' which has no loaded version"):
+            await repository.load("e")
+        await repository.unload("other", dependents=True)
+        loader.change("d")
+        await repository.load("d")
+        assert repository.find("e", None).members[0] is repository.find("c", None)
+
+    other = ensemble("c X=A > Y=B", name="other")
+    played(tmp_path, [A, B, C, member("d"), E, other], play)
+
+
+@pytest.mark.parametrize("control", ["explicit", "poll"])
+def test_an_ensemble_waits_for_a_member_that_is_broken_or_missing(tmp_path, control):
+    async def play(repository, loader):
+        load = repository.reload if control == "poll" else repository.load
+        loader.change("b", failure="it is broken")
+        (tmp_path / "a").rename(tmp_path / ".a")
+        with pytest.raises(NotPrepared, match="models that are not available or ambiguous: a"):
+            await load("e")
+        with pytest.raises(NotPrepared, match="depends on 'e' which has no loaded version"):
+            await load("outer")
+        (tmp_path / ".a").rename(tmp_path / "a")
+        await load("a")
+        assert served(repository) == ["a"]
+        assert "depends on 'b' which has no loaded version" in reason(repository, "e")
+        loader.change("b")
+        await load("b")
+        assert served(repository) == ["a", "b", "e", "outer"]
+        assert not repository.failures
+
+    played(tmp_path, [A, B, E, OUTER], play, control)
+
+
+def test_what_an_ensemble_was_changed_to_is_served_when_its_member_comes(tmp_path):
+    async def play(repository, loader):
+        await repository.load("outer")
+        loader.change("c", failure="it is broken")
+        loader.change("e", ensemble("a X=A > Y=t", "c X=t > Y=B"))
+        with pytest.raises(NotPrepared, match="depends on 'c' which has no loaded version"):
+            await repository.load("e")
+        # Until then it is served as before, also on another member.
+        loader.change("b")
+        await repository.load("b")
+        assert repository.find("e", None).members[1] is repository.find("b", None)
+        loader.change("c")
+        await repository.load("c")
+        assert repository.find("e", None).members[1] is repository.find("c", None)
+        assert repository.find("outer", None).members == (repository.find("e", None),)
+
+    played(tmp_path, [A, B, C, E, OUTER], play)
+
+
+def test_an_unloaded_ensemble_waits_for_nothing(tmp_path):
+    async def play(repository, loader):
+        await repository.load("outer")
+        await repository.unload("b")
+        await repository.unload("e")
+        await repository.load("b")
+        assert served(repository) == ["a", "b"]
+        assert "depends on 'e' which has no loaded version" in reason(repository, "outer")
+        # It was loaded as a member; now it is loaded for itself.
+        await repository.load("e")
+        assert served(repository) == ["a", "b", "e", "outer"]
+
+    played(tmp_path, [A, B, E, OUTER], play)
+
+
+def test_an_ensemble_comes_back_as_it_was_loaded(tmp_path):
+    async def play(repository, loader):
+        await repository.load("e")
+        await repository.unload("b")
+        # Files count when they are loaded.
+        loader.change("e", ensemble("nope X=A > Y=B"))
+        await repository.load("b")
+        assert served(repository) == ["a", "b", "e"]
+        assert [each.name for each in repository.find("e", None).members] == ["a", "b"]
+
+    played(tmp_path, [A, B, E], play)
+
+
+def test_an_ensemble_of_a_clients_files_comes_back_with_its_member(tmp_path):
+    async def play(repository, loader):
+        await repository.load("e", "{}", {"file:1/x": b""})
+        await repository.unload("b")
+        await repository.load("b")
+        assert served(repository) == ["a", "b", "e"]
+        source = repository.find("e", None)
+        await repository.load("outer")
+        assert repository.find("e", None) is source
+
+    played(tmp_path, [A, B, E, OUTER], play)
+
+
+def test_an_ensemble_cannot_require_one_that_requires_it(tmp_path):
+    async def play(repository, loader):
+        await repository.load("outer")
+        before = repository.find("e", None)
+        loader.change("e", ensemble("outer A=A > B=B"))
+        with pytest.raises(NotPrepared, match="circular dependency between ensembles: outer -> "):
+            await repository.load("e")
+        assert repository.find("e", None) is before
+        loader.change("outer", ensemble("a X=A > Y=B", name="outer"))
+        await repository.load("outer")
+        assert repository.find("e", None).members == (repository.find("outer", None),)
+
+    played(tmp_path, [A, B, E, OUTER], play)
+
+
+def test_members_of_an_ensemble_are_loaded_beside_its_unload(tmp_path):
+    async def play(repository, loader):
+        loader.context.loading.clear()
+        load = asyncio.ensure_future(repository.load("e"))
+        await loader.begun.wait()
+        assert {row.state for row in repository.index()} == {"LOADING"}
+        await repository.unload("e")
+        loader.context.loading.set()
+        await load
+        assert "e" not in served(repository)
+        assert reason(repository, "e") == "unloaded"
+
+    played(tmp_path, [A, B, E], play)
+
+
+# -- versions of plain models -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", [(1,), (1, 3), ()])
+def test_a_failed_version_that_is_gone_is_not_missed(tmp_path, left):
+    async def play(repository, loader):
+        if 1 in left:
+            await repository.load("a")
+        loader.change("a", versions=(1, 2) if 1 in left else (2,), failure="it is broken")
+        with pytest.raises(LoadFailed):
+            await repository.load("a")
+        assert [(row.name, row.version) for row in repository.failures][-1] == ("a", 2)
+        loader.change("a", versions=left)
+        if left:
+            await repository.load("a")
+        else:
+            with pytest.raises(NotPrepared, match="at least one version"):
+                await repository.load("a")
+        assert not repository.failures
+
+    played(tmp_path, [A], play)
+
+
+def test_a_load_tries_a_model_that_waits_for_its_restart(tmp_path):
+    async def play(repository, loader):
+        await repository.load("a")
+        repository.find("a", None).whole_now = False
+        loader.models["a"] = (A, (1,), "it still dies")
+        with pytest.raises(LoadFailed, match="it still dies"):
+            await repository.load("a")
+        assert served(repository) == ["a"]
+        loader.models["a"] = (A, (1,), "")
+        await repository.load("a")
+        assert repository.find("a", None) is loader.made[-1]
+        # One that works is not loaded again.
+        await repository.load("a")
+        assert len(loader.made) == 3
+
+    played(tmp_path, [A], play)
