@@ -447,7 +447,7 @@ class InFlightRequests:
     ) -> None:
         """Let the stub know that a request is cancelled; with ``running_only`` if it has started.
 
-        What the model still sends is dropped, unless ``still_read``.
+        What the model still sends is dropped, unless ``still_read``. Calls the hook ``cancelled``.
         """
     def passed_on(self, request: InferRequest, responses: int, /) -> None:
         """Tell the stub that responses of a request have left, so that it may send others."""
@@ -487,13 +487,13 @@ class Call:
     """A call of a stub's model on its way; it gets the outcome of its request.
 
     - ``number``: the stub's.
-    - ``began``: when it was taken up: CLOCK_MONOTONIC nanoseconds.
+    - ``batch``: of the caller's requests that it is made for; 0 for none.
     - ``request``: at the called model.
     - ``form``: the `gpubridge.frontend.bls.requests.CallForm`.
     """
 
     number: int
-    began: int
+    batch: int
     request: InferRequest
     form: Any
 
@@ -514,8 +514,11 @@ class CallChannel:
     ) -> None: ...
     def receive(self) -> bool:
         """Take one message of the channel; returns whether there was one."""
-    def take(self, records: Sequence[Any], /) -> None:
-        """Give calls, of a message that came in another way, to the called models."""
+    def take(self, records: list[Any], batches: Sequence[int], /) -> None:
+        """Give calls, of a message that came in another way, to the called models.
+
+        Each is made for the requests of a batch; 0 for none.
+        """
     def flush(self) -> None:
         """Send what has been answered in this turn of the event loop."""
     def end(self, number: int, outcome: Any, /) -> None:

@@ -3,9 +3,9 @@
 
 #include <cerrno>
 
-#include "clock.h"
 #include "ipc/context.h"
 #include "ipc/in_flight_binding.h"
+#include "ipc/messages.h"
 #include "ipc/records_binding.h"
 #include "python_object.h"
 
@@ -106,7 +106,7 @@ struct Call {
 
   CallChannel* channel;  // null when that is closed, or the call has ended
   std::uint32_t number;
-  std::int64_t began;  // CLOCK_MONOTONIC ns
+  std::uint64_t batch;  // of the caller's requests that it is made for; 0 for none
   std::shared_ptr<KnownCall> form;
   nb::object request;
 };
@@ -140,10 +140,11 @@ class CallChannel {
       return true;
     }
     nb::list records;
+    std::vector<std::uint64_t> batches;
     try {
-      for (const RecordView& record : decode_calls(message, true)) {
-        records.append(reader_.record(record));
-      }
+      CallsMessage calls = decode_calls(message);
+      batches = std::move(calls.batches);
+      for (const RecordView& record : calls.records) records.append(reader_.record(record));
     } catch (const std::invalid_argument& error) {
       hooks->refuse(text_object(std::string("message of calls: ") + error.what()));
       return true;
@@ -151,17 +152,19 @@ class CallChannel {
       hooks->refuse(error.value());
       return true;
     }
-    take(records);
+    take(records, batches);
     return true;
   }
 
-  // Gives calls to the called models.
-  void take(nb::handle records) {
+  // Gives calls, each made for requests of a batch, to the called models.
+  void take(const nb::list& records, const std::vector<std::uint64_t>& batches) {
     const auto hooks = hooks_;
     if (hooks == nullptr) return;
     attribute<"paused">(attribute<"busy_poll">(hooks->connection))();
     try {
-      for (nb::handle record : records) begin(*hooks, record);
+      for (std::size_t index = 0; index < batches.size(); ++index) {
+        begin(*hooks, nb::object(records[index]), batches[index]);
+      }
     } catch (const std::invalid_argument& error) {
       hooks->refuse(error.what());
     } catch (nb::python_error& error) {
@@ -257,13 +260,13 @@ class CallChannel {
     std::shared_ptr<KnownCall> form;
   };
 
-  void begin(const Hooks& hooks, nb::handle record) {
+  void begin(const Hooks& hooks, nb::handle record, std::uint64_t batch) {
     const auto number = nb::cast<std::uint32_t>(tuple_item(record, kTicket));
     if (calls_.contains(number)) {
       throw MalformedRecord("call " + std::to_string(number) + ", which there is already");
     }
     try {
-      submit(hooks, number, record);
+      submit(hooks, number, record, batch);
     } catch (nb::python_error& error) {
       const bool begun = calls_.contains(number);
       nb::object outcome = hooks.failed(record, error.value(), begun);
@@ -275,7 +278,7 @@ class CallChannel {
     }
   }
 
-  void submit(const Hooks& hooks, std::uint32_t number, nb::handle record) {
+  void submit(const Hooks& hooks, std::uint32_t number, nb::handle record, std::uint64_t batch) {
     const nb::object ranges = this->ranges(hooks, record);
     const std::shared_ptr<KnownCall> form = this->form(hooks, record);
     if (!form->can_end()) hooks.check(form->needed);
@@ -289,7 +292,7 @@ class CallChannel {
       form->shapes = nb::borrow(shapes);
       form->sizes = std::move(sizes);
     }
-    const nb::object call = nb::cast(Call{this, number, monotonic_ns(), form, {}});
+    const nb::object call = nb::cast(Call{this, number, batch, form, {}});
     // The signature, the dims, the batch size and the options of requests.
     const nb::object fitted = form->fitted;
     const nb::object request = make_infer_request(
@@ -469,7 +472,7 @@ void bind_call_channel(nb::module_& module) {
       .def("__call__", &Call::finish, nb::arg().none())
       .def("respond", &Call::respond, nb::arg().none())
       .def_ro("number", &Call::number)
-      .def_ro("began", &Call::began)
+      .def_ro("batch", &Call::batch)
       .def_ro("request", &Call::request)
       .def_prop_ro("form", [](const Call& call) { return call.form->given; });
   nb::class_<CallChannel>(module, "CallChannel")

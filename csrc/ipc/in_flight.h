@@ -57,7 +57,6 @@ class InFlightRequests {
   [[nodiscard]] bool idle() const { return batches_.empty(); }
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return batches_.contains(sequence); }
   [[nodiscard]] std::uint64_t started() const { return load_cell(cells_.progress[0]); }
-  [[nodiscard]] std::uint64_t started_at() const { return load_cell(cells_.progress[1]); }
   // True if the stub lets batches be withdrawn.
   [[nodiscard]] bool claims() const { return load_cell(cells_.claimed[0]) >= kClaims; }
 
@@ -85,16 +84,18 @@ class InFlightRequests {
   }
 
   // Tells the stub that a request is cancelled; with `running_only` not before it has started.
-  // Returns when (ns) the model began what it does, if all of that is cancelled now; 0 where it
-  // may have been at any time.
+  // Returns the batch of a started request that was not cancelled before, if all its requests are
+  // cancelled now; else 0 for such a request.
   [[nodiscard]] std::optional<std::uint64_t> cancel(Ticket ticket, bool running_only,
                                                     bool still_read) {
     const bool started = has_started(ticket);
     if (running_only && !started) return std::nullopt;
     std::uint8_t& cell = cells_.cancelled[ticket];
-    if (load_cell(cell) != kDropped) store_cell(cell, still_read ? kStillRead : kDropped);
-    if (!started || !all_cancelled()) return std::nullopt;
-    return open_.empty() ? started_at() : 0;
+    const std::uint8_t before = load_cell(cell);
+    if (before != kDropped) store_cell(cell, still_read ? kStillRead : kDropped);
+    if (!started || before != 0) return std::nullopt;
+    const std::uint64_t sequence = entries_[ticket].sequence;
+    return all_cancelled(sequence) ? sequence : 0;
   }
 
   // Tells the stub that responses of a request have left, so that it may send others.
@@ -303,14 +304,16 @@ class InFlightRequests {
     const Entry& entry = entries_[ticket];
     return entry.state == State::kOpen || entry.sequence <= started();
   }
-  [[nodiscard]] bool all_cancelled() const {
-    const auto notified = [this](Ticket ticket) {
-      return entries_[ticket].state == State::kEarly || load_cell(cells_.cancelled[ticket]) != 0;
+  // True if no request of a batch is left that is not cancelled.
+  [[nodiscard]] bool all_cancelled(std::uint64_t sequence) const {
+    const auto notified = [this, sequence](Ticket ticket) {
+      const Entry& entry = entries_[ticket];
+      return entry.sequence != sequence || entry.state == State::kEarly ||
+             load_cell(cells_.cancelled[ticket]) != 0;
     };
-    const auto executing = batches_.find(started());
-    return std::all_of(open_.begin(), open_.end(), notified) &&
-           (executing == batches_.end() ||
-            std::all_of(executing->second.begin(), executing->second.end(), notified));
+    const auto executing = batches_.find(sequence);
+    if (executing == batches_.end()) return std::all_of(open_.begin(), open_.end(), notified);
+    return std::all_of(executing->second.begin(), executing->second.end(), notified);
   }
 
   void release(Ticket ticket) {

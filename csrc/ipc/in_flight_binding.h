@@ -121,7 +121,7 @@ struct Hooks {
   RegionNames names{given.attr("announcer")};
   nb::object context = given.attr("context");
   nb::object decode = given.attr("decode");
-  nb::object abandoned = given.attr("abandoned");
+  nb::object cancelled = given.attr("cancelled");
   nb::object send = given.attr("send");
   nb::object send_long = given.attr("send_long");
   nb::object receive = given.attr("receive");

@@ -90,8 +90,8 @@ void RequestsAtStub::flush() {
 void RequestsAtStub::cancel(nb::handle request, bool running_only, bool still_read) {
   const auto ticket = infer_request(request).ticket;
   if (!is_at_stub(ticket)) return;
-  const auto since = core_.cancel(static_cast<Ticket>(ticket), running_only, still_read);
-  if (since) hooks_->abandoned(*since);
+  const auto batch = core_.cancel(static_cast<Ticket>(ticket), running_only, still_read);
+  if (batch) nb::object(hooks_->cancelled)(ticket, *batch);
 }
 
 // Writes a batch, without the requests that cannot be written; returns whether its message should

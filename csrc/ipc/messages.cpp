@@ -83,10 +83,22 @@ std::vector<ExecuteBatch> decode_execute(std::string_view message) {
   return batches;
 }
 
-std::vector<RecordView> decode_calls(std::string_view message, bool named) {
+CallsMessage decode_calls(std::string_view message) {
   std::size_t at = 0;
   const std::size_t count = count_at(take(message, at, kFrame), 4);
-  std::vector<RecordView> records = read_records(message, at, count, named);
+  const std::string_view batches = take(message, at, count * sizeof(std::uint64_t));
+  CallsMessage calls{{}, read_records(message, at, count, true)};
+  check_end(message, at);
+  for (std::size_t index = 0; index < count; ++index) {
+    calls.batches.push_back(number_at(batches, index * sizeof(std::uint64_t)));
+  }
+  return calls;
+}
+
+std::vector<RecordView> decode_call_responses(std::string_view message) {
+  std::size_t at = 0;
+  const std::size_t count = count_at(take(message, at, kFrame), 4);
+  std::vector<RecordView> records = read_records(message, at, count, false);
   check_end(message, at);
   return records;
 }

@@ -31,6 +31,12 @@ struct ResponsesMessage {
   std::vector<RecordView> records;
 };
 
+// The calls of a CALL message.
+struct CallsMessage {
+  std::vector<std::uint64_t> batches;  // of each call the batch of the requests that it is made for
+  std::vector<RecordView> records;
+};
+
 // A batch of an EXECUTE message; its records begin at `first`.
 struct ExecuteBatch {
   std::uint64_t sequence = 0;
@@ -43,9 +49,9 @@ struct ExecuteBatch {
 std::vector<ResultBatch> decode_results(std::string_view message);
 ResponsesMessage decode_responses(std::string_view message);
 std::vector<ExecuteBatch> decode_execute(std::string_view message);
-// Of a message with calls, or with the responses to them (gpubridge/transport/calls.py): those are
-// not `named`.
-std::vector<RecordView> decode_calls(std::string_view message, bool named);
+// Of a message with calls, or with the responses to them (gpubridge/transport/calls.py).
+CallsMessage decode_calls(std::string_view message);
+std::vector<RecordView> decode_call_responses(std::string_view message);
 
 // Encoded requests of batches, until they are sent as one EXECUTE message.
 class ExecuteFrame {

@@ -155,7 +155,7 @@ class CallResponseReader {
   nb::list read(const nb::bytes& message) {
     nb::list responses;
     std::size_t at = kFrameHead;
-    for (const RecordView& record : decode_calls(view_of_bytes(message), false)) {
+    for (const RecordView& record : decode_call_responses(view_of_bytes(message))) {
       nb::object made = nb::none();
       if ((record.word() & kResponseEmpty) == 0) made = response(message, record, at);
       responses.append(nb::make_tuple(record.ticket(), record.word(), std::move(made)));

@@ -80,6 +80,7 @@ class StubLoop {
         sender_(nb::cast<int>(parts_.channel.attr("fileno")()), limits),
         response_(std::move(response)),
         model_(parts_.executor.attr("model")),
+        enter_batch_(parts_.executor.attr("enter_batch")),
         shared_inputs_(parts_.executor.attr("shared_inputs")),
         scratch_(checked(PyByteArray_FromStringAndSize(nullptr, kFrameLimit))),
         awake_ns_(awake_ns),
@@ -275,6 +276,7 @@ class StubLoop {
     try {
       take_live(message, batch, live, skipped);
       nb::object requests = take_requests(live);
+      enter_batch_(batch.sequence);
       called_ = monotonic_ns();
       if (!live.empty()) responses = execute(std::move(requests), live);
       again = batch.shared && has_error(responses) && runs_again(list_of(responses), live);
@@ -507,6 +509,7 @@ class StubLoop {
   ResultSender sender_;
   nb::type_object response_;
   nb::object model_;
+  nb::object enter_batch_;
   nb::object shared_inputs_;
   nb::object scratch_;
   std::int64_t awake_ns_;

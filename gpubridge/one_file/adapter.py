@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +26,11 @@ from gpubridge.pb_utils import (
 from gpubridge.stub.loader import FreshLoader
 from gpubridge.tensor.dtypes import numpy_dtype
 
+if TYPE_CHECKING:
+    from gpubridge.pb_utils.response import InferenceResponseSender
+
 _UNTYPED = frozenset((bool, int, float, str, bytes, list))
+_CANCELLED = TritonError.CANCELLED
 _loading: list[str] = []
 
 
@@ -168,21 +173,56 @@ class _Stream(_Model):
     def execute(self, requests: list[InferenceRequest]) -> None:
         for request in requests:
             sender = request.get_response_sender()
-            answers: Iterator[Any] = self.call(**self.arguments(request))
-            for returned in answers:
-                if request.is_cancelled():
-                    break
-                sender.send(self.response(returned))
-            sender.send(flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            # Closed here: who keeps an exception, and so the generator, does not keep it open.
+            with closing(self.call(**self.arguments(request))) as answers:
+                for returned in answers:
+                    if request.is_cancelled():
+                        break
+                    sender.send(self.response(returned))
+            _end(request, sender)
 
 
 class _AsyncStream(_Model):
     async def execute(self, requests: list[InferenceRequest]) -> None:
         for request in requests:
             sender = request.get_response_sender()
-            answers: AsyncIterator[Any] = self.call(**self.arguments(request))
-            async for returned in answers:
-                if request.is_cancelled():
-                    break
-                sender.send(self.response(returned))
-            sender.send(flags=TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            answers: AsyncGenerator[Any, None] = self.call(**self.arguments(request))
+            try:
+                await self._send_all(request, answers, sender)
+            finally:
+                await answers.aclose()
+            _end(request, sender)
+
+    async def _send_all(
+        self,
+        request: InferenceRequest,
+        answers: AsyncGenerator[Any, None],
+        sender: InferenceResponseSender,
+    ) -> None:
+        """Send what a generator yields, until its client leaves, whatever it then waits for."""
+        # Few models are such, and asyncio takes 4 MiB.
+        from asyncio import CancelledError, current_task  # noqa: PLC0415
+
+        task, handle = current_task(), request._handle
+        assert task is not None
+        assert handle is not None
+        try:
+            # The generator runs in this task alone: scopes that it enters belong to a task.
+            with handle.on_cancel(task.cancel):
+                async for returned in answers:
+                    if request.is_cancelled():
+                        break
+                    sender.send(self.response(returned))
+        except CancelledError:
+            if not request.is_cancelled():
+                raise
+            if sys.version_info >= (3, 11):
+                task.uncancel()
+
+
+def _end(request: InferenceRequest, sender: InferenceResponseSender) -> None:
+    """End a stream; with an error if it was broken off while its client may still read."""
+    error = None
+    if request.is_cancelled():
+        error = InferenceResponse(error=TritonError("the request was cancelled", _CANCELLED))
+    sender.send(error, TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -21,16 +21,30 @@ if TYPE_CHECKING:
 
 
 class ResponseSource(Protocol):
-    """Responses to one call of another model: instances of `InferenceResponse`."""
+    """Responses to one call of another model: instances of `InferenceResponse`.
+
+    Any number of threads and coroutines may wait; one at a time takes a response. Dropping the source
+    abandons the call.
+    """
+
+    @property
+    def ready(self) -> bool:
+        """Return whether :meth:`next` need not wait."""
+
+    def wait(self) -> None:
+        """Wait until it is ready."""
+
+    async def until_ready(self) -> None:
+        """Wait in a coroutine until it is ready."""
 
     def next(self) -> Any:
         """Wait for the next response; None when there are no more."""
 
-    def when_ready(self, loop: asyncio.AbstractEventLoop, /) -> asyncio.Future[None]:
-        """Return a future of ``loop`` that is done once :meth:`next` need not wait."""
-
     def cancel(self) -> None:
         """Ask the called model to stop sending responses; does not wait."""
+
+    def abandon(self) -> None:
+        """Cancel the call and discard its responses; does not wait."""
 
 
 class ModelCaller(Protocol):
@@ -43,7 +57,7 @@ class ModelCaller(Protocol):
         loop: asyncio.AbstractEventLoop | None = None,
         /,
     ) -> ResponseSource:
-        """Send an `InferenceRequest`: now, or with others at the end of this turn of ``loop``."""
+        """Send an `InferenceRequest`: now, or with others of this turn of ``loop``, which runs."""
 
 
 class MetricStore(Protocol):

@@ -31,7 +31,8 @@ from gpubridge.tensor.native import fields_type, native
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from typing import Union
 
     import numpy as np
@@ -113,6 +114,9 @@ class RequestHandle(Protocol):
 
     def cancelled(self) -> bool:
         """Tell whether the client no longer waits."""
+
+    def on_cancel(self, react: Callable[[], object], /) -> AbstractContextManager[None]:
+        """Call ``react`` on the running event loop once the open request is cancelled, in a block."""
 
     def output(
         self, name: str, datatype: str, shape: tuple[int, ...], dtype: np.dtype[Any]

@@ -273,6 +273,9 @@ class InferenceResponseSender:
         return self._stream.cancelled()
 
 
+_NOT_YET = object()
+
+
 class ResponseIterator:
     """The responses to a call with ``decoupled=True``.
 
@@ -281,10 +284,11 @@ class ResponseIterator:
     """
 
     __module__ = "c_python_backend_utils"
-    __slots__ = ("_at", "_ended", "_source", "_taken")
+    __slots__ = ("_at", "_ended", "_lock", "_source", "_taken")
 
     _at: int
     _ended: bool
+    _lock: threading.RLock
     _source: ResponseSource
     _taken: list[InferenceResponse]
 
@@ -298,39 +302,49 @@ class ResponseIterator:
         iterator._taken = []
         iterator._at = 0
         iterator._ended = False
+        # Reentrant: a signal handler of the model may iterate, too.
+        iterator._lock = threading.RLock()
         return iterator
 
     def __iter__(self) -> Iterator[InferenceResponse]:
-        if self._ended and self._at == len(self._taken):
-            self._at = 0
+        with self._lock:
+            if self._ended and self._at == len(self._taken):
+                self._at = 0
         return self
 
     def __next__(self) -> InferenceResponse:
-        response = self._take()
+        while (response := self._take_ready()) is _NOT_YET:
+            self._source.wait()
         if response is None:
             raise StopIteration("Iteration is done for the responses.")
         return response
 
-    def _take(self) -> InferenceResponse | None:
-        if self._at == len(self._taken) and not self._ended:
-            response = self._source.next()
-            if response is None:
-                self._ended = True
-            else:
-                self._taken.append(response)
-        if self._at == len(self._taken):
-            return None
-        self._at += 1
-        return self._taken[self._at - 1]
+    def _take_ready(self) -> InferenceResponse | Any:
+        """Take the next response without waiting; None at the end, `_NOT_YET` if it has not come.
+
+        Several threads and tasks may wait for it, of which one takes it.
+        """
+        with self._lock:
+            if self._at == len(self._taken) and not self._ended:
+                if not self._source.ready:
+                    return _NOT_YET
+                response = self._source.next()
+                if response is None:
+                    self._ended = True
+                else:
+                    self._taken.append(response)
+            if self._at == len(self._taken):
+                return None
+            self._at += 1
+            return self._taken[self._at - 1]
 
     def __aiter__(self) -> AsyncIterator[InferenceResponse]:
         iter(self)
         return self
 
     async def __anext__(self) -> InferenceResponse:
-        if self._at == len(self._taken) and not self._ended:
-            await _when_ready(self._source)
-        response = self._take()
+        while (response := self._take_ready()) is _NOT_YET:
+            await self._source.until_ready()
         if response is None:
             raise StopAsyncIteration
         return response
@@ -345,18 +359,20 @@ class ResponseIterator:
 
 async def started_iterator(source: ResponseSource) -> ResponseIterator:
     """Wait for the first response of a call, or its end; returns the iterator."""
-    await _when_ready(source)
+    await _first(source)
     return ResponseIterator._of(source)
 
 
 async def first_response(source: ResponseSource) -> Any:
     """Wait for the response of a call that is not decoupled."""
-    await _when_ready(source)
+    await _first(source)
     return source.next()
 
 
-async def _when_ready(source: ResponseSource) -> None:
-    # A coroutine runs, so that asyncio is loaded.
-    from asyncio import get_running_loop  # noqa: PLC0415
-
-    await source.when_ready(get_running_loop())
+async def _first(source: ResponseSource) -> None:
+    try:
+        await source.until_ready()
+    except BaseException:
+        # Nobody else has it. Who keeps the exception would keep the call.
+        source.abandon()
+        raise

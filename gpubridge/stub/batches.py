@@ -163,10 +163,20 @@ class BatchRunner:
     def _keeps(self, error: BaseException) -> bool:
         return self._executor is not None and self._executor.interruption.keep(error)
 
-    def close(self) -> None:
-        """End the executor's threads."""
+    def note_cancelled(self, ticket: int) -> None:
+        """Tell the coroutine of a request that is cancelled, if it wants to know."""
         if self._executor is not None:
-            self._executor.close()
+            self._executor.note_cancelled(ticket)
+
+    def cancel(self, seconds: float) -> None:
+        """Cancel the coroutines of requests, and wait for them, at most for a time."""
+        if self._executor is not None:
+            self._executor.cancel(seconds)
+
+    def close(self, seconds: float) -> None:
+        """Cancel all tasks of the model's event loop, and end the executor's threads within a time."""
+        if self._executor is not None:
+            self._executor.close(seconds)
 
     def drop_loop(self) -> None:
         """Drop the compiled loop, whose references the garbage collector does not see."""

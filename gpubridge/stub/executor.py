@@ -13,6 +13,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.request import InferenceTrace
 from gpubridge.stub.array_batches import Executes
+from gpubridge.stub.bls.scope import BATCH
 from gpubridge.stub.interruption import Interruption
 from gpubridge.stub.memory.client_memory import ClientMemory
 from gpubridge.stub.memory.outputs import OutputMemory
@@ -34,6 +35,7 @@ from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batc
 from gpubridge.transport.records import Record, record_reader
 
 if TYPE_CHECKING:
+    from gpubridge.stub.coroutines import Coroutines
     from gpubridge.stub.device.inputs import DeviceInputs
     from gpubridge.stub.device.placement import DevicePlacement
 
@@ -46,7 +48,10 @@ class Executor:
       the compiled loop executes them by itself.
     - ``ended_at``: CLOCK_MONOTONIC nanoseconds at which the last ``execute`` ended.
     - ``interruption``: what a signal's handler has raised outside of the model.
+    - ``enter_batch``: notes for which batch this thread works from now on.
     """
+
+    enter_batch = staticmethod(BATCH.set)
 
     def __init__(  # noqa: PLR0913  (it connects the parts of a stub)
         self,
@@ -100,6 +105,7 @@ class Executor:
         clients = self._clients
         if clients.used:
             live = self._admitted(waiting, answers)
+        self.enter_batch(batch.sequence)
         handles, called, outcome = self._outcome(live)
         if (self.shared_inputs.read_only or clients.used) and self.runs_again(outcome, handles):
             handles, called, outcome = self._outcome(live)
@@ -224,10 +230,19 @@ class Executor:
         """Start the thread that sends finished results during a slow batch."""
         threading.Thread(target=run, name="gpubridge-results", daemon=True).start()
 
-    def close(self) -> None:
-        """Stop the event loop of the model's coroutines, if there is one."""
+    def note_cancelled(self, ticket: int) -> None:
+        """Tell the coroutine of a request that is cancelled, if it wants to know."""
+        self._writer.cancellations.tell(ticket)
+
+    def cancel(self, seconds: float) -> None:
+        """Cancel the coroutines of requests, and wait for them, at most for a time."""
         if self._coroutines is not None:
-            self._coroutines.close()
+            self._coroutines.cancel(seconds)
+
+    def close(self, seconds: float) -> None:
+        """Cancel all tasks of the model's event loop, wait for them, at most for a time, and end it."""
+        if self._coroutines is not None:
+            self._coroutines.close(seconds)
 
     def _request(self, handle: RequestHandle) -> InferenceRequest:
         record = handle.record
@@ -357,8 +372,11 @@ class Executor:
         return self._model_coroutines().run(coroutine)
 
     def _model_coroutines(self) -> Coroutines:
+        # asyncio takes 4 MiB and 30 ms, and few models have coroutines.
+        from gpubridge.stub.coroutines import Coroutines  # noqa: PLC0415
+
         with self._first_coroutine:
-            if self._coroutines is None:
+            if self._coroutines is None or self._coroutines.ended:
                 self._coroutines = Coroutines()
             return self._coroutines
 
@@ -373,53 +391,6 @@ class Executor:
     def _release(self, ticket: int) -> None:
         """Release the memory of a request that was not passed to the model."""
         self._control.lent[ticket] = 0
-
-
-class Coroutines:
-    """Event loop of one model's coroutines, in its own thread; any thread may use it."""
-
-    def __init__(self) -> None:
-        # asyncio takes 4 MiB and 30 ms, and few models have coroutines.
-        import asyncio  # noqa: PLC0415
-
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._run, name="model-loop", daemon=True).start()
-
-    def _run(self) -> None:
-        self._loop.run_forever()
-        self._loop.close()
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine and wait for it; raises what it raises."""
-        result, error = self._begin(coroutine).result()
-        if error is not None:
-            raise error
-        return result
-
-    def start(
-        self,
-        coroutine: Coroutine[Any, Any, Any],
-        done: Callable[[Any, BaseException | None], None],
-    ) -> None:
-        """Run a coroutine concurrently; ``done`` gets its result or its exception."""
-        self._begin(coroutine).add_done_callback(lambda future: done(*future.result()))
-
-    def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        import asyncio  # noqa: PLC0415
-
-        return asyncio.run_coroutine_threadsafe(_outcome(coroutine), self._loop)
-
-    def close(self) -> None:
-        """Stop the loop; coroutines that still run on it are dropped."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-
-async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """Await a coroutine; its exception, even SystemExit, must not end the loop or its thread."""
-    try:
-        return await coroutine, None
-    except BaseException as error:
-        return None, error
 
 
 _OPEN = ResponseFlag.OPEN | ResponseFlag.EMPTY

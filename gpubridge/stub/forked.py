@@ -6,6 +6,7 @@ the parent; tensors are copied both ways.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -23,6 +24,7 @@ from gpubridge.pb_utils import (
 )
 from gpubridge.pb_utils.request import InferenceTrace, MemoryType
 from gpubridge.stub.bls.records import error_code
+from gpubridge.stub.bls.scope import BATCH
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, pair
 from gpubridge.transport.messages import control_message, decode_control
@@ -83,6 +85,7 @@ class ForkedCalls:
             channel,
             request._inputs,
             decoupled=decoupled,
+            batch=BATCH.get(),
             request_id=request._request_id,
             correlation_id=request._correlation_id,
             requested_output_names=list(request._requested_output_names),
@@ -116,9 +119,25 @@ class ForkedCall:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._ended = False
+        # Futures of coroutines that wait, by the loop that watches the channel for them.
+        self._waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
 
-    def __del__(self) -> None:
+    @property
+    def ready(self) -> bool:
+        """Return whether :meth:`next` need not wait."""
+        return self._ended or self._channel.wait(0)
+
+    def wait(self) -> None:
+        """Wait until it is ready."""
+        if not self._ended:
+            self._channel.wait(None)
+
+    def abandon(self) -> None:
+        """Close the channel: the parent cancels the call."""
+        self._ended = True
         self._channel.close()
+
+    __del__ = abandon
 
     def next(self) -> InferenceResponse | None:
         """Wait for the next response; None when there are no more."""
@@ -133,26 +152,39 @@ class ForkedCall:
             return InferenceResponse([], TritonError(fields["error"], error_code(fields["code"])))
         return InferenceResponse._received(tensors, fields["parameters"])
 
-    def when_ready(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """Return a future of ``loop`` that is done once :meth:`next` need not wait."""
-        future: asyncio.Future[None] = loop.create_future()
-        if self._ended:
-            future.set_result(None)
-            return future
+    async def until_ready(self) -> None:
+        """Wait in a coroutine until it is ready."""
+        # A coroutine runs, so that asyncio is loaded.
+        from asyncio import get_running_loop  # noqa: PLC0415
+
+        if self.ready:
+            return
+        loop = get_running_loop()
         descriptor = self._channel.fileno()
-
-        def readable() -> None:
-            loop.remove_reader(descriptor)
-            if not future.done():
-                future.set_result(None)
-
-        loop.add_reader(descriptor, readable)
-        return future
+        waiting = self._waiting.setdefault(loop, [])
+        future: asyncio.Future[None] = loop.create_future()
+        waiting.append(future)
+        if len(waiting) == 1:
+            loop.add_reader(descriptor, _wake_all, waiting)
+        try:
+            await future
+        finally:
+            waiting.remove(future)
+            if not waiting:
+                # Before the channel is closed: its number may be another call's next.
+                loop.remove_reader(descriptor)
+                self._waiting.pop(loop, None)
 
     def cancel(self) -> None:
         """Ask the called model to stop; responses that it still sends are received as usual."""
         if not self._ended:
             self._channel.send(control_message(CallKind.CANCEL))
+
+
+def _wake_all(waiting: Sequence[asyncio.Future[None]]) -> None:
+    for future in waiting:
+        if not future.done():
+            future.set_result(None)
 
 
 def _serve_call(channel: Channel) -> None:
@@ -169,18 +201,22 @@ def _serve_call(channel: Channel) -> None:
         # The child is gone, or wants no more responses.
         pass
     finally:
+        with contextlib.suppress(OSError):
+            # Ends the thread that waits for the child, which may read on.
+            channel.socket.shutdown(socket.SHUT_RDWR)
         channel.close()
 
 
 def _forward(channel: Channel, fields: dict[str, Any], tensors: list[Tensor]) -> None:
     decoupled = fields.pop("decoupled")
+    # Cancelled with the requests for which the child was working.
+    BATCH.set(fields.pop("batch"))
     fields.pop("tensors")
     fields["trace"] = InferenceTrace._of(fields["trace"])
     fields["parameters"] = json.loads(fields["parameters"])
     request = InferenceRequest(inputs=tensors, preferred_memory=_ON_HOST, **fields)
     source = request._caller().call(request, decoupled)
-    if decoupled:
-        threading.Thread(target=_cancel_on_request, args=(channel, source), daemon=True).start()
+    threading.Thread(target=_cancel_on_request, args=(channel, source), daemon=True).start()
     while (response := source.next()) is not None:
         error = response._error
         if error is not None:
@@ -191,12 +227,14 @@ def _forward(channel: Channel, fields: dict[str, Any], tensors: list[Tensor]) ->
 
 
 def _cancel_on_request(channel: Channel, source: Any) -> None:
+    """Cancel a call when its child asks for that, or lets go of it."""
     try:
-        channel.receive()
-        source.cancel()
+        while True:
+            channel.receive()
+            source.cancel()
     except ChannelClosed:
-        # The call has ended, or the child is gone.
-        pass
+        # The call has ended, or nobody takes its responses.
+        source.abandon()
 
 
 def _send_tensors(channel: Channel, tensors: Sequence[Tensor], **fields: Any) -> None:

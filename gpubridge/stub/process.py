@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 _SERVER = 0
 _PR_SET_PDEATHSIG = 1
+_CLEAN_UP_SECONDS = 1.0
+"""Cancelled coroutines get this time to end."""
 _CLOSED_HERE = (errno.EBADF, errno.ENOTSOCK)
 """Of a descriptor that this process closed; its number may be that of a file by now."""
 
@@ -280,6 +282,8 @@ class Stub:
                 self._outputs.trim(decode_control(message)["idle_seconds"])
                 self._calls.catch_up()
                 clients.settle()
+            elif kind == Kind.CANCEL:
+                self._batches.note_cancelled(decode_control(message)["ticket"])
             elif kind == Kind.DEVICE_ALONE:
                 assert clients.device is not None
                 clients.device.stop_sharing(decode_control(message)["reason"])
@@ -335,6 +339,8 @@ class Stub:
             self._device.reclaim()
 
     def _finalize(self) -> int:
+        # Of requests that the server gives up.
+        self._batches.cancel(_CLEAN_UP_SECONDS)
         self._attach(None)
         try:
             if hasattr(self._model, "finalize"):
@@ -343,7 +349,8 @@ class Stub:
             if self._note is not None:
                 self._note(error)
             self._log(2, model_error_text(error), "finalize", 0)
-        self._batches.close()
+        # After `finalize`, which may end the model's tasks in its own way.
+        self._batches.close(_CLEAN_UP_SECONDS)
         self._metrics.close()
         if self._device is not None:
             self._device.close()
@@ -364,6 +371,7 @@ class Stub:
         self._outputs.disown()
         self._batches.disown()
         self._metrics.disown()
+        self._calls.disown()
         self._forked.after_in_child()
         around = host.current()
         if around is not None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceResponse, Logger, Tensor, TritonModelException
 from gpubridge.pb_utils.response import InferenceResponseSender
+from gpubridge.stub.cancellations import Cancellations
 from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.stub.response_encoder import ModelIdentity, ResponseEncoder, error_context
 from gpubridge.stub.results import ResultSender
@@ -35,7 +38,7 @@ _LONGEST_PAUSE = 0.01
 class ResponseWriter:
     """Sends responses of all requests; ``loop`` sends plain ones."""
 
-    __slots__ = ("control", "encoder", "identity", "loop", "outputs", "results")
+    __slots__ = ("cancellations", "control", "encoder", "identity", "loop", "outputs", "results")
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class ResponseWriter:
         identity: ModelIdentity,
     ) -> None:
         self.control = control
+        self.cancellations = Cancellations(control)
         self.outputs = outputs
         self.results = results
         self.encoder = encoder
@@ -91,6 +95,10 @@ class RequestHandle:
         if hasattr(self, "was_cancelled"):
             return self.was_cancelled
         return self._writer.control.cancelled[self.record.ticket] != 0
+
+    def on_cancel(self, react: Callable[[], object]) -> AbstractContextManager[None]:
+        """Call ``react`` on the running event loop once the open request is cancelled, in a block."""
+        return self._writer.cancellations.watched(self.record.ticket, react)
 
     def response_sender(self) -> InferenceResponseSender:
         """Return the request's sender, the same at each call; a closed one once it is answered."""

@@ -3,7 +3,8 @@
 This is a stub's second channel, which any of its threads may use. Rare messages carry a JSON object;
 the others are packed little-endian structures::
 
-    CALL            u8 kind, 3 pad, u32 1, a request record; its ticket is the call's number
+    CALL            u8 kind, 3 pad, u32 calls, u64 batch * calls, request records; their tickets are the
+                    calls' numbers, the batches those of the requests that they are made for, 0 for none
     CALL_RESPONSES  u8 kind, 3 pad, u32 responses, response records; their tickets are the calls' numbers
 
 ASK is a control request: its fields are its number (``question``), its kind (``about``) and
@@ -50,8 +51,16 @@ def encode_records(kind: int, records: Sequence[bytes]) -> bytes:
     return b"".join((_FRAME.pack(kind, len(records)), *records))
 
 
-def decode_calls(message: bytes, reader: RecordReader) -> list[Record]:
-    """Decode a message of calls; may raise MalformedMessage.
+def encode_calls(records: Sequence[bytes], batches: Sequence[int]) -> bytes:
+    """Join encoded calls to a message; each is made for the requests of a batch, 0 for none."""
+    count = len(records)
+    return b"".join(
+        (_FRAME.pack(CallKind.CALL, count), struct.pack(f"<{count}Q", *batches), *records)
+    )
+
+
+def decode_calls(message: bytes, reader: RecordReader) -> tuple[list[Record], Sequence[int]]:
+    """Decode a message of calls, and the batch that each is made for; may raise MalformedMessage.
 
     The context of a call with long parameters has a memoryview of them, checked to be UTF-8.
     """
@@ -65,20 +74,24 @@ def decode_calls(message: bytes, reader: RecordReader) -> list[Record]:
     view = memoryview(message)
     try:
         _, count = _FRAME.unpack_from(view)
+        first = _FRAME.size + 8 * count
+        if first > len(view):
+            raise ValueError(f"the batches of {count} calls in {len(view)} bytes")
+        batches = view[_FRAME.size : first].cast("Q").tolist()
         # Stubs send calls with long parameters one by one.
         if count == 1:
-            parts, at = with_contexts(view, _FRAME.size, count, LONG_TEXT, replace, named=True)
-            message = b"".join((view[: _FRAME.size], *parts, view[at:]))
+            parts, at = with_contexts(view, first, count, LONG_TEXT, replace, named=True)
+            message = b"".join((view[:first], *parts, view[at:]))
         for text in filter(None, texts):
             check_utf8(text)
     except (struct.error, ValueError) as error:
         raise MalformedMessage(f"message of calls: {error}") from error
     check_length(message)
-    records = decode_records(message, reader, named=True)
+    records = _decode(message, reader, first, count, named=True)
     if texts and texts[0] is not None:
         context = records[0].context.changed(parameters=texts[0])
-        return [records[0]._replace(context=context)]
-    return records
+        records = [records[0]._replace(context=context)]
+    return records, batches
 
 
 def check_length(message: bytes) -> None:
@@ -96,11 +109,20 @@ def check_utf8(text: memoryview) -> None:
     decoder.decode(b"", True)
 
 
-def decode_records(message: bytes, reader: RecordReader, *, named: bool) -> list[Record]:
-    """Decode a message of records, ``named`` ones are of requests; may raise MalformedMessage."""
+def decode_records(message: bytes, reader: RecordReader) -> list[Record]:
+    """Decode a message of responses to calls; may raise MalformedMessage."""
     try:
         _, count = _FRAME.unpack_from(message)
-        records, at = reader.read(message, _FRAME.size, count, named)
+    except struct.error as error:
+        raise MalformedMessage(f"message of calls: {error}") from error
+    return _decode(message, reader, _FRAME.size, count, named=False)
+
+
+def _decode(
+    message: bytes, reader: RecordReader, first: int, count: int, *, named: bool
+) -> list[Record]:
+    try:
+        records, at = reader.read(message, first, count, named)
     except (struct.error, ValueError) as error:
         raise MalformedMessage(f"message of calls: {error}") from error
     if at != len(message):

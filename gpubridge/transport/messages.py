@@ -39,6 +39,7 @@ class Kind:
     CONFIGURE = 7
     DEVICE_REGION = 8
     DEVICE_ALONE = 9
+    CANCEL = 10
     PIN = 11
     READY = 16
     FAILED = 17

@@ -112,6 +112,7 @@ class FakeStub:
         self.counters = counters or ModelCounters()
         self.feed = InstanceFeed(self)
         self.messages: deque[object] = deque(maxlen=4)
+        self.cancelled: list[tuple[int, int]] = []
         hooks = InFlightHooks(
             free=self.arena.free,
             memory=self.memory,
@@ -120,7 +121,7 @@ class FakeStub:
             announcer=SimpleNamespace(known=set(), name=lambda segment, read_only: segment.region),
             context=lambda request: b"",
             decode=self.decode,
-            abandoned=lambda since: None,
+            cancelled=lambda *told: self.cancelled.append(told),
             send=self.messages.append,
             send_long=self.messages.append,
             receive=lambda *_: False,

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import InferResponse
-from gpubridge.transport.calls import CallKind, encode_records
+from gpubridge.transport.calls import encode_calls
 from gpubridge.transport.context import CallContext
 from gpubridge.transport.records import record_encoder
 from gpubridge.transport.signatures import Signature, encode_tensors
@@ -46,7 +46,7 @@ def _calls(draw):
 
 
 _MESSAGES = st.lists(_calls(), max_size=3).map(
-    lambda records: encode_records(CallKind.CALL, records)
+    lambda records: encode_calls(records, [0] * len(records))
 )
 
 

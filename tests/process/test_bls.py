@@ -10,6 +10,7 @@ import pytest
 from tests.process.callers import PRELUDE, answered, run, write_models
 from tests.process.controlled import only
 from tests.process.ensembles import infer
+from tests.process.raw_http import connected, inference
 from tests.process.server import STARTED, running_server, wait_until, write_code_model, write_model
 
 
@@ -343,6 +344,38 @@ def test_the_answer_of_a_cancelled_called_model_is_read(server):
         "said = [show(r) for r in it][-2:]",
     )
     assert said == "['CANCELLED: stopped', {}]"
+
+
+def test_a_request_that_is_cancelled_cancels_its_own_calls_alone(server, tmp_path):
+    run(
+        server,
+        "self.background = repeat(-2).exec(decoupled=True)\n"
+        "self.seen = []\n"
+        "def read(): self.seen.extend(show(each) for each in self.background)\n"
+        "self.reader = threading.Thread(target=read)\n"
+        "self.reader.start()",
+    )
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
+    code = PRELUDE + (
+        f"open({str(begun)!r}, 'w').close()\n"
+        "answers = [show(each) for each in repeat(-2).exec(decoupled=True)]\n"
+        f"open({str(ended)!r}, 'w').write(answers[-2])"
+    )
+    body = {"inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1], "data": [code]}]}
+    with connected(server.http_url) as client:
+        client.sendall(inference("caller", json.dumps(body).encode()))
+        wait_until(begun.exists, "execute to start", server)
+    wait_until(lambda: ended.exists() and ended.read_text(), "its call to be cancelled", server)
+    assert ended.read_text() == "CANCELLED: stopped"
+    left = run(
+        server,
+        "before = 'CANCELLED: stopped' in self.seen\n"
+        "self.background.cancel()\n"
+        "self.reader.join()\n"
+        "said = before, 'CANCELLED: stopped' in self.seen\n"
+        "del self.background",
+    )
+    assert left == "(False, True)"
 
 
 def test_an_iterator_that_is_dropped_ends_the_call(server):

@@ -99,19 +99,59 @@ def test_an_open_stream_is_told_that_the_server_stops(tmp_path):
         assert server.process.wait(150) == 0
 
 
+WAITS = """
+import asyncio
+from pathlib import Path
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        self.place = Path(requests[0].inputs()[0].as_numpy()[0].decode())
+        self.task = asyncio.ensure_future(self.wait("background"))
+        await self.wait("request")
+
+    async def wait(self, name):
+        try:
+            (self.place / f"{name} waits").touch()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await asyncio.sleep(0)
+            (self.place / f"{name} cleans up").touch()
+
+    def finalize(self):
+        (self.place / "finalize").touch()
+"""
+
+
 def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads, tmp_path):
     write_code_model(tmp_path)
+    write_model(
+        tmp_path,
+        "waits",
+        WAITS,
+        config="model_transaction_policy { decoupled: true }",
+        inputs='name: "IN" data_type: TYPE_STRING dims: [1]',
+        outputs='name: "OUT" data_type: TYPE_STRING dims: [1]',
+    )
     started = tmp_path / "started"
     with running_server(tmp_path, "--exit-timeout-secs=1") as server:
         pids = descendants(server.pid)
         endless = threads.submit(server.ask, mark_and(started, FOR_EVER))
         wait_until(started.exists, "execute to start", server)
+        body = json.dumps({"IN": str(tmp_path)})
+        coroutine = threads.submit(server.request, "POST", "/v2/models/waits/generate", body)
+        wait_until((tmp_path / "request waits").exists, "the coroutine to wait", server)
         assert server.stop() == 0
         status, error = endless.result()
         assert status == 503
         assert error.startswith(
             "Stub process 'm_0' is not healthy. It was killed: it had not ended "
         )
+        # A coroutine is cancelled, and the model finalized, before the process ends.
+        assert coroutine.result()[0] != 200
+        assert (tmp_path / "request cleans up").exists()
+        assert (tmp_path / "background cleans up").exists()
+        assert (tmp_path / "finalize").exists()
         assert gone(pids)
         assert "model 'm' still has 1 requests after 1 s" in server.log()
 

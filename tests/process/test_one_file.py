@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import re
@@ -20,6 +21,7 @@ from benchmarks.varied_models import MODELS, write_repository
 from gpubridge.errors import BridgeError
 from gpubridge.one_file.declare import declaration_of
 from tests.process.forked_commands import run_forked, servers_are_forked
+from tests.process.raw_http import connected
 from tests.process.server import alive, wait_until, write_model
 
 APP = """
@@ -88,6 +90,18 @@ async def count_later(N):
     for number in range(N[0]):
         await asyncio.sleep(0)
         yield {"I": [number]}
+
+
+async def waiting(PLACE):
+    try:
+        yield ["first"]
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await asyncio.sleep(0)
+        open(PLACE[0], "w").close()
+
+
+waits = gpubridge.model(inputs={"PLACE": str}, outputs={"OUT": str}, name="waits")(waiting)
 
 
 @gpubridge.model(inputs={"TEXT": str, "MARK": (bytes, [1])}, outputs={"OUT": str},
@@ -195,6 +209,20 @@ def test_a_generator_is_a_decoupled_model(server, model):
         client.async_stream_infer(model, [number])
         got = [answers.get(timeout=60).as_numpy("I").tolist() for _ in range(3)]
     assert got == [[0], [1], [2]]
+
+
+def test_an_async_generator_is_closed_when_its_client_leaves(server, tmp_path):
+    left = tmp_path / "left"
+    with connected(server.http_address) as client:
+        body = json.dumps({"PLACE": str(left)}).encode()
+        head = f"POST /v2/models/waits/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        client.sendall(f"{head}\r\n\r\n".encode() + body)
+        answer = b""
+        while b"first" not in answer:
+            answer += client.recv(4096)
+        assert not left.exists()
+    # It waits for something that never comes.
+    wait_until(left.exists, "the generator to be closed")
 
 
 # The same mistakes, as a model of a repository.

@@ -13,7 +13,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.bls.server import CallHooks
 from gpubridge.host_shm import Segment
 from gpubridge.request import NO_OPTIONS, InferResponse, RequestContext
-from gpubridge.transport.calls import CallKind, decode_records, encode_records
+from gpubridge.transport.calls import CallKind, decode_records, encode_calls
 from gpubridge.transport.context import CallContext, ResponseContext
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.records import record_encoder, record_reader
@@ -100,7 +100,7 @@ class Server:
         """Return what the stub is told: of each answer its call, flags and context."""
         message = self.stub.recv(1 << 16)
         assert message[0] == CallKind.CALL_RESPONSES
-        records = decode_records(message, record_reader(ResponseContext), named=False)
+        records = decode_records(message, record_reader(ResponseContext))
         return [(record.ticket, record.word, record.context) for record in records]
 
     def close(self):
@@ -122,8 +122,12 @@ def call(number=7, region=REGION, offset=64, nbytes=8, lease=3, context=CONTEXT)
     return record_encoder()(number, INPUT, DIMS, refs, 0, b"me", context)
 
 
+def calls(*records, batch=0):
+    return encode_calls(records, [batch] * len(records))
+
+
 def test_a_call_reaches_its_model_and_its_answer_the_stub(server):
-    server.take(encode_records(CallKind.CALL, [call()]))
+    server.take(calls(call()))
     (request,) = server.requests
     (place,) = request.ranges
     assert (place.segment, place.offset, place.nbytes) == (server.segment, 64, 8)
@@ -137,8 +141,14 @@ def test_a_call_reaches_its_model_and_its_answer_the_stub(server):
     assert server.calls.calls() == []
 
 
+def test_a_call_knows_the_batch_that_it_is_made_for(server):
+    server.take(calls(call(1), batch=1 << 40))
+    server.calls.take([], [])
+    assert [(each.number, each.batch) for each in server.calls.calls()] == [(1, 1 << 40)]
+
+
 def test_answers_of_calls_that_are_under_way_together_wait_for_each_other(server):
-    server.take(encode_records(CallKind.CALL, [call(1), call(2)]))
+    server.take(calls(call(1), call(2)))
     first, second = server.requests
     first.finish(BridgeError("wrong", ErrorCode.NOT_FOUND))
     second.finish(BridgeError("too", ErrorCode.INTERNAL))
@@ -148,7 +158,7 @@ def test_answers_of_calls_that_are_under_way_together_wait_for_each_other(server
 
 def test_a_call_that_cannot_be_made_is_answered(server):
     other = CallContext(model="other").encoded()
-    server.take(encode_records(CallKind.CALL, [call(context=other)]))
+    server.take(calls(call(context=other)))
     ((number, _, context),) = server.told()
     assert (number, context.error, context.code) == (7, "no such model", ErrorCode.NOT_FOUND)
     assert not server.requests
@@ -156,14 +166,14 @@ def test_a_call_that_cannot_be_made_is_answered(server):
 
 
 def test_somebody_looks_for_circles_where_all_instances_wait_themselves(server):
-    server.take(encode_records(CallKind.CALL, [call(1)]))
+    server.take(calls(call(1)))
     assert not server.asked
     server.busy.waits_for["caller"] = 1
-    server.take(encode_records(CallKind.CALL, [call(2)]))
+    server.take(calls(call(2)))
     assert server.asked == [("called",)]
 
 
-GOOD = encode_records(CallKind.CALL, [call()])
+GOOD = calls(call())
 
 
 @pytest.mark.parametrize(
@@ -172,15 +182,16 @@ GOOD = encode_records(CallKind.CALL, [call()])
         (GOOD[:-1], "it ends in the middle of a record"),
         (GOOD + b"x", "1 bytes after its end"),
         (struct.pack("<BxxxI", CallKind.CALL, 1 << 31) + call(), "it ends in the middle"),
-        (encode_records(CallKind.CALL, [call(), call()]), "call 7, which there is already"),
-        (encode_records(CallKind.CALL, [call(offset=SIZE - 4)]), "memory that does not exist"),
-        (encode_records(CallKind.CALL, [call(region=REGION + 1)]), "memory that does not exist"),
-        (encode_records(CallKind.CALL, [call(lease=1 << 20)]), "memory that does not exist"),
+        (GOOD[:15], "it ends in the middle"),
+        (calls(call(), call()), "call 7, which there is already"),
+        (calls(call(offset=SIZE - 4)), "memory that does not exist"),
+        (calls(call(region=REGION + 1)), "memory that does not exist"),
+        (calls(call(lease=1 << 20)), "memory that does not exist"),
         (
-            encode_records(CallKind.CALL, [call(region=5)]),
+            calls(call(region=5)),
             "8 bytes at 64 of region 0x5 are not lent under ticket 3",
         ),
-        (encode_records(CallKind.CALL, [call(region=5, lease=NO_LEASE)]), "are not lent"),
+        (calls(call(region=5, lease=NO_LEASE)), "are not lent"),
         (b"\x63" + GOOD[1:], "other"),
         (GOOD[:4], "other"),
     ],
@@ -194,7 +205,7 @@ def test_a_message_that_is_no_call_is_refused(server, message, said):
 def test_memory_may_have_been_announced_a_moment_ago(server):
     late = Segment.create(REGION + 1, SIZE, "called")
     server.connection.catch_up = lambda: server.fake_stub.memory.add_segment(late)
-    server.take(encode_records(CallKind.CALL, [call(region=REGION + 1)]))
+    server.take(calls(call(region=REGION + 1)))
     assert not server.refused
     assert server.requests[0].ranges[0].segment is late
 

@@ -10,11 +10,9 @@ from gpubridge.engine.ipc.stub_connection import StubConnection
 from gpubridge.protocol.fields import json_parameters
 from gpubridge.request import InferRequest, RequestContext
 from gpubridge.transport.calls import (
-    CallKind,
     check_utf8,
     decode_calls,
-    decode_records,
-    encode_records,
+    encode_calls,
 )
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import CallContext
@@ -77,14 +75,15 @@ def message_of_calls(*contexts):
         encode(number, signature, dims, (1, 2, 8, 3), 0, b"me", context)
         for number, context in enumerate(contexts)
     ]
-    return encode_records(CallKind.CALL, records)
+    return encode_calls(records, [5] * len(records))
 
 
 def test_long_parameters_of_a_call_are_its_message_s_memory():
     said = CallContext(model="m", version=3, parameters=LONG, timeout=5, trace=7)
     message = message_of_calls(said.encoded())
-    (got,) = decode_calls(message, record_reader(CallContext))
-    (whole,) = decode_records(message, record_reader(CallContext), named=True)
+    (got,), batches = decode_calls(message, record_reader(CallContext))
+    (whole,), _ = record_reader(CallContext).read(message, 16, 1, True)
+    assert list(batches) == [5]
     parameters = got.context.parameters
     assert parameters.obj is message
     assert bytes(parameters) == LONG.encode()
@@ -100,8 +99,9 @@ def test_calls_without_long_parameters_are_read_as_ever():
     several = CallContext(model="m", parameters=LONG).encoded()
     for contexts in ([short], [long], [several, short]):
         message = message_of_calls(*contexts)
-        got = decode_calls(message, record_reader(CallContext))
-        whole = decode_records(message, record_reader(CallContext), named=True)
+        got, _ = decode_calls(message, record_reader(CallContext))
+        count = len(contexts)
+        whole, _ = record_reader(CallContext).read(message, 8 + 8 * count, count, True)
         assert [record.context for record in got] == [record.context for record in whole]
 
 

@@ -156,7 +156,7 @@ class VirtualInstance:
             ),
             context=None,
             decode=self.decode,
-            abandoned=lambda since: None,
+            cancelled=lambda ticket, batch: None,
             send=self.sent_to_stub,
             send_long=None,
             receive=None,

@@ -37,7 +37,8 @@ class InFlightHooks:
     - ``context``: returns the encoded context of a request whose tensors lie outside its slot: on a
       device, or in its client's own memory.
     - ``decode``: decodes a response that is not plain; returns the outcome and the failure reason.
-    - ``abandoned``: called when all requests of the running batch are cancelled, with its start (ns).
+    - ``cancelled``: called when a request that the stub has started is cancelled, with its ticket, and
+      with its batch if all requests of that are cancelled now, else 0.
     - ``send``: queues a message that cannot be sent at once.
     - ``send_long``: sends a message in pieces: bytes, or a record and its long parameters.
     - ``receive``: handles a message of another kind, or with descriptors, which it takes over; gets
@@ -56,7 +57,7 @@ class InFlightHooks:
     announcer: Any
     context: Callable[[InferRequest], bytes]
     decode: Callable[[Record, InferRequest], tuple[Outcome, str | None]]
-    abandoned: Callable[[int], None]
+    cancelled: Callable[[int, int], None]
     send: Callable[[bytes], None]
     send_long: Callable[[Sequence[Any]], None]
     receive: Callable[[bytes, list[int], bool], bool]

@@ -82,7 +82,7 @@ class StubConnection:
     - ``python``: the version of the stub's Python, once it is connected.
     - ``uploads``: whether the stub copies inputs to the GPU and therefore pins the arena's used ranges.
     - ``arena``: allocates the stub's memory on its GPU, if it has one.
-    - ``on_abandoned``: called when all requests of the running batch are cancelled, with its start (ns).
+    - ``on_abandoned``: called when all requests of a batch are cancelled, with its number.
     """
 
     def __init__(  # noqa: PLR0913  (what it connects)
@@ -121,7 +121,7 @@ class StubConnection:
             announcer=self._announcer,
             context=self._context,
             decode=self._decode,
-            abandoned=self._abandon,
+            cancelled=self._cancelled,
             send=self._send,
             send_long=self._send_long,
             receive=self._receive,
@@ -135,6 +135,8 @@ class StubConnection:
         self._send_queue = SendQueue(self._channel, workers, self._close_early, self.requests.block)
         self.busy_poll = BusyPoll(asyncio.get_running_loop(), 0)
         self.on_abandoned: Callable[[int], None] | None = None
+        # Coroutines of decoupled models may wait for it.
+        self._tells_cancellations = False
         self._open = True
         self._trusted = True
         self._watch = _ExecuteTimeout(self._control, self.requests)
@@ -149,6 +151,7 @@ class StubConnection:
 
     def initialize(self, settings: StubSettings, gpu: StubGpu | None, calls: int) -> None:
         """Send the stub its settings, the control page, and its end of the BLS channel."""
+        self._tells_cancellations = settings.model.decoupled
         self.uploads = gpu is not None and settings.input_placement == "device"
         awake_ns = busy_poll_ns(settings.busy_poll_us)
         self.busy_poll = BusyPoll(asyncio.get_running_loop(), awake_ns)
@@ -159,6 +162,7 @@ class StubConnection:
 
     def configure(self, settings: StubSettings) -> None:
         """Send the stub the settings that follow from the completed configuration."""
+        self._tells_cancellations = settings.model.decoupled
         self._send_queue.send(encode_configure(settings))
 
     def attach_device(self, arena: StubArena, uuid: str, devices: DeviceManager) -> None:
@@ -203,9 +207,11 @@ class StubConnection:
             context = add_event_waits(context, ranges, self._announcer)
         return context.encoded()
 
-    def _abandon(self, since: int) -> None:
-        if self.on_abandoned is not None:
-            self.on_abandoned(since)
+    def _cancelled(self, ticket: int, batch: int) -> None:
+        if self._tells_cancellations:
+            self.send_control(Kind.CANCEL, ticket=ticket)
+        if batch and self.on_abandoned is not None:
+            self.on_abandoned(batch)
 
     def called(self, ranges: list[MemoryRange], record: Record) -> list[MemoryRange]:
         """Return the inputs of a BLS call with the device event that they wait for."""

@@ -41,8 +41,8 @@ from gpubridge.telemetry.statistics import (
 
 _logger = logging.getLogger(__name__)
 
-_FINALIZE_SECONDS = 1.0
-"""Least time for ``finalize``, when answering requests has used up the time."""
+_FINALIZE_SECONDS = 3.0
+"""Least time for cancelled requests and ``finalize``, when answering requests has used up the time."""
 
 _FINALIZE_LIMIT = 30.0
 """Most time for ``finalize``."""
@@ -229,8 +229,8 @@ class StubModel(Model):
     async def unload(self, seconds: float | None) -> None:
         """Complete queued requests, then finalize and stop every instance, within ``seconds``.
 
-        Finalizing gets the rest of that time, but at least a second. None sets no limit until
-        :meth:`set_deadline` is called.
+        Finalizing gets the rest of that time, but at least three seconds, in which requests that are
+        not answered are cancelled. None sets no limit until :meth:`set_deadline` is called.
         """
         self._stopping = True
         clock = asyncio.get_running_loop().time
@@ -249,6 +249,8 @@ class StubModel(Model):
                 self.pending,
                 clock() - begin,
             )
+            for instance in self.instances:
+                instance.give_up()
         unloaded = f"Request for model '{self.name}' cannot be served: it is being unloaded"
         self._dispatcher.refuse_queued(unloaded)
         left = _FINALIZE_LIMIT

@@ -374,6 +374,13 @@ class Instance:
         if self._run is not None and request.instance is self._run.connection.requests:
             self._run.connection.requests.cancel(request, running_only)
 
+    def give_up(self) -> None:
+        """Tell the model that its requests are cancelled; what it still answers is passed on."""
+        if self._run is not None:
+            at_stub = self._run.connection.requests
+            for _, _, request in at_stub.left():
+                at_stub.cancel(request, True, True)
+
     def warn_full(self) -> None:
         """Log, once per stub, that requests wait because the memory kept by its model uses all tickets."""
         if self._run is not None and not self._run.warned_full:

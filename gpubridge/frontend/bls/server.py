@@ -180,7 +180,7 @@ class BlsConnection:
             caller, self._send_queue.send, self._catch_up, connection.arena
         )
         self._listen(True)
-        connection.on_abandoned = self._cancel_since
+        connection.on_abandoned = self._cancel_calls_of
 
     def close(self) -> None:
         """Cancel all calls: the stub is gone."""
@@ -293,7 +293,7 @@ class BlsConnection:
 
     def _take(self, kind: int, fields: Any, fds: Sequence[int]) -> None:
         if kind == CallKind.CALL:
-            self._calls.take(fields)
+            self._calls.take(*fields)
             return
         if kind == CallKind.ASK:
             self._control.take(fields, fds)
@@ -348,10 +348,10 @@ class BlsConnection:
             of_sequence = call.form.model.config.message.HasField("sequence_batching")
             request.instance.cancel(request, of_sequence, still_read)
 
-    def _cancel_since(self, since: int) -> None:
-        """Cancel the caller's calls since a time: its own request was cancelled."""
+    def _cancel_calls_of(self, batch: int) -> None:
+        """Cancel the calls that were made for the requests of a batch: these are cancelled."""
         for call in self._calls.calls():
-            if call.began >= since:
+            if call.batch == batch:
                 self._cancel(call, still_read=True)
 
     def _send_long(self, record: bytes, name: str, text: Pieces) -> None:

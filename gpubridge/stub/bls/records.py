@@ -109,7 +109,7 @@ class BlsRecords:
         Raises MalformedMessage.
         """
         if self._responses is None:
-            records = decode_records(message, self._reader, named=False)
+            records = decode_records(message, self._reader)
             return [
                 (
                     record.ticket,

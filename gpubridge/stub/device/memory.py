@@ -43,7 +43,7 @@ from gpubridge.stub.device.waker import Waker
 from gpubridge.tensor.device_bytes import DeviceBytes, Ready
 
 if TYPE_CHECKING:
-    from gpubridge.stub.bls.client import ControlRequest
+    from gpubridge.stub.bls.calls import ControlRequest
     from gpubridge.transport.control import EventCells
     from gpubridge.transport.leases import BorrowedMemory
     from gpubridge.transport.stub_settings import StubGpu

@@ -17,7 +17,7 @@ from gpubridge.stub.device.regions import DeviceRegions, OpenedRegion
 from gpubridge.transport.leases import BorrowedMemory
 
 if TYPE_CHECKING:
-    from gpubridge.stub.bls.client import ControlRequest
+    from gpubridge.stub.bls.calls import ControlRequest
 
 _FIRST = 32 << 20
 _GRANULARITY = 2 << 20

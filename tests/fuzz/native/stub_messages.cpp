@@ -106,11 +106,16 @@ void check_execute(std::string_view message, const Kinds& kinds) {
 void check_message(std::uint8_t kind, std::string_view message, const Kinds& kinds) {
   constexpr std::size_t kHead = 8;
   switch (kind % 5) {
-    case 0:
-    case 1:
-      expect(check_records(message, kHead, decode_calls(message, kind % 5 == 0), kinds) ==
-                 message.size(),
+    case 0: {
+      const CallsMessage calls = decode_calls(message);
+      const std::size_t first = kHead * (1 + calls.batches.size());
+      expect(check_records(message, first, calls.records, kinds) == message.size(),
              "nothing comes after the last call");
+      break;
+    }
+    case 1:
+      expect(check_records(message, kHead, decode_call_responses(message), kinds) == message.size(),
+             "nothing comes after the last response");
       break;
     case 2:
       check_execute(message, kinds);

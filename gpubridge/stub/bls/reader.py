@@ -1,0 +1,151 @@
+"""Decides which thread or event loop reads the call channel.
+
+There is no reader thread: one of the waiting threads reads for all, so that a response costs its
+caller one wake-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpubridge.stub.bls.calls import Outcome
+from gpubridge.transport.channel import Channel, ChannelClosed
+from gpubridge.transport.wait_predictor import WaitPredictor
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+class ChannelReader:
+    """Reads a channel in one of the threads that wait, or on event loops that have nothing else to do.
+
+    - ``take``: handles a message and its descriptors.
+    - ``ended``: called when the other side is gone.
+    - ``requests``: the wait predictor of requests; tells whether the model has one at a time.
+    - ``awake_ns``: how long to poll for a message.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        take: Callable[[bytes, list[int]], None],
+        ended: Callable[[], None],
+        requests: WaitPredictor,
+        awake_ns: int,
+    ) -> None:
+        self._channel = channel
+        self._descriptor = channel.fileno()
+        self._take = take
+        self._ended = ended
+        self._requests = requests
+        self._answers = WaitPredictor(awake_ns)
+        self._awake_ns = awake_ns
+        # Reentrant: a signal handler of the model may wait while its thread reads.
+        self._reading = threading.RLock()
+        # Threads that leave reading to another one; in the order in which they came.
+        self._waiting: dict[threading.Event, None] = {}
+        self._readable = select.poll()
+        self._readable.register(self._descriptor, select.POLLIN)
+        self._closed = False
+        # Event loops that read.
+        self._loops: set[asyncio.AbstractEventLoop] = set()
+        self._new_loop = threading.Lock()
+
+    def close(self) -> None:
+        """Stop event loops from reading; before the channel is closed."""
+        self._closed = True
+        for loop in self._loops:
+            # One that is closed reads no more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(loop.remove_reader, self._descriptor)
+
+    def wait(self, outcome: Outcome) -> None:
+        """Wait until something is ready: read for all who wait, or let another thread."""
+        waiter: threading.Event | None = None
+        try:
+            while not outcome.ready:
+                if self._reading.acquire(blocking=False):
+                    try:
+                        self._read_until(outcome)
+                    finally:
+                        self._reading.release()
+                elif waiter is None:
+                    # The reader may have stopped before it saw this: look again before waiting.
+                    waiter = threading.Event()
+                    outcome.add_waiter(waiter)
+                    self._waiting[waiter] = None
+                else:
+                    waiter.wait()
+                    waiter.clear()
+        finally:
+            if waiter is not None:
+                self._waiting.pop(waiter, None)
+                outcome.remove_waiter(waiter)
+            self._pass_on()
+
+    def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read from a running event loop whenever the channel is readable."""
+        if loop in self._loops or self._closed:
+            return
+        with self._new_loop:
+            self._loops = {each for each in self._loops if not each.is_closed()} | {loop}
+        loop.add_reader(self._descriptor, self._read_one, loop)
+
+    def catch_up(self) -> None:
+        """Handle messages that arrived while no thread waits, such as dropped regions."""
+        # A reader handles all messages; and two threads must not use one poll object at once.
+        while not self._closed and self._reading.acquire(blocking=False):
+            try:
+                if not self._readable.poll(0):
+                    return
+                self._receive()
+            finally:
+                self._reading.release()
+                self._pass_on()
+
+    def _read_until(self, outcome: Outcome) -> None:
+        answers = self._answers
+        answers.alone = self._requests.alone
+        awake = answers.begin(time.monotonic_ns())
+        while not outcome.ready:
+            if awake:
+                awake = self._channel.poll(self._awake_ns, answers)
+            if not awake:
+                self._readable.poll()
+            self._receive()
+        answers.end(time.monotonic_ns())
+
+    def _read_one(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Handle one message, unless another thread reads."""
+        if self._closed:
+            loop.remove_reader(self._descriptor)
+        elif self._reading.acquire(blocking=False):
+            try:
+                self._receive()
+            finally:
+                self._reading.release()
+                # A waiter may have left reading to this loop, which may end.
+                self._pass_on()
+
+    def _receive(self) -> None:
+        """Handle one message, if there is one."""
+        try:
+            message, fds = self._channel.receive()
+        except BlockingIOError:
+            return
+        except ChannelClosed:
+            self._closed = True
+            self._ended()
+            return
+        self._take(message, fds)
+
+    def _pass_on(self) -> None:
+        """Have another waiting thread read: this one stops."""
+        if self._waiting:
+            for waiter in list(self._waiting)[:1]:
+                waiter.set()

@@ -1,0 +1,380 @@
+"""Calls of threads and coroutines: each waits until its outcome, whatever happens to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import os
+import sys
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gpubridge.pb_utils.response import first_response
+from gpubridge.stub.bls.scope import BATCH
+from gpubridge.stub.forked import ForkedCalls
+from gpubridge.transport.channel import ChannelClosed
+from tests.unit.call_server import SECONDS, CallServer, query, value
+
+
+@pytest.fixture
+def server():
+    server = CallServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+async def until(condition):
+    """Let other tasks run until a condition holds."""
+    while not condition():  # noqa: ASYNC110  (nothing else tells it)
+        await asyncio.sleep(0)
+
+
+# -- what waits is held, and what the model lets go of is cancelled -----------------------------------
+
+
+def test_a_coroutine_that_nothing_else_holds_gets_its_answer(server):
+    got = []
+
+    async def ask(ended):
+        got.append(value(await query().async_exec()))
+        got.extend([value(each) async for each in await query().async_exec(decoupled=True)])
+        ended.set()
+
+    async def main():
+        ended = asyncio.Event()
+        # asyncio holds tasks weakly.
+        asyncio.ensure_future(ask(ended))  # noqa: RUF006
+        number = await asyncio.to_thread(server.next_call)
+        gc.collect()
+        server.answer((number, "a", False))
+        number = await asyncio.to_thread(server.next_call)
+        gc.collect()
+        server.answer((number, "b", True))
+        await until(lambda: not server.client._calls[number]._responses)
+        gc.collect()
+        server.answer((number, "c", False))
+        await asyncio.wait_for(ended.wait(), SECONDS)
+
+    asyncio.run(main())
+    assert got == ["a", "b", "c"]
+    assert server.cancels.empty()
+
+
+def test_an_iterator_that_is_dropped_cancels_its_call(server):
+    stream = query().exec(decoupled=True)
+    number = server.next_call()
+    server.answer((number, "a", True))
+    assert value(next(stream)) == "a"
+    del stream
+    assert server.next_cancel() == (number, False)
+
+
+def test_an_iterator_that_has_ended_cancels_nothing(server):
+    stream = query().exec(decoupled=True)
+    server.answer((server.next_call(), "a", False))
+    assert [value(each) for each in stream] == ["a"]
+    del stream
+    server.caught_up()
+    assert server.cancels.empty()
+
+
+def test_a_task_that_is_cancelled_cancels_its_call_though_its_exception_is_kept(server):
+    async def main():
+        task = query().async_exec()
+        number = server.next_call()
+        await asyncio.sleep(0)
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError as error:
+            return number, error
+        return None
+
+    number, _kept = asyncio.run(main())
+    assert server.next_cancel() == (number, False)
+
+
+def test_a_call_that_is_dropped_before_it_is_sent_is_cancelled_after(server):
+    async def main():
+        first = query().async_exec()
+        dropped = server.client.call(query(), True, asyncio.get_running_loop())
+        del dropped
+        await asyncio.sleep(0)
+        numbers = server.next_call(), server.next_call()
+        assert server.next_cancel() == (numbers[1], False)
+        server.answer((numbers[0], "a", False))
+        assert value(await first) == "a"
+
+    asyncio.run(main())
+
+
+# -- several loops -----------------------------------------------------------------------------------
+
+
+def test_a_closed_loop_keeps_no_answer_from_others(server, threads):
+    kept = []
+
+    async def begin():
+        kept.append(await query().async_exec(decoupled=True))
+
+    begun = threads.submit(asyncio.run, begin())
+    first = server.next_call()
+    server.answer((first, "a", True))
+    begun.result(SECONDS)
+    # A loop that is closed while a task waits.
+    loop = asyncio.new_event_loop()
+    waiting = loop.create_task(begin())
+    loop.run_until_complete(asyncio.sleep(0))
+    second = server.next_call()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    other = threads.submit(query().exec)
+    third = server.next_call()
+    server.answer((first, "b", True), (second, "x", True), (third, "c", False))
+    assert value(other.result(SECONDS)) == "c"
+    assert [value(next(kept[0])) for _ in range(2)] == ["a", "b"]
+    # asyncio says in its log that they are pending.
+    del waiting
+    gc.collect()
+
+
+class Raises:
+    """A waiter during whose waking a signal handler of the model raises."""
+
+    def set(self):
+        raise TimeoutError("of a signal handler")
+
+
+def test_what_is_raised_while_one_answer_is_delivered_keeps_no_other_back(server):
+    first, second = (server.client.call(query(), False) for _ in range(2))
+    numbers = server.next_call(), server.next_call()
+    first._call.add_waiter(Raises())
+    server.answer((numbers[0], "a", False), (numbers[1], "b", False))
+    with pytest.raises(TimeoutError):
+        second.next()
+    assert value(second.next()) == "b"
+    assert value(first.next()) == "a"
+
+
+def test_a_call_is_sent_before_the_turn_of_its_loop_ends(server):
+    async def main():
+        tasks = [query().async_exec() for _ in range(3)]
+        # The coroutine waits for the server in the middle of its turn.
+        numbers = [server.next_call() for _ in tasks]
+        assert numbers == sorted(numbers)
+        server.answer(*((number, number, False) for number in reversed(numbers)))
+        return [value(await task) for task in tasks] == [str(number) for number in numbers]
+
+    assert asyncio.run(main())
+
+
+def test_calls_of_one_turn_are_sent_together(server):
+    async def main():
+        tasks = [query().async_exec() for _ in range(40)]
+        await asyncio.sleep(0)
+        numbers = [server.next_call() for _ in tasks]
+        server.answer(*((number, number, False) for number in numbers))
+        await asyncio.gather(*tasks)
+
+    before = sys.getswitchinterval()
+    # No other thread takes the interpreter from a turn.
+    sys.setswitchinterval(30)
+    try:
+        asyncio.run(main())
+    finally:
+        sys.setswitchinterval(before)
+    assert sum(server.messages) == 40
+    # A collection of garbage may let the sending thread in.
+    assert len(server.messages) < 8
+
+
+def test_many_loops_call_at_once_and_none_stands_still(server, threads):
+    ended = threading.Event()
+
+    def answer():
+        for _ in range(6 * 60):
+            server.answer((server.next_call(), "a", False))
+        ended.set()
+
+    async def many():
+        for _ in range(60):
+            await query().async_exec()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        done = [threads.submit(answer), *(threads.submit(asyncio.run, many()) for _ in range(6))]
+        for each in done:
+            each.result(SECONDS)
+    finally:
+        sys.setswitchinterval(before)
+    assert ended.is_set()
+
+
+def test_a_server_that_is_gone_ends_what_waits(server, threads):
+    async def wait():
+        await query().async_exec()
+
+    waiting = [threads.submit(asyncio.run, wait()), threads.submit(query().exec)]
+    stream = query().exec(decoupled=True)
+    for _ in range(3):
+        server.next_call()
+    server.hang_up()
+    for each in waiting:
+        with pytest.raises(ChannelClosed, match="the server is gone"):
+            each.result(SECONDS)
+    with pytest.raises(ChannelClosed, match="the server is gone"):
+        next(stream)
+
+
+# -- iterators ---------------------------------------------------------------------------------------
+
+
+def test_tasks_share_an_iterator(server):
+    async def take(stream, got):
+        async for each in stream:
+            got.append(value(each))
+
+    async def main():
+        opening = query().async_exec(decoupled=True)
+        number = server.next_call()
+        server.answer((number, "a", True))
+        stream, got = await opening, []
+        tasks = [asyncio.ensure_future(take(stream, got)) for _ in range(3)]
+        await until(lambda: got)
+        for letter in "bcd":
+            server.answer((number, letter, True))
+        server.answer((number, None, False))
+        await asyncio.wait_for(asyncio.gather(*tasks), SECONDS)
+        return got
+
+    assert asyncio.run(main()) == ["a", "b", "c", "d", None]
+
+
+def test_threads_share_an_iterator(server, threads):
+    stream = query().exec(decoupled=True)
+    number = server.next_call()
+    taking = [threads.submit(list, stream) for _ in range(4)]
+    for letter in "abcdefgh":
+        server.answer((number, letter, True))
+    server.answer((number, None, False))
+    got = [value(each) for taken in taking for each in taken.result(SECONDS)]
+    # A thread that comes when all is over begins anew.
+    assert set(got) == {*"abcdefgh", None}
+
+
+def test_responses_that_nobody_reads_do_not_stop_the_called_model(server, threads):
+    stream = query().exec(decoupled=True)
+    number = server.next_call()
+    other = threads.submit(query().exec)
+    waiting = server.next_call()
+    for i in range(200):
+        server.answer((number, i, True))
+    # The thread of the other call reads.
+    assert [server.credits.get(timeout=SECONDS) for _ in range(10)] == [(number, 16)] * 10
+    server.answer((number, None, False), (waiting, "a", False))
+    assert value(other.result(SECONDS)) == "a"
+    assert [value(each) for each in stream] == [*map(str, range(200)), None]
+
+
+# -- requests and their calls ------------------------------------------------------------------------
+
+
+def test_a_call_says_for_which_batch_it_is_made(server, threads):
+    def batches(*makers):
+        done = [threads.submit(make) for make in makers]
+        told = [server.calls.get(timeout=SECONDS) for _ in done]
+        server.answer(*((number, "a", False) for number, _ in told))
+        for each in done:
+            each.result(SECONDS)
+        return sorted(batch for _, batch in told)
+
+    async def of_task():
+        await asyncio.create_task(asyncio.wait_for(query().async_exec(), SECONDS))
+
+    async def of_its_thread():
+        await asyncio.to_thread(query().exec)
+
+    def under(batch, run):
+        BATCH.set(batch)
+        return run()
+
+    within = contextvars.copy_context
+    assert batches(
+        lambda: within().run(under, 5, query().exec),
+        lambda: within().run(under, 6, lambda: asyncio.run(of_task())),
+        lambda: within().run(under, 7, lambda: asyncio.run(of_its_thread())),
+        query().exec,
+    ) == [0, 5, 6, 7]
+
+
+# -- forked children ----------------------------------------------------------------------------------
+
+
+def in_child(run):
+    """Run something in a forked child; returns whether it returned True."""
+    with warnings.catch_warnings():
+        # Of Python 3.12, where other threads run.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        passed = False
+        try:
+            passed = run() is True
+        finally:
+            os._exit(0 if passed else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_child_leaves_the_calls_of_its_parent_alone(server):
+    kept = [query().exec(decoupled=True)]
+    number = server.next_call()
+    server.answer((number, "a", True))
+    assert value(next(kept[0])) == "a"
+
+    def child():
+        server.client.disown()
+        try:
+            next(kept[0])
+        except ChannelClosed as error:
+            refused = "got a child that the model forked" in str(error)
+        kept[0].cancel()
+        kept.clear()
+        gc.collect()
+        return refused
+
+    assert in_child(child)
+    server.answer((number, "b", False))
+    assert value(next(kept[0])) == "b"
+    server.caught_up()
+    assert server.cancels.empty()
+
+
+def test_a_child_calls_on_after_a_call_that_it_gave_up(server):
+    child = ForkedCalls()
+    child.before_fork()
+    child.after_in_parent()
+
+    async def main():
+        given_up = asyncio.ensure_future(first_response(child.call(query(), False)))
+        await asyncio.sleep(0)
+        first = await asyncio.to_thread(server.next_call)
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        # Its channel is closed, and the next one may have its number.
+        assert server.next_cancel() == (first, False)
+        again = child.call(query(), False)
+        server.answer((server.next_call(), "b", False))
+        return value(await asyncio.wait_for(first_response(again), SECONDS))
+
+    assert asyncio.run(main()) == "b"
