@@ -17,7 +17,6 @@ from tests.forks import Fork, fork
 
 __all__ = ["fork_command", "run_forked", "servers_are_forked"]
 
-# The process from which servers are forked, too (`tests.process.server`).
 _IMPORTS = "from tests.process.forked_server import main"
 _PROGRAM = "sys.exit(main())"
 _MARK_LETTERS = 17

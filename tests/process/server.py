@@ -19,15 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpubridge.transport.fork_requests import MARK
 from tests import server_starts
-from tests.forks import Fork, fork
+from tests.forks import Fork
 from tests.process import server_pool
+from tests.process.forked_commands import fork_command
 
 if TYPE_CHECKING:
     from tests.simcuda.machine import Machine
 
 __all__ = [
+    "PURE",
     "STARTED",
     "Server",
     "alive",
@@ -45,8 +46,9 @@ __all__ = [
 ]
 
 # With one of these, a copy of a process differs from one that has started.
-_AS_STARTED = ("LD_PRELOAD", "COVERAGE_", "GPUBRIDGE_NO_NATIVE")
-_MARK_LETTERS = 17
+_AS_STARTED = ("LD_PRELOAD", "COVERAGE_")
+PURE = {"GPUBRIDGE_NO_NATIVE": "1"}
+"""The environment of a server whose stubs are of the Python runtime."""
 STARTED = ("-m", "gpubridge")
 """What an interpreter is given before the command, for a server that is not to be forked."""
 
@@ -237,18 +239,8 @@ def _start(
         )
     # Empty ones are as none.
     variables = {name: environment[name] for name in environment.keys() - set_apart}
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    try:
-        return fork(
-            "from tests.process.forked_server import main",
-            "sys.exit(main())",
-            # Where a fork server finds the place for its stubs'.
-            {**variables, MARK: "0" * _MARK_LETTERS},
-            (nothing, log, log),
-            words,
-        )
-    finally:
-        os.close(nothing)
+    with Path(os.devnull).open() as nothing:
+        return fork_command(words, (nothing.fileno(), log, log), environment=variables)
 
 
 def _wait_for_endpoints(server: Server) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.process.raw_http import binary_request
-from tests.process.server import running_server, write_model
+from tests.process.server import PURE, running_server, write_model
 
 FAULTY = """
 import sys
@@ -173,8 +173,8 @@ class TritonPythonModel:
 """
 
 
-@pytest.mark.parametrize("pure", ["", "1"])
-def test_outputs_that_are_not_as_configured_are_told_once(tmp_path, pure):
+@pytest.mark.parametrize("environment", [{}, PURE], ids=["compiled", "python"])
+def test_outputs_that_are_not_as_configured_are_told_once(tmp_path, environment):
     entry = 'name: "{}" data_type: TYPE_FP32 dims: [-1]'
     write_model(
         tmp_path,
@@ -189,7 +189,7 @@ def test_outputs_that_are_not_as_configured_are_told_once(tmp_path, pure):
         body = json.dumps({"inputs": [tensor], **more})
         return server.request("POST", "/v2/models/other/infer", body)[0]
 
-    with running_server(tmp_path, environment={"GPUBRIDGE_NO_NATIVE": pure}) as server:
+    with running_server(tmp_path, environment=environment) as server:
         assert request(outputs=[{"name": "RIGHT"}]) == 200
         with ThreadPoolExecutor(8) as pool:
             assert set(pool.map(lambda _: request(), range(40))) == {200}

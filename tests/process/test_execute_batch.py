@@ -12,7 +12,7 @@ import tritonclient.http
 
 from gpubridge.errors import BridgeError
 from tests.process.device_models import running_device_server, write_device_model
-from tests.process.server import running_server, write_model
+from tests.process.server import PURE, running_server, write_model
 from tests.process.test_device_edges import ensemble
 
 HEAD = """
@@ -51,10 +51,10 @@ def model_of(gpubridge_model, folder, body, config="max_batch_size: 8", **tensor
     return gpubridge_model(folder / "m")
 
 
-@pytest.mark.parametrize("pure", ["", "1"], ids=["compiled", "python"])
-def test_a_server_executes_a_batch_as_one_array(tmp_path, pure):
+@pytest.mark.parametrize("environment", [{}, PURE], ids=["compiled", "python"])
+def test_a_server_executes_a_batch_as_one_array(tmp_path, environment):
     write_model(tmp_path, "double", DOUBLE, config=BATCHED + WAITING)
-    with running_server(tmp_path, environment={"GPUBRIDGE_NO_NATIVE": pure}) as server:
+    with running_server(tmp_path, environment=environment) as server:
 
         def ask(values):
             given = np.float32(values)

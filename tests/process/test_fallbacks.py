@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.process.server import running_server, write_code_model, write_model
+from tests.process.server import PURE, running_server, write_code_model, write_model
 from tests.process.test_kept_inputs import KEEPER
 
 NAME = "gpubridge_fallbacks_total"
@@ -31,7 +31,7 @@ def test_models_that_ask_for_gpus_where_there_are_none(tmp_path):
 
 def test_models_without_the_compiled_module(tmp_path):
     write_code_model(tmp_path)
-    with running_server(tmp_path, environment={"GPUBRIDGE_NO_NATIVE": "1"}) as server:
+    with running_server(tmp_path, environment=PURE) as server:
         assert counted(server) == {of("m", "native_module"): 1}
         assert "runs slower: turned off by GPUBRIDGE_NO_NATIVE=1" in server.log()
         # A stub that starts again takes the slower way again.

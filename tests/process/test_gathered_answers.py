@@ -7,7 +7,8 @@ import socket
 
 import pytest
 
-from tests.process.server import running_server, write_code_model
+from tests.process.gates import Gate
+from tests.process.server import PURE, running_server, write_code_model
 
 WAYS = {
     "exit": "os._exit(1)",
@@ -16,11 +17,6 @@ WAYS = {
 }
 QUICK = 5
 NOTE = "open({notes!r}, 'a').write('{name} '); self.said = '{name}'"
-WAIT = """
-while not os.path.exists({gate!r}):
-    time.sleep(0.001)
-self.said = 'waited'
-"""
 
 
 def pipelined(server, codes, sent):
@@ -45,26 +41,25 @@ def pipelined(server, codes, sent):
             yield status, answer["outputs"][0]["data"][0] if status == 200 else answer["error"]
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("environment", [{}, PURE], ids=["compiled", "python"])
 @pytest.mark.parametrize("way", WAYS)
-def test_responses_before_a_death_reach_their_clients(tmp_path, way, compiled):
-    notes, gate = tmp_path / "notes", tmp_path / "gate"
+def test_responses_before_a_death_reach_their_clients(tmp_path, way, environment):
+    notes = tmp_path / "notes"
     write_code_model(tmp_path / "models")
-    environment = {} if compiled else {"GPUBRIDGE_NO_NATIVE": "1"}
     with running_server(tmp_path / "models", environment=environment) as server:
         for _ in range(3):
             notes.unlink(missing_ok=True)
-            gate.unlink(missing_ok=True)
+            gate = Gate(tmp_path / "gate")
             # From now on its process gets several at once.
             for _ in range(20):
                 assert server.ask("self.said = 'well'") == (200, "well")
             names = [f"quick{number}" for number in range(QUICK)]
             after = [f"after{number}" for number in range(QUICK)]
-            codes = [WAIT.format(gate=str(gate))]
+            codes = [f"{gate.wait}; self.said = 'waited'"]
             codes += [NOTE.format(notes=str(notes), name=name) for name in names]
             codes += [WAYS[way]]
             codes += [NOTE.format(notes=str(notes), name=name) for name in after]
-            answers = list(pipelined(server, codes, gate.touch))
+            answers = list(pipelined(server, codes, gate.open))
             died = answers.pop(QUICK + 1)
             assert (died[0], "is not healthy" in died[1]) == (503, True)
             assert answers == [(200, said) for said in ("waited", *names, *after)]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.process.ensembles import write_ensemble
 from tests.process.raw_http import binary_request, connected, inference, read_answer
-from tests.process.server import running_server, write_model
+from tests.process.server import PURE, running_server, write_model
 
 MIB = 1 << 20
 SIZES = (8, 700, 3000, 40_000, 300_000)
@@ -78,7 +78,7 @@ CALLED = (
 )
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["compiled", "python"])
+@pytest.fixture(scope="module", params=[{}, PURE], ids=["compiled", "python"])
 def server(request, tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "alpha", CALLER)
@@ -86,8 +86,7 @@ def server(request, tmp_path_factory):
     write_ensemble(repository, "both", "alpha IN=A > OUT=t", "beta IN=t > OUT=B")
     # What a model's memory has addresses for is read to its end.
     flags = ["--request-arena-limit", str(16 * MIB)]
-    environment = {"GPUBRIDGE_NO_NATIVE": request.param}
-    with running_server(repository, *flags, environment=environment) as server:
+    with running_server(repository, *flags, environment=request.param) as server:
         yield server
 
 

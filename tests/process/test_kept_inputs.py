@@ -11,7 +11,7 @@ import pytest
 
 from tests.process.gates import Gate
 from tests.process.raw_http import binary_request, connected, inference, read_answer
-from tests.process.server import running_server, wait_until, write_code_model, write_model
+from tests.process.server import PURE, running_server, wait_until, write_code_model, write_model
 from tests.process.streams import Stream
 
 triton = pytest.importorskip("tritonclient.grpc")
@@ -155,8 +155,12 @@ class TritonPythonModel:
 SCHEDULINGS = {"": "", "batched": "max_batch_size: 64\ndynamic_batching {}"}
 
 
-@pytest.mark.parametrize(("pure", "scheduling"), [("", ""), ("", "batched"), ("1", "")])
-def test_requests_wait_for_a_model_that_does_not_finish_others(tmp_path, scheduling, pure):
+@pytest.mark.parametrize(
+    ("environment", "scheduling"),
+    [({}, ""), ({}, "batched"), (PURE, "")],
+    ids=["compiled", "compiled-batched", "python"],
+)
+def test_requests_wait_for_a_model_that_does_not_finish_others(tmp_path, scheduling, environment):
     config = f"model_transaction_policy {{ decoupled: true }}\n{SCHEDULINGS[scheduling]}"
     gate = Gate(tmp_path / "gate")
     source = HOLDER.replace("WAIT", gate.wait).replace("SHAPE", ":" if scheduling else "0")
@@ -164,7 +168,7 @@ def test_requests_wait_for_a_model_that_does_not_finish_others(tmp_path, schedul
     write_code_model(tmp_path / "models")
     tensor = triton.InferInput("IN", [1, 2] if scheduling else [2], "FP32")
     tensor.set_data_from_numpy(np.zeros(tensor.shape(), np.float32))
-    with running_server(tmp_path / "models", environment={"GPUBRIDGE_NO_NATIVE": pure}) as server:
+    with running_server(tmp_path / "models", environment=environment) as server:
         with ExitStack() as stack:
             streams = [stack.enter_context(Stream(server)) for _ in range(66)]
             for stream in streams * AT_ONCE:

@@ -10,7 +10,7 @@ import pytest
 from tests.process.callers import run, write_models as write_callers
 from tests.process.controlled import only
 from tests.process.ensembles import TEXT as STRING, write_ensemble
-from tests.process.server import running_server, wait_until
+from tests.process.server import PURE, running_server, wait_until
 from tests.process.streams import Stream, triton, write_models
 
 triton_http = pytest.importorskip("tritonclient.http")
@@ -45,7 +45,7 @@ def server(repository):
 @pytest.fixture(scope="module")
 def pure_server(repository):
     flags = only("caller", "chain", "add_sub")
-    with running_server(repository, *flags, environment={"GPUBRIDGE_NO_NATIVE": "1"}) as running:
+    with running_server(repository, *flags, environment=PURE) as running:
         yield running
 
 

@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.process.ensembles import write_ensemble
 from tests.process.otlp import collector
-from tests.process.server import running_server, wait_until, write_model
+from tests.process.server import PURE, running_server, wait_until, write_model
 
 CODE = """
 import json
@@ -107,15 +107,14 @@ def repository(tmp_path_factory):
     return models
 
 
-@pytest.fixture(scope="module", params=["0", "1"], ids=["compiled", "pure"])
+@pytest.fixture(scope="module", params=[{}, PURE], ids=["compiled", "pure"])
 def server(request, repository, received):
     flags = config(
         "mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={received.url}",
         "opentelemetry,resource=service.name=mine", "opentelemetry,resource=k=v=w",
         "opentelemetry,bsp_schedule_delay=20", "opentelemetry,bsp_max_queue_size=4000",
     )  # fmt: skip
-    environment = {"GPUBRIDGE_NO_NATIVE": request.param}
-    with running_server(repository, *flags, environment=environment) as running:
+    with running_server(repository, *flags, environment=request.param) as running:
         yield running
 
 

@@ -14,7 +14,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.process.client_memory import SHM, infer, memory, model, shared_input, shared_output
-from tests.process.server import running_server, wait_until, write_model
+from tests.process.server import PURE, running_server, wait_until, write_model
 
 COUNT = 1 << 18
 BODY = """
@@ -58,7 +58,7 @@ def serving(tmp_path, *, instances=1, compiled=True):
     config = f"instance_group [{{ count: {instances} }}]"
     write_model(tmp_path / "models", "touch", source, config=config)
     write_model(tmp_path / "models", "send", source.replace(ANSWERS, SENDS), config=config)
-    environment = {} if compiled else {"GPUBRIDGE_NO_NATIVE": "1"}
+    environment = {} if compiled else PURE
     with (
         running_server(tmp_path / "models", *FLAGS, environment=environment) as server,
         memory(4 * COUNT) as (key, _),
