@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tests.process.device_models import DOUBLE, HANDLES, running_device_server, write_device_model
+from tests.process.device_models import DOUBLE, running_device_server, write_device_model
 from tests.process.server import wait_until
 from tests.process.test_device_edges import CALLER, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of, placement
@@ -126,10 +126,11 @@ def kill_at_random(served, load, random, asking, pause):
 @pytest.mark.parametrize(
     ("handles", "recorder", "events"),
     [
-        *((handles, "rerecord", "share") for handles in HANDLES),
+        ("legacy", "rerecord", "share"),
+        pytest.param("fd", "rerecord", "share", marks=pytest.mark.nightly),
         # Events are tried, and then not used; or they are, and who is not let go of is ended.
-        ("auto", "released", "auto"),
-        ("auto", "never", "auto"),
+        pytest.param("auto", "released", "auto", marks=pytest.mark.nightly),
+        pytest.param("auto", "never", "auto", marks=pytest.mark.nightly),
         ("auto", "never", "share"),
     ],
 )
@@ -183,9 +184,15 @@ def check_nothing_is_lost(served, factors):
         "dead arenas to be freed",
         served.server,
     )
-    # Of the stub that has lived all the time nobody holds more than what the last requests had.
+    # Of the stub that has lived all the time nobody holds more than what the last requests had. What is lost
+    # never comes back; an answer that is given back late may lie before the input, and leave two pieces of
+    # which neither is large enough for the output.
     assert served.infer("steady", [1.0]) == (200, [2.0])
     large = np.ones((ARENA - 4 * 4 * COUNT) // 8, np.float32)
-    status, answer = served.infer("steady", large)
-    assert status == 200, answer
-    assert answer == (2 * large).tolist()
+
+    def is_answered():
+        status, answer = served.infer("steady", large)
+        assert answer == (2 * large).tolist() if status == 200 else "arena is full" in answer
+        return status == 200
+
+    wait_until(is_answered, "the arena to be free", served.server)
