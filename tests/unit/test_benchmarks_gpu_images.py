@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from benchmarks.gpu_image_report import ON_DEVICE, GpuImageReport, GpuImageRow
 from benchmarks.image_load import Figures, ImageRequests
@@ -62,12 +62,14 @@ def test_pixels_may_be_wanted_in_a_region():
 
 
 def bench(environment, folder, *flags):
-    """Run it with three photographs on one connection: a simulated GPU takes long for each image."""
+    """Run it with three small photographs on one connection: a simulated GPU takes long for each image."""
     photos = folder / "photos"
     photos.mkdir()
     # One in colours, one in grey, one that is to be turned.
     for photo in PHOTOS[:3]:
-        shutil.copy(photo, photos)
+        image = Image.open(photo)
+        image.thumbnail((160, 160))
+        image.save(photos / photo.name, exif=image.getexif())
     code = (
         "import pathlib, sys, benchmarks.gpu_images as images\n"
         f"images._PHOTOS, images._CONNECTIONS = pathlib.Path({str(photos)!r}), 1\n"

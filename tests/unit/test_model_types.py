@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
 
 RIGHT = """
 import asyncio
@@ -116,20 +119,25 @@ def lines(tmp_path_factory):
     pytest.importorskip("mypy")
     folder = tmp_path_factory.mktemp("typed")
     wrong = HEAD + "\n".join(line for line, _ in WRONG) + "\n"
-    for name, source in (("right", RIGHT), ("plain", PLAIN), ("wrong", wrong)):
+    guide = (ROOT / "docs" / "how-to" / "models.md").read_text()
+    (shown,) = re.findall(
+        r"^```python\n# models/softmax/1/model.py\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL
+    )
+    sources = {"right": RIGHT, "plain": PLAIN, "guide": shown, "wrong": wrong}
+    for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--cache-dir", "cache", "--strict", *folder.glob("*.py")],
         capture_output=True, text=True, timeout=250, check=False, cwd=folder,
     )  # fmt: skip
     *found, total = done.stdout.splitlines()
-    assert total.endswith("in 1 file (checked 3 source files)"), done
+    assert total.endswith("in 1 file (checked 4 source files)"), done
     return found
 
 
-@pytest.mark.parametrize("name", ["right", "plain"])
+@pytest.mark.parametrize("name", ["right", "plain", "guide"])
 def test_a_right_model_has_nothing_to_be_told(lines, name):
-    """Also one without annotations."""
+    """Also one without annotations, and that of the guide to models."""
     assert [line for line in lines if line.startswith(f"{name}.py:")] == []
 
 
