@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gpubridge.engine.ensemble import ensemble_model
 from gpubridge.engine.repository.loader import LoadFailed, NotPrepared
 from gpubridge.errors import BridgeError
 from gpubridge.request import InferResponse
@@ -159,6 +160,41 @@ def test_an_ensemble_that_never_fitted_is_served_once_it_does(tmp_path):
         assert not repository.failures
 
     played(tmp_path, [A, member("b", outputs="Y:INT32[-1]"), E], play)
+
+
+def test_a_bug_in_building_an_ensemble_concerns_that_ensemble_only(tmp_path, monkeypatch):
+    async def play(repository, loader):
+        await repository.load("outer")
+
+        def recurse(*_):
+            raise RecursionError("planted")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ensemble_model, "wire", recurse)
+            loader.change("b")
+            await repository.load("b")
+        assert served(repository) == ["a", "b"]
+        assert "internal error: RecursionError: planted" in reason(repository, "e")
+        await repository.load("e")
+        assert served(repository) == ["a", "b", "e", "outer"]
+
+    played(tmp_path, [A, B, E, OUTER], play)
+
+
+def test_the_reason_follows_the_state_of_the_member(tmp_path):
+    async def play(repository, loader):
+        await repository.load("e")
+        unloaded = repository.find("b", None)
+        await repository.unload("b")
+        assert reason(repository, "e").endswith("version 1 is at UNLOADING state: ;")
+        await unloaded.unloaded.wait()
+        assert reason(repository, "e").endswith("version 1 is at UNAVAILABLE state: unloaded;")
+        loader.change("b", failure="it is broken")
+        with pytest.raises(LoadFailed):
+            await repository.load("b")
+        assert reason(repository, "e").endswith("version 1 is at UNAVAILABLE state: it is broken;")
+
+    played(tmp_path, [A, B, E], play)
 
 
 def test_versions_that_are_named(tmp_path):
@@ -330,6 +366,23 @@ def test_an_ensemble_waits_for_a_member_that_is_broken_or_missing(tmp_path, cont
     played(tmp_path, [A, B, E, OUTER], play, control)
 
 
+def test_a_server_misses_an_ensemble_that_it_was_started_with(tmp_path):
+    async def play(repository, loader):
+        loader.change("b", failure="it is broken")
+        await repository.load_initial()
+        missed = [("b", 1), ("e", 1), ("outer", 1)]
+        assert [(row.name, row.version) for row in repository.failures] == missed
+        # That somebody tries it again changes nothing.
+        with pytest.raises(NotPrepared):
+            await repository.reload("outer")
+        assert [(row.name, row.version) for row in repository.failures] == missed
+        loader.change("b")
+        await repository.reload("b")
+        assert not repository.failures
+
+    played(tmp_path, [A, B, E, OUTER], play, "none")
+
+
 def test_what_an_ensemble_was_changed_to_is_served_when_its_member_comes(tmp_path):
     async def play(repository, loader):
         await repository.load("outer")
@@ -347,6 +400,33 @@ def test_what_an_ensemble_was_changed_to_is_served_when_its_member_comes(tmp_pat
         assert repository.find("outer", None).members == (repository.find("e", None),)
 
     played(tmp_path, [A, B, C, E, OUTER], play)
+
+
+def test_a_model_that_was_to_become_an_ensemble_stays_one_that_runs(tmp_path):
+    async def play(repository, loader):
+        await repository.load("a")
+        (tmp_path / "b").rename(tmp_path / ".b")
+        loader.models["a"] = (ensemble("b X=A > Y=B", name="a"), (1,), "")
+        with pytest.raises(NotPrepared, match="not available or ambiguous: b"):
+            await repository.load("a")
+        (tmp_path / ".b").rename(tmp_path / "b")
+        first = repository.find("a", 1)
+        # It is a plain model again, and another version of it loads while the member comes.
+        loader.models["a"] = (A, (1, 2), "")
+        at_once, gate = loader.context.loading, asyncio.Event()
+        loader.context.loading = gate
+        loader.begun.clear()
+        load = asyncio.ensure_future(repository.load("a"))
+        await loader.begun.wait()
+        loader.context.loading = at_once
+        await repository.load("b")
+        gate.set()
+        await load
+        assert repository.find("a", 1) is first
+        assert not first.unloaded.is_set()
+        assert repository.versions("a") == [1, 2]
+
+    played(tmp_path, [A, B], play)
 
 
 def test_an_unloaded_ensemble_waits_for_nothing(tmp_path):

@@ -180,10 +180,10 @@ def circular_dependency(name: str, needed: str) -> str:
 
 
 def explain_missing(
-    name: str, model: str, version: int | None, index: Iterable[VersionStatus]
+    name: str, model: str, version: int | None, versions: Mapping[int, VersionStatus]
 ) -> str:
-    """Return the error text for a missing member, by the repository's index."""
-    rows = [row for row in index if row.name == model and row.state]
+    """Return the error text for a missing member; ``versions``: its rows in the repository's index."""
+    rows = [versions[number] for number in sorted(versions)]
     if not rows:
         return f"ensemble {name} contains models that are not available or ambiguous: {model}"
     if any(row.state == "READY" for row in rows):

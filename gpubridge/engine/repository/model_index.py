@@ -56,6 +56,13 @@ class ModelIndex:
             if row is not None and self._rows.get(name, {}).get(0) is row:
                 self.forget(name)
 
+    def load_again(self, name: str, version: int, *, wanted: bool) -> VersionStatus:
+        """List a version as loading; it stays wanted if a load of it has failed or goes on."""
+        was = self._rows.get(name, {}).get(version)
+        if was is not None and was.state in ("LOADING", "UNAVAILABLE"):
+            wanted = wanted or was.wanted
+        return self.set(name, version, "LOADING", wanted=wanted)
+
     def unloaded(self, row: VersionStatus) -> None:
         """Mark the version of a row as unloaded, unless another row has replaced it."""
         if self._rows.get(row.name, {}).get(row.version) is row:

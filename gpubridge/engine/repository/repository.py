@@ -307,7 +307,10 @@ class ModelRepository(ServedModels):
         served = self._served[name]
         rows = []
         if not served.models:
-            rows = [self._index.set(name, v, "LOADING") for v in served.prepared.versions]
+            rows = [
+                self._index.load_again(name, version, wanted=wanted)
+                for version in served.prepared.versions
+            ]
         try:
             required = served.latest.required
             loads = [
@@ -320,7 +323,7 @@ class ModelRepository(ServedModels):
                     raise result
         finally:
             error = self._unmet(name)
-            self._end_loading(rows, error, wanted=wanted)
+            self._end_loading(rows, error)
         if error is None:
             return
         if isinstance(error, LoadFailed):
@@ -330,17 +333,15 @@ class ModelRepository(ServedModels):
                 )
         raise error
 
-    def _end_loading(
-        self, rows: Sequence[VersionStatus], error: LoadError | None, *, wanted: bool
-    ) -> None:
+    def _end_loading(self, rows: Sequence[VersionStatus], error: LoadError | None) -> None:
         """List why an ensemble is not served, in the rows that no other change has replaced."""
         for row in rows:
             if error is None:
                 self._index.unloaded(row)
             elif self._index.versions(row.name).get(row.version) is row:
-                counts = wanted or isinstance(error, LoadFailed)
+                wanted = row.wanted or isinstance(error, LoadFailed)
                 reason = error.why(row.version)
-                self._index.set(row.name, row.version, "UNAVAILABLE", reason, wanted=counts)
+                self._index.set(row.name, row.version, "UNAVAILABLE", reason, wanted=wanted)
 
     # -- models that stubs execute -------------------------------------------------------------
 
@@ -349,6 +350,10 @@ class ModelRepository(ServedModels):
     ) -> None:
         """Load new and changed versions, and those that wait for a restart; serve them atomically."""
         was = self._served.get(name)
+        if was is not None and was.waiting is not None:
+            # What is loaded now takes the place of that, too.
+            was = replace(was, waiting=None)
+            self.switch(name, was)
         old = was.models if was is not None else {}
         kept = {
             version: model
@@ -381,6 +386,7 @@ class ModelRepository(ServedModels):
             for version, model in up.items():
                 row = None if version in old else self._index.set(name, version, "UNLOADING")
                 self.retire(model, row, prepared.source)
+            self.list_reasons()
         if reasons:
             raise LoadFailed(name, reasons)
 

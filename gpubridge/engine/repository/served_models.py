@@ -19,6 +19,7 @@ from gpubridge.engine.repository.loader import (
 from gpubridge.engine.repository.model_index import ModelIndex, ModelState, VersionStatus
 from gpubridge.engine.workers import TaskSet
 from gpubridge.errors import BridgeError, invalid, not_found, unavailable
+from gpubridge.telemetry.logs import request_error
 
 MakeEnsemble = Callable[[PreparedModel, int, Sequence[Model]], Model]
 """Makes a version of an ensemble on the models of its steps; raises BridgeError if they do not fit."""
@@ -183,6 +184,10 @@ class ServedModels:
                 self._retire_replaced(each, was, {} if now is None else now.models)
         return errors.get(name)
 
+    def list_reasons(self) -> None:
+        """List anew why ensembles are not served, which names states of members that have changed."""
+        self._bind_ensembles()
+
     def is_needed(self, name: str) -> bool:
         """Return whether a loaded ensemble requires a model."""
         return any(name in served.required for served in self._served.values())
@@ -290,8 +295,10 @@ class ServedModels:
                 version: kept.get(version) or self._make_ensemble(prepared, version, members)
                 for version in prepared.versions
             }
-        except BridgeError as error:
-            raise LoadFailed(name, dict.fromkeys(prepared.versions, error)) from error
+        except Exception as raised:
+            # Even a bug of gpubridge concerns this ensemble only, whichever model is switched.
+            error = request_error(raised, "load")
+            raise LoadFailed(name, dict.fromkeys(prepared.versions, error)) from raised
         if not same:
             for model in kept.values():
                 model.config = model.config.with_version_policy(prepared.config)
@@ -306,7 +313,8 @@ class ServedModels:
             try:
                 members.append(self.find(step.model, step.version))
             except BridgeError as error:
-                reason = explain_missing(name, step.model, step.version, self.index())
+                rows = self._index.versions(step.model)
+                reason = explain_missing(name, step.model, step.version, rows)
                 raise load_refused(name, reason) from error
         return tuple(members)
 
@@ -357,6 +365,7 @@ class ServedModels:
             source.release()
             if row is not None:
                 self._index.unloaded(row)
+                self.list_reasons()
         _logger.info("successfully unloaded '%s' version %d", model.name, model.version)
 
     async def end(self, seconds: float) -> None:
