@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.process.environments import environment_parameter
+from tests.process.gates import Gate
 from tests.process.server import (
     alive,
     children,
@@ -35,8 +37,8 @@ DEATHS = {
     "exit": ("os._exit(3)", "exited with code 3"),
     "deaf": ("os.closerange(3, 4096)", "exited with code 1"),
 }
-HANG = "open({path!r}, 'w').close(); time.sleep(1000)"
-HANG_WITH_GIL = "open({path!r}, 'w').close(); ctypes.PyDLL(None).sleep(1000)"
+HANG = "open({path!r}, 'w').close(); threading.Event().wait()"
+HANG_WITH_GIL = "open({path!r}, 'w').close(); ctypes.PyDLL(None).pause()"
 
 
 @pytest.fixture(scope="module")
@@ -157,14 +159,18 @@ def test_requests_that_a_dead_stub_had_not_started_are_answered_by_the_next(
 
 def test_answers_that_a_stub_gave_before_it_died_are_delivered(server, threads, tmp_path):
     pid = warm_up(server, "words")
-    gate = tmp_path / "gate"
-    wait = f"while not os.path.exists({str(gate)!r}): time.sleep(0.005)\nself.said = 'first'"
-    codes = [wait, "self.said = 'second'", "os._exit(9)", "self.said = 'fourth'"]
+    gate = Gate(tmp_path / "gate")
+    codes = [
+        f"{gate.wait}; self.said = 'first'",
+        "self.said = 'second'",
+        "os._exit(9)",
+        "self.said = 'fourth'",
+    ]
     answers = send_in_order(server, threads, "words", codes)
     # The server learns all at once: two answers, a death, and that its last message was never read.
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        gate.touch()
+        gate.open()
         wait_until(lambda: not alive(pid), "the stub to die")
     finally:
         os.kill(server.pid, signal.SIGCONT)
@@ -254,15 +260,17 @@ def test_an_execute_that_exceeds_the_time_limit_ends_and_its_stub_is_replaced(th
 def test_the_time_limit_holds_for_a_stub_that_hangs_between_two_executes(tmp_path):
     write_code_model(tmp_path / "models")
     mark = tmp_path / "mark"
+    gate = Gate(tmp_path / "gate")
     hang = f"""
 def hang():
-    time.sleep(0.3)
+    {gate.wait}
     {HANG_WITH_GIL.format(path=str(mark))}
 threading.Thread(target=hang, daemon=True).start()
 """
     flag = "--backend-config=python,execute-timeout-seconds=1"
     with running_server(tmp_path / "models", flag) as server:
         assert server.ask(hang)[0] == 200
+        gate.open()
         wait_until(mark.exists, "the thread to hang", server)
         # It has not begun, so the next stub answers it.
         assert server.ask("self.said = 'next'") == (200, "next")
@@ -272,7 +280,8 @@ threading.Thread(target=hang, daemon=True).start()
         )
 
 
-def test_stub_timeout_seconds_ends_no_execute_but_who_does_not_connect(tmp_path):
+def test_stub_timeout_seconds_ends_no_execute_but_who_does_not_connect(threads, tmp_path):
+    gate = Gate(tmp_path / "gate")
     write_code_model(tmp_path / "models")
     mute = tmp_path / "mute"
     (mute / "bin").mkdir(parents=True)
@@ -288,10 +297,14 @@ def test_stub_timeout_seconds_ends_no_execute_but_who_does_not_connect(tmp_path)
         "--exit-on-error=false",
         "--strict-readiness=false",
     )
-    with running_server(tmp_path / "models", *flags, own=True) as server:
-        assert server.ask("time.sleep(3); self.said = 'slow'") == (200, "slow")
-        reason = server.index()["mute", 1]["reason"]
-        assert "It was killed: it had not connected for 10 s (stub-timeout-seconds)." in reason
+    with running_server(tmp_path / "models", *flags, ready=False) as server:
+        wait_until(lambda: server.is_ready("m"), "the other model", server)
+        slow = threads.submit(server.ask, f"{gate.wait}; self.said = 'slow'")
+        said = "It was killed: it had not connected for 10 s (stub-timeout-seconds)."
+        rows = server.index
+        wait_until(lambda: said in str(rows().get(("mute", 1))), "the end of the mute one", server)
+        gate.open()
+        assert slow.result() == (200, "slow")
 
 
 # -- leaks --------------------------------------------------------------------------------------
@@ -308,28 +321,37 @@ def resources(pid):
     }
 
 
-def test_fifty_deaths_leave_nothing_behind_in_the_server(threads, tmp_path):
-    write_code_model(tmp_path, config="instance_group [{ count: 10 }]")
+@pytest.mark.parametrize(
+    ("count", "rounds"), [(4, 2), pytest.param(10, 5, marks=pytest.mark.nightly)]
+)
+def test_deaths_leave_nothing_behind_in_the_server(threads, tmp_path, count, rounds):
+    write_code_model(tmp_path / "models", config=f"instance_group [{{ count: {count} }}]")
     die = "os.kill(os.getpid(), 9)"
     die_of_much = "#" + "x" * 1_000_000 + "\n" + die
 
     def use_every_stub(server):
-        answers = list(threads.map(server.ask, ["self.said = 1\ntime.sleep(0.1)"] * 10))
-        assert answers == [(200, "1")] * 10
+        gate = Gate(tmp_path / "gate")
+        with tempfile.TemporaryDirectory() as running:
+            note = f"open(f'{running}/{{os.getpid()}}', 'w').close()"
+            code = f"{note}; {gate.wait}; self.said = 1"
+            answers = [threads.submit(server.ask, code) for _ in range(count)]
+            wait_until(lambda: len(list(Path(running).iterdir())) == count, "all to run", server)
+            gate.open()
+            assert [each.result() for each in answers] == [(200, "1")] * count
 
     def end_every_stub(server, number):
-        assert [status for status, _ in threads.map(server.ask, [die] * 10)] == [503] * 10
+        assert [status for status, _ in threads.map(server.ask, [die] * count)] == [503] * count
         wait_until(
-            lambda: server.log().count("is ready again") == 10 * number, "ten stubs to run", server
+            lambda: server.log().count("is ready again") == count * number, "the stubs", server
         )
 
     # No process more than there are instances.
     flags = f"--request-arena-limit={8 << 20}", "--backend-config=python,spare-stub-seconds=0"
-    with running_server(tmp_path, *flags) as server:
+    with running_server(tmp_path / "models", *flags) as server:
         use_every_stub(server)
         first = resources(server.pid)
-        assert first["shared memory maps"] > 20
-        for number in range(1, 6):
+        assert first["shared memory maps"] > 2 * count
+        for number in range(1, rounds + 1):
             end_every_stub(server, number)
         use_every_stub(server)
         # The connections of the requests may take a moment longer to close.
@@ -338,9 +360,9 @@ def test_fifty_deaths_leave_nothing_behind_in_the_server(threads, tmp_path):
             f"the server to hold no more than {first}",
             server,
         )
-        assert restarts(server, "m") == 50
+        assert restarts(server, "m") == count * rounds
         assert [state(pid) for pid in children(server.pid)].count("Z") == 0
-        assert len(server.stubs()) == 10
+        assert len(server.stubs()) == count
         # Six such bodies fill the arena, so the memory of each has come back with its stub's death.
         for _ in range(8):
             status, error = server.ask(die_of_much)
