@@ -5,10 +5,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
-import os
 import re
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)"),
 ]
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=alert(1)>"
-MANY = 999
+MANY = 129
 
 
 @pytest.fixture(scope="module")
@@ -199,32 +196,21 @@ def test_reads_only_by_default(tmp_path, chromium):
         assert fetch(server.metrics_url, "/", {"a": "1"})[0] == 200
 
 
-def test_a_thousand_models(tmp_path, chromium):
+def test_more_models_than_a_page_shows(tmp_path, chromium):
     write_model(tmp_path, "add", ADD)
     for number in range(MANY):
         write_ensemble(tmp_path, f"chain_{number:03}", "add IN=A > OUT=B")
     with running_server(tmp_path, own=True) as server:
         made = chromium.open(f"http://{server.metrics_url}/")
         wait_for_models(made, 50)
-        assert "page 1 of 20" in made.text()
+        assert "page 1 of 3" in made.text()
         made.run("document.getElementById('next').click()")
-        shows(made, "page 2 of 20")
+        shows(made, "page 2 of 3")
         made.run(
             "const filter = document.getElementById('filter');"
-            "filter.value = '_77'; filter.dispatchEvent(new Event('input'))"
+            "filter.value = '_11'; filter.dispatchEvent(new Event('input'))"
         )
         wait_for_models(made, 10)
-        assert "Models (10 of 1000)" in made.text()
-        # Drawing all of it takes moments.
-        drawing = "(() => { const begun = performance.now(); show(); return performance.now() - begun; })()"
-        print("drawn in", made.run(drawing), "ms")
-        before, begun = seconds_of(server.pid), time.monotonic()
-        time.sleep(5)
-        print("CPU", (seconds_of(server.pid) - before) / (time.monotonic() - begun))
+        assert "Models (10 of 130)" in made.text()
         assert made.faults() == []
         made.close()
-
-
-def seconds_of(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
