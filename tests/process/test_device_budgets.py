@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from tests.process.device_models import DOUBLE, HANDLES, running_device_server, write_device_model
+from tests.process.device_models import DOUBLE, running_device_server, write_device_model
 from tests.process.gated_models import CONSUMER, MAKER, Gate
 from tests.process.test_device_clients import IN_PLACE, Client, infer, region
 from tests.process.test_device_edges import CALLER, IN_ARENA, ensemble
@@ -108,7 +108,8 @@ SWITCHES = {
     },
 }
 DRIVERS = [
-    *((kind, None, "share") for kind in HANDLES),
+    ("legacy", None, "share"),
+    pytest.param(("fd", None, "share"), marks=pytest.mark.nightly),
     ("legacy", "refusing", "share"),
     ("fd", "careless", "share"),
     # As it is by default until the driver was tried.

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 from tests.host_kernel.simulated import imaging_environment
 from tests.image_corpus import GOOD_FILES, HOSTILE_FILES
 from tests.photos import PHOTOS
-from tests.process.device_models import HANDLES, LIBRARY, running_device_server, write_device_model
+from tests.process.device_models import LIBRARY, running_device_server, write_device_model
 from tests.process.imaging import ask, expected_pixels
 from tests.process.test_examples import run_example
 from tests.process.test_examples_answer import SHOWN
@@ -90,7 +90,7 @@ def write_imagenet(repository):
     (repository / "imagenet" / "config.pbtxt").write_text(text)
 
 
-@pytest.fixture(scope="module", params=HANDLES)
+@pytest.fixture(scope="module", params=[pytest.param("legacy", marks=pytest.mark.nightly), "fd"])
 def served(request, tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
     write_imagenet(models)
