@@ -2,6 +2,7 @@
 
 #include "heap_type.h"
 #include "ipc/messages.h"
+#include "list_items.h"
 #include "python_object.h"
 #include "stub/request.h"
 #include "stub/request_reader.h"
@@ -58,17 +59,16 @@ class CallWriter {
       // The same happens to Python, which words it.
       return nb::none();
     }
-    const auto inputs = nb::borrow<nb::list>(as<Request>(request.ptr())->fields[kInputs]);
     parts.ticket = number;
     std::string record;
     char* at = parts.append_to(record);
     if (call.placed) {
-      for (nb::handle input : inputs) {
+      for (const nb::object& input : call.inputs) {
         at = write_ref(at, as<Tensor>(input.ptr())->place);
       }
     } else {
-      const auto refs = nb::cast<nb::list>(
-          references_(inputs, nb::handle(as<Request>(request.ptr())->fields[kModelName])));
+      const nb::object model = nb::borrow(as<Request>(request.ptr())->fields[kModelName]);
+      const auto refs = nb::cast<nb::list>(references_(list_of(call.inputs), model));
       if (refs.size() != kFieldsPerRef * parts.tensors) throw nb::value_error("references");
       for (std::size_t first = 0; first < refs.size(); first += kFieldsPerRef) {
         at = write_ref(at, ref_at(refs, first));
@@ -84,6 +84,8 @@ class CallWriter {
   };
 
   struct Call {
+    // Those of now: another thread may initialize the request anew.
+    std::vector<nb::object> inputs;
     SignatureKey key;
     bool placed = true;      // whether all tensors are in shared memory
     bool handed_on = false;  // whether some are
@@ -94,9 +96,11 @@ class CallWriter {
     if (PyObject_TypeCheck(request.ptr(), request_type()) == 0) return false;
     const auto* said = as<Request>(request.ptr());
     if (is_special(said) || PyList_CheckExact(said->fields[kInputs]) == 0) return false;
-    for (nb::handle input : nb::borrow<nb::list>(said->fields[kInputs])) {
+    call.inputs = items_of(said->fields[kInputs]);
+    for (const nb::object& input : call.inputs) {
       if (!is_tensor(input.ptr())) return false;
       const auto* tensor = as<Tensor>(input.ptr());
+      if (!is_initialized(tensor)) return false;
       // Tensors of derived classes may be elsewhere.
       if (!tensor->placed && nb::handle(input.type()).ptr() != tensor_.ptr()) return false;
       (tensor->placed ? call.handed_on : call.placed) = tensor->placed;
@@ -112,7 +116,7 @@ class CallWriter {
     Py_ssize_t size = 0;
     const char* id = PyUnicode_AsUTF8AndSize(fields[kRequestId], &size);
     if (id == nullptr) throw nb::python_error();
-    parts.tensors = static_cast<std::uint32_t>(PyList_Size(fields[kInputs]));
+    parts.tensors = static_cast<std::uint32_t>(call.inputs.size());
     parts.signature = form.signature;
     parts.context = form.context;
     parts.identifier = {id, static_cast<std::size_t>(size)};
@@ -124,7 +128,7 @@ class CallWriter {
     call.key.add_text(fields[kModelName]);
     for (nb::handle name : nb::handle(fields[kRequested])) call.key.add_text(name.ptr());
     append_number(key, nb::cast<std::int64_t>(nb::handle(fields[kModelVersion])));
-    append_number(key, static_cast<std::uint32_t>(PyList_Size(fields[kInputs])));
+    append_number(key, static_cast<std::uint32_t>(call.inputs.size()));
     key += {decoupled ? '\1' : '\0', call.handed_on ? '\1' : '\0'};
     const auto found = known_.find(key);
     if (found != known_.end()) return found->second;

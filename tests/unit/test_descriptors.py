@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
+import ssl
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
+from gpubridge.frontend import tls_connection
 from gpubridge.frontend.connection_limits import Room, room_for
-from tests.unit.http_endpoint import GET, Endpoint
+from gpubridge.frontend.grpc import connection as grpc_connection
+from tests.fuzz.grpc_endpoint import GrpcEndpoint
+from tests.unit.http_endpoint import GET, Endpoint, Transport
 
 CODE = """
 import logging, resource, sys
@@ -82,3 +87,30 @@ def test_a_connection_with_one_of_the_last_descriptors_is_refused_with_the_reaso
     # Those that were there go on.
     late.receive(GET)
     assert late.answers() == [(200, b"")]
+
+
+@pytest.mark.parametrize("room", [Room.SHORT, Room.NONE])
+def test_a_grpc_connection_without_room_is_told_or_cut_off(monkeypatch, room):
+    monkeypatch.setattr(grpc_connection, "room_for", lambda *_: room)
+
+    async def converse():
+        endpoint = GrpcEndpoint()
+        endpoint.regions.close()
+        return endpoint.closed, bytes(endpoint.sent)
+
+    closed, sent = asyncio.run(converse())
+    assert closed
+    assert (b"ulimit -n" in sent) == (room is Room.SHORT)
+
+
+def test_a_handshake_without_room_is_not_begun(monkeypatch):
+    monkeypatch.setattr(tls_connection, "room_for", lambda *_: Room.NONE)
+
+    async def connect():
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        listener = tls_connection.TlsListener(lambda: context, most=0, seconds=0)
+        transport = Transport()
+        tls_connection.TlsConnection(listener, None).connection_made(transport)
+        return transport.state
+
+    assert asyncio.run(connect()) == "closed"

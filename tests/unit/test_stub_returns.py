@@ -177,6 +177,35 @@ def test_an_object_without_its_initialization_is_an_error(start, made):
     assert done == [2]
 
 
+def test_a_call_with_a_tensor_without_its_initialization_is_an_error(start):
+    stub = start(
+        "made = pb_utils.Tensor.__new__(pb_utils.Tensor)",
+        "called = pb_utils.InferenceRequest(",
+        "    model_name='other', requested_output_names=['OUT'], inputs=[made])",
+        "called.exec()",
+    )
+    assert "AttributeError" in executed(stub, 1)[0]
+
+
+@pytest.mark.parametrize("size", [65_536, 262_144])
+def test_without_memory_for_an_output_its_request_fails_alone(start, size):
+    stub = start("kept[:] = [data]", output_limit=8 << 20)
+    held = []
+    while True:
+        ticket = len(held) % 2
+        data = np.full((1, size), 7, np.uint8)
+        (record,) = stub.execute(stub.record(ticket, data, datatype="UINT8", at=ticket << 20))
+        if record.word & ResponseFlag.ERROR:
+            break
+        held.append(record)
+    assert "is full" in stub.error(record)
+    for record in held:
+        assert stub.data(record) == bytes([7]) * size
+        stub.release(record)
+    (record,) = stub.execute(stub.record(0, data, datatype="UINT8"))
+    assert stub.data(record) == bytes([7]) * size
+
+
 @pytest.mark.parametrize("size", [4096, 65_536, 65_537, 262_144])
 def test_outputs_have_a_place_however_many_wait(start, size):
     """The model keeps its last input, which is its output: it cannot stay where it is."""
