@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
+from tests.process.gates import Gate
 from tests.process.raw_http import binary_request, connected, inference, read_answer, read_head
 from tests.process.raw_http2 import (
     GOAWAY,
@@ -165,11 +166,8 @@ def test_a_request_at_its_model_is_not_late(strict):
 
 
 def test_one_connection_too_many(strict, tmp_path):
-    # Each of the requests waits for a file.
-    wait = (
-        f"[time.sleep(0.01) for _ in iter(lambda: os.path.exists({str(tmp_path / 'end')!r}), True)]"
-    )
-    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [wait]}
+    gate = Gate(tmp_path / "gate")
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [gate.wait]}
     body = json.dumps({"inputs": [tensor]}).encode()
     pending = 'nv_inference_pending_request_count{model="m",version="1"}'
     with ExitStack() as stack:
@@ -180,7 +178,7 @@ def test_one_connection_too_many(strict, tmp_path):
         sock = stack.enter_context(connected(strict.http_url))
         status, _, told = read_answer(sock)
         assert (status, b"--http-max-connections" in told) == (503, True)
-        (tmp_path / "end").touch()
+        gate.open()
         assert [read_answer(sock)[0] for sock in busy] == [200] * 8
     wait_until(lambda: strict.request("GET", "/v2")[0] == 200, "a place for a new one")
 
@@ -397,11 +395,8 @@ def health(channel, method):
 
 
 def test_health_is_watched(tmp_path):
-    gate = tmp_path / "gate"
-    write_code_model(
-        tmp_path / "models",
-        initialize=f"while not os.path.exists({str(gate)!r}): time.sleep(0.01)",
-    )
+    gate = Gate(tmp_path / "gate")
+    write_code_model(tmp_path / "models", initialize=gate.wait)
     with (
         running_server(tmp_path / "models", ready=False) as server,
         grpc.insecure_channel(server.grpc_url) as channel,
@@ -411,7 +406,7 @@ def test_health_is_watched(tmp_path):
         unknown = health(channel, "Watch")(b"\x0a\x05nobod")
         assert next(unknown) == b"\x08\x03"
         assert health(channel, "Check")(b"") == b"\x08\x02"
-        gate.touch()
+        gate.open()
         assert next(watch) == b"\x08\x01"
         unknown.cancel()
         assert server.stop() == 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
 IDENTITY = """
@@ -87,15 +89,13 @@ def said(server, code, model):
 
 def names(server, threads, model, count):
     """Identities of a model's instances, from requests that meet inside them."""
-    folder = said(server, "import tempfile; self.said = tempfile.mkdtemp()", "default")
-    meet = f"""
-open({folder!r} + f'/{{os.getpid()}}', 'w').close()
-while len(os.listdir({folder!r})) < {count}: time.sleep(0.002)
-"""
-    found = threads.map(lambda _: said(server, IDENTITY + meet, model), range(count))
-    found = sorted(found)
-    said(server, f"import shutil; shutil.rmtree({folder!r})", "default")
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        gate = Gate(Path(folder) / "gate")
+        meet = f"open(f'{folder}/met{{os.getpid()}}', 'w').close(); {gate.wait}"
+        found = [threads.submit(said, server, f"{IDENTITY}\n{meet}", model) for _ in range(count)]
+        wait_until(lambda: len(list(Path(folder).glob("met*"))) == count, "all to meet", server)
+        gate.open()
+        return sorted(each.result() for each in found)
 
 
 def test_the_instances_of_a_group_work_at_the_same_time(server, threads):
@@ -113,21 +113,20 @@ def test_requests_behind_slow_ones_move_to_another_instance_once(server, threads
     for _ in range(200):
         said(server, "self.said = ''", "m")
     note = f"import tempfile; tempfile.mkstemp(dir={str(tmp_path)!r}, prefix='ran')\n"
-    ends = [tmp_path / f"end{number}" for number in range(3)]
-    held = [f"while not os.path.exists({str(end)!r}): time.sleep(0.002)" for end in ends]
-    slow = [threads.submit(said, server, note + hold, "m") for hold in held]
+    gates = [Gate(tmp_path / f"gate{number}") for number in range(3)]
+    slow = [threads.submit(said, server, note + gate.wait, "m") for gate in gates]
     try:
         wait_until(lambda: len(list(tmp_path.glob("ran*"))) == 3, "all instances are at work")
         waiting = [threads.submit(said, server, note, "m") for _ in range(5)]
-        # They wait at the instances, most likely.
-        time.sleep(0.2)
-        ends[1].touch()
+        pending = 'nv_inference_pending_request_count{model="m",version="1"}'
+        wait_until(lambda: server.metrics()[pending] == 8, "the others to wait", server)
+        gates[1].open()
         for each in waiting:
             each.result(timeout=60)
         assert sum(each.done() for each in slow) <= 1
     finally:
-        for end in ends:
-            end.touch()
+        for gate in gates:
+            gate.open()
     for each in slow:
         each.result(timeout=60)
     # Each instance has come to what it was sent before these.

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.process.gates import Gate
 from tests.process.server import (
     Server,
     alive,
@@ -29,7 +30,7 @@ from tests.process.server import (
     write_model,
 )
 
-FOR_EVER = "time.sleep(1000)"
+FOR_EVER = "threading.Event().wait()"
 
 
 @pytest.fixture
@@ -56,12 +57,12 @@ def until_exists(path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_answers_what_was_asked_refuses_what_is_new_and_finalizes(threads, tmp_path, number):
     write_code_model(tmp_path)
-    gate, started = tmp_path / "gate", tmp_path / "started"
+    gate, started = Gate(tmp_path / "gate"), tmp_path / "started"
     with running_server(tmp_path) as server:
         pids = descendants(server.pid)
         host, port = server.http_url.split(":")
         idle = socket.create_connection((host, int(port)))
-        slow = threads.submit(server.ask, mark_and(started, until_exists(gate) + "\nself.said = 1"))
+        slow = threads.submit(server.ask, mark_and(started, f"{gate.wait}; self.said = 1"))
         wait_until(started.exists, "execute to start", server)
         queued = [threads.submit(server.ask, f"self.said = {i}") for i in range(3)]
         pending = 'nv_inference_pending_request_count{model="m",version="1"}'
@@ -72,7 +73,7 @@ def test_a_stop_answers_what_was_asked_refuses_what_is_new_and_finalizes(threads
         with pytest.raises(ConnectionRefusedError):
             server.ask("pass")
         assert "Finalize" not in server.log()
-        gate.touch()
+        gate.open()
         assert slow.result() == (200, "1")
         assert [answer.result() for answer in queued] == [(200, str(i)) for i in range(3)]
         assert server.process.wait(150) == 0
@@ -160,8 +161,8 @@ def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads,
     ("finalize", "logged"),
     [
         (FOR_EVER, "Stub process 'm_0' is not healthy. It was killed: it had not ended "),
-        ("ctypes.PyDLL(None).sleep(1000)", "It was killed: it had not ended "),
-        ("threading.Thread(target=time.sleep, args=(1000,)).start()", "It was killed: it had not"),
+        ("ctypes.PyDLL(None).pause()", "It was killed: it had not ended "),
+        ("threading.Thread(target=threading.Event().wait).start()", "It was killed: it had not"),
         ("ctypes.string_at(0)", "stopped"),
         ("os._exit(3)", "stopped"),
         ("undefined_variable", "NameError: name 'undefined_variable' is not defined"),
@@ -190,7 +191,7 @@ if args["model_instance_name"] == "slow_0_1":
     {until_exists(first)}
     time.sleep(1)  # by then the server has heard of it
     open({str(second)!r}, "w").close()
-    time.sleep(1000)
+    {FOR_EVER}
 open({str(first)!r}, "w").close()
 """,
         config="instance_group [{ count: 2 }]",
@@ -289,7 +290,7 @@ def test_a_killed_server_leaves_no_stub_and_no_shared_memory(threads, tmp_path):
         "idle": "pass",
         "busy": "while True: pass",
         "sleeping": FOR_EVER,
-        "holding_gil": "ctypes.PyDLL(None).sleep(1000)",
+        "holding_gil": "ctypes.PyDLL(None).pause()",
     }
     for name in marks:
         write_code_model(tmp_path / "models", name)
