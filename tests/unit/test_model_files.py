@@ -94,15 +94,19 @@ def test_a_directory_that_several_versions_lead_to_is_part_of_each(model, tmp_pa
     assert parts_that_differ(between, read_model_files(model)) == {1, "shared"}
 
 
-def test_a_link_that_leads_elsewhere_is_a_change(model):
-    for name in ("one", "two"):
-        (model / "1" / name).mkdir()
-        (model / "1" / name / "data").write_text("a")
-    (model / "1" / "used").symlink_to("one")
+@pytest.mark.parametrize("link", ["5", "1/used"])
+def test_a_link_that_leads_elsewhere_is_a_change(model, tmp_path, link):
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        (folder / "model.py").write_text("a")
+        # As builds that are to be repeatable make them.
+        os.utime(folder / "model.py", ns=(1, 1))
+    (model / link).symlink_to(tmp_path / "one")
     before = read_model_files(model)
-    (model / "1" / "used").unlink()
-    (model / "1" / "used").symlink_to("two")
-    assert parts_that_differ(before, read_model_files(model)) == {1}
+    assert before == read_model_files(model)
+    (model / link).unlink()
+    (model / link).symlink_to(tmp_path / "two")
+    assert parts_that_differ(before, read_model_files(model)) == {int(link[0])}
 
 
 def test_links_back_and_forth_are_listed_in_few_entries(model):

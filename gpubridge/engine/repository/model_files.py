@@ -73,9 +73,9 @@ def read_model_files(directory: Path) -> ModelFiles:
 def file_states(directory: Path) -> list[tuple[str, int, int]]:
     """Return the states of all files in a directory, as `FileStates` has them.
 
-    Links to directories, which repositories often contain, are followed. What two entries of
-    ``directory`` (versions, for example) both lead to is listed for each of them; within one of them
-    a directory is entered once, and its further paths are listed by its device and inode.
+    Links to directories, which repositories often contain, are followed, and listed by the device and
+    inode of what they lead to. What two entries of ``directory`` (versions, for example) both lead to is
+    listed for each of them; within one of them a directory is entered once.
     """
     states = []
     entered = set()
@@ -97,9 +97,9 @@ def file_states(directory: Path) -> list[tuple[str, int, int]]:
                         states.append((path, status.st_mtime_ns, status.st_size))
                         continue
                     place = top or entry.name, status.st_dev, status.st_ino
-                    if place in entered:
+                    if place in entered or entry.is_symlink():
                         states.append((path, status.st_dev, status.st_ino))
-                    else:
+                    if place not in entered:
                         entered.add(place)
                         folders.append((path, place[0]))
         except OSError:
