@@ -56,11 +56,16 @@ async def is_ready(model: Model) -> bool:
         )
         reasons = [str(answer) for answer in asked if answer is not None]
     else:
-        reasons = [i.last_error for i in model.instances if i.last_error][:1]
-        reasons = reasons or ["it is being unloaded"]
+        reasons = _last_errors(model)[:1] or ["it is being unloaded"]
     for reason in reasons:
         _logger.warning("Model '%s' version %d is not ready: %s", model.name, model.version, reason)
     return not reasons
+
+
+def _last_errors(model: Model) -> list[str]:
+    """Return the errors of a model's instances, or of its members'."""
+    errors = [instance.last_error for instance in model.instances if instance.last_error]
+    return errors + [error for member in model.members for error in _last_errors(member)]
 
 
 def check_traced(repository: ModelRepository, model: str) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
 from gpubridge.engine.supervisor import ready_check
 from gpubridge.engine.supervisor.ready_check import ReadyCheck
 from gpubridge.errors import BridgeError
+from gpubridge.frontend.control import is_ready
 from gpubridge.transport.channel import MalformedMessage
 
 
@@ -119,3 +121,11 @@ def test_a_descriptor_of_no_socket_is_refused_and_closed(asked):
         assert not check.connected
 
     asked(test)
+
+
+def test_the_reason_of_an_ensemble_is_that_of_a_member(caplog):
+    failing = SimpleNamespace(instances=[SimpleNamespace(last_error="it died")], members=())
+    inner = SimpleNamespace(instances=[], members=(failing,))
+    outer = SimpleNamespace(name="e", version=1, ready=False, instances=[], members=(inner,))
+    assert asyncio.run(is_ready(outer)) is False
+    assert "Model 'e' version 1 is not ready: it died" in caplog.text
