@@ -68,6 +68,10 @@ def _install(checkout: Checkout, extra: Extra) -> None:
     # With the group of the usual environment, so that nothing here contradicts what lies there.
     if _pip(checkout, extra, "--group", "test", "--group", "extra"):
         raise Failed("installing (extra) failed; see pip's message above")
+    # Where tests look for them: beside the interpreter.
+    for name in ("gpubridge", "tritonserver"):
+        (extra.folder / "bin" / name).unlink(missing_ok=True)
+        (extra.folder / "bin" / name).symlink_to(checkout.venv / "bin" / name)
 
 
 def _install_perf_analyzer(checkout: Checkout, extra: Extra) -> None:

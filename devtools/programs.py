@@ -20,6 +20,7 @@ PACKAGES = {
     "wrk": "wrk",
 }
 """Each program, with its package in Debian and Ubuntu."""
+_ALSO_NAMED = {"chromium": "chromium-browser"}
 # A library of perf_analyzer, which the package index has without it.
 _LIBRARIES = {"b64": "libb64-0d"}
 _SECONDS = "600"
@@ -27,7 +28,11 @@ _SECONDS = "600"
 
 def missing_packages() -> list[str]:
     """Return the packages of the programs and libraries that are absent."""
-    programs = [package for name, package in PACKAGES.items() if find_program(name) is None]
+    programs = [
+        package
+        for name, package in PACKAGES.items()
+        if find_program(name, _ALSO_NAMED.get(name, "")) is None
+    ]
     found = ctypes.util.find_library
     return programs + [package for name, package in _LIBRARIES.items() if found(name) is None]
 

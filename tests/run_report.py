@@ -46,7 +46,6 @@ _REMEDIES = (
     (re.compile(r"not installed"), "an installation of it"),
     (re.compile(r"namespaces|/dev/shm"), "root, or user namespaces"),
 )
-_SKIPPED_FILES = "skipped_files"
 
 
 def remedy(reason: str) -> str:
@@ -78,7 +77,7 @@ class RunReport:
         self._skipped_files: dict[str, str] = {}
 
     def pytest_collectreport(self, report):
-        """Note a file that is skipped as a whole: its tests are in no other report."""
+        """Note a file that is skipped as a whole, here or in a worker: its tests are in no other report."""
         if report.skipped:
             self._skipped_files[report.nodeid] = reason_of(report)
 
@@ -90,17 +89,6 @@ class RunReport:
     def pytest_xdist_node_collection_finished(self):
         """Note the end of collecting in a worker."""
         self._collected = time.monotonic()
-
-    def pytest_sessionfinish(self, session):
-        """Send what this worker skipped to the process that reports."""
-        output = getattr(session.config, "workeroutput", None)
-        if output is not None:
-            output[_SKIPPED_FILES] = self._skipped_files
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node):
-        """Take what a worker skipped; each has collected the same files."""
-        self._skipped_files.update(getattr(node, "workeroutput", {}).get(_SKIPPED_FILES, {}))
 
     def pytest_terminal_summary(self, terminalreporter):
         """Print the time of collecting, and the table."""

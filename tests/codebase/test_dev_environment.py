@@ -143,7 +143,7 @@ except KeyboardInterrupt:
 
 def test_missing_programs_are_named_and_not_installed_at_home(monkeypatch, capfd):
     ran = []
-    monkeypatch.setattr(programs, "find_program", lambda name: None)
+    monkeypatch.setattr(programs, "find_program", lambda *names: None)
     monkeypatch.setattr(programs, "run", lambda command, **_: ran.append(command))
     monkeypatch.delenv("CI", raising=False)
     programs.install_programs()
@@ -156,7 +156,7 @@ def test_missing_programs_are_named_and_not_installed_at_home(monkeypatch, capfd
 def test_missing_programs_are_installed_in_ci_and_failures_are_no_error(monkeypatch, capfd):
     ran = []
     found = {"apt-get": "/usr/bin/apt-get", "curl": "/usr/bin/curl"}
-    monkeypatch.setattr(programs, "find_program", found.get)
+    monkeypatch.setattr(programs, "find_program", lambda *names: found.get(names[0]))
     monkeypatch.setattr(programs, "run", lambda command, **_: ran.append(command) or 100)
     monkeypatch.setattr(programs.os, "geteuid", lambda: 0)
     monkeypatch.setenv("CI", "true")
