@@ -23,13 +23,17 @@ def imaging_environment(cache: Path, *, decoder: bool = True, kernel: bool = Tru
     decoder, kernel : bool
         Whether there is nvImageCodec's double; whether NVRTC's can compile the kernel.
     """
-    libraries = [build.build_compiler(), build.build_driver()]
+    compiler = build.build_compiler()
+    libraries = [compiler, build.build_driver()]
     found = {
         "XDG_CACHE_HOME": str(cache),
         "LD_LIBRARY_PATH": os.pathsep.join(
             [*map(str, libraries), os.environ.get("LD_LIBRARY_PATH", "")]
         ),
     }
+    # cuda.bindings takes what is loaded before it looks for NVIDIA's package, which may be there, too.
+    loaded = [os.environ.get("LD_PRELOAD", ""), str(compiler / "libnvrtc.so.12")]
+    found["LD_PRELOAD"] = " ".join(filter(None, loaded))
     if kernel:
         found["SIMCUDA_KERNEL"] = str(build_kernel())
     if decoder:

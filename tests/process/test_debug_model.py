@@ -6,13 +6,13 @@ import random
 import re
 import socket
 import subprocess
-import sys
 import threading
 import time
 import venv
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.process.debug_client import DebugClient
@@ -160,7 +160,7 @@ def test_an_interpreter_without_debugpy_is_told_what_to_do(tmp_path):
         [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
-    numpy = next(path for path in sys.path if path.endswith("site-packages"))
+    numpy = Path(np.__file__).parents[1]
     for name in ("numpy", "numpy.libs"):
         subprocess.run(["ln", "-s", f"{numpy}/{name}", site], check=True)
     models = tmp_path / "models"
