@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tritonclient.grpc
@@ -20,6 +21,7 @@ from tests.process.controlled import (
     wait_for_answer,
     write,
 )
+from tests.process.gates import Gate
 from tests.process.server import alive, running_server, wait_until
 
 POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
@@ -181,8 +183,9 @@ class _Late:
 
 def test_an_unloaded_model_answers_what_it_has_accepted(tmp_path):
     started = tmp_path / "m" / "started"
-    execute = f"open({str(started)!r}, 'w').close(); time.sleep(1.5)"
-    write(tmp_path, execute=execute, finalize="time.sleep(0.5)")
+    executed, finalized = Gate(tmp_path / "executed"), Gate(tmp_path / "finalized")
+    execute = f"open({str(started)!r}, 'w').close(); {executed.wait}"
+    write(tmp_path, execute=execute, finalize=finalized.wait)
     with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
         answers = []
         threads = [threading.Thread(target=lambda: answers.append(ask(server))) for _ in "123"]
@@ -193,19 +196,21 @@ def test_an_unloaded_model_answers_what_it_has_accepted(tmp_path):
 
         threads[0].start()
         wait_until(started.exists, "the first request to run", server)
-        # The server counts it as pending until it has heard that its execution starts.
-        wait_until(lambda: pending() == 0, "the server to hear of it", server)
         for thread in threads[1:]:
             thread.start()
-        wait_until(lambda: pending() == 2, "requests to queue", server)
+        # The one whose execution has begun counts until the server hears of its end.
+        wait_until(lambda: pending() == 3, "requests to queue", server)
         assert control(server, "unload") == (200, "")
         assert states(server)[1] == "UNLOADING"
         gone = (404, "Request for unknown model: 'm' has no available versions")
         assert ask(server) == gone
         assert not server.is_ready("m")
+        executed.open()
         for thread in threads:
             thread.join()
         assert answers == ["a/1"] * 3
+        assert states(server)[1] == "UNLOADING"
+        finalized.open()
         wait_until(lambda: states(server)[1] == "UNAVAILABLE", "the end", server)
         assert server.index()["m", 1]["reason"] == "unloaded"
         assert server.stubs() == []
@@ -215,7 +220,8 @@ def test_an_unloaded_model_answers_what_it_has_accepted(tmp_path):
 
 
 def test_one_model_loads_while_another_does(tmp_path):
-    write(tmp_path, "slow", initialize="time.sleep(3)")
+    gate = Gate(tmp_path / "gate")
+    write(tmp_path, "slow", initialize=gate.wait)
     write(tmp_path)
     with running_server(tmp_path, *EXPLICIT) as server:
         slow = threading.Thread(target=control, args=(server, "load", "slow"))
@@ -224,13 +230,18 @@ def test_one_model_loads_while_another_does(tmp_path):
         assert control(server, "load") == (200, "")
         assert states(server, "slow") == {1: "LOADING"}
         # What comes next for the same model waits its turn.
-        assert control(server, "unload", "slow") == (200, "")
+        with ThreadPoolExecutor(1) as threads:
+            unloaded = threads.submit(control, server, "unload", "slow")
+            assert control(server, "load") == (200, "")
+            assert not unloaded.done()
+            gate.open()
+            assert unloaded.result() == (200, "")
         slow.join()
         assert states(server, "slow")[1] in ("UNLOADING", "UNAVAILABLE")
 
 
 def test_a_stop_in_the_middle_of_a_load_leaves_nothing(tmp_path):
-    write(tmp_path, "slow", initialize="time.sleep(60)")
+    write(tmp_path, "slow", initialize="threading.Event().wait()")
     with running_server(tmp_path, *EXPLICIT) as server:
         told = []
         slow = threading.Thread(target=lambda: told.append(control(server, "load", "slow")))
@@ -294,7 +305,8 @@ def _loads(server):
 
 
 def test_a_slow_load_is_told_in_the_log_and_the_status(tmp_path):
-    write(tmp_path, "slow", initialize="time.sleep(7)")
+    gate = Gate(tmp_path / "gate")
+    write(tmp_path, "slow", initialize=gate.wait)
     with running_server(tmp_path, ready=False) as server:
         told = "model 'slow' version 1 is loading for 5 s: instance slow_0 in initialize"
         wait_until(lambda: told in server.log(), "a line of progress", server)
@@ -303,6 +315,7 @@ def test_a_slow_load_is_told_in_the_log_and_the_status(tmp_path):
         assert load.pop("since") > 1e9
         step = "instance slow_0 in initialize"
         assert load == {"model": "slow", "version": 1, "step": step, "fraction": None}
+        gate.open()
         wait_until(server.is_ready, "the model", server)
         # A document is at most a second old.
         wait_until(lambda: not _loads(server), "no load to be listed", server)
