@@ -112,6 +112,9 @@ class BatchRunner:
             try:
                 message, fds = loop.next_message()
             except OSError as error:
+                if error.errno is None:
+                    # Not the channel's: a handler of a signal can raise, say, a TimeoutError anywhere.
+                    raise
                 raise ChannelClosed from error
             if message:
                 return message, fds

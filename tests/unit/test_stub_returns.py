@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from gpubridge.stub.batches import BatchRunner
+from gpubridge.transport.channel import ChannelClosed
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ABANDONED
 from gpubridge.transport.messages import ResponseFlag
@@ -258,6 +261,20 @@ def test_what_a_signals_handler_raises_while_it_waits_the_next_batch_gets(start,
         wait_until_asleep(stub.process.pid)
         assert text in executed(stub, 2, 3)[1]
         assert executed(stub, 4) == [[4]]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(TimeoutError("late"), TimeoutError), (OSError(104, "gone"), ChannelClosed)],
+)
+def test_an_error_that_is_not_the_channels_does_not_end_it_silently(error, raised):
+    def next_message():
+        raise error
+
+    batches = BatchRunner(None, None, None, 0)
+    batches._loop = SimpleNamespace(next_message=next_message)
+    with pytest.raises(raised):
+        batches.receive(None, None)
 
 
 def test_a_request_that_is_kept_beyond_a_failure_says_what_became_of_it(start):
