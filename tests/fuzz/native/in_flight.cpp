@@ -157,7 +157,7 @@ class Play {
       const Step step = requests_.end_in_batch(record.ticket(), record.word());
       if (step == Step::kEnded || step == Step::kComesBack) leave(record.ticket());
       if (step == Step::kEnded || step == Step::kWasEarly)
-        requests_.release_unused(record.ticket());
+        static_cast<void>(requests_.release_unused(record.ticket()));
     }
     expect(requests_.end_batch(batch.sequence).size() == batch.records.size(),
            "a batch ends with all its requests");
@@ -173,7 +173,9 @@ class Play {
         note_answer(batch_of_[record.ticket()]);
         if ((record.word() & gpubridge::kResponseOpen) != 0) continue;
         leave(record.ticket());
-        if (requests_.end_response(record.ticket())) requests_.release_unused(record.ticket());
+        if (requests_.end_response(record.ticket())) {
+          static_cast<void>(requests_.release_unused(record.ticket()));
+        }
       }
     } catch (const gpubridge::MalformedRecord&) {
       return;
