@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import _thread
 import argparse
+import atexit
 import contextlib
 import difflib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -73,8 +77,8 @@ class Server:
 
     Notes
     -----
-    The process ends with the block, with `stop`, with the last reference, and with this process,
-    however that ends. It has no controlling terminal: Ctrl-C reaches this process alone. A forked child
+    The process ends with the block, with `stop`, with the last reference (which waits for nothing), and
+    with this process, however that ends. It has no controlling terminal: Ctrl-C reaches this process alone. A forked child
     has the addresses, and ends nothing.
 
     Examples
@@ -130,8 +134,7 @@ class Server:
         self._child = child = _Child(
             words, self._settings.process.exit_timeout_secs, *self._notebook
         )
-        # Ends the process with the last reference, and when the interpreter ends.
-        weakref.finalize(self, child.stop)
+        child.end_with(self)
         try:
             addresses = child.wait_until_ready(self._start_timeout)
         except BaseException:
@@ -219,22 +222,37 @@ class _Child:
         self._output = ""
         self._limit = exit_seconds + _END_SECONDS
         self._creator = os.getpid()
-        self._process = _start(["serve", *words, f"--ports-file={self._ports}"], self._log)
+        # Reentrant, for handlers of signals; `_stopper` is the thread that stops the process.
+        self._lock = threading.RLock()
+        self._stopper = 0
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        try:
+            self._process = _start(["serve", *words, f"--ports-file={self._ports}"], self._log)
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except BaseException:
+            self._log.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
 
     @property
     def is_stopped(self) -> bool:
         """Return whether `stop` has ended the process."""
         return self._log.closed
 
+    def end_with(self, owner: object) -> None:
+        """Stop when ``owner`` has no reference any more, and when the interpreter ends."""
+        self._finalizer = weakref.finalize(owner, self._stop_beside)
+        self._finalizer.atexit = False
+        atexit.register(self.stop)
+
     def wait_until_ready(self, limit: float | None) -> dict[str, str]:
         """Return the addresses by endpoint; raises BridgeError if the server ends before."""
         since = time.monotonic()
         while not self._ports.exists():
-            if self._process.poll() is not None:
-                raise self._failure(f"the server ended with exit code {self._process.returncode}")
+            if self._ends_within(_LOOK_SECONDS):
+                raise self._failure(f"the server ended with exit code {self._exit_code()}")
             if limit is not None and time.monotonic() - since > limit:
                 raise self._failure(f"the server is not ready after {limit:g} s")
-            time.sleep(_LOOK_SECONDS)
         written = json.loads(self._ports.read_bytes())
         if not self._has_notebook:
             # Now: this process may be killed.
@@ -249,23 +267,69 @@ class _Child:
         return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
 
     def stop(self) -> None:
-        """End the process and all that it started; idempotent, and nothing in a forked child."""
-        if os.getpid() != self._creator:
+        """End the process and all that it started; idempotent, and nothing in a forked child.
+
+        A second thread waits for the first; the handler of a signal that comes meanwhile does not. An
+        interrupt of the wait kills what is left.
+        """
+        if os.getpid() != self._creator or self._stopper == threading.get_ident():
             return
+        with self._lock:
+            self._stopper = threading.get_ident()
+            try:
+                if not self.is_stopped:
+                    self._stop()
+            finally:
+                self._stopper = 0
+
+    def _stop(self) -> None:
         try:
-            if self._process.poll() is None:
-                # To the server alone: it ends its stubs.
-                self._process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(self._limit)
+            # To the server alone: it ends its stubs.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+            self._ends_within(self._limit)
         finally:
             # Also of a server that has ended while it read a file of models.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill_group()
             self._process.wait()
             shutil.rmtree(self._folder, ignore_errors=True)
             self._output = self.log()
             self._log.close()
+            if self._finalizer is not None:
+                self._finalizer.detach()
+            atexit.unregister(self.stop)
+            os.close(self._pidfd)
+
+    def _stop_beside(self) -> None:
+        """Stop in a thread: in the garbage collector nothing may wait, and no lock may be taken."""
+        if os.getpid() == self._creator:
+            _thread.start_new_thread(self.stop, ())
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Wait for the process's end; it stays a zombie, whose number is no other's."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+
+    def _exit_code(self) -> int | None:
+        """Return the exit code of a process that has ended."""
+        try:
+            found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        except ChildProcessError:
+            # Somebody else has waited for it: what Popen makes of that.
+            return self._process.wait()
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def _kill_group(self) -> None:
+        """Kill the process and its group for as long as their number is theirs: until it is reaped."""
+        if self._process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            # Fails for a process that somebody else has waited for.
+            signal.pidfd_send_signal(self._pidfd, 0)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _failure(self, text: str) -> BridgeError:
         last = self.log().splitlines()[-_LOG_LINES:]

@@ -18,6 +18,7 @@ import tritonclient.http
 
 import gpubridge
 from benchmarks.varied_models import MODELS, write_repository
+from gpubridge.develop import child_server
 from gpubridge.errors import BridgeError
 from gpubridge.one_file.declare import declaration_of
 from tests.process.forked_commands import run_forked, servers_are_forked
@@ -125,6 +126,9 @@ def wrong(**given):
     one = np.zeros(1, np.float32)
     return [None, {"A": one}, {"A": one, "B": np.zeros((1, 1), np.int64)}, (one,), one][given["HOW"][0]]
 """
+
+
+EXECUTE = child_server._start
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -410,6 +414,8 @@ def test_a_file_that_never_ends_to_load_is_ended(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gpubridge.develop.child_server._Child.wait_until_ready", interrupt)
+    # Not forked: what is killed is the group of a process that is this one's to wait for.
+    monkeypatch.setattr("gpubridge.develop.child_server._start", EXECUTE)
     with pytest.raises(KeyboardInterrupt):
         gpubridge.Server(tmp_path / "app.py").start()
     wait_until((tmp_path / "pid").read_text, "its number")

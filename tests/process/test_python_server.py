@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 import gpubridge
+from gpubridge.develop.child_server import _Child
 from gpubridge.errors import BridgeError
 from tests.process.forked_commands import servers_are_forked
 from tests.process.server import alive, descendants, wait_until, write_model
@@ -41,6 +43,17 @@ class TritonPythonModel:
 
     def finalize(self):
         print("bye")
+"""
+WAIT_FOR = """
+import os
+import time
+
+
+def wait_for(gate):
+    while not os.path.exists(gate):
+        time.sleep(0.01)
+
+
 """
 FAILING = """
 class TritonPythonModel:
@@ -85,7 +98,36 @@ def process_of(server):
     return int(re.search(r"gpubridge \S+, process (\d+)", server.log())[1])
 
 
-def test_a_server_serves_for_as_long_as_its_block_runs(models, temp):
+def note_killed_groups(monkeypatch):
+    """Note the groups that are killed, and fail where their number may be another's by then."""
+    killed, kill = [], os.killpg
+
+    def note(group, number):
+        assert Path(f"/proc/{group}").exists(), "the process was reaped"
+        killed.append(group)
+        kill(group, number)
+
+    monkeypatch.setattr("os.killpg", note)
+    return killed
+
+
+def stop_again_while_stopping(server, monkeypatch):
+    """Have a handler and another thread stop a server while it is being stopped; returns the thread."""
+    others = [threading.Thread(target=server.stop)]
+    ends_within = server._child._ends_within
+
+    def interrupted(seconds):
+        # As in a handler: it cannot wait for the thread that it interrupts.
+        server.stop()
+        others[0].start()
+        return ends_within(seconds)
+
+    monkeypatch.setattr(server._child, "_ends_within", interrupted)
+    return others[0]
+
+
+def test_a_server_serves_for_as_long_as_its_block_runs(models, temp, monkeypatch):
+    killed = note_killed_groups(monkeypatch)
     with gpubridge.Server(models) as server:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", server.url)
         assert ask(server) == [2, 3.5]
@@ -104,11 +146,14 @@ def test_a_server_serves_for_as_long_as_its_block_runs(models, temp):
         pid = process_of(server)
         stubs = descendants(pid)
         assert "hello from add_one" in server.log()
+        other = stop_again_while_stopping(server, monkeypatch)
+    other.join()
     assert stubs
     assert not any(map(alive, [pid, *stubs]))
     assert left_in_temp(temp) == []
     assert "bye" in server.log()
     server.stop()
+    assert killed == [pid], "once, for as long as it was a zombie"
     with pytest.raises(BridgeError, match="needs a running server"):
         ask(server)
 
@@ -193,12 +238,33 @@ def test_a_start_that_takes_too_long_is_given_up(models, temp, forked):
     assert left_in_temp(temp) == []
 
 
-def test_a_dropped_server_ends(models, temp, forked):
-    server = gpubridge.Server(models).start()
+def test_nothing_waits_for_the_end_of_a_dropped_server(tmp_path, monkeypatch):
+    temp, gate = tmp_path / "temp", tmp_path / "gate"
+    temp.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temp))
+    waiting = ADD_ONE.replace('print("bye")', f"wait_for({str(gate)!r})")
+    write_model(tmp_path / "models", "add_one", WAIT_FOR + waiting)
+    server = gpubridge.Server(tmp_path / "models").start()
     pid = process_of(server)
+    # In a cycle: the collector finds it.
+    server.itself = server
     del server
     gc.collect()
-    assert not alive(pid)
+    assert alive(pid)
+    gate.touch()
+    wait_until(lambda: not alive(pid), "the server's end")
+    wait_until(lambda: left_in_temp(temp) == [], "the end of its files")
+
+
+def test_a_server_that_somebody_else_has_waited_for(temp, monkeypatch):
+    killed = note_killed_groups(monkeypatch)
+    child = _Child(["--no-such-flag"], 0)
+    os.waitpid(child._process.pid, 0)
+    with pytest.raises(BridgeError, match=r"the server ended with exit code(.|\n)*no-such-flag"):
+        child.wait_until_ready(None)
+    child.stop()
+    child.stop()
+    assert killed == []
     assert left_in_temp(temp) == []
 
 
