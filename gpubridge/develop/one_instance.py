@@ -98,7 +98,11 @@ class InProcessStub:
         try:
             how = f"exited with code {run_in_process(self._sock, note)}"
         finally:
-            self._loop.call_soon_threadsafe(self._end, how)
+            try:
+                self._loop.call_soon_threadsafe(self._end, how)
+            except RuntimeError:
+                # The engine waited no longer for code of the model, and has closed its loop.
+                self._duplicate.close()
 
     def kill(self, why: str | None = None) -> None:
         """Close its channel; running code of the model is not interrupted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 
+from gpubridge.develop.in_process import InProcessModel
 from gpubridge.errors import BridgeError
 from tests.process.forked_commands import servers_are_forked
 from tests.process.server import open_files, write_model
@@ -116,6 +118,117 @@ def test_one_model_runs_at_a_time(model, gpubridge_model, tmp_path):
     model.close()
     again = gpubridge_model(tmp_path / "numbers")
     assert again({"IN": [[1]]})["OUT"].tolist() == [[1.5]]
+
+
+def test_a_dropped_model_makes_place_for_another(model, tmp_path, gpubridge_model):
+    # The fixture keeps one; these are kept by nobody, the second but for a cycle.
+    model.close()
+    for _ in range(2):
+        dropped = InProcessModel(tmp_path / "numbers")
+        assert dropped({"IN": [[1]]})["OUT"].tolist() == [[1.5]]
+        dropped.itself = dropped
+        del dropped
+    assert gpubridge_model(tmp_path / "numbers")({"IN": [[1]]})["OUT"].tolist() == [[1.5]]
+
+
+@pytest.fixture
+def interrupt():
+    """Have SIGUSR1 interrupt the main thread, as Ctrl-C does elsewhere."""
+
+    def raise_interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, raise_interrupt)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_load_that_is_interrupted_is_given_up(
+    model, tmp_path, gpubridge_model, interrupt, monkeypatch
+):
+    model.close()
+    gate = tmp_path / "gate"
+    write_model(tmp_path, "waiting", waiting_in("initialize(self, args)", gate))
+    with pytest.raises(KeyboardInterrupt):
+        InProcessModel(tmp_path / "waiting")
+    with monkeypatch.context() as patched:
+        patched.setattr("gpubridge.develop.model_run._CLOSE_SECONDS", 0)
+        with pytest.raises(
+            BridgeError, match="'waiting', was closed or given up, but its code still"
+        ):
+            gpubridge_model(tmp_path / "numbers")
+    gate.touch()
+    assert gpubridge_model(tmp_path / "numbers")({"IN": [[1]]})["OUT"].tolist() == [[1.5]]
+
+
+def test_a_close_that_is_interrupted_can_be_repeated(model, tmp_path, gpubridge_model, interrupt):
+    model.close()
+    gate = tmp_path / "gate"
+    write_model(tmp_path, "waiting", waiting_in("finalize(self)", gate))
+    waiting = gpubridge_model(tmp_path / "waiting")
+    with pytest.raises(KeyboardInterrupt):
+        waiting.close()
+    gate.touch()
+    waiting.close()
+    gpubridge_model(tmp_path / "numbers")
+
+
+def waiting_in(method, gate):
+    """A model whose method interrupts the main thread, and waits for a file."""
+    return f"""
+import os, signal, time
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        pass
+
+    def {method}:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while not os.path.exists({str(gate)!r}):
+            time.sleep(0.01)
+"""
+
+
+def test_every_call_ends_when_the_model_is_closed(model):
+    endings = []
+    begun = [threading.Event() for _ in range(4)]
+
+    def call(event):
+        try:
+            while True:
+                model({"IN": [[1]]})
+                event.set()
+        except BridgeError as error:
+            endings.append(error.message)
+
+    threads = [threading.Thread(target=call, args=(event,)) for event in begun]
+    for thread in threads:
+        thread.start()
+    for event in begun:
+        event.wait()
+    model.close()
+    for thread in threads:
+        thread.join()
+    assert len(endings) == 4
+    with pytest.raises(BridgeError, match="model 'numbers' of this process is closed"):
+        model({"IN": [[1]]})
+
+
+def test_a_forked_child_calls_no_model_of_its_parent_but_may_have_its_own(model, tmp_path):
+    child = os.fork()
+    if child == 0:
+        try:
+            with pytest.raises(BridgeError, match=f"runs in the process {os.getppid()}, of which"):
+                model({"IN": [[1]]})
+            model.close()
+            with InProcessModel(tmp_path / "numbers") as own:
+                assert own({"IN": [[1]]})["OUT"].tolist() == [[1.5]]
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert model({"IN": [[1]]})["OUT"].tolist() == [[1.5]]
 
 
 def test_a_decoupled_model_gives_a_list(gpubridge_model, tmp_path):
