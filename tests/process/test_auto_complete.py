@@ -362,18 +362,18 @@ channel = frame.f_locals["self"]._channel.socket
     ("lie", "reason"),
     [
         (
-            "channel.send(wire.control_message(wire.Kind.READY))\ntime.sleep(60)",
+            "channel.send(wire.control_message(wire.Kind.READY))\nthreading.Event().wait()",
             "the model's process was ready before its configuration was complete",
         ),
         (
-            "channel.send(wire.control_message(wire.Kind.COMPLETED, config=7))\ntime.sleep(60)",
+            "channel.send(wire.control_message(wire.Kind.COMPLETED, config=7))\nthreading.Event().wait()",
             "sent a malformed message (field 'config': expected a string or null, got 7)",
         ),
         (
-            "channel.send(wire.control_message(wire.Kind.COMPLETED, config='{'))\ntime.sleep(60)",
+            "channel.send(wire.control_message(wire.Kind.COMPLETED, config='{'))\nthreading.Event().wait()",
             "auto_complete_config of model 'm' returned no valid configuration: ",
         ),
-        ("channel.close()\ntime.sleep(60)", "closed its channel"),
+        ("channel.close()\nthreading.Event().wait()", "closed its channel"),
     ],
 )
 def test_a_process_that_lies_about_its_configuration_does_not_load(served, lie, reason):
@@ -403,7 +403,7 @@ def expected_code(reason):
 
 
 def test_a_completion_that_hangs_ends_with_the_server(models):
-    write_completing(models, complete="time.sleep(1000)", config=THREE)
+    write_completing(models, complete="threading.Event().wait()", config=THREE)
     write_code_model(models, "good")
     with running_server(models, *EXPLICIT, "--load-model", "good") as server:
         with ThreadPoolExecutor(1) as threads:

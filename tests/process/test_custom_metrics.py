@@ -330,8 +330,8 @@ def test_questions_that_no_stub_asks_end_only_the_asker(server, fields):
     spoil = f"""
 from gpubridge.pb_utils import host
 from gpubridge.transport.messages import control_message
-host.current().metrics._calls._send(bytes([6]) + __import__("json").dumps({fields!r}).encode())
-time.sleep(20)
+host.current().metrics._calls._outbox.send(bytes([6]) + __import__("json").dumps({fields!r}).encode())
+threading.Event().wait()
 """
     status, said = server.ask(spoil, "asker")
     assert (status, "malformed call" in said) == (503, True), said

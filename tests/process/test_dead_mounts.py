@@ -13,12 +13,12 @@ from tests.process.server import running_server, wait_until, write_code_model
 
 # What asks the file system about a path with "dead" in it does not return.
 HANG = """
-import builtins, os, sys, time
+import builtins, os, sys, threading
 
 def hanging(function):
     def call(path=".", *rest, **named):
         while "dead" in os.fspath(path if not isinstance(path, int) else ""):
-            time.sleep(1000)
+            threading.Event().wait()
         return function(path, *rest, **named)
     return call
 

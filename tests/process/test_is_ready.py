@@ -182,7 +182,7 @@ def test_a_process_that_dies_while_it_is_asked(served):
     wait_until(lambda: re.search(r"process \d+\n", log()), "the process", server)
     pid = int(re.search(r"process (\d+)\n", log())[1])
     log = since(server)
-    answer("time.sleep(60)")
+    answer("threading.Event().wait()")
     asker = threading.Thread(target=server.is_ready, args=(name,))
     asker.start()
     wait_until(lambda: "asked" in log(), "the question", server)

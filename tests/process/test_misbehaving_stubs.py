@@ -181,7 +181,7 @@ def said(server, code, model):
 def test_a_lie_ends_its_stub_and_no_other(server, lie):
     bystander = said(server, "self.said = os.getpid()", "bystander")
     message, what = LIES[lie]
-    code = f"{CHANNEL}\nchannel().send({message})\ntime.sleep(1000)"
+    code = f"{CHANNEL}\nchannel().send({message})\nthreading.Event().wait()"
     status, error = server.ask(code, lie)
     assert status == 503
     assert error.startswith(f"Stub process '{lie}_0' is not healthy. It ")
@@ -235,7 +235,7 @@ fd = os.memfd_create("own", os.MFD_ALLOW_SEALING)
 os.ftruncate(fd, 4096)
 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
 channel().send(results(record(0, TEXT, (announce(fd), {offset}, 8, 0))))
-time.sleep(1000)
+threading.Event().wait()
 """
     status, error = server.ask(code, "placer")
     assert status == 503
@@ -251,7 +251,7 @@ time.sleep(1000)
     ],
 )
 def test_only_sealed_memory_is_taken_from_a_stub(server, memory, what):
-    code = f"{CHANNEL}\nannounce({memory})\ntime.sleep(1000)"
+    code = f"{CHANNEL}\nannounce({memory})\nthreading.Event().wait()"
     status, error = server.ask(code, "memory")
     assert status == 503
     assert what in error
@@ -291,7 +291,7 @@ else:
     fd = os.memfd_create("message")
     os.write(fd, message)
     socket.send_fds(channel(), [bytes(4) + size.to_bytes(8, "little")], [fd])
-time.sleep(1000)
+threading.Event().wait()
 """
     status, error = server.ask(code, "long")
     assert status == 503
@@ -378,7 +378,7 @@ self.said = f"{queue.get()} {worker.join()} {worker.exitcode} {os.getpid()}"
 def test_a_child_that_outlives_execute_disturbs_neither_answers_nor_the_stop(tmp_path):
     write_code_model(tmp_path)
     with running_server(tmp_path) as server:
-        code = "child = os.fork()\nif not child: time.sleep(1000)\nself.said = child"
+        code = "child = os.fork()\nif not child: threading.Event().wait()\nself.said = child"
         child = int(said(server, code, "m"))
         assert said(server, "self.said = 'next'", "m") == "next"
         assert alive(child)

@@ -244,7 +244,7 @@ os._exit(3)
 
 def test_the_server_stops_while_a_model_waits_for_a_load(tmp_path):
     write_code_model(tmp_path)
-    write_code_model(tmp_path, "slow", initialize="time.sleep(600)")
+    write_code_model(tmp_path, "slow", initialize="threading.Event().wait()")
     with running_server(tmp_path, *EXPLICIT, "--load-model=m") as server:
         code = """
 def load():

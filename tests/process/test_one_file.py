@@ -406,7 +406,7 @@ def test_a_file_that_cannot_be_served_says_why(tmp_path, source, text):
 
 
 def test_a_file_that_never_ends_to_load_is_ended(tmp_path, monkeypatch):
-    source = "import os, time\nopen('PID', 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    source = "import os, signal\nopen('PID', 'w').write(str(os.getpid()))\nsignal.pause()"
     (tmp_path / "app.py").write_text(source.replace("PID", str(tmp_path / "pid")))
 
     def interrupt(child, limit):

@@ -18,7 +18,7 @@ from tests.process.server import (
     write_code_model,
 )
 
-SLEEP = "time.sleep(60)"
+FOR_EVER = "threading.Event().wait()"
 
 # Gets a signal when it imports the module of that name, as anybody may send one.
 IMPORTING = """
@@ -50,14 +50,14 @@ def test_a_server_that_looks_at_a_dead_mount_ends_quietly(tmp_path):
     """The server checks before anything else whether its directory is a model's."""
     mark = tmp_path / "mark"
     code = f"""
-import os, sys, threading, time
+import os, sys, threading
 stat = os.stat
 def hanging(path, *rest, **named):
     if "dead" in str(path):
         # Of what runs in a thread, as of a system call that nothing ends, no signal is the end.
         open({str(mark)!r}, "w").close()
         assert threading.current_thread() is not threading.main_thread()
-        time.sleep(1000)
+        threading.Event().wait()
     return stat(path, *rest, **named)
 os.stat = hanging
 from gpubridge.cli import main
@@ -77,15 +77,15 @@ sys.exit(main(["serve", {str(tmp_path / "dead")!r}]))
 
 
 def initializing(repository, mark):
-    write_code_model(repository, initialize=f"{mark}\n{SLEEP}")
+    write_code_model(repository, initialize=f"{mark}\n{FOR_EVER}")
 
 
 def completing(repository, mark):
-    write_completing(repository, "m", f"import time; {mark}; {SLEEP}")
+    write_completing(repository, "m", f"{mark}; {FOR_EVER}")
 
 
 def warming_up(repository, mark):
-    code = f"{mark}\n{SLEEP}"
+    code = f"{mark}\n{FOR_EVER}"
     folder = write_code_model(
         repository,
         config='model_warmup [{ name: "w" batch_size: 1 inputs { key: "IN" value: {'
