@@ -8,6 +8,7 @@ import io
 import os
 import tarfile
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -132,7 +133,7 @@ def unpacked(archive, cache):
         assert str(archive) in refusal.message
         assert names(cache) == []
         return None
-    assert entry.facts() == facts
+    assert replace(entry.facts(), entries=0) == facts
     assert names(cache) == ["digest"]
     assert names(cache / "digest") == ["complete", "environment"]
     found = made(entry.environment)

@@ -165,18 +165,18 @@ def test_a_server_removes_the_files_of_a_killed_one(tmp_path):
     files = {"file:1/model.py": source("sent").encode()}
     environment = {"TMPDIR": str(temporary)}
     left = set()
-    with running_server(repository, *EXPLICIT, environment=environment) as other:
+    with running_server(repository, *EXPLICIT, environment=environment, own=True) as other:
         tritonclient.grpc.InferenceServerClient(other.grpc_url).load_model(
             "m", config=CONFIG, files=files
         )
         (mine,) = temporary.iterdir()
-        with running_server(repository, *EXPLICIT, environment=environment) as server:
+        with running_server(repository, *EXPLICIT, environment=environment, own=True) as server:
             client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
             client.load_model("m", config=CONFIG, files=files)
             left = set(temporary.iterdir()) - {mine}
             assert len(left) == 1
             server.stop(signal.SIGKILL)
-        with running_server(repository, *EXPLICIT, environment=environment) as server:
+        with running_server(repository, *EXPLICIT, environment=environment, own=True) as server:
             client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
             client.load_model("m", config=CONFIG, files=files)
             assert not left & set(temporary.iterdir())
