@@ -73,7 +73,7 @@ def test_an_ensemble_is_ready_when_its_members_are(tmp_path):
         assert status == 400
         assert "exited with code 1" in error
         mark.unlink()
-        assert control(server, "load", "code") == (200, "")
+        assert control(server, "load", "e") == (200, "")
         assert server.is_ready("e")
 
 

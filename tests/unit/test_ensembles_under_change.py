@@ -539,3 +539,24 @@ def test_a_load_tries_a_model_that_waits_for_its_restart(tmp_path):
         assert len(loader.made) == 3
 
     played(tmp_path, [A], play)
+
+
+def test_a_load_of_an_ensemble_tries_a_member_that_waits_for_its_restart(tmp_path):
+    async def play(repository, loader):
+        await repository.load("outer")
+        before = {name: repository.find(name, None) for name in "ab"}
+        before["b"].whole_now = False
+        loader.models["b"] = (B, (1,), "it still dies")
+        with pytest.raises(LoadFailed, match=r"load failed for model 'b'.*it still dies"):
+            await repository.load("outer")
+        assert served(repository) == ["a", "b", "e", "outer"]
+        loader.models["b"] = (B, (1,), "")
+        await repository.load("outer")
+        assert repository.find("b", None) is loader.made[-1]
+        assert repository.find("a", None) is before["a"]
+        assert repository.find("e", None).members[1] is loader.made[-1]
+        # They were loaded for it only, as before.
+        await repository.unload("outer", dependents=True)
+        assert served(repository) == []
+
+    played(tmp_path, [A, B, E, OUTER], play)

@@ -121,6 +121,11 @@ class EnsembleModel(Model):
         """Return whether every member is ready."""
         return not self._stopping and all(member.ready for member in self.members)
 
+    @property
+    def whole(self) -> bool:
+        """Return whether every instance of its members is ready."""
+        return all(member.whole for member in self.members)
+
     def ready_checks(self) -> list[ReadyCheck]:
         """Return the checks of its members."""
         return [check for member in self.members for check in member.ready_checks()]

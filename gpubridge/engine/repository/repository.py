@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gpubridge.config import ServerSettings
@@ -251,7 +252,10 @@ class ModelRepository(ServedModels):
         """
         async with self._locks.change(name):
             served = self._served.get(name)
-            if served is None or not chain:
+            if chain and served is not None:
+                # What it was loaded as stays, whatever its files are by now.
+                find_source = partial(_held, served.prepared.source)
+            if served is None or not chain or not (served.prepared.graph or self._is_whole(name)):
                 with self._index.loading(name):
                     source = await find_source(name)
                     try:
@@ -263,8 +267,13 @@ class ModelRepository(ServedModels):
                     finally:
                         source.release()
         # Outside the lock: a load that waits for a model must not block others.
-        if self._unmet(name) is not None:
+        if self._unmet(name) is not None or not self._is_whole(name):
             await self._load_members(name, (*chain, name), wanted=initial)
+
+    def _is_whole(self, name: str) -> bool:
+        """Return whether a model is served, and none of its processes waits to be started again."""
+        models = self._versions(name).values()
+        return bool(models) and all(model.whole for model in models)
 
     async def _prepare(self, name: str, source: ModelSource) -> PreparedModel:
         try:
@@ -297,12 +306,12 @@ class ModelRepository(ServedModels):
         return None
 
     async def _load_members(self, name: str, chain: tuple[str, ...], *, wanted: bool) -> None:
-        """Load the missing members of an ensemble, with which it is served.
+        """Load the members of an ensemble that are missing, or wait for a restart.
 
         - ``chain``: the ensemble and those that require it.
         - ``wanted``: whether the server is not ready without it.
 
-        Raises LoadError: why it is not served.
+        Raises BridgeError: why it is not served, or why a member does not start.
         """
         served = self._served[name]
         rows = []
@@ -316,15 +325,19 @@ class ModelRepository(ServedModels):
             loads = [
                 self._load(each, self._sources.locate, chain=chain)
                 for each in sorted(required.difference(chain))
-                if not self._versions(each)
+                if not self._is_whole(each)
             ]
-            for result in await asyncio.gather(*loads, return_exceptions=True):
-                if isinstance(result, BaseException) and not isinstance(result, BridgeError):
+            results = await asyncio.gather(*loads, return_exceptions=True)
+            errors = [result for result in results if isinstance(result, BaseException)]
+            for result in errors:
+                if not isinstance(result, BridgeError):
                     raise result
         finally:
             error = self._unmet(name)
             self._end_loading(rows, error)
         if error is None:
+            if errors and not self._is_whole(name):
+                raise errors[0]
             return
         if isinstance(error, LoadFailed):
             for version in error.reasons:
@@ -424,6 +437,12 @@ class ModelRepository(ServedModels):
             if task.cancelled():
                 raise _stopping() from None
             raise
+
+
+async def _held(source: ModelSource, _: str) -> ModelSource:
+    """Return a source for a load, which releases it."""
+    source.hold()
+    return source
 
 
 def _stopping() -> BridgeError:
