@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 
 from hpack import Decoder, Encoder
@@ -12,7 +13,7 @@ from gpubridge.dataplane import GrpcMethods, IdleConnections, TraceSampling
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.manager import DeviceManager
 from gpubridge.engine.memory.regions import Regions
-from gpubridge.engine.workers import Workers
+from gpubridge.engine.workers import _THREADS, Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.grpc.call import Opening
 from gpubridge.frontend.grpc.connection import GrpcConnection
@@ -26,7 +27,7 @@ from gpubridge.request import InferResponse
 from gpubridge.transport.signatures import Signature, TensorSpec
 from tests.unit.model_configs import model_config
 
-__all__ = ["CONFIG", "PREFACE", "GrpcEndpoint", "frame", "head", "message"]
+__all__ = ["CONFIG", "PREFACE", "GrpcEndpoint", "frame", "head", "message", "workers_are_idle"]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 CONFIG = model_config("A FP32 [-1];S STRING [1] optional: true", "OUT FP32 [-1]")
@@ -44,6 +45,12 @@ _METHODS = GrpcMethods(
         (_SERVICE + b"ModelStreamInfer", 2, _MESSAGE_LIMIT),
     ]
 )
+
+
+async def workers_are_idle() -> None:
+    """Wait until the workers of all endpoints have done what they were given."""
+    together = threading.Barrier(_THREADS)
+    await asyncio.gather(*(_WORKERS.outcome(together.wait) for _ in range(_THREADS)))
 
 
 def frame(kind, flags, stream_id, payload=b""):

@@ -14,6 +14,7 @@ from gpubridge.cuda_ipc.device_check import DeviceCheck, no_check
 from gpubridge.engine.devices import event_sharing
 from gpubridge.engine.devices.event_sharing import EventSharing
 from gpubridge.transport.device_events import arena_region, event_name
+from tests.waits import until
 
 GPU = "GPU-0"
 WORKS = DeviceCheck(*(Ability() for _ in range(5)))
@@ -84,7 +85,7 @@ def test_a_gpu_is_tried_once_when_memory_is_handed_on_there(tried, caplog, works
         first, other = User(sharing), User(sharing, uuid="GPU-1")
         for _ in range(3):
             sharing.need(GPU)
-            await asyncio.sleep(0.01)
+            await until(lambda: first.shares or caplog.records)
         assert (first.shares, other.shares, User(sharing).shares) == (works, False, works)
         await sharing.close()
 
@@ -106,8 +107,7 @@ def test_a_check_that_could_not_run_is_repeated(tried, caplog, monkeypatch, work
         user = User(sharing)
         sharing.need(GPU)
         # Both outcomes show: that it works by the user, that it does not by a second warning.
-        while not (user.shares or len(caplog.records) == 2):  # noqa: ASYNC110  (nothing tells)
-            await asyncio.sleep(0.001)
+        await until(lambda: user.shares or len(caplog.records) == 2)
         assert user.shares is works
         await sharing.close()
 

@@ -8,8 +8,9 @@ import struct
 
 import pytest
 
-from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message
+from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message, workers_are_idle
 from tests.unit.grpc_requests import raw
+from tests.waits import until
 
 CODED = ("grpc-encoding", "gzip")
 FRAME = 16 << 10
@@ -32,23 +33,14 @@ def send(endpoint, stream_id, data, *, end=False):
         endpoint.receive(frame(0, int(last), stream_id, data[at : at + FRAME]))
 
 
-async def settled(endpoint, done):
-    """Wait for workers, up to a limit that is only reached where they are not heard of."""
-    for _ in range(5000):
-        await asyncio.sleep(0.01)
-        if done():
-            return
-    raise AssertionError(endpoint.statuses())
-
-
 def run(scenario):
     async def inside():
         endpoint = GrpcEndpoint()
         await scenario(endpoint)
         endpoint.lose()
         # Tasks end, and give back what they hold.
-        await asyncio.sleep(0.05)
-        assert endpoint.connection.account.held == 0
+        await workers_are_idle()
+        await until(lambda: endpoint.connection.account.held == 0)
         assert endpoint.regions.lent() == (0, 0)
         endpoint.regions.close()
         assert endpoint.regions.budget.used == 0
@@ -61,7 +53,7 @@ def test_a_compressed_message_of_a_call_is_understood(values):
     async def scenario(endpoint):
         endpoint.receive(PREFACE + head(1, "ModelInfer", CODED))
         send(endpoint, 1, coded(request(7, values)), end=True)
-        await settled(endpoint, lambda: 1 in endpoint.statuses())
+        await until(lambda: 1 in endpoint.statuses())
         assert endpoint.statuses() == {1: [0]}
         assert struct.pack("<f", 7) in endpoint.data(1)
 
@@ -78,7 +70,7 @@ def test_messages_of_a_stream_are_taken_in_their_order():
             # Every third comes as it is.
             send(endpoint, 1, message(data) if number % 3 == 2 else coded(data))
         endpoint.receive(frame(0, 1, 1))
-        await settled(endpoint, lambda: 1 in endpoint.statuses())
+        await until(lambda: 1 in endpoint.statuses())
         assert endpoint.statuses() == {1: [0]}
         answers = endpoint.data(1)
         places = [answers.find(struct.pack("<f", 100 + number)) for number in range(len(sizes))]
@@ -105,7 +97,7 @@ def test_a_broken_compressed_message_ends_its_call_alone(method, data):
         endpoint.receive(PREFACE + head(1, method, CODED) + head(3, "ModelInfer"))
         send(endpoint, 1, message(data(), flag=1), end=True)
         send(endpoint, 3, message(request(1, 1)), end=True)
-        await settled(endpoint, lambda: len(endpoint.statuses()) == 2)
+        await until(lambda: len(endpoint.statuses()) == 2)
         assert endpoint.statuses() == {1: [INTERNAL], 3: [0]}
         assert endpoint.submitted == 1
 

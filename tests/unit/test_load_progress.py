@@ -6,6 +6,7 @@ import sys
 from gpubridge.engine.environments.unpacker import Unpacker
 from gpubridge.engine.load_progress import LoadProgress, load_step, readable_size
 from gpubridge.engine.load_threads import LoadThreads
+from tests.waits import until
 
 
 def run(work):
@@ -18,7 +19,7 @@ def test_a_load_is_logged_as_long_as_it_lasts(caplog):
 
     async def work():
         with progress.track("m", 7, lambda: ("instance m_0 in initialize", None)):
-            await asyncio.sleep(0.3)
+            await until(lambda: len(caplog.records) > 2)
         told = len(caplog.records)
         await asyncio.sleep(0.05)
         assert len(caplog.records) == told
@@ -92,12 +93,7 @@ def test_every_model_that_waits_for_an_environment_reports_its_unpacking(tmp_pat
         unpacker = Unpacker(tmp_path / "cache", 1, LoadThreads())
         loads = [asyncio.create_task(load(unpacker, name)) for name in "ab"]
         told = f"environment {tmp_path}/env.tar: unpacking, 7 files and directories, 3 MiB", 0.5
-        for _ in range(3000):
-            await asyncio.sleep(0.01)
-            if [each.report() for each in progress.loads] == [told, told]:
-                break
-        else:
-            raise AssertionError([each.report() for each in progress.loads])
+        await until(lambda: [each.report() for each in progress.loads] == [told, told])
         made[0].stdin.write(b"\n")
         assert [str(path) for path in await asyncio.gather(*loads)] == ["/unpacked"] * 2
 

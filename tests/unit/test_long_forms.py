@@ -17,9 +17,10 @@ from gpubridge.protocol.fields import parse_json
 from gpubridge.protocol.grpc import infer_request, receiver
 from gpubridge.protocol.grpc.infer_request import FormCache, build_form, parse_form, read_request
 from gpubridge.transport.signatures import Signature
-from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message
+from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message, workers_are_idle
 from tests.unit.grpc_requests import Request, raw
 from tests.unit.model_configs import model_config
+from tests.waits import until
 
 CONFIG = model_config(
     ";".join(
@@ -31,6 +32,7 @@ CONFIG = model_config(
         )
     )
 )
+
 TYPED = {
     "B": ("BOOL", "bool_contents", [True, False]),
     "I": ("INT8", "int_contents", [-3, 7]),
@@ -244,14 +246,6 @@ def readers(monkeypatch):
     return readers
 
 
-async def wait(condition, seconds=0.01):
-    for _ in range(500 if seconds else 1_000_000):
-        if condition():
-            return
-        await asyncio.sleep(seconds)
-    raise AssertionError("nothing came of it")
-
-
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 @pytest.mark.parametrize("model", ["m", "missing"])
 def test_a_worker_reads_long_parameters(readers, method, model):
@@ -261,11 +255,11 @@ def test_a_worker_reads_long_parameters(readers, method, model):
         # Others are not held up by it.
         endpoint.receive(long_call(3, "ModelInfer")[:100])
         if model == "m":
-            await wait(lambda: endpoint.waiting)
+            await until(lambda: endpoint.waiting)
             ((_, request),) = endpoint.waiting
             assert bytes(request.context.parameters) == b'{"text":"%b"}' % TEXT.encode()
             await endpoint.settle()
-        await wait(lambda: 1 in endpoint.statuses())
+        await until(lambda: 1 in endpoint.statuses())
         assert endpoint.statuses()[1] == [0 if model == "m" or "Stream" in method else 5]
         assert threading.main_thread() not in readers
         assert len(readers) == 1
@@ -283,8 +277,8 @@ def test_a_call_that_is_gone_before_it_is_read_leaves_nothing(readers, method):
         # A worker begins to read it.
         await asyncio.sleep(0)
         endpoint.lose()
-        await wait(lambda: readers)
-        await asyncio.sleep(0.05)
+        await until(lambda: readers)
+        await workers_are_idle()
         assert not endpoint.waiting
         assert endpoint.regions.lent() == (0, 0)
         assert endpoint.connection.account.held == 0
@@ -307,12 +301,12 @@ def test_long_contents_are_copied_in_turns(readers, monkeypatch, lost):
         made.inputs[0].contents.fp32_contents.extend(range(COUNT))
         endpoint.receive(PREFACE, unary(made))
         if lost:
-            await wait(lambda: endpoint.regions.lent() != (0, 0), 0)
+            await until(lambda: endpoint.regions.lent() != (0, 0), 0)
             assert not endpoint.waiting
             endpoint.lose()
             await asyncio.sleep(0)
         else:
-            await wait(lambda: endpoint.waiting)
+            await until(lambda: endpoint.waiting)
             ((_, sent),) = endpoint.waiting
             ((at, nbytes),) = sent.places
             assert sent.slot.memory[at : at + nbytes].cast("f").tolist() == list(range(COUNT))
@@ -335,7 +329,7 @@ def test_a_worker_checks_long_strings(readers, monkeypatch, count):
         tensors = ("A", "FP32", [1], b"good"), ("S", "BYTES", [1])
         strings = count * (len(string).to_bytes(4, "little") + string)
         endpoint.receive(PREFACE, unary(raw(tensors[0], (*tensors[1], strings))))
-        await wait(lambda: 1 in endpoint.statuses())
+        await until(lambda: 1 in endpoint.statuses())
         assert endpoint.statuses()[1] == [0 if count == 1 else 3]
         assert threading.main_thread() not in readers
         endpoint.lose()
@@ -372,7 +366,7 @@ def test_a_worker_finds_classes_of_much(monkeypatch, model, method, datatype):
         sent = message(made.SerializeToString())
         streamed = "Stream" in method
         endpoint.receive(PREFACE, head(1, method) + frame(0, 1, 1, sent))
-        await wait(lambda: 1 in endpoint.statuses())
+        await until(lambda: 1 in endpoint.statuses())
         assert endpoint.statuses()[1] == [0 if datatype == "FP32" or streamed else 3]
         data = endpoint.data(1)
         assert (b"2.500000:0" in data) == (datatype == "FP32")

@@ -81,7 +81,7 @@ def test_changes_of_one_model_wait_for_each_other():
         async def change(name):
             async with locks.change("m"):
                 order.append(name)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
                 order.append(name)
 
         await asyncio.wait_for(asyncio.gather(change(1), change(2)), 10)

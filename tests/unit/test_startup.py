@@ -10,6 +10,7 @@ import pytest
 
 from gpubridge.engine.supervisor import startup as starting
 from gpubridge.errors import BridgeError
+from tests.waits import until
 
 SLOW = "takes its time"
 
@@ -51,8 +52,7 @@ def test_a_failure_is_logged_while_others_start_and_a_cancelled_start_leaves_non
         hows = [SLOW, BridgeError("no port"), None, SLOW]
         instances = [instance(index, how, ended) for index, how in enumerate(hows)]
         load = asyncio.ensure_future(starting.start_all(instances, None))
-        while not caplog.records:  # noqa: ASYNC110  (a log line sets no event)
-            await asyncio.sleep(0.01)
+        await until(lambda: caplog.records)
         assert sorted(ended) == [1, 2]
         load.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -18,6 +18,7 @@ from gpubridge.stub.bls.scope import BATCH
 from gpubridge.stub.forked import ForkedCalls
 from gpubridge.transport.channel import ChannelClosed
 from tests.unit.call_server import SECONDS, CallServer, query, value
+from tests.waits import until
 
 
 @pytest.fixture
@@ -31,12 +32,6 @@ def server():
 def threads():
     with ThreadPoolExecutor(16) as pool:
         yield pool
-
-
-async def until(condition):
-    """Let other tasks run until a condition holds."""
-    while not condition():  # noqa: ASYNC110  (nothing else tells it)
-        await asyncio.sleep(0)
 
 
 # -- what waits is held, and what the model lets go of is cancelled -----------------------------------

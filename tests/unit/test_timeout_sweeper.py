@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gpubridge.frontend.timeouts import TimeoutSweeper
+from tests.waits import until
 
 
 class Connection:
@@ -22,11 +23,7 @@ class Connection:
 
 async def looks(connections, times):
     """Wait until each was looked at so often."""
-    for _ in range(1000):
-        if min(len(each.checks) for each in connections) >= times:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("not to be called")
+    await until(lambda: min(len(each.checks) for each in connections) >= times)
 
 
 @pytest.mark.parametrize("count", [1, 64, 200])
