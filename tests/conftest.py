@@ -13,6 +13,8 @@ import pytest
 
 from tests import flaky, plane, run_report, server_starts
 
+# Thousands of inputs, which pytest would look at one by one.
+collect_ignore = ["fuzz/native"]
 _UNIT = Path(__file__).parent / "unit"
 
 
