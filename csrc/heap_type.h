@@ -193,6 +193,18 @@ nb::object box(PyTypeObject* type, Value value) {
   return nb::steal(reinterpret_cast<PyObject*>(made));
 }
 
+// Shows objects to the collector; each must be held by nothing else.
+inline int visit_all(std::initializer_list<const nb::object*> held, visitproc visit, void* arg) {
+  for (const nb::object* object : held) Py_VISIT(object->ptr());
+  return 0;
+}
+
+// Drops objects; what that calls meets none of them.
+inline void drop_all(std::initializer_list<nb::object*> held) {
+  std::vector<nb::object> dropped;
+  for (nb::object* object : held) dropped.push_back(std::exchange(*object, nb::none()));
+}
+
 // The slots by which the collector asks an object that nanobind made; the object has `traverse` and
 // `clear`.
 template <typename Held>
@@ -229,7 +241,11 @@ PyObject* call_held(PyObject* self, PyObject* arguments, PyObject* /*keywords*/)
 
 template <typename Held>
 PyType_Slot* called() {
-  static PyType_Slot slots[] = {{Py_tp_call, slot(call_held<Held>)}, {0, nullptr}};  // NOLINT
+  static PyType_Slot slots[] = {// NOLINT: the C API's own form
+                                {Py_tp_call, slot(call_held<Held>)},
+                                {Py_tp_traverse, slot(traverse_held<Held>)},
+                                {Py_tp_clear, slot(clear_held<Held>)},
+                                {0, nullptr}};
   return slots;
 }
 

@@ -28,7 +28,22 @@ inline nb::object text_object(std::string_view text) {
 }
 
 inline nb::bytes bytes_object(std::string_view bytes) {
-  return nb::bytes(bytes.data(), bytes.size());
+  return nb::steal<nb::bytes>(
+      checked(PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size())))
+          .release());
+}
+
+// Runs what may throw, and has `failed` called with the Python error: also where memory is short,
+// which is an error of what was run and of nothing else.
+template <typename Call, typename Failed>
+void attempt(Call&& call, Failed&& failed) {
+  try {
+    call();
+  } catch (nb::python_error& error) {
+    failed(nb::borrow(error.value()));
+  } catch (const std::bad_alloc&) {
+    failed(nb::object(nb::handle(PyExc_MemoryError)()));
+  }
 }
 
 // The same for many bytes, which are copied without the interpreter's lock.

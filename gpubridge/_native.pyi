@@ -43,7 +43,9 @@ def plain_json_string(document: bytes | memoryview, start: int, nbytes: int, /) 
     None for what is no such text. Holds no lock of the interpreter while it works.
     """
 
-def split_form(form: bytes, /) -> tuple[bytes, bytes, Sequence[tuple[int, int] | None]] | None:
+def split_form(
+    form: bytes | memoryview, /
+) -> tuple[bytes, bytes, Sequence[tuple[int, int] | None]] | None:
     """Take what may be long out of a ModelInferRequest without id and raw contents.
 
     Returns: the message without the request's own parameters, as far as these are valid, and with one
@@ -232,13 +234,29 @@ class GrpcInferEndpoint:
         /,
     ) -> None: ...
 
+class GrowingMemory:
+    """Private memory of a body, of which there is as much as has been asked for so far.
+
+    Its length is ``nbytes``, those of the whole body; as a buffer, and in slices, it has what is there.
+    Views keep what they were made of: where there are some, it grows elsewhere.
+
+    Raises MemoryError.
+    """
+
+    def __init__(self, nbytes: int, /) -> None: ...
+    def resize(self, size: int, /) -> None:
+        """Have so many bytes; further ones than there were are undefined."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> memoryview: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 class GrpcConnectionState:
     """Moves bytes between a transport and an `Http2Connection`, and plain calls to their models.
 
     - ``owner``: its ``take(events)`` gets the events that are Python's, its ``flushed(outcome)`` what
       `Http2Connection.flush` returns that is not None, or all of it once the client has ``hung_up``;
       its ``hand_over`` takes a call over that the plane had begun; large messages are charged to its
-      ``account``.
+      ``account``; its ``charge(nbytes)`` charges what is kept beside them, and returns the charge.
     - ``calls``: those that are open, by stream; the plane puts its own there, too.
     - ``infer``: None where all calls are Python's.
     - ``idle``: the owner stands there while it has no call open.
@@ -248,6 +266,8 @@ class GrpcConnectionState:
     """True while the transport takes no more to be sent."""
     hung_up: bool
     """True when the client sends no more."""
+    charged: int
+    """What the owner has charged for what is kept here; set it where that is no longer so."""
     def __init__(
         self,
         http2: Http2Connection,
@@ -326,6 +346,10 @@ class Http2Connection:
     """Grows with the DATA frames sent, and with the streams ended."""
     open_streams: int
     """Number of streams that are not closed."""
+    kept: int
+    """Bytes of header blocks, header lists and unfinished messages that the peer has it keep."""
+    open_block: int
+    """The stream whose header block is not complete, else 0."""
     heard: float
     """The time of the last `received`."""
     def receive_into(self, stream: int, target: memoryview, /) -> None:
@@ -336,6 +360,8 @@ class Http2Connection:
         that is for the caller to do. ``target`` belongs to the connection until it is full or the
         stream is closed.
         """
+    def unfinished(self, stream: int, /) -> int:
+        """Return how many bytes of a stream's unfinished message it keeps; none of a large one's."""
     def missing(self, stream: int, /) -> int:
         """Return how many bytes the target of `receive_into` still lacks; 0 if there is none."""
     def copied(self, stream: int, /) -> int:
@@ -834,9 +860,14 @@ class MessageReceiver:
     - ``nbytes``: bytes of the message. No more than that, and some alignment, is ever allocated.
     - ``arena_of``: returns the arena of the model with a name, None where there is none.
     - ``body``: what the memory is charged to.
+
+    A derived class has ``charge_form(arrived, left)``, which charges more of a long form, and returns
+    up to where.
     """
 
     body: Any
+    form_charge: Any
+    """The charge of a long form, closed with the receiver; None without one."""
     arena: Any
     """Of the slot; None for private memory."""
     slot: Any
@@ -878,11 +909,16 @@ class MessageReceiver:
         """
     def give_away(self) -> None:
         """Leave the slot, and what it is charged to, to a request."""
+    def drop_memory(self) -> None:
+        """Give the memory of the raw contents back, if it was not given away; idempotent."""
     def close(self) -> None:
-        """Give the memory back, if it was not given away; idempotent."""
+        """The same, and forget what is charged, and with it the call; idempotent."""
     @property
-    def form(self) -> bytes:
-        """All of the complete message but its id and raw contents; raises BridgeError."""
+    def form(self) -> bytes | memoryview:
+        """All of the complete message but its id and raw contents; raises BridgeError.
+
+        One of more than a MiB is not copied: a view of it keeps the memory.
+        """
     @property
     def identifier(self) -> str:
         """The id; raises BridgeError."""
@@ -1097,7 +1133,7 @@ class HttpExchange:
         """Return the value of the last field of a name, which is given in lower case."""
     def fields(self) -> list[tuple[bytes, bytes]]:
         """Return names and values of all fields, in their order, as they came."""
-    def receive_into(self, memory: memoryview, granted: int, /) -> None:
+    def receive_into(self, memory: memoryview | GrowingMemory, granted: int, /) -> None:
         """Have the body put into memory; only while the request is being taken.
 
         What came with the head is copied there at once, the socket receives the rest there: up to
@@ -1189,7 +1225,8 @@ class HttpConnectionState:
       ``new_body(exchange)`` returns what a large body of inference is charged to. ``pack``
       sends an answer with a coding, ``failure(error, status, exchange)`` words errors, ``refuse(fault, exchange)`` what
       cannot be read, and ``changed(close)`` says that all is answered and the connection ends, or
-      that `reading` is another.
+      that `reading` is another. ``charge(nbytes)`` charges what is kept beside large bodies (heads,
+      pipelined bytes), and returns the charge.
     - ``receive``: where bytes that have no other place yet are received; may be shared.
     - ``idle``: has this connection while it has no request.
     - ``targets``: the endpoints whose requests are taken without the owner.
@@ -1253,3 +1290,5 @@ class HttpConnectionState:
     """Requests that have no answer yet."""
     placed: int
     """Requests that have come so far."""
+    charged: int
+    """What the owner has charged for what is kept here; set it where that is no longer so."""

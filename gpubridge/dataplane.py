@@ -12,6 +12,7 @@ from gpubridge._native import (
     Call,
     CallChannel,
     DynamicBatcher,
+    GrowingMemory,
     GrpcConnectionState,
     GrpcInferEndpoint,
     GrpcMethods,

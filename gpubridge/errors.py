@@ -124,6 +124,21 @@ class QueueFull(BridgeError):
         return QueueFull(self.message)
 
 
+class NoMemory(BridgeError):
+    """A request that the system has no memory for; others are not concerned."""
+
+    def __init__(
+        self,
+        message: str = "the server has no memory for the request: send fewer or "
+        "smaller requests at once",
+    ) -> None:
+        super().__init__(message, ErrorCode.UNAVAILABLE)
+
+    def copy(self) -> NoMemory:
+        """Return a copy without a traceback."""
+        return NoMemory(self.message)
+
+
 class InternalError(BridgeError):
     """A bug of gpubridge itself: an impossible state."""
 

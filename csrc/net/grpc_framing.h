@@ -1,7 +1,11 @@
 // gRPC messages in the DATA of a stream: each comes after five bytes, a flag and its length.
 #pragma once
 
+#include <new>
+
+#include "memory/growing_memory.h"
 #include "net/http2_frames.h"
+#include "net/kept_bytes.h"
 #include "net/request_headers.h"
 #include "std.h"
 
@@ -21,7 +25,7 @@ enum class EventKind : std::uint8_t {
   kPing = 8,      // the peer has sent a PING, which is answered
   kPong = 9,      // our PING was answered
   kClosed = 10,   // the connection has ended, with all its streams
-  kLarge = 11,    // a message of `value` bytes begins, which comes as kData
+  kLarge = 11,    // a message of `value` bytes begins, which comes as kData, maybe compressed
 };
 
 // Errors in the messages of a call.
@@ -31,13 +35,14 @@ enum class FramingFault : std::uint8_t {
   kSecondMessage = 2,  // the method takes one
   kIncomplete = 3,     // the stream ends within a message
   kNoMessage = 4,      // the stream ends before any
+  kNoMemory = 5,       // there is no memory for the message
 };
 
 // Bytes that a connection has received. Without memory of their own they are a view, valid until
 // more is received.
 struct Message {
   std::span<const std::uint8_t> view;
-  std::string owned;
+  GrowingMemory owned;
 
   [[nodiscard]] std::span<const std::uint8_t> bytes() const {
     return owned.empty()
@@ -69,19 +74,21 @@ using Events = std::vector<Event>;
 // handed on as it comes.
 class GrpcReader {
  public:
-  // A longer message of inference is handed on in pieces, so that it can be received where it
-  // stays.
+  // A longer message, where the method takes one, is handed on in pieces, so that it can be
+  // received where it stays.
   static constexpr std::uint64_t kDirectBytes = std::uint64_t{1} << 16U;
 
-  // `method` is null for none. `events` gets the stream's events.
+  // `method` is null for none. `events` gets the stream's events, `kept` what it keeps.
   GrpcReader(const GrpcMethod* method, std::uint32_t stream,
-             std::shared_ptr<const RequestHeaders> headers, Events& events)
+             std::shared_ptr<const RequestHeaders> headers, Events& events, std::uint64_t& kept)
       : method_(method),
         stream_(stream),
         headers_(std::move(headers)),
         events_(events),
+        kept_(kept),
         mode_(method == nullptr ? Mode::kDirect : Mode::kMessages) {
     if (method == nullptr) left_ = std::numeric_limits<std::uint64_t>::max();
+    count_kept();
   }
 
   [[nodiscard]] const std::shared_ptr<const RequestHeaders>& headers() const { return headers_; }
@@ -91,18 +98,28 @@ class GrpcReader {
   // Takes part of the DATA, with `end` the last.
   void take(std::span<const std::uint8_t> data, bool end) {
     if (mode_ == Mode::kFailed) return;
-    if (mode_ == Mode::kDirect) {
-      hand_on(data, end);
-    } else if (method_->kind == GrpcKind::kStream) {
-      take_many(data, end);
-    } else {
-      take_one(data, end);
+    try {
+      if (mode_ == Mode::kDirect) {
+        hand_on(data, end);
+      } else if (method_->kind == GrpcKind::kStream) {
+        take_many(data, end);
+      } else {
+        take_one(data, end);
+      }
+    } catch (const std::bad_alloc&) {
+      fail(FramingFault::kNoMemory);
     }
+    count_kept();
     if (mode_ == Mode::kFailed) tell_fault();
   }
 
   // Takes DATA that was received elsewhere, into its place.
   void pass(std::size_t nbytes) { left_ -= std::min<std::uint64_t>(nbytes, left_); }
+
+  // Bytes of an unfinished message that are kept here, its prefix included.
+  [[nodiscard]] std::uint64_t unfinished() const {
+    return mode_ == Mode::kMessages ? prefix_size_ + part_.size() : 0;
+  }
 
   // The most bytes that are still wanted of the stream: of an only message the rest.
   [[nodiscard]] std::uint64_t wanted() const {
@@ -120,6 +137,8 @@ class GrpcReader {
 
  private:
   enum class Mode : std::uint8_t { kMessages, kDirect, kFailed };
+  // Bytes of memory of an open stream and its call, about.
+  static constexpr std::uint64_t kOfStream = 1024;
 
   // The message that has become complete with a piece of data, if any.
   struct Whole {
@@ -140,7 +159,7 @@ class GrpcReader {
       fail(FramingFault::kFlag, prefix_[0]);
     } else if (left_ > method_->limit) {
       fail(FramingFault::kTooLong, left_);
-    } else if (method_->kind == GrpcKind::kInfer && prefix_[0] == 0 && left_ > kDirectBytes) {
+    } else if (method_->kind == GrpcKind::kUnary && left_ > kDirectBytes) {
       mode_ = Mode::kDirect;
     }
     return mode_ == Mode::kMessages;
@@ -157,7 +176,7 @@ class GrpcReader {
     if (left_ == 0 && part_.empty()) {
       whole.message.view = taken;
     } else {
-      part_.append(reinterpret_cast<const char*>(taken.data()), taken.size());
+      part_.append(text_of(taken));
       if (left_ != 0) return std::nullopt;
       whole.message.owned = std::exchange(part_, {});
     }
@@ -172,7 +191,10 @@ class GrpcReader {
       if (mode_ == Mode::kFailed) return;
       if (mode_ == Mode::kDirect) {
         announce();
-        events_.push_back({.kind = EventKind::kLarge, .stream = stream_, .value = left_});
+        events_.push_back({.kind = EventKind::kLarge,
+                           .stream = stream_,
+                           .compressed = prefix_[0] == 1,
+                           .value = left_});
         hand_on(data, end);
         return;
       }
@@ -243,11 +265,17 @@ class GrpcReader {
   }
 
   [[nodiscard]] bool within_message() const { return prefix_size_ != 0; }
+  // A large part, of a stream's message, is charged by its call.
+  void count_kept() {
+    const std::uint64_t part = part_.size() > kDirectBytes ? 0 : part_.size();
+    kept_.set(kOfStream + headers_->memory() + part);
+  }
 
   const GrpcMethod* method_;
   std::uint32_t stream_;
   std::shared_ptr<const RequestHeaders> headers_;
   Events& events_;
+  KeptBytes kept_;
   Mode mode_;
   bool announced_ = false;
   bool has_message_ = false;
@@ -256,7 +284,7 @@ class GrpcReader {
   std::array<std::uint8_t, 5> prefix_{};
   std::size_t prefix_size_ = 0;  // 0 between messages
   std::uint64_t left_ = 0;       // bytes of the message, or of what is handed on, to come
-  std::string part_;
+  GrowingMemory part_;
 };
 
 }  // namespace gpubridge::http2

@@ -34,6 +34,12 @@ struct GrpcInferEndpoint {
            !sampling.takes([&] { return event.headers->traceparent(); });
   }
 
+  int traverse(visitproc visit, void* arg) const {
+    return visit_all({&templates_object, &sampling_object}, visit, arg);
+  }
+  // Nothing: others refer to what these hold until they are gone, and clear what leads back here.
+  void clear() {}
+
   int method;
   nb::object templates_object;
   nb::object sampling_object;
@@ -46,7 +52,8 @@ struct GrpcInferEndpoint {
 // Moves bytes between a transport and an Http2Connection. It holds its owner until it is lost.
 class GrpcConnection {
  public:
-  // The owner has `take(events)`, `flushed(outcome)`, `hand_over(...)` and an `account`; `calls`
+  // The owner has `take(events)`, `flushed(outcome)`, `hand_over(...)`, an `account`, and
+  // `charge(nbytes)`, which returns what it has charged for what is kept here; `calls`
   // are those by stream, to which the plane adds its own. Without an endpoint all calls are
   // Python's.
   GrpcConnection(nb::object http2, nb::object owner, nb::object calls, nb::object endpoint,
@@ -56,6 +63,7 @@ class GrpcConnection {
         take_(owner.attr("take")),
         flushed_(owner.attr("flushed")),
         hand_over_(owner.attr("hand_over")),
+        charge_(owner.attr("charge")),
         account_(owner.attr("account")),
         calls_(std::move(calls)),
         endpoint_object_(std::move(endpoint)),
@@ -97,6 +105,7 @@ class GrpcConnection {
     // Most often what came was a request, whose answer follows later.
     const bool quiet = !core().output().waits() && !core().has_events() && !core().closed();
     if (!(quiet && !hung_up) && !stopped()) send();
+    charge_kept();
     look_idle();
   }
 
@@ -110,9 +119,17 @@ class GrpcConnection {
   void lose() {
     core().lost();
     idle_.leave();
-    for (nb::object* each : {&take_, &flushed_, &hand_over_, &transport_, &soon_})
-      *each = nb::none();
+    drop_all({&take_, &flushed_, &hand_over_, &charge_, &transport_, &soon_});
   }
+
+  int traverse(visitproc visit, void* arg) const {
+    idle_.traverse(visit, arg);
+    return visit_all({&http2_object_, &take_, &flushed_, &hand_over_, &charge_, &account_, &calls_,
+                      &endpoint_object_, &transport_, &soon_},
+                     visit, arg);
+  }
+  // What leads to its owner; the others are used until it is gone.
+  void clear() { lose(); }
 
   // Of the plane's calls.
   [[nodiscard]] nb::object endpoint() const { return endpoint_object_; }
@@ -127,12 +144,13 @@ class GrpcConnection {
   nb::object hand_over(std::uint32_t stream, const std::shared_ptr<const RequestHeaders>& headers,
                        const nb::object& receiver, bool end) {
     const nb::object hand_over = hand_over_;
-    return hand_over(stream, headers->method(), http2_.headers_of(headers), receiver, end);
+    return hand_over(stream, headers->method(), headers_object(headers), receiver, end);
   }
 
   bool paused = false;
   // The client sends no more: what is held back is looked at with each flush.
   bool hung_up = false;
+  KeptCharge charge;
 
  private:
   // A socket that has failed: the owner hears that it is lost, and drops all.
@@ -150,6 +168,14 @@ class GrpcConnection {
     }
   }
 
+  // Has the owner charge what the peer has us keep.
+  void charge_kept() {
+    const auto due = charge.due(core().kept());
+    if (const nb::object call = charge_; due && !call.is_none()) {
+      charge.charged = nb::cast<std::uint64_t>(call(*due));
+    }
+  }
+
   void send() {
     const nb::object outcome = http2_.flush(descriptor_);
     if (const nb::object flushed = flushed_; !outcome.is_none() || hung_up) flushed(outcome);
@@ -160,7 +186,7 @@ class GrpcConnection {
     nb::list others;
     const Events events = core().take_events();
     for (const Event& event : events) {
-      if (!infer(event)) others.append(http2_.convert(event));
+      if (!infer(event)) others.append(http2_.told(event));
     }
     // The called function may lose the connection.
     if (const nb::object take = take_; others.size() != 0 && !take.is_none()) take(others);
@@ -174,6 +200,7 @@ class GrpcConnection {
   nb::object take_;
   nb::object flushed_;
   nb::object hand_over_;
+  nb::object charge_;
   nb::object account_;
   nb::object calls_;
   nb::object endpoint_object_;
@@ -199,21 +226,24 @@ class GrpcInferCall {
   // Gives the model a request of a whole message; it calls `self` with the outcome. False if it is
   // for Python.
   bool submit(const nb::object& self, const Message& message, const nb::dict& calls) {
-    try {
-      const MadeRequest made = nb::cast<GrpcInferEndpoint&>(endpoint_).templates.take_message(
-          text_of(message.bytes()), self);
-      if (made.known == nullptr) return false;
-      if (attribute<"submit">(made.known->given).is_none()) {
-        // Not for unary calls, as Python will say.
-        attribute<"free">(attribute<"arena">(made.known->given))(made.request.attr("slot"));
-        return false;
-      }
-      calls[nb::int_(stream_)] = self;
-      give(made);
-    } catch (nb::python_error& error) {
-      refuse(error.value());
-    }
-    return true;
+    bool taken = true;
+    attempt(
+        [&] {
+          const MadeRequest made = nb::cast<GrpcInferEndpoint&>(endpoint_).templates.take_message(
+              text_of(message.bytes()), self);
+          taken = made.known != nullptr;
+          if (!taken) return;
+          if (attribute<"submit">(made.known->given).is_none()) {
+            // Not for unary calls, as Python will say.
+            attribute<"free">(attribute<"arena">(made.known->given))(made.request.attr("slot"));
+            taken = false;
+            return;
+          }
+          calls[nb::int_(stream_)] = self;
+          give(made);
+        },
+        [&](const nb::object& error) { refuse(error); });
+    return taken;
   }
 
   // Takes what has come of a message; false if that is for Python, which has the call then.
@@ -225,22 +255,23 @@ class GrpcInferCall {
         hand_over(event.end);
         return false;
       case EventKind::kLarge:
+        if (event.compressed) {
+          hand_over(false);
+          return false;
+        }
+        [[fallthrough]];
       case EventKind::kData:
       case EventKind::kFilled:
-        try {
-          take_part(self, event);
-        } catch (nb::python_error& error) {
-          refuse(error.value());
-        }
+        attempt([&] { take_part(self, event); }, [&](const nb::object& error) { refuse(error); });
         return true;
       default:
         return false;
     }
   }
 
-  // Hands a message over that is still coming: Python looks how fast.
+  // Hands a message over that is still coming, or to come: Python looks how fast.
   void check(nb::handle now, nb::handle window) {
-    if (receiver_.is_none()) return;
+    if (connection_ == nullptr || request_.is_valid()) return;
     if (const nb::object call = hand_over(false); !call.is_none())
       attribute<"check">(call)(now, window);
   }
@@ -248,17 +279,18 @@ class GrpcInferCall {
   // Takes the outcome, or the pieces of a frame that Python's `frame` was to give later.
   void answer(nb::handle outcome) {
     if (connection_ == nullptr) return;
-    try {
-      const std::vector<nb::object> pieces = frame(outcome);
-      if (pieces.empty()) return;
-      const std::vector<Segment> body = segments_of(pieces);
-      const auto& endpoint = nb::cast<const GrpcInferEndpoint&>(endpoint_);
-      connection_->core().send_response(stream_, endpoint.headers, body, endpoint.trailers);
-    } catch (nb::python_error& error) {
-      fail(error.value());
-      return;
-    }
-    finish();
+    bool sent = false;
+    attempt(
+        [&] {
+          const std::vector<nb::object> pieces = frame(outcome);
+          if (pieces.empty()) return;
+          const std::vector<Segment> body = segments_of(pieces);
+          const auto& endpoint = nb::cast<const GrpcInferEndpoint&>(endpoint_);
+          connection_->core().send_response(stream_, endpoint.headers, body, endpoint.trailers);
+          sent = true;
+        },
+        [&](const nb::object& error) { fail(error); });
+    if (sent) finish();
   }
 
   void refuse(nb::handle error) {
@@ -274,6 +306,16 @@ class GrpcInferCall {
     connection_->core().send_headers(stream_, nb::cast<std::shared_ptr<HeaderFields>>(fields),
                                      true);
     finish();
+  }
+
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(request_.ptr());
+    return visit_all({&connection_object_, &endpoint_, &receiver_}, visit, arg);
+  }
+  void clear() {
+    connection_ = nullptr;
+    request_.reset();
+    drop_all({&connection_object_, &endpoint_, &receiver_});
   }
 
   void abort() {
@@ -421,10 +463,12 @@ void bind_grpc_inference(nb::module_& module) {
   using http2::GrpcConnection;
   using http2::GrpcInferCall;
   using http2::GrpcInferEndpoint;
-  nb::class_<GrpcInferEndpoint>(module, "GrpcInferEndpoint")
+  nb::class_<GrpcInferEndpoint>(module, "GrpcInferEndpoint",
+                                nb::type_slots(collected<GrpcInferEndpoint>()))
       .def(nb::init<int, nb::object, nb::object, std::shared_ptr<HeaderFields>,
                     std::shared_ptr<HeaderFields>>());
-  nb::class_<GrpcConnection>(module, "GrpcConnectionState")
+  nb::class_<GrpcConnection>(module, "GrpcConnectionState",
+                             nb::type_slots(collected<GrpcConnection>()))
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object>(), nb::arg(),
            nb::arg(), nb::arg(), nb::arg().none(), nb::arg())
       .def("start", &GrpcConnection::start)
@@ -435,7 +479,10 @@ void bind_grpc_inference(nb::module_& module) {
       .def("flush_soon", &GrpcConnection::flush_soon)
       .def("lose", &GrpcConnection::lose)
       .def_rw("paused", &GrpcConnection::paused)
-      .def_rw("hung_up", &GrpcConnection::hung_up);
+      .def_rw("hung_up", &GrpcConnection::hung_up)
+      .def_prop_rw(
+          "charged", [](const GrpcConnection& self) { return self.charge.charged; },
+          [](GrpcConnection& self, std::uint64_t nbytes) { self.charge.charged = nbytes; });
   const auto nothing = [](GrpcInferCall&, const nb::args&) {};
   nb::class_<GrpcInferCall>(module, "GrpcInferCall", nb::type_slots(called<GrpcInferCall>()))
       .def("refuse", &GrpcInferCall::refuse)

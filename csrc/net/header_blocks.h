@@ -15,7 +15,8 @@ class HeaderBlocks {
  public:
   explicit HeaderBlocks(State& state)
       : state_(state),
-        decoder_(static_cast<std::size_t>(state.limits().header_list_bytes * kHardLimitFactor)) {}
+        decoder_(static_cast<std::size_t>(state.limits().header_list_bytes * kHardLimitFactor)),
+        kept_(state.kept) {}
 
   // The stream whose header block is not complete, else 0.
   [[nodiscard]] std::uint32_t unfinished() const { return unfinished_; }
@@ -41,6 +42,7 @@ class HeaderBlocks {
     flags_ = header.flags;
     frames_ = 0;
     block_ = text_of(payload);
+    count_kept();
   }
 
   void proceed(const FrameHeader& header, std::span<const std::uint8_t> payload) {
@@ -58,9 +60,11 @@ class HeaderBlocks {
       throw ConnectionFault(ErrorCode::kEnhanceYourCalm, "header block: expected at most ",
                             limits.header_block_bytes, " bytes, got ", block_.size(), " or more");
     }
+    count_kept();
     if ((header.flags & kEndHeaders) == 0) return;
     unfinished_ = 0;
     const std::string block = std::exchange(block_, {});
+    count_kept();
     take(header.stream, flags_,
          {reinterpret_cast<const std::uint8_t*>(block.data()), block.size()});
   }
@@ -69,8 +73,9 @@ class HeaderBlocks {
   static constexpr std::size_t kPriorityBytes = 5;
   // A list larger than announced costs the stream, one this many times larger the connection.
   static constexpr std::int64_t kHardLimitFactor = 4;
-  static constexpr std::size_t kKnownBlocks = 256;
-  static constexpr std::size_t kKnownBlockBytes = 1024;
+  // Bytes of memory that known blocks may have with what they mean: all together, and one.
+  static constexpr std::size_t kKnownBytes = std::size_t{1} << 16U;
+  static constexpr std::size_t kKnownBlockBytes = kKnownBytes / 8;
 
   // Takes the padding off a HEADERS frame.
   static std::span<const std::uint8_t> without_padding(std::uint8_t flags,
@@ -93,6 +98,7 @@ class HeaderBlocks {
     bool independent;          // of what is in the table
     std::uint64_t generation;  // of the table, for which this holds if it is not independent
     std::vector<HpackTable::Entry> added;
+    std::size_t memory = 0;
   };
 
   // Takes a complete header block: of a new stream, or of an open one's trailers.
@@ -154,7 +160,7 @@ class HeaderBlocks {
     }
     const int method = headers->method();
     const GrpcMethod* known = method == GrpcMethods::kUnknown ? nullptr : &state_.methods()[method];
-    GrpcReader reader(known, id, headers, state_.events);
+    GrpcReader reader(known, id, headers, state_.events, state_.kept);
     Stream& stream = state_.streams
                          .try_emplace(id, id, state_.limits().stream_window, state_.peer_window,
                                       std::move(reader))
@@ -184,13 +190,28 @@ class HeaderBlocks {
     if (headers == nullptr) throw StreamFault{id, ErrorCode::kProtocolError};
     const bool independent = decoder_.independent();
     const bool lasting = independent || decoder_.generation() == generation;
-    if (lasting && block.size() <= kKnownBlockBytes) {
-      if (known_.size() >= kKnownBlocks) known_.clear();
-      known_.insert_or_assign(std::string(text_of(block)),
-                              Known{headers, independent, generation, decoder_.added()});
-    }
+    if (lasting) remember(block, {headers, independent, generation, decoder_.added()});
     return headers;
   }
+
+  void remember(std::span<const std::uint8_t> block, Known known) {
+    known.memory = block.size() + sizeof(Known) + known.headers->memory();
+    for (const HpackTable::Entry& entry : known.added) known.memory += HpackTable::memory(entry);
+    if (known.memory > kKnownBlockBytes) return;
+    if (const auto old = known_.find(text_of(block)); old != known_.end()) {
+      known_bytes_ -= old->second.memory;
+      known_.erase(old);
+    }
+    if (known_bytes_ + known.memory > kKnownBytes) {
+      known_.clear();
+      known_bytes_ = 0;
+    }
+    known_bytes_ += known.memory;
+    known_.emplace(text_of(block), std::move(known));
+    count_kept();
+  }
+
+  void count_kept() { kept_.set(block_.size() + known_bytes_); }
 
   // Returns what is known of a block, if that still holds, with the table changed as by the block.
   const Known* repeat(std::span<const std::uint8_t> block) {
@@ -222,6 +243,8 @@ class HeaderBlocks {
   State& state_;
   HpackDecoder decoder_;
   std::unordered_map<std::string, Known, TextHash, std::equal_to<>> known_;
+  std::size_t known_bytes_ = 0;
+  KeptBytes kept_;
   std::uint32_t unfinished_ = 0;
   std::uint8_t flags_ = 0;
   std::int64_t frames_ = 0;

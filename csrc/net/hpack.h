@@ -20,6 +20,10 @@ class HeaderList {
   }
   // Names, values and 32 bytes a field (RFC 9113, section 6.5.2).
   [[nodiscard]] std::size_t size() const { return text_.size() + fields_.size() * 32; }
+  // Bytes of memory.
+  [[nodiscard]] std::size_t memory() const {
+    return text_.capacity() + fields_.capacity() * sizeof(Place);
+  }
 
  private:
   friend class HpackDecoder;
@@ -49,6 +53,10 @@ class HeaderListTooLarge : public std::runtime_error {
 class HpackTable {
  public:
   using Entry = std::shared_ptr<const HeaderField>;
+  // Bytes of memory of an entry, at most.
+  static std::size_t memory(const Entry& entry) {
+    return 2 * sizeof(HeaderField) + entry->first.capacity() + entry->second.capacity();
+  }
 
   // The newest first.
   [[nodiscard]] const std::deque<Entry>& entries() const { return entries_; }

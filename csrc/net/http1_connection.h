@@ -10,6 +10,7 @@
 #include "net/http1_inference.h"
 #include "net/http1_reader.h"
 #include "net/idle_connections.h"
+#include "net/kept_bytes.h"
 #include "python_object.h"
 
 namespace gpubridge::http1 {
@@ -66,6 +67,9 @@ class Exchange {
   // Answers an inference request by its outcome.
   void answer(nb::handle outcome);
 
+  int traverse(visitproc visit, void* arg) const;
+  void clear();
+
   nb::object handler = nb::none();
 
  private:
@@ -103,6 +107,8 @@ class Exchange {
   nb::object on_sent_ = nb::none();
   nb::object filler_ = nb::none();
   std::size_t held_ = 0;
+  // Bytes of memory of its head.
+  std::uint64_t kept_ = 0;
   bool close_;
   bool answered_ = false;
   bool ready_ = false;
@@ -144,6 +150,11 @@ class Connection {
   [[nodiscard]] std::uint64_t placed() const { return placed_; }
   [[nodiscard]] nb::tuple progress() const;
 
+  int traverse(visitproc visit, void* arg) const;
+  void clear();
+
+  KeptCharge charge;
+
  private:
   friend class Exchange;
 
@@ -179,6 +190,8 @@ class Connection {
   void write(std::vector<nb::object> parts);
   // Tells the owner what changed: whether to read, and whether all is done.
   void report_changes();
+  // Has the owner charge what the client has us keep beside large bodies.
+  void charge_kept();
 
   nb::object owner_;
   nb::object receive_;
@@ -196,9 +209,12 @@ class Connection {
   nb::object failure_ = owner_.attr("failure");
   nb::object refuse_ = owner_.attr("refuse");
   nb::object changed_ = owner_.attr("changed");
+  nb::object charge_ = owner_.attr("charge");
   nb::object write_ = nb::none();
   nb::object write_lines_ = nb::none();
 
+  // Bytes of the heads of exchanges that are not answered.
+  std::uint64_t kept_ = 0;
   Reader reader_;
   std::string rest_;
 

@@ -181,8 +181,8 @@ bool Connection::take_inference(Exchange& exchange) {
 
 void Connection::receive_into(nb::handle memory, std::uint64_t granted) {
   const BufferView view(memory, PyBUF_WRITABLE);
-  if (view.size() < length_) throw nb::value_error("expected memory for the whole body");
   granted_ = std::min(granted, length_);
+  if (view.size() < granted_) throw nb::value_error("expected memory for what was granted");
   if (granted_ <= at_hand_.size() && granted_ < length_) {
     throw nb::value_error("expected memory for more than is there");
   }
@@ -219,7 +219,10 @@ void Connection::take_body(std::string_view piece) {
     return;
   }
   if (!collected_.is_none() && *framed_ > granted_) grow(*framed_);
-  if (!collected_.is_none()) append(collected_, piece);
+  if (collected_.is_none()) return;
+  const Place message = current_;
+  attempt([&] { append(collected_, piece); },
+          [&](const nb::object& error) { message.exchange->give_up(error); });
 }
 
 void Connection::complete() {
@@ -291,6 +294,7 @@ void Connection::end() {
   const Place message = drop_message();
   if (!message.exchange->answered_) {
     answers_.pop_back();
+    kept_ -= message.exchange->kept_;
     message.exchange->connection_ = nullptr;
   }
   abort(*message.exchange);
@@ -303,11 +307,10 @@ void Connection::lose() {
   rest_.clear();
   const std::deque<Place> answers = std::move(answers_);
   answers_.clear();
+  kept_ = 0;
   // From here on nothing of this connection's owner is held, which holds this connection.
-  for (nb::object* each : {&owner_, &take_, &complete_, &collect_, &grow_, &pack_, &failure_,
-                           &refuse_, &changed_, &write_, &write_lines_}) {
-    *each = nb::none();
-  }
+  drop_all({&owner_, &take_, &complete_, &collect_, &grow_, &pack_, &failure_, &refuse_, &changed_,
+            &charge_, &write_, &write_lines_});
   for (const Place& place : answers) place.exchange->connection_ = nullptr;
   for (const Place& place : answers) {
     try {
@@ -320,6 +323,28 @@ void Connection::lose() {
   }
 }
 
+int Connection::traverse(visitproc visit, void* arg) const {
+  idle_.traverse(visit, arg);
+  for (const Place& place : answers_) Py_VISIT(place.object.ptr());
+  Py_VISIT(current_.object.ptr());
+  return visit_all(
+      {&owner_, &receive_, &targets_object_, &take_, &complete_, &collect_, &grow_, &pack_,
+       &failure_, &refuse_, &changed_, &charge_, &write_, &write_lines_, &memory_, &collected_},
+      visit, arg);
+}
+
+// As `lose`, but without calls of what may be cleared itself.
+void Connection::clear() {
+  for (const Place& place : answers_) place.exchange->connection_ = nullptr;
+  lost_ = stopped_ = closing_ = true;
+  idle_.leave();
+  const std::deque<Place> answers = std::move(answers_);
+  answers_.clear();
+  const Place message = drop_message();
+  drop_all({&owner_, &take_, &complete_, &collect_, &grow_, &pack_, &failure_, &refuse_, &changed_,
+            &charge_, &write_, &write_lines_});
+}
+
 bool Connection::close() {
   stopped_ = closing_ = true;
   idle_.leave();
@@ -330,8 +355,11 @@ bool Connection::close() {
 
 Connection::Place Connection::place(std::unique_ptr<const Head> head) {
   const bool close = last_ || head == nullptr || head->close;
+  const std::uint64_t kept = head == nullptr ? 0 : head->memory();
   nb::object object = nb::cast(Exchange(*this, std::move(head), close));
   answers_.push_back({object, nb::inst_ptr<Exchange>(object)});
+  answers_.back().exchange->kept_ = kept;
+  kept_ += kept;
   ++placed_;
   return answers_.back();
 }
@@ -347,6 +375,7 @@ void Connection::flush() {
     if (finished) {
       answers_.pop_front();
       held_ -= exchange.held_;
+      kept_ -= exchange.kept_;
       exchange.connection_ = nullptr;
       exchange.on_sent_ = nb::none();
     }
@@ -396,7 +425,19 @@ void Connection::probe() {
 
 // -- reports to the owner -------------------------------------------------------------------------
 
+void Connection::charge_kept() {
+  // What is refused for lack of memory is refused once.
+  const std::uint64_t body = std::min<std::uint64_t>(framed_.value_or(0), kHeavy);
+  const auto due =
+      charge.due(kept_ + rest_.size() + reader_.unfinished() + (collected_.is_none() ? 0 : body));
+  if (!due || (*due > charge.charged && stopped_)) return;
+  const nb::object call = charge_;
+  charge.charged = nb::cast<std::uint64_t>(call(*due));
+}
+
 void Connection::report_changes() {
+  if (lost_ || closing_) return;
+  charge_kept();
   if (lost_ || closing_) return;
   const bool close = done_ || (last_ && answers_.empty() && !in_body());
   const bool reading = !stalled_ && !full();
@@ -463,7 +504,7 @@ void bind_http1_connection(nb::module_& module) {
            nb::arg("filler") = nb::bytes("", 0))
       .def("send", &Exchange::send)
       .def("end", &Exchange::end);
-  nb::class_<Connection>(module, "HttpConnectionState")
+  nb::class_<Connection>(module, "HttpConnectionState", nb::type_slots(collected<Connection>()))
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, std::uint64_t, std::size_t,
                     std::size_t>())
       .def("start", &Connection::start)
@@ -483,7 +524,10 @@ void bind_http1_connection(nb::module_& module) {
       .def_prop_ro("has_pending", &Connection::has_pending)
       .def_prop_ro("reading", &Connection::reading)
       .def_prop_ro("open", &Connection::open)
-      .def_prop_ro("placed", &Connection::placed);
+      .def_prop_ro("placed", &Connection::placed)
+      .def_prop_rw(
+          "charged", [](const Connection& self) { return self.charge.charged; },
+          [](Connection& self, std::uint64_t nbytes) { self.charge.charged = nbytes; });
 }
 
 }  // namespace gpubridge

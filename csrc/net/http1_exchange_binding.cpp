@@ -65,6 +65,18 @@ std::string chunk_line(std::size_t nbytes) {
 Exchange::Exchange(Connection& connection, std::unique_ptr<const Head> head, bool close)
     : connection_(&connection), head_(std::move(head)), close_(close) {}
 
+int Exchange::traverse(visitproc visit, void* arg) const {
+  for (const nb::object& part : parts_) Py_VISIT(part.ptr());
+  if (inference_ != nullptr) inference_->traverse(visit, arg);
+  return visit_all({&handler, &on_sent_, &filler_}, visit, arg);
+}
+
+void Exchange::clear() {
+  const auto inference = std::move(inference_);
+  const auto parts = std::exchange(parts_, {});
+  drop_all({&handler, &on_sent_, &filler_});
+}
+
 nb::object Exchange::field(nb::bytes name) const {
   if (head_ == nullptr) return nb::none();
   const auto value = head_->field(view_of(name));

@@ -3,6 +3,7 @@
 // to Python, which parses the same bytes anew.
 #pragma once
 
+#include "heap_type.h"
 #include "net/http1_reader.h"
 #include "python_object.h"
 #include "request/templates_binding.h"
@@ -17,6 +18,10 @@ class Exchange;
 // (gpubridge/frontend/infer.py).
 struct ServedModel {
   explicit ServedModel(nb::object given) : given(std::move(given)) {}
+
+  int traverse(visitproc visit, void* arg) const {
+    return visit_all({&given, &templates_object, &sampling_object, &submit}, visit, arg);
+  }
 
   nb::object given;
   nb::object templates_object = given.attr("templates");
@@ -47,6 +52,13 @@ class InferEndpoint {
   [[nodiscard]] nb::object allocate(std::uint64_t nbytes, nb::handle charged) const;
   [[nodiscard]] const nb::object& arena() const { return arena_; }
 
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(arena_.ptr());
+    // What a request shares is not for the collector alone.
+    return served_.use_count() == 1 ? served_->traverse(visit, arg) : 0;
+  }
+  void clear() { served_.reset(); }
+
  private:
   nb::object arena_;
   std::shared_ptr<const ServedModel> served_;
@@ -64,8 +76,12 @@ class InferTargets {
   void remove(nb::handle endpoint) {
     std::erase_if(endpoints_, [&](const auto& entry) { return entry.second.is(endpoint); });
   }
-  void clear() { endpoints_.clear(); }
+  void clear() { const auto dropped = std::exchange(endpoints_, {}); }
   [[nodiscard]] std::size_t size() const { return endpoints_.size(); }
+  int traverse(visitproc visit, void* arg) const {
+    for (const auto& [target, endpoint] : endpoints_) Py_VISIT(endpoint.ptr());
+    return 0;
+  }
   // The endpoint, or a null handle.
   [[nodiscard]] nb::handle find(std::string_view target) const {
     const auto found = endpoints_.find(target);
@@ -121,6 +137,12 @@ class Inference {
   // Answers by an outcome.
   void answer(Exchange& exchange, nb::handle outcome) const;
   void abort();
+
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(slot_.ptr());
+    Py_VISIT(request_.ptr());
+    return visit_all({&endpoint_object_}, visit, arg);
+  }
 
  private:
   nb::object endpoint_object_;

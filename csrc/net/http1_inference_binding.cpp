@@ -121,10 +121,10 @@ namespace gpubridge {
 void bind_http1_inference(nb::module_& module) {
   using http1::InferEndpoint;
   using http1::InferTargets;
-  nb::class_<InferEndpoint>(module, "HttpInferEndpoint")
+  nb::class_<InferEndpoint>(module, "HttpInferEndpoint", nb::type_slots(collected<InferEndpoint>()))
       .def(nb::init<nb::object>())
       .def("set_model", &InferEndpoint::set_model);
-  nb::class_<InferTargets>(module, "InferTargets")
+  nb::class_<InferTargets>(module, "InferTargets", nb::type_slots(collected<InferTargets>()))
       .def(nb::init<const nb::bytes&, const nb::bytes&>(), nb::arg("required_name") = nb::bytes(""),
            nb::arg("required_value") = nb::bytes(""))
       .def("add", &InferTargets::add)

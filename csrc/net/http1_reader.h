@@ -51,6 +51,11 @@ class Head {
   // The value of the last field of a name, which is given in lower case.
   [[nodiscard]] std::optional<std::string_view> field(std::string_view name) const;
 
+  // Bytes of memory.
+  [[nodiscard]] std::size_t memory() const {
+    return sizeof(*this) + bytes_.capacity() + fields_.capacity() * sizeof(Field);
+  }
+
   // Names and values of all fields, in their order, as they came.
   [[nodiscard]] std::vector<std::pair<std::string_view, std::string_view>> fields() const;
 
@@ -112,6 +117,8 @@ class HeadParser {
   // A byte of a head has come, and not all of it.
   [[nodiscard]] bool begun() const { return state_ != State::kStart; }
   [[nodiscard]] Fault fault() const { return fault_; }
+  // Bytes of memory of the head so far.
+  [[nodiscard]] std::size_t memory() const { return head_.memory(); }
 
  private:
   enum class State : std::uint8_t {
@@ -203,6 +210,8 @@ class Reader {
 
   // No message is on its way.
   [[nodiscard]] bool at_start() const { return state_ == State::kHead && !parser_.begun(); }
+  // Bytes of memory of a head, or a trailer, that is not done.
+  [[nodiscard]] std::size_t unfinished() const { return parser_.begun() ? parser_.memory() : 0; }
   // Part of a head is there.
   [[nodiscard]] bool in_head() const { return state_ == State::kHead && parser_.begun(); }
 

@@ -20,7 +20,6 @@ using http2::Segment;
 constexpr int kTurns = 4;
 // The interpreter's lock is let go for a larger write.
 constexpr std::size_t kLongWrite = std::size_t{1} << 16U;
-constexpr std::size_t kHeadersKept = 256;
 
 // A view of memory of the plane, or of a caller, which it keeps.
 nb::object memory_view(std::shared_ptr<const void> owner, const std::uint8_t* data,
@@ -111,25 +110,30 @@ bool PythonConnection::write(int descriptor) {
   return taken == size;
 }
 
-nb::object PythonConnection::headers_of(const std::shared_ptr<const RequestHeaders>& headers) {
-  const auto known = headers_.find(headers.get());
-  if (known != headers_.end()) return known->second;
-  if (headers_.size() == kHeadersKept) headers_.clear();
-  nb::object object = nb::cast(std::const_pointer_cast<RequestHeaders>(headers));
-  headers_.emplace(headers.get(), object);
-  return object;
+nb::object PythonConnection::told(const Event& event) {
+  nb::object made;
+  attempt([&] { made = convert(event); },
+          [&](const nb::object& error) {
+            if (PyErr_GivenExceptionMatches(error.ptr(), PyExc_MemoryError) == 0) {
+              PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+              throw nb::python_error();
+            }
+            made = nb::make_tuple(static_cast<int>(EventKind::kFailed), event.stream,
+                                  static_cast<int>(FramingFault::kNoMemory), 0, 0);
+          });
+  return made;
 }
 
 nb::object PythonConnection::convert(const Event& event) {
   const int kind = static_cast<int>(event.kind);
   switch (event.kind) {
     case EventKind::kCall:
-      return nb::make_tuple(kind, event.stream, event.headers->method(), headers_of(event.headers),
-                            bytes_object(http2::text_of(event.messages.front().bytes())),
-                            event.compressed);
+      return nb::make_tuple(
+          kind, event.stream, event.headers->method(), headers_object(event.headers),
+          bytes_object(http2::text_of(event.messages.front().bytes())), event.compressed);
     case EventKind::kBegin:
-      return nb::make_tuple(kind, event.stream, event.headers->method(), headers_of(event.headers),
-                            event.end);
+      return nb::make_tuple(kind, event.stream, event.headers->method(),
+                            headers_object(event.headers), event.end);
     case EventKind::kMessages: {
       nb::list messages;
       for (const http2::Message& message : event.messages)
@@ -146,7 +150,7 @@ nb::object PythonConnection::convert(const Event& event) {
       return nb::make_tuple(kind, event.stream, static_cast<int>(event.fault), event.value,
                             event.limit);
     case EventKind::kLarge:
-      return nb::make_tuple(kind, event.stream, event.value);
+      return nb::make_tuple(kind, event.stream, event.value, event.compressed);
     case EventKind::kReset:
       return nb::make_tuple(kind, event.stream, event.code);
     case EventKind::kPong:
@@ -160,7 +164,7 @@ nb::object PythonConnection::convert(const Event& event) {
 
 nb::list PythonConnection::events() {
   nb::list events;
-  for (const Event& event : take_events()) events.append(convert(event));
+  for (const Event& event : take_events()) events.append(told(event));
   return events;
 }
 
@@ -243,7 +247,7 @@ void bind_settings(nb::module_& module) {
 
 void bind_connection(nb::module_& module) {
   using Self = PythonConnection;
-  nb::class_<Self> kind(module, "Http2Connection");
+  nb::class_<Self> kind(module, "Http2Connection", nb::type_slots(collected<Self>()));
   kind.def(nb::init<const std::shared_ptr<GrpcMethods>&, const Limits&>(), nb::arg("methods"),
            nb::arg("limits"));
   kind.def("memory", &Self::memory);
@@ -263,7 +267,10 @@ void bind_connection(nb::module_& module) {
   kind.def_prop_ro("highest_stream", &Self::highest_stream);
   kind.def_prop_ro("frames_sent", &Self::frames_sent);
   kind.def_prop_ro("open_streams", &Self::open_streams);
+  kind.def_prop_ro("kept", &Self::kept);
+  kind.def_prop_ro("open_block", &Self::open_block);
   kind.def_prop_ro("heard", &Self::heard);
+  kind.def("unfinished", &Self::unfinished);
   kind.def("receive_into", &Self::receive_into);
   kind.def("missing", &Self::missing);
   kind.def("copied", &Self::copied);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "buffer_view.h"
+#include "heap_type.h"
 #include "net/http2_connection.h"
 #include "python_object.h"
 
@@ -17,6 +18,11 @@ std::vector<Segment> segments_of(const Buffers& buffers) {
         {static_cast<const std::uint8_t*>(view->data()), view->size(), std::move(view)});
   }
   return segments;
+}
+
+// Headers as Python gets them.
+inline nb::object headers_object(const std::shared_ptr<const RequestHeaders>& headers) {
+  return nb::cast(std::const_pointer_cast<RequestHeaders>(headers));
 }
 
 // A connection, and what of Python belongs to it.
@@ -38,7 +44,11 @@ class PythonConnection : public Connection {
   nb::list events();
   // An event as Python gets it.
   nb::object convert(const Event& event);
-  nb::object headers_of(const std::shared_ptr<const RequestHeaders>& headers);
+  // The same; where there is no memory for it, its call has failed.
+  nb::object told(const Event& event);
+
+  int traverse(visitproc visit, void* arg) const { return visit_all({&view_}, visit, arg); }
+  void clear() { drop_all({&view_}); }
 
  private:
   // Writes what waits for the socket; false if it does not take all.
@@ -46,9 +56,7 @@ class PythonConnection : public Connection {
 
   // The last part of the buffer that was handed out, and its view.
   Place viewed_;
-  nb::object view_;
-  // The objects of headers that repeat. They are kept, so that no other has the same address.
-  std::unordered_map<const RequestHeaders*, nb::object> headers_;
+  nb::object view_ = nb::none();
 };
 
 }  // namespace gpubridge::http2

@@ -69,6 +69,10 @@ class Connection {
   // Grows with the DATA frames sent, and with the streams ended.
   [[nodiscard]] std::uint64_t frames_sent() const { return state_.data_frames + state_.completed; }
   [[nodiscard]] std::size_t open_streams() const { return state_.streams.size(); }
+  // Bytes of header blocks, header lists and unfinished messages that the peer has us keep.
+  [[nodiscard]] std::uint64_t kept() const { return state_.kept; }
+  // The stream whose header block is not complete, else 0.
+  [[nodiscard]] std::uint32_t open_block() const { return blocks_.unfinished(); }
   // The time of the last `received`.
   [[nodiscard]] double heard() const { return state_.now; }
 
@@ -86,6 +90,11 @@ class Connection {
   std::uint64_t copied(std::uint32_t id) {
     const Stream* stream = state_.find(id);
     return stream == nullptr ? 0 : stream->copied;
+  }
+  // Bytes of a stream's unfinished message that are kept here; those of a place are not.
+  std::uint64_t unfinished(std::uint32_t id) {
+    const Stream* stream = state_.find(id);
+    return stream == nullptr ? 0 : stream->reader.unfinished();
   }
   // Body bytes of the response that are not framed yet.
   std::uint64_t queued(std::uint32_t id) {

@@ -207,6 +207,8 @@ class State {
 
   // Seconds that only grow; told by the driver.
   double now = 0;
+  // Bytes of header blocks, header lists and unfinished messages; outlives those who count them.
+  std::uint64_t kept = 0;
   std::unordered_map<std::uint32_t, Stream> streams;
   ResetMemory forgiven;
   Events events;

@@ -40,6 +40,12 @@ class IdlePlace {
   IdlePlace& operator=(const IdlePlace&) = delete;
   ~IdlePlace() { leave(); }
 
+  // Shows the collector what it holds.
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(object_.ptr());
+    return 0;
+  }
+
   // Takes a place behind all others, unless it has one.
   void enter(nb::handle owner) {
     auto& owners = connections_->owners_;

@@ -10,9 +10,8 @@ namespace gpubridge {
 
 // Message pattern of a method.
 enum class GrpcKind : std::uint8_t {
-  kUnary = 0,  // one message
-  kInfer = 1,  // one message; a large one is handed on in pieces
-  kStream = 2  // any number of messages
+  kUnary = 0,  // one message; a large one is handed on in pieces
+  kStream = 1  // any number of messages
 };
 
 struct GrpcMethod {
@@ -55,6 +54,8 @@ class RequestHeaders {
   static std::shared_ptr<const RequestHeaders> read(HeaderList fields, const GrpcMethods& methods);
 
   [[nodiscard]] const HeaderList& fields() const { return fields_; }
+  // Bytes of memory.
+  [[nodiscard]] std::size_t memory() const { return sizeof(*this) + fields_.memory(); }
   [[nodiscard]] std::string_view path() const { return path_; }
   // The number of the path's method, or GrpcMethods::kUnknown.
   [[nodiscard]] int method() const { return method_; }

@@ -3,6 +3,7 @@
 // be received where they stay.
 #pragma once
 
+#include "memory/growing_memory.h"
 #include "request/wire.h"
 #include "std.h"
 #include "text.h"
@@ -41,7 +42,7 @@ class FieldScanner {
         continue;
       }
       const std::string_view part = data.substr(at, static_cast<std::size_t>(want_));
-      sink_->append(part);
+      take(part);
       want_ -= part.size();
       left_ -= part.size();
       at += part.size();
@@ -60,10 +61,14 @@ class FieldScanner {
   [[nodiscard]] std::uint64_t left() const { return left_; }
   // Inputs seen so far.
   [[nodiscard]] std::size_t inputs() const { return inputs_; }
-  [[nodiscard]] std::size_t form_bytes() const { return form_.size(); }
+  [[nodiscard]] std::size_t form_bytes() const { return form_->size(); }
+  // Bytes of form and id that are kept here.
+  [[nodiscard]] std::size_t kept() const { return form_->size() + identifier_.size(); }
+  // Keeps the memory of the form.
+  [[nodiscard]] const std::shared_ptr<GrowingMemory>& form_memory() const { return form_; }
   // The name of the model, if it is the first field of what has come.
   [[nodiscard]] std::optional<std::string_view> model_name() const {
-    WireReader fields(form_);
+    WireReader fields(form_->text());
     std::string_view name;
     if (fields.done() || fields.tag() != wire_tag(1, kWireBytes) || !fields.bytes(name)) {
       return std::nullopt;
@@ -76,7 +81,7 @@ class FieldScanner {
     if (left_ != 0 || want_ != 0 || !pending_.empty() || depth_ != 0) {
       throw MessageFault{"it ends within a field"};
     }
-    return form_;
+    return form_->text();
   }
 
   [[nodiscard]] std::string_view identifier() const {
@@ -92,7 +97,6 @@ class FieldScanner {
   static constexpr MessageFault kNoText{"its id is no UTF-8"};
   static constexpr std::size_t kLongestVarint = 10;
   static constexpr unsigned kDeepest = 100;
-  static constexpr std::size_t kLong = std::size_t{1} << 16U;
 
   // Takes a number, if it is all there.
   [[nodiscard]] static bool take_number(WireReader& fields, std::uint64_t& number) {
@@ -100,6 +104,15 @@ class FieldScanner {
     if (fields.varint(number)) return true;
     if (fields.at() - begin == kLongestVarint) throw MessageFault{"a number has more than 64 bits"};
     return false;
+  }
+
+  // Takes data of the field that has begun.
+  void take(std::string_view part) {
+    if (of_form_) {
+      form_->append(part);
+    } else {
+      identifier_.append(part);
+    }
   }
 
   // Begins a field once its tag, and its length or number, are there.
@@ -146,15 +159,12 @@ class FieldScanner {
       // The last one counts, but each has to be one.
       if (!is_utf8(identifier_)) throw kNoText;
       identifier_.clear();
-      sink_ = &identifier_;
+      of_form_ = false;
       want_ = length;
     } else {
       inputs_ += number == kInputs ? 1 : 0;
-      form_ += pending_;
-      // Growing by and by would move what is there again and again; what is not filled costs
-      // nothing.
-      if (length > kLong) form_.reserve(form_.size() + left_);
-      sink_ = &form_;
+      form_->append(pending_);
+      of_form_ = true;
       want_ = length;
     }
     pending_.clear();
@@ -163,11 +173,11 @@ class FieldScanner {
   std::uint64_t left_;
   std::optional<std::uint64_t> raw_;
   std::size_t inputs_ = 0;
-  std::string form_;
+  std::shared_ptr<GrowingMemory> form_ = std::make_shared<GrowingMemory>();
   std::string identifier_;
-  std::string pending_;          // of a field's tag, and its length or number
-  std::string* sink_ = nullptr;  // where the field's data go
-  std::uint64_t want_ = 0;       // bytes of them still to come
+  std::string pending_;     // of a field's tag, and its length or number
+  bool of_form_ = false;    // the field's data belong to the form, else to the id
+  std::uint64_t want_ = 0;  // bytes of them still to come
   unsigned depth_ = 0;
   unsigned fields_ = 0;
 };

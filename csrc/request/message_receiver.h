@@ -33,13 +33,19 @@ class MessageReceiver {
   MadeRequest take(PythonTemplates& templates, nb::handle on_done, std::uint64_t elsewhere);
   // Leaves the slot, and what it is charged to, to the request.
   void give_away();
-  // Gives the memory back that was not given away.
+  // Gives the memory of the raw contents back that was not given away.
+  void drop_memory();
+  // The same, and drops what the message is charged to, which leads back to the call.
   void close();
+
+  int traverse(visitproc visit, void* arg) const;
+  void clear();
 
   // Bytes of the form that are there.
   [[nodiscard]] std::size_t form_bytes() const { return scanner_.form_bytes(); }
-  // Of the complete message.
+  // Of the complete message; a long one stays where it is, and lives as long as its views.
   [[nodiscard]] std::string_view form() const;
+  [[nodiscard]] nb::object form_object() const;
   [[nodiscard]] std::string_view identifier() const;
   [[nodiscard]] const std::vector<std::uint64_t>& sizes() const { return sizes_; }
   [[nodiscard]] const std::vector<std::uint64_t>& offsets() const { return offsets_; }
@@ -48,16 +54,21 @@ class MessageReceiver {
 
   // Bytes of raw contents that were copied: those that were fed.
   std::uint64_t copied = 0;
-  // The account that the memory is charged to.
+  // What the raw contents are charged to, and the charge of a long form.
   nb::object body;
+  nb::object form_charge = nb::none();
   nb::object arena = nb::none();
   nb::object slot = nb::none();
 
  private:
+  // Form and id of at most so many bytes are not charged.
+  static constexpr std::uint64_t kUncharged = std::uint64_t{1} << 16U;
+
+  void charge_form();
   void begin_raw();
   void aim(std::uint64_t at);
   void reserve(std::uint64_t nbytes);
-  [[nodiscard]] std::uint64_t capacity() const { return view_ == nullptr ? 0 : view_->size(); }
+  void view();
 
   std::uint64_t nbytes_;
   FieldScanner scanner_;
@@ -66,6 +77,10 @@ class MessageReceiver {
   nb::object private_ = nb::none();
   nb::object memory_ = nb::none();
   std::shared_ptr<const BufferView> view_;
+  // Bytes that the memory may have for all raw contents.
+  std::uint64_t space_ = 0;
+  // Bytes of form and id that are charged, or need no charge.
+  std::uint64_t granted_form_ = kUncharged;
   bool started_ = false;
   // Of the raw content that has begun: where its next byte belongs, where there is memory up to,
   // and where it ends.

@@ -1,4 +1,6 @@
 
+#include "heap_type.h"
+#include "memory/lease_book.h"
 #include "request/message_receiver.h"
 
 namespace gpubridge {
@@ -6,6 +8,8 @@ namespace {
 
 // Inputs begin at multiples of this.
 constexpr std::uint64_t kAlignment = 64;
+// A longer form is not copied for Python (LONG_FORM_BYTES in gpubridge/protocol/grpc).
+constexpr std::size_t kLongForm = std::size_t{1} << 20U;
 
 // Calls what may find that bytes are no message, which Python words.
 template <typename Call>
@@ -36,10 +40,19 @@ void MessageReceiver::feed(std::string_view data) {
       if (at_ == piece_end_) filled();
     } else {
       taken = checked_message([&] { return scanner_.feed(data); });
+      charge_form();
       if (scanner_.raw()) begin_raw();
     }
     data.remove_prefix(taken);
   } while (!data.empty());
+}
+
+// Has Python charge the form once it is long, as it comes.
+void MessageReceiver::charge_form() {
+  if (scanner_.kept() <= granted_form_) return;
+  const nb::object granted =
+      attribute<"charge_form">(nb::find(*this))(scanner_.kept(), scanner_.left());
+  granted_form_ = nb::cast<std::uint64_t>(granted);
 }
 
 void MessageReceiver::filled() {
@@ -71,7 +84,7 @@ void MessageReceiver::begin_raw() {
     reserve(std::max<std::uint64_t>(left, 1) + kAlignment * scanner_.inputs());
   }
   std::uint64_t at = (end_ + kAlignment - 1) / kAlignment * kAlignment;
-  if (at + left > capacity()) at = end_;
+  if (at + left > space_) at = end_;
   sizes_.push_back(nbytes);
   offsets_.push_back(at);
   end_ = at + nbytes;
@@ -86,10 +99,16 @@ void MessageReceiver::begin_raw() {
 // Has the raw content go on at an offset: to memory that is there by now.
 void MessageReceiver::aim(std::uint64_t at) {
   at_ = piece_end_ = at;
-  const nb::object upto = slot.is_none() ? attribute<"grow">(private_)(at, end_)
-                                         : attribute<"grow">(arena)(slot, at, end_);
-  piece_end_ = nb::cast<std::uint64_t>(upto);
-  if (piece_end_ <= at || piece_end_ > std::min(end_, capacity())) {
+  if (slot.is_none()) {
+    // It may have to move, unless somebody looks at it.
+    view_.reset();
+    memory_ = nb::none();
+    piece_end_ = nb::cast<std::uint64_t>(attribute<"grow">(private_)(at, end_));
+    view();
+  } else {
+    piece_end_ = nb::cast<std::uint64_t>(attribute<"grow">(arena)(slot, at, end_));
+  }
+  if (piece_end_ <= at || piece_end_ > std::min(end_, std::uint64_t{view_->size()})) {
     throw nb::value_error("expected memory for more of the message");
   }
 }
@@ -101,14 +120,27 @@ void MessageReceiver::reserve(std::uint64_t nbytes) {
         PyUnicode_DecodeUTF8(name->data(), static_cast<Py_ssize_t>(name->size()), "replace")));
   }
   if (arena.is_none()) {
-    const nb::object module = nb::module_::import_("gpubridge.host_shm");
+    const nb::object module = nb::module_::import_("gpubridge.host_shm.private_memory");
     private_ = module.attr("PrivateMemory")(nbytes, body);
-    memory_ = attribute<"memory">(private_);
   } else {
     slot = attribute<"reserve">(arena)(nbytes, body);
-    memory_ = attribute<"memory">(slot);
   }
+  space_ = nbytes;
+  view();
+}
+
+// Looks at the memory that there is.
+void MessageReceiver::view() {
+  memory_ = slot.is_none() ? checked(PyMemoryView_FromObject(attribute<"memory">(private_).ptr()))
+                           : attribute<"memory">(slot);
   view_ = std::make_shared<const BufferView>(memory_, PyBUF_WRITABLE);
+}
+
+nb::object MessageReceiver::form_object() const {
+  const std::string_view text = form();
+  if (text.size() <= kLongForm) return bytes_object(text);
+  const auto& memory = scanner_.form_memory();
+  return LentSpan{memory, memory->data(), memory->size(), true}.object();
 }
 
 std::string_view MessageReceiver::form() const {
@@ -137,7 +169,7 @@ void MessageReceiver::give_away() {
   body = nb::none();
 }
 
-void MessageReceiver::close() {
+void MessageReceiver::drop_memory() {
   view_.reset();
   memory_ = nb::none();
   if (const nb::object lent = std::exchange(slot, nb::none()); !lent.is_none()) {
@@ -146,7 +178,27 @@ void MessageReceiver::close() {
   if (const nb::object kept = std::exchange(private_, nb::none()); !kept.is_none()) {
     attribute<"close">(kept)();
   }
-  if (!body.is_none()) attribute<"release">(body)();
+}
+
+void MessageReceiver::close() {
+  drop_memory();
+  arena = arena_of_ = nb::none();
+  if (const nb::object charged = std::exchange(form_charge, nb::none()); !charged.is_none()) {
+    attribute<"close">(charged)();
+  }
+  if (const nb::object charged = std::exchange(body, nb::none()); !charged.is_none()) {
+    attribute<"release">(charged)();
+  }
+}
+
+int MessageReceiver::traverse(visitproc visit, void* arg) const {
+  return visit_all({&body, &form_charge, &arena, &slot, &arena_of_, &private_, &memory_}, visit,
+                   arg);
+}
+
+void MessageReceiver::clear() {
+  view_.reset();
+  drop_all({&body, &form_charge, &arena, &slot, &arena_of_, &private_, &memory_});
 }
 
 namespace {
@@ -176,7 +228,7 @@ nb::object read_fields(const nb::bytes& given) {
 void bind_message_receiver(nb::module_& module) {
   using Self = MessageReceiver;
   module.def("read_fields", &read_fields);
-  nb::class_<Self>(module, "MessageReceiver")
+  nb::class_<Self>(module, "MessageReceiver", nb::type_slots(collected<Self>()))
       .def(nb::init<std::uint64_t, nb::object, nb::object>())
       .def("feed",
            [](Self& self, nb::handle data) { self.feed(BufferView(data, PyBUF_SIMPLE).text()); })
@@ -198,14 +250,16 @@ void bind_message_receiver(nb::module_& module) {
              return self.take(nb::cast<PythonTemplates&>(templates), on_done, 0).as_python();
            })
       .def("give_away", &Self::give_away)
+      .def("drop_memory", &Self::drop_memory)
       .def("close", &Self::close)
-      .def_prop_ro("form", [](const Self& self) { return long_bytes_object(self.form()); })
+      .def_prop_ro("form", &Self::form_object)
       .def_prop_ro("identifier", [](const Self& self) { return text_object(self.identifier()); })
       .def_prop_ro("sizes", &Self::sizes)
       .def_prop_ro("offsets", &Self::offsets)
       .def_prop_ro("memory", &Self::memory)
       .def_rw("copied", &Self::copied)
       .def_rw("body", &Self::body, nb::for_setter(nb::arg().none()))
+      .def_rw("form_charge", &Self::form_charge, nb::for_setter(nb::arg().none()))
       .def_rw("arena", &Self::arena, nb::for_setter(nb::arg().none()))
       .def_rw("slot", &Self::slot, nb::for_setter(nb::arg().none()));
 }

@@ -60,6 +60,11 @@ class RequestTemplates {
   // Forgets the templates whose owners `is_gone` accepts.
   void remove_if(const std::function<bool(const std::shared_ptr<void>&)>& is_gone);
 
+  // Shows the owners of all templates.
+  void visit(const std::function<void(const std::shared_ptr<void>&)>& see) const {
+    for (const Entry& entry : entries_) see(entry.owner);
+  }
+
   // Finds the template of a request and checks it; false where there is none or a check fails.
   [[nodiscard]] bool match(const RequestScan& scan, MatchedRequest& matched);
 

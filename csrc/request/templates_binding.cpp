@@ -181,7 +181,9 @@ bool PythonTemplates::strings_fit(std::span<const unsigned char> memory) const {
 
 MadeRequest PythonTemplates::make(const RequestTarget& target, std::uint64_t start,
                                   std::string_view identifier) {
-  MadeRequest made{std::static_pointer_cast<KnownTemplate>(matched_.owner), {}, nb::none()};
+  MadeRequest made{std::static_pointer_cast<KnownTemplate>(std::exchange(matched_.owner, nullptr)),
+                   {},
+                   nb::none()};
   KnownTemplate& known = *made.known;
   const std::string_view dims(reinterpret_cast<const char*>(matched_.dims.data()),
                               matched_.dims.size() * sizeof(std::int64_t));
@@ -228,12 +230,29 @@ nb::object PythonTemplates::others() const {
   });
 }
 
+// A template that a request has is shown by none: the request is not for the collector alone.
+int PythonTemplates::traverse(visitproc visit, void* arg) const {
+  int result = 0;
+  templates_.visit([&](const std::shared_ptr<void>& owner) {
+    if (result == 0 && owner.use_count() == 1) {
+      result = static_cast<const KnownTemplate*>(owner.get())->traverse(visit, arg);
+    }
+  });
+  return result;
+}
+
+void PythonTemplates::clear() {
+  std::vector<std::shared_ptr<void>> dropped;
+  templates_.visit([&](const std::shared_ptr<void>& owner) { dropped.push_back(owner); });
+  templates_.remove_if([](const std::shared_ptr<void>&) { return true; });
+}
+
 void bind_templates(nb::module_& module) {
   using Self = PythonTemplates;
   nb::class_<RequestShapes>(module, "RequestShapes")
       .def(nb::init<nb::object, nb::bytes>())
       .def("__iter__", &RequestShapes::iterate);
-  nb::class_<Self>(module, "RequestTemplates")
+  nb::class_<Self>(module, "RequestTemplates", nb::type_slots(collected<Self>()))
       .def(nb::init<std::size_t, std::uint64_t>())
       .def("add_json", &Self::add_json)
       .def("add_fields", &Self::add_fields)

@@ -3,6 +3,7 @@
 
 #include <tuple>
 
+#include "heap_type.h"
 #include "python_object.h"
 #include "request/templates.h"
 
@@ -22,6 +23,12 @@ struct KnownTemplate {
       answer_signature = nb::borrow(signature);
     }
     return answer_template;
+  }
+
+  int traverse(visitproc visit, void* arg) const {
+    return visit_all({&given, &form, &signature, &context, &options, &dims, &place_objects,
+                      &answer_signature, &answer_template},
+                     visit, arg);
   }
 
   nb::object given;
@@ -90,6 +97,9 @@ class PythonTemplates {
   MadeRequest take_fields(const RequestTarget& target, std::string_view fields,
                           std::string_view identifier, const std::vector<std::uint64_t>& sizes,
                           const std::vector<std::uint64_t>& offsets);
+
+  int traverse(visitproc visit, void* arg) const;
+  void clear();
 
   [[nodiscard]] std::size_t count() const { return templates_.size(); }
   [[nodiscard]] std::size_t bytes() const { return templates_.bytes(); }

@@ -142,8 +142,8 @@ class GrpcConnections:
     )
     message_timeout: float = flag(
         60.0,
-        "window in seconds in which a message above 64 KiB must arrive at 500 bytes/s or more; 0 for no "
-        "minimum",
+        "window in seconds in which the message of a unary call, or one that a stream has begun, must "
+        "arrive at 500 bytes/s or more, and a header block must end; 0 for no minimum",
         least=0,
     )
     idle_timeout: float = flag(

@@ -21,7 +21,7 @@ class Inflater:
     def __init__(
         self,
         coding: bytes,
-        body: bytes | bytearray,
+        body: bytes | bytearray | memoryview,
         limit: int,
     ) -> None:
         coding = coding.strip().lower()

@@ -8,12 +8,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 
-from gpubridge.dataplane import HttpExchange
+from gpubridge.dataplane import GrowingMemory, HttpExchange
 from gpubridge.engine.models.model import Model
 from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.workers import TaskSet
 from gpubridge.errors import BridgeError, invalid
-from gpubridge.host_shm import Body, PrivateMemory
+from gpubridge.host_shm import Body
+from gpubridge.host_shm.private_memory import PrivateMemory
 from gpubridge.telemetry.logs import request_error
 from gpubridge.telemetry.settings import TraceSettings
 
@@ -95,24 +96,24 @@ class PrivateBody:
         self.body = memoryview(b"")
         self._private: PrivateMemory | None = None
 
-    def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
+    def body_memory(self, nbytes: int, body: Body | None) -> memoryview | GrowingMemory:
         """Return memory for the body."""
         if body is None:
             self.body = memoryview(bytearray(nbytes))
-        else:
-            self._private = PrivateMemory(nbytes, body)
-            self.body = self._private.memory
-        return self.body
+            return self.body
+        self._private = PrivateMemory(nbytes, body)
+        return self._private.memory
 
     def grow(self, arrived: int) -> int:
         """Return how many bytes of a large body there is memory for."""
         assert self._private is not None
-        return self._private.grow(arrived, len(self.body))
+        return self._private.grow(arrived, len(self._private.memory))
 
     def whole_body(self) -> memoryview:
         """Return the complete body, which can no longer be refused for lack of memory."""
         if self._private is not None:
             self._private.complete()
+            self.body = memoryview(self._private.memory)
         return self.body
 
     def release(self) -> None:
@@ -155,7 +156,7 @@ class ControlCall(PrivateBody):
         self._limit = limit
         self._exchange: HttpExchange | None = None
 
-    def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
+    def body_memory(self, nbytes: int, body: Body | None) -> memoryview | GrowingMemory:
         """Return memory for the body; raises BridgeError: INVALID_ARG when it is too long."""
         if nbytes > self._limit:
             raise invalid(f"this path takes no body of {nbytes} bytes (at most {self._limit})")

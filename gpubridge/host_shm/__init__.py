@@ -7,7 +7,6 @@ from gpubridge.host_shm.budget import (
     Body,
     Budget,
     PrivateBytes,
-    PrivateMemory,
 )
 from gpubridge.host_shm.client_region import ClientMapping, ClientSegment, map_client_region
 from gpubridge.host_shm.segment import Segment
@@ -21,7 +20,6 @@ __all__ = [
     "ClientSegment",
     "HostArena",
     "PrivateBytes",
-    "PrivateMemory",
     "Segment",
     "Slot",
     "map_client_region",

@@ -7,7 +7,6 @@ refused. No body waits for another. A part of the memory is reserved for small r
 
 from __future__ import annotations
 
-import mmap
 from typing import Callable, Protocol
 
 from gpubridge.errors import BridgeError, unavailable
@@ -34,14 +33,18 @@ class Account:
 
     ``unread``: returns the bytes of responses that its client has not read yet, which count as well.
 
-    Attribute ``held``: bytes of its large requests, from their arrival until their memory is freed.
+    Public attributes:
+
+    - ``held``: bytes of its large requests, from their arrival until their memory is freed.
+    - ``promised``: bytes that its large requests have addresses for.
     """
 
-    __slots__ = ("_unread", "held")
+    __slots__ = ("_unread", "held", "promised")
 
     def __init__(self, unread: Callable[[], int]) -> None:
         self._unread = unread
         self.held = 0
+        self.promised = 0
 
     @property
     def total(self) -> int:
@@ -65,7 +68,7 @@ class Body:
     - ``held``: bytes charged to the connection.
     """
 
-    __slots__ = ("_account", "_refuse", "budget", "held")
+    __slots__ = ("_account", "_promised", "_refuse", "budget", "held")
 
     def __init__(
         self, budget: Budget, account: Account, refuse: Callable[[BridgeError], None]
@@ -73,6 +76,7 @@ class Body:
         self.budget = budget
         self._account = account
         self._refuse = refuse
+        self._promised = 0
         self.held = 0
         budget.arriving[self] = None
 
@@ -80,6 +84,16 @@ class Body:
     def above_share(self) -> bool:
         """Return whether the connection uses more than its share."""
         return self._account.total > self.budget.share
+
+    @property
+    def promised(self) -> int:
+        """Return the bytes that all large requests of the connection have addresses for."""
+        return self._account.promised
+
+    def promise(self, nbytes: int) -> None:
+        """Set the bytes that the body has addresses for, whether they come or not."""
+        self._account.promised += nbytes - self._promised
+        self._promised = nbytes
 
     def charge(self, nbytes: int) -> None:
         """Set the bytes charged to the connection."""
@@ -91,18 +105,28 @@ class Body:
         self.budget.arriving.pop(self, None)
 
     def release(self) -> None:
-        """End all charges; idempotent."""
+        """End all charges, and forget the request; idempotent."""
         self.complete()
         self.charge(0)
+        self.promise(0)
+        self._refuse = _is_gone
 
     def set_refuse(self, refuse: Callable[[BridgeError], None]) -> None:
         """Replace the function that answers the request with an error."""
         self._refuse = refuse
 
+    def beside(self) -> Body:
+        """Return the charge of another part of the same body."""
+        return Body(self.budget, self._account, self._refuse)
+
     def refuse(self, error: BridgeError) -> None:
         """Answer the request with an error."""
         self.complete()
         self._refuse(error)
+
+
+def _is_gone(error: BridgeError) -> None:
+    """Ignore an error: the request has ended."""
 
 
 def piece_bytes(arrived: int, left: int) -> int:
@@ -212,27 +236,12 @@ class PrivateBytes:
         """Note that the body has arrived, so that it can no longer be refused."""
         self._body.complete()
 
+    def set_refuse(self, refuse: Callable[[BridgeError], None]) -> None:
+        """Replace the function that answers the request with an error."""
+        self._body.set_refuse(refuse)
+
     def close(self) -> None:
         """Uncount all bytes; idempotent."""
         counted, self._counted = self._counted, 0
         self._body.budget.give_back(counted)
         self._body.release()
-
-
-class PrivateMemory(PrivateBytes):
-    """Memory of ``nbytes`` for a body, counted as the body arrives; UNAVAILABLE if too large."""
-
-    __slots__ = ("memory",)
-
-    def __init__(self, nbytes: int, body: Body) -> None:
-        super().__init__(body)
-        body.budget.check(nbytes)
-        # Not a bytearray, which would write zeros to all pages.
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self.memory = memoryview(mmap.mmap(-1, nbytes, flags=flags))
-
-    def grow(self, at: int, end: int) -> int:
-        """Return the end of the memory for the next bytes; as `RequestArena.grow`."""
-        upto = at + piece_bytes(at, end - at)
-        self.count(upto)
-        return upto

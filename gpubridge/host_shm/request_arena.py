@@ -183,6 +183,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
             body.release()
             raise
         slot.body = body
+        body.promise(slot.size)
         self._arriving[slot] = None
         return slot
 
@@ -358,16 +359,36 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         if space is None:
             space = self._space = _Space(self._events.created(self))
         count = slots_together(size)
-        offset = space.addresses.take(count * size)
-        if offset is None:
-            raise unavailable(
-                f"no {count * size} bytes of free addresses are left for the requests of model "
-                f"'{self.home}': send fewer at once, or raise the limit (--request-arena-limit)"
-            )
+        offset = self._take_addresses(space, count * size)
         bucket = _SparseBucket(space, offset, size, count, self._stacks.setdefault(size, []))
         space.buckets[offset] = bucket
         known.append(bucket)
         return bucket
+
+    def _take_addresses(self, space: _Space, nbytes: int) -> int:
+        """Return the start of free addresses.
+
+        A body has addresses for all that its client promises. Without free ones, those of the
+        connection that was promised most go, its newest body first.
+        """
+        offset = space.addresses.take(nbytes)
+        if offset is None and not space.pinned:
+            self._punch(space)
+            offset = space.addresses.take(nbytes)
+        error = unavailable(
+            f"no {nbytes} bytes of free addresses are left for the requests of model "
+            f"'{self.home}': send fewer at once, or raise the limit (--request-arena-limit)"
+        )
+        while offset is None:
+            arriving = (slot.body for slot in reversed(self._arriving))
+            bodies = [body for body in arriving if body in self.budget.arriving]
+            if not bodies or space is not self._space:
+                raise error
+            max(bodies, key=lambda body: body.promised).refuse(error)
+            if not space.pinned:
+                self._punch(space)
+            offset = space.addresses.take(nbytes)
+        return offset
 
     # -- releasing -----------------------------------------------------------------------------
 

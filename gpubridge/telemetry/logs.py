@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gpubridge.errors import BridgeError, InternalError, invalid
+from gpubridge.errors import BridgeError, InternalError, NoMemory, invalid
 from gpubridge.flags import boolean, check_flags, flag
 
 VERBOSE = logging.DEBUG
@@ -143,6 +143,8 @@ def request_error(error: Exception, what: str = "request") -> BridgeError:
     """
     if isinstance(error, BridgeError):
         return error
+    if isinstance(error, MemoryError):
+        return NoMemory()
     _logger.error("a %s failed by a bug of gpubridge", what, exc_info=error)
     return InternalError(
         f"internal error: {type(error).__name__}: {error}; this is a bug of gpubridge, not of the "

@@ -15,7 +15,8 @@ from gpubridge.engine.devices.manager import DeviceManager
 from gpubridge.engine.memory.regions import Regions
 from gpubridge.engine.workers import _THREADS, Workers
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.frontend.grpc.call import Opening
+from gpubridge.frontend.control import ControlTasks
+from gpubridge.frontend.grpc.call import Opening, UnaryCall
 from gpubridge.frontend.grpc.connection import GrpcConnection
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
 from gpubridge.frontend.grpc.packing import MessageCoder
@@ -36,13 +37,15 @@ _DECOUPLED = model_config(
 )
 _OUT = Signature((TensorSpec("OUT", "FP32", 1, 4),), ())
 _MESSAGE_LIMIT = 1 << 20
+_CONTROL = 2
 _UNTRACED = TraceSampling()
 _WORKERS = Workers()
 _SERVICE = b"/inference.GRPCInferenceService/"
 _METHODS = GrpcMethods(
     [
-        (_SERVICE + b"ModelInfer", 1, _MESSAGE_LIMIT),
-        (_SERVICE + b"ModelStreamInfer", 2, _MESSAGE_LIMIT),
+        (_SERVICE + b"ModelInfer", 0, _MESSAGE_LIMIT),
+        (_SERVICE + b"ModelStreamInfer", 1, _MESSAGE_LIMIT),
+        (_SERVICE + b"ModelConfig", 0, _MESSAGE_LIMIT),
     ]
 )
 
@@ -122,6 +125,7 @@ class GrpcEndpoint:
         self.submitted = 0
         self.cancelled: list = []
         self.waiting: list = []
+        self._tasks = ControlTasks()
         if beside is None:
             regions = Regions(8 << 20)
             self.regions = regions
@@ -162,8 +166,10 @@ class GrpcEndpoint:
     def open(self, method, connection, stream_id, headers):
         if method < 0:
             raise CallFailed(Status.UNIMPLEMENTED, "")
-        kind = (InferCall, StreamCall)[method]
         opening = Opening(connection, stream_id, headers, _MESSAGE_LIMIT)
+        if method == _CONTROL:
+            return UnaryCall(opening, lambda message: b"%d" % len(message), self._tasks)
+        kind = (InferCall, StreamCall)[method]
         return kind(opening, self._forms, self._memory)
 
     # -- the transport --------------------------------------------------------------------------

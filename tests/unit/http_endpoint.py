@@ -10,7 +10,8 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener
 from gpubridge.frontend.http.message import HttpSettings
-from gpubridge.host_shm import Budget, PrivateMemory
+from gpubridge.host_shm import Budget
+from gpubridge.host_shm.private_memory import PrivateMemory
 from gpubridge.protocol.status import error_body, http_status
 
 __all__ = ["BODY_LIMIT", "GET", "Endpoint", "chunked", "error", "parse_answers", "post"]

@@ -22,7 +22,7 @@ from tests.unit.test_http2_peer import REQUEST, Server, data, headers
 
 LIMIT = 1 << 20
 DIRECT = 1 << 16
-METHODS = [(b"/unary", 0, 1000), (b"/infer", 1, LIMIT), (b"/stream", 2, LIMIT)]
+METHODS = [(b"/unary", 0, 1000), (b"/infer", 0, LIMIT), (b"/stream", 1, LIMIT)]
 FLAG, TOO_LONG, SECOND, INCOMPLETE, NONE = range(5)
 
 
@@ -98,21 +98,21 @@ def test_compressed_messages_are_marked():
     assert sum(event[1] for event in events[1:]) == len(sent)
 
 
+@pytest.mark.parametrize("flag", [0, 1])
 @pytest.mark.parametrize("chunk", [1 << 30, 5000])
-def test_a_large_message_comes_in_pieces(chunk):
+def test_a_large_message_comes_in_pieces(chunk, flag):
     body = bytes(range(256)) * 600
-    events = told(b"/infer", data(1, message(body), end=True), chunk=chunk)
-    assert events[:2] == [(BEGIN, 1, False), (LARGE, len(body))]
+    events = told(b"/infer", data(1, message(body, flag), end=True), chunk=chunk)
+    assert events[:2] == [(BEGIN, 1, False), (LARGE, len(body), bool(flag))]
     assert {event[0] for event in events[2:]} == {DATA}
     assert b"".join(event[1] for event in events[2:]) == body
     assert [event[2] for event in events[2:]] == [False] * (len(events) - 3) + [True]
 
 
-def test_a_large_message_of_others_is_put_together():
+def test_a_large_message_of_a_stream_is_put_together():
     body = b"x" * (DIRECT + 1)
     events = told(b"/stream", data(1, message(body), end=True))
     assert [event[2] for event in events if event[0] == MESSAGES and event[2]] == [[body]]
-    assert told(b"/infer", data(1, message(body, 1), end=True))[-1][2] == [body]
 
 
 def test_a_large_message_is_received_into_its_place():

@@ -227,7 +227,7 @@ def test_more_than_the_connections_window_ends_it():
 
 
 def test_no_window_is_widened_for_an_only_message_whose_rest_fits():
-    infer = (b"/service/method", 1, 1 << 30)
+    infer = (b"/service/method", 0, 1 << 30)
     server = Server(methods=[infer], stream_window=WINDOW)
     server.open(1)
     place = bytearray(100_000)

@@ -87,6 +87,9 @@ class Requests:
         if close:
             self.state.close()
 
+    def charge(self, nbytes):
+        return nbytes
+
     def abort(self):
         pass
 

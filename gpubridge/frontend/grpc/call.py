@@ -21,7 +21,8 @@ from gpubridge.frontend.grpc.status import (
     failure,
 )
 from gpubridge.frontend.timeouts import MinimumRate, bytes_per_second
-from gpubridge.host_shm import Body, Budget, PrivateMemory
+from gpubridge.host_shm import LARGE_BYTES, PrivateBytes
+from gpubridge.host_shm.private_memory import PrivateMemory
 from gpubridge.protocol.grpc.infer_response import encode_frame
 
 if TYPE_CHECKING:
@@ -162,9 +163,12 @@ class Call(ABC):
         """Free the memory of the request and cancel submitted requests."""
 
     def _check_rate(
-        self, now: float, window: float, message: object, arrived: int, held: int
+        self, now: float, window: float, message: int | None, arrived: int, held: int
     ) -> None:
-        """Fail if a message is received too slowly; ``held`` is the memory that it holds."""
+        """Fail if a message is received too slowly.
+
+        ``message``: names it, None while none is on its way; ``held``: the memory that it holds.
+        """
         if self._rate is None:
             self._rate = MinimumRate(window)
         if self._rate.too_slow(now, message, arrived, held):
@@ -173,7 +177,7 @@ class Call(ABC):
             text = f"request message too slow: minimum {least} bytes/s over {window:g} s"
             self.fail(CallFailed(Status.DEADLINE_EXCEEDED, text))
 
-    def _unpack(self, message: bytes, then: Callable[[bytes], None]) -> bytes | None:
+    def _unpack(self, message: bytes | memoryview, then: Callable[[bytes], None]) -> bytes | None:
         """Return a decompressed message, or None if ``then`` is called with it later.
 
         Raises CallFailed for a malformed message; one found later fails the call.
@@ -181,10 +185,12 @@ class Call(ABC):
 
         def done(plain: bytes | BridgeError | CallFailed) -> None:
             self._unpacking = None
-            if isinstance(plain, bytes):
+            try:
+                if not isinstance(plain, bytes):
+                    raise plain
                 then(plain)
-            else:
-                self.refuse(plain)
+            except Exception as error:
+                self.refuse(error)
 
         plain = self._connection.coder.unpack(
             message, self._headers.coding, self._limit, self._connection.account, done
@@ -196,47 +202,103 @@ class Call(ABC):
 
 
 class SingleMessageCall(Call):
-    """A call whose request is one message."""
+    """A call whose request is one message, which is received in pieces if it is large.
+
+    A large message is charged to its connection as it arrives, and as it is decompressed, until the
+    call drops it.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        super().__init__(opening)
+        # Receives a large message as it is sent.
+        self._large: PrivateMemory | None = None
+        self._compressed = False
+        # Counts a large message that has been decompressed.
+        self._plain: PrivateBytes | None = None
+        # Whether all of the message has arrived.
+        self._whole = False
 
     @abstractmethod
-    def complete(self, message: bytes, compressed: bool) -> None:
+    def complete(self, message: bytes | memoryview, compressed: bool) -> None:
         """Handle the message."""
 
     def messages(self, nbytes: int, messages: list[bytes], compressed: bool, end: bool) -> None:
         """Handle the message."""
+        self._whole = True
         self.complete(messages[0], compressed)
 
-    def _complete_packed(self, message: bytes) -> None:
+    def large(self, nbytes: int, compressed: bool) -> None:
+        """Begin to receive a large message."""
+        self._compressed = compressed
+        self._large = PrivateMemory(nbytes, self._connection.new_body(self.refuse))
+
+    def data(self, view: memoryview, end: bool) -> None:
+        """Receive part of the large message; ``end`` says that it is the last."""
+        large = self._large
+        if large is None or self._whole:
+            return
+        large.put(view)
+        if large.whole:
+            self._whole = True
+            large.complete()
+            self.complete(memoryview(large.memory), self._compressed)
+        elif end:
+            raise CallFailed(Status.INTERNAL, "the request ends in the middle of its message")
+
+    def filled(self, end: bool) -> None:
+        """Continue: the memory named to `Http2Connection.receive_into` is full."""
+
+    def check(self, now: float, window: float) -> None:
+        """Fail if the message is received too slowly, or does not come."""
+        if not self._whole:
+            arrived = self._message_bytes()
+            self._check_rate(now, window, 0, arrived, arrived)
+
+    def _message_bytes(self) -> int:
+        """Return the bytes of the message that have arrived."""
+        if self._large is not None:
+            return self._large.arrived
+        return self._connection.http2.unfinished(self._stream_id)
+
+    def _complete_packed(self, message: bytes | memoryview) -> None:
         """Decompress the message, then handle it."""
         try:
-            plain = self._unpack(message, lambda plain: self.complete(plain, False))
+            plain = self._unpack(message, self._complete_plain)
         except CallFailed as error:
             self.fail(error)
         else:
             if plain is not None:
-                self.complete(plain, False)
+                self._complete_plain(plain)
 
+    def _complete_plain(self, message: bytes) -> None:
+        self._drop_message()
+        if len(message) > LARGE_BYTES:
+            self._plain = PrivateBytes(self._connection.new_body(self.refuse))
+            self._plain.count(len(message))
+            self._plain.complete()
+        self.complete(message, False)
 
-class LargeMessageCall(SingleMessageCall):
-    """A call whose message is received in pieces if it is large."""
+    def _abandon(self) -> None:
+        self._drop_message()
 
-    @abstractmethod
-    def large(self, nbytes: int) -> None:
-        """Begin to receive a large message."""
+    def _release(self) -> None:
+        super()._release()
+        self._drop_message()
 
-    @abstractmethod
-    def data(self, view: memoryview, end: bool) -> None:
-        """Receive part of the large message; ``end`` says that it is the last."""
-
-    def filled(self, end: bool) -> None:
-        """Continue: the memory named to `Http2Connection.receive_into` is full."""
+    def _drop_message(self) -> None:
+        """Drop the memory of the message, and its charge."""
+        held = self._large, self._plain
+        self._large = self._plain = None
+        for each in held:
+            if each is not None:
+                each.close()
 
 
 class UnaryCall(SingleMessageCall):
     """A call with one response message.
 
     ``answer``: returns the response message, or a coroutine that does, for the request message; may
-    raise BridgeError.
+    raise BridgeError. What it keeps of a large message is charged until the call ends.
     """
 
     def __init__(
@@ -249,14 +311,11 @@ class UnaryCall(SingleMessageCall):
         self._answer = answer
         self._tasks = tasks
 
-    def complete(self, message: bytes, compressed: bool) -> None:
+    def complete(self, message: bytes | memoryview, compressed: bool) -> None:
         """Respond to the message, now or when the coroutine ends."""
         if compressed:
             self._complete_packed(message)
-        else:
-            self._take(message)
-
-    def _take(self, message: bytes | memoryview) -> None:
+            return
         try:
             answer = self._answer(message)
         except Exception as error:
@@ -275,49 +334,3 @@ class UnaryCall(SingleMessageCall):
             self.fail(outcome)
         else:
             self._send_whole_response([encode_frame(outcome)])
-
-
-class LoadCall(UnaryCall, LargeMessageCall):
-    """A model load, whose large message is charged to its connection.
-
-    ``budget``: of the memory for all requests.
-    """
-
-    def __init__(self, *given: Any, budget: Budget) -> None:
-        super().__init__(*given)
-        self._budget = budget
-        self._memory: PrivateMemory | None = None
-        self._arrived = 0
-
-    def large(self, nbytes: int) -> None:
-        """Begin to receive a large message."""
-        body = Body(self._budget, self._connection.account, self.refuse)
-        self._memory = PrivateMemory(nbytes, body)
-
-    def data(self, view: memoryview, end: bool) -> None:
-        """Receive part of the large message."""
-        large = self._memory
-        if large is None:
-            return
-        begin, self._arrived = self._arrived, self._arrived + len(view)
-        large.count(self._arrived)
-        large.memory[begin : self._arrived] = view
-        if self._is_whole(large):
-            large.complete()
-            self._take(large.memory)
-        elif end:
-            raise CallFailed(Status.INTERNAL, "the request ends in the middle of its message")
-
-    def check(self, now: float, window: float) -> None:
-        """Fail if a large message is received too slowly."""
-        if self._memory is not None and not self._is_whole(self._memory):
-            self._check_rate(now, window, self._memory, self._arrived, self._arrived)
-
-    def _is_whole(self, large: PrivateMemory) -> bool:
-        return self._arrived == len(large.memory)
-
-    def _release(self) -> None:
-        super()._release()
-        large, self._memory = self._memory, None
-        if large is not None:
-            large.close()

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final
 
 from gpubridge.config import GrpcConnections
 from gpubridge.dataplane import GrpcConnectionState, Http2Connection, Http2Limits, RequestHeaders
+from gpubridge.errors import BridgeError
 from gpubridge.frontend.connection_limits import Room, longest_idle, room_for, shortage
-from gpubridge.frontend.grpc.call import Call, LargeMessageCall, read_timeout
+from gpubridge.frontend.grpc.call import Call, SingleMessageCall, read_timeout
 from gpubridge.frontend.grpc.connection_timeouts import ConnectionTimeouts, TimeoutAction
 from gpubridge.frontend.grpc.infer import InferCall
 from gpubridge.frontend.grpc.packing import accepted_packing
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.grpc.status import CallFailed, Status, failure, framing_failure
-from gpubridge.host_shm import Account
+from gpubridge.host_shm import Account, Body, PrivateBytes
 from gpubridge.protocol.grpc.receiver import RequestReceiver
 
 # Events of `Http2Connection` are tuples: kind, stream (0 for the connection), and the values that are
@@ -44,7 +45,7 @@ PONG: Final = 9
 CLOSED: Final = 10
 """The connection has ended with its streams: a code and a text."""
 LARGE: Final = 11
-"""A large message begins, received in pieces: its size."""
+"""A large message begins, received in pieces: its size, whether it is compressed."""
 
 _CODINGS = (b"", b"identity", b"gzip", b"deflate")
 _KEEPALIVE_PING = b"keepaliv"
@@ -61,6 +62,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.http2 = Http2Connection(service.methods, Http2Limits())
         self.account = Account(self._unread)
         self.coder = service.coder
+        # Counts what the client has the connection keep beside large messages.
+        self._kept: PrivateBytes | None = None
         self._service = service
         self._connections = connections
         self.calls: dict[int, Call] = {}
@@ -113,6 +116,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._connections.discard(self)
         self._state.lose()
         self._abort_calls()
+        self._release_kept()
         self.account.close()
 
     def eof_received(self) -> bool:
@@ -189,6 +193,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             http2.ping(_KEEPALIVE_PING)
         elif action is TimeoutAction.LEAVE:
             http2.drain()
+        elif action is TimeoutAction.CALM:
+            http2.close(_ENHANCE_YOUR_CALM, "expected the end of a header block in time")
         else:
             http2.close(_SETTINGS_TIMEOUT, "expected the client preface and SETTINGS in time")
         self._state.flush()
@@ -202,6 +208,40 @@ class GrpcConnection(asyncio.BufferedProtocol):
             http2.reset(stream_id, _ENHANCE_YOUR_CALM)
             self._abort(stream_id)
             self.flush_soon()
+
+    # -- memory of the wire ------------------------------------------------------------------------
+
+    def new_body(self, refuse: Callable[[BridgeError], None]) -> Body:
+        """Return the charge of a large message of this connection; see `Body`."""
+        return self.coder.new_body(self.account, refuse)
+
+    def charge(self, nbytes: int) -> int:
+        """Charge what the client has the connection keep beside large messages; return the charge."""
+        if self._kept is None:
+            self._kept = PrivateBytes(self.new_body(self._shed))
+        try:
+            self._kept.count(nbytes)
+        except BridgeError as error:
+            self._shed(error)
+            return 0
+        return nbytes
+
+    def _shed(self, error: BridgeError) -> None:
+        """Refuse the calls whose messages are unfinished: others need the memory."""
+        self._release_kept()
+        self._state.charged = 0
+        unfinished = [call for id_, call in self.calls.items() if self.http2.unfinished(id_)]
+        for call in unfinished:
+            call.refuse(error)
+        if not unfinished:
+            # Headers of the open calls: there should not be more.
+            self.http2.goaway()
+        self.flush_soon()
+
+    def _release_kept(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.close()
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -279,16 +319,18 @@ class GrpcConnection(asyncio.BufferedProtocol):
         stream_id = event[1]
         call = self.calls.get(stream_id)
         if call is None:
-            # It has ended already.
+            # It has ended already, or had no memory for its message.
+            if kind == FAILED:
+                self._refuse(stream_id, framing_failure(*event[2:]))
             return
         if kind == MESSAGES:
             call.messages(*event[2:])
         elif kind in (DATA, LARGE, FILLED):
-            assert isinstance(call, LargeMessageCall)
+            assert isinstance(call, SingleMessageCall)
             if kind == DATA:
                 call.data(event[2], event[3])
             elif kind == LARGE:
-                call.large(event[2])
+                call.large(event[2], event[3])
             else:
                 call.filled(event[2])
         elif kind == WRITABLE:

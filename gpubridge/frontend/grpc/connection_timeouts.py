@@ -26,6 +26,8 @@ class TimeoutAction(enum.Enum):
     LEAVE = enum.auto()
     #: Abort: the client does not read, does not answer PINGs, or did not leave.
     END = enum.auto()
+    #: Close: a header block does not end.
+    CALM = enum.auto()
     #: Send a PING.
     PING = enum.auto()
 
@@ -97,6 +99,7 @@ class ConnectionTimeouts:
         # When bytes were received, at the last check.
         self.heard = 0.0
         self._start = Deadline(limits.preface_timeout)
+        self._block = Deadline(limits.message_timeout)
         self._idle = Deadline(limits.idle_timeout)
         self._sending = SendStall(limits.send_timeout)
         self._send_timeout = limits.send_timeout
@@ -129,6 +132,8 @@ class ConnectionTimeouts:
             return TimeoutAction.END
         if self._start.too_long(now, None if http2.started else True):
             return TimeoutAction.REFUSE
+        if self._block.too_long(now, http2.open_block or None):
+            return TimeoutAction.CALM
         old = self._age.too_long(now, True)
         idle = self._idle.too_long(now, None if calls else http2.highest_stream)
         if (old or idle) and not leaving:

@@ -55,7 +55,7 @@ class HealthWatch(SingleMessageCall):
         self._service = ""
         self._last = b""
 
-    def complete(self, message: bytes, compressed: bool) -> None:
+    def complete(self, message: bytes | memoryview, compressed: bool) -> None:
         """Send the state of the service that the message names."""
         if compressed:
             self._complete_packed(message)
@@ -65,6 +65,7 @@ class HealthWatch(SingleMessageCall):
         except (BridgeError, CallFailed) as error:
             self.fail(error)
         else:
+            self._drop_message()
             self._health.add(self)
             self.update()
 

@@ -16,7 +16,7 @@ from gpubridge.dataplane import (
 from gpubridge.engine.models.tracing import Received
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.forwarded_headers import add_parameters
-from gpubridge.frontend.grpc.call import LargeMessageCall, Opening
+from gpubridge.frontend.grpc.call import Opening, SingleMessageCall
 from gpubridge.frontend.grpc.packing import PIECE, MessageCoder, Packing
 from gpubridge.frontend.grpc.status import (
     OK_TRAILERS,
@@ -93,7 +93,7 @@ class InferEndpoint(GrpcInferEndpoint):
         return failure(error, begun=False)
 
 
-class InferCall(LargeMessageCall):
+class InferCall(SingleMessageCall):
     """One inference call; owns the memory of its request until that is submitted."""
 
     def __init__(self, opening: Opening, forms: FormCache, memory: RequestMemory) -> None:
@@ -106,33 +106,40 @@ class InferCall(LargeMessageCall):
         self._request: InferRequest | None = None
         self._known: KnownRequest | None = None
 
-    def complete(self, message: bytes, compressed: bool) -> None:
+    def complete(self, message: bytes | memoryview, compressed: bool) -> None:
         """Handle a small or compressed message: its inputs are copied into shared memory."""
         if compressed:
             self._complete_packed(message)
             return
         if len(message) > LARGE_BYTES:
-            self.large(len(message))
+            self.large(len(message), False)
             self._feed(memoryview(message))
             return
+        assert isinstance(message, bytes)
         try:
             self._submit(whole_request(message, self._forms, self._respond))
         except Exception as error:
             self.fail(error)
 
-    def large(self, nbytes: int) -> None:
+    def large(self, nbytes: int, compressed: bool) -> None:
         """Begin to receive a large message."""
+        if compressed:
+            super().large(nbytes, compressed)
+            return
         self._receiver = self._memory.receiver(nbytes, self._connection.account, self.refuse)
 
     def resume(self, receiver: RequestReceiver, end: bool) -> None:
         """Take over the received part of a large message; ``end``: the request has ended."""
         self._receiver = receiver
-        receiver.body.set_refuse(self.refuse)
+        receiver.set_refuse(self.refuse)
         self._receive(None, end)
 
     def data(self, view: memoryview, end: bool) -> None:
         """Receive part of the large message, and name the memory for the next part."""
-        self._receive(lambda receiver: receiver.feed(view), end)
+        if self._receiver is None:
+            super().data(view, end)
+        else:
+            self._receive(lambda receiver: receiver.feed(view), end)
 
     def filled(self, end: bool) -> None:
         """Continue after a tensor has been received into its memory."""
@@ -165,12 +172,10 @@ class InferCall(LargeMessageCall):
         except Exception as error:
             self.refuse(error)
 
-    def check(self, now: float, window: float) -> None:
-        """Fail if a large message is received too slowly."""
-        receiver = self._receiver
-        if receiver is not None and self._reading is None:
-            arrived = receiver.arrived(self._connection.http2.missing(self._stream_id))
-            self._check_rate(now, window, receiver, arrived, arrived)
+    def _message_bytes(self) -> int:
+        if self._receiver is None:
+            return super()._message_bytes()
+        return self._receiver.arrived(self._connection.http2.missing(self._stream_id))
 
     def pack(self, packing: Packing) -> None:
         """Compress the response."""
@@ -191,6 +196,7 @@ class InferCall(LargeMessageCall):
             return
         if self._reading is not None:
             return
+        self._whole = True
         receiver.copied += self._connection.http2.copied(self._stream_id)
         if receiver.takes_long:
             self._reading = self._connection.coder.read(receiver, self._forms, self._read)
@@ -215,6 +221,7 @@ class InferCall(LargeMessageCall):
             made = make()
         finally:
             receiver.close()
+        self._drop_message()
         self._submit(made)
 
     def _submit(self, made: MadeRequest) -> None:
@@ -231,10 +238,14 @@ class InferCall(LargeMessageCall):
         self._request = request
         submit(request, Received("GRPC", self._began, time.monotonic_ns(), self._context))
 
-    def _abandon(self) -> None:
+    def _drop_message(self) -> None:
+        super()._drop_message()
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.close()
+
+    def _abandon(self) -> None:
+        self._drop_message()
         if self._request is not None and not self._done:
             self._request.cancel()
 

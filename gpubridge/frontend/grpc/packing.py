@@ -71,9 +71,13 @@ class MessageCoder:
         self._budget = budget
         self._turns = asyncio.Semaphore(_MESSAGES)
 
+    def new_body(self, account: Account, refuse: Callable[[BridgeError], None]) -> Body:
+        """Return the charge of what is large; see `Body`."""
+        return Body(self._budget, account, refuse)
+
     def unpack(
         self,
-        message: bytes,
+        message: bytes | memoryview,
         coding: bytes,
         limit: int,
         account: Account,
@@ -109,7 +113,7 @@ class MessageCoder:
             counted.close()
 
         async with self._turns:
-            counted = PrivateBytes(Body(self._budget, account, refuse))
+            counted = PrivateBytes(self.new_body(account, refuse))
             try:
                 message = BytesIO()
                 message.write(first)

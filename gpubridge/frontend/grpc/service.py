@@ -17,7 +17,7 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.control import CONTROL_BYTES, ControlTasks, is_ready, trace_settings
 from gpubridge.frontend.forwarded_headers import ForwardedHeaders
-from gpubridge.frontend.grpc.call import Call, LoadCall, Opening, UnaryCall
+from gpubridge.frontend.grpc.call import Call, Opening, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
 from gpubridge.frontend.grpc.packing import MessageCoder
@@ -40,14 +40,14 @@ _Answer = JsonObject | Coroutine[Any, Any, JsonObject]
 _HEALTH = b"/grpc.health.v1.Health/"
 
 # Kinds of methods, numbered as in the compiled module.
-_UNARY, _INFER, _STREAM = range(3)
+_UNARY, _STREAM = range(2)
 
 
 class _Method(NamedTuple):
     """A method.
 
     - ``group``: the restricted protocol that it belongs to.
-    - ``kind``: unary, inference or stream; a message has at most ``limit`` bytes.
+    - ``kind``: unary or stream; a message has at most ``limit`` bytes.
     - ``open``: returns a new call.
     """
 
@@ -99,7 +99,7 @@ class GrpcService:
             _Method(
                 "inference",
                 _SERVICE + b"ModelInfer",
-                _INFER,
+                _UNARY,
                 message_limit,
                 lambda opening: InferCall(opening, forms, memory),
             ),
@@ -123,16 +123,9 @@ class GrpcService:
             for name, answer in answers.items():
                 path, answered = _SERVICE + name.encode(), partial(_answered, name, answer)
                 methods.append(self._unary(group, path, small, answered))
-        budget = memory.arenas.budget
         # The message may contain the files of the model.
-        load = _Method(
-            "model-repository",
-            _SERVICE + b"RepositoryModelLoad",
-            _INFER,
-            message_limit,
-            lambda opening: LoadCall(opening, self._load, self._tasks, budget=budget),
-        )
-        return [*methods, load]
+        load = _SERVICE + b"RepositoryModelLoad"
+        return [*methods, self._unary("model-repository", load, message_limit, self._load)]
 
     def _control_answers(
         self, ready: Callable[[], bool]
@@ -173,7 +166,7 @@ class GrpcService:
         group: str,
         path: bytes,
         limit: int,
-        answer: Callable[[bytes], bytes | Coroutine[Any, Any, bytes]],
+        answer: Callable[[Any], bytes | Coroutine[Any, Any, bytes]],
     ) -> _Method:
         return _Method(
             group, path, _UNARY, limit, lambda opening: UnaryCall(opening, answer, self._tasks)
@@ -275,7 +268,7 @@ class GrpcService:
 
 
 def _answered(
-    method: str, answer: Callable[[ProtoMessage], _Answer], data: bytes
+    method: str, answer: Callable[[ProtoMessage], _Answer], data: bytes | memoryview
 ) -> bytes | Coroutine[Any, Any, bytes]:
     """Parse a request message, call a method, and encode the fields it returns."""
     fields = answer(parse_message(f"{method}Request", data))

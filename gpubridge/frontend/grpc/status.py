@@ -6,7 +6,7 @@ import enum
 import re
 
 from gpubridge.dataplane import HeaderFields
-from gpubridge.errors import ErrorCode
+from gpubridge.errors import ErrorCode, NoMemory
 from gpubridge.protocol.fields import MALFORMED
 from gpubridge.telemetry.logs import request_error
 
@@ -35,7 +35,7 @@ _STATUS_OF_CODE = {
 
 _ESCAPED = re.compile(rb"[^ -$&-~]")
 _CUT = b"..."
-_FLAG, _TOO_LONG, _SECOND_MESSAGE, _INCOMPLETE = range(4)
+_FLAG, _TOO_LONG, _SECOND_MESSAGE, _INCOMPLETE, _, _NO_MEMORY = range(6)
 
 
 class Status(enum.IntEnum):
@@ -70,12 +70,16 @@ def failure(error: Exception, *, begun: bool) -> HeaderFields:
         error = request_error(error)
         # One character more than is sent, so that `grpc_message` marks the cut.
         number, text = grpc_status(error.code), error.opening(MESSAGE_LIMIT + 1)
+        if isinstance(error, NoMemory):
+            number = int(Status.RESOURCE_EXHAUSTED)
     fields = [(b"grpc-status", b"%d" % number), (b"grpc-message", grpc_message(text))]
     return HeaderFields(fields if begun else [_STATUS, _CONTENT_TYPE, *fields])
 
 
-def framing_failure(fault: int, value: int, limit: int) -> CallFailed:
-    """Return the failure of a call with malformed messages."""
+def framing_failure(fault: int, value: int, limit: int) -> Exception:
+    """Return the failure of a call with malformed messages, or without memory for them."""
+    if fault == _NO_MEMORY:
+        return NoMemory()
     if fault == _TOO_LONG:
         return CallFailed(
             Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({value} vs. {limit})"

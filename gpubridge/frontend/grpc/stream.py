@@ -21,7 +21,7 @@ from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.packing import PIECE, PREFIX, Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
 from gpubridge.frontend.shared_memory import RequestMemory
-from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
+from gpubridge.host_shm import LARGE_BYTES, PrivateBytes
 from gpubridge.protocol.grpc.infer_request import (
     FormCache,
     KnownRequest,
@@ -94,7 +94,8 @@ class StreamCall(Call):
         self._coded: deque[tuple[bytes, bool]] = deque()
         # Responses that workers encode or compress, and responses after them, in order.
         self._outgoing: deque[_QueuedResponse] = deque()
-        # Bytes of all messages, bytes of the incomplete one, and the charge for it and waiting ones.
+        # Bytes of all messages, bytes of the incomplete one, and the charge for it and queued ones. A
+        # message is queued until it is decompressed, and until all of it is copied.
         self._received = self._partial = 0
         self._counted: PrivateBytes | None = None
         # Receives a long message; later messages wait for it.
@@ -127,9 +128,10 @@ class StreamCall(Call):
         """Decompress queued messages."""
         try:
             while self._coded and self._unpacking is None:
-                message, compressed = self._coded.popleft()
+                message, compressed = self._coded[0]
                 plain = self._unpack(message, self._unpacked) if compressed else message
                 if plain is not None:
+                    self._coded.popleft()
                     self._waiting.append(plain)
             self._count()
         except Exception as error:
@@ -138,6 +140,7 @@ class StreamCall(Call):
         self._advance()
 
     def _unpacked(self, message: bytes) -> None:
+        self._coded.popleft()
         self._waiting.append(message)
         self._unpack_queued()
 
@@ -149,8 +152,7 @@ class StreamCall(Call):
             self._release_charge()
             return
         if self._counted is None:
-            body = Body(self._memory.arenas.budget, self._connection.account, self.refuse)
-            self._counted = PrivateBytes(body)
+            self._counted = PrivateBytes(self._connection.new_body(self.refuse))
         self._counted.count(held)
 
     def _release_charge(self) -> None:
@@ -159,9 +161,10 @@ class StreamCall(Call):
             counted.close()
 
     def check(self, now: float, window: float) -> None:
-        """Fail if a large message is received too slowly."""
-        large = self._counted if self._partial > LARGE_BYTES else None
-        self._check_rate(now, window, large, self._received, self._partial)
+        """Fail if a message is received too slowly, while it may be sent."""
+        begin = self._received - self._partial
+        message = begin if self._partial and not self._unread else None
+        self._check_rate(now, window, message, self._received, self._partial)
 
     def writable(self) -> None:
         """Continue: the client has read the queued bytes."""
@@ -179,7 +182,7 @@ class StreamCall(Call):
             return
         self._advancing = True
         while self._waiting and not self._done and self._may_submit() and self._receiver is None:
-            self._begin(self._waiting.popleft())
+            self._begin(self._waiting[0])
         self._advancing = False
         if self._done:
             return
@@ -213,6 +216,7 @@ class StreamCall(Call):
             self._receiver = self._memory.receiver(len(message), account, self.refuse)
             self._feed(turn, message, 0)
         else:
+            self._waiting.popleft()
             make = partial(whole_request, message, self._forms, answer)
             self._submit(turn, make, lambda: read_request(message).identifier)
 
@@ -253,6 +257,7 @@ class StreamCall(Call):
     ) -> None:
         """Submit the request of a long message, then continue with the next message."""
         receiver, self._receiver = self._receiver, None
+        self._waiting.popleft()
         if not self._done:
             self._submit(turn, make, identifier)
         if receiver is not None:
@@ -291,10 +296,9 @@ class StreamCall(Call):
         """Compress the responses."""
         self._packing = packing
 
-    def abort(self) -> None:
-        """Cancel all requests."""
+    def _release(self) -> None:
+        super()._release()
         self._abandon()
-        super().abort()
 
     def _abandon(self) -> None:
         self._waiting.clear()

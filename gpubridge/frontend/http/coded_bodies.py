@@ -63,7 +63,8 @@ class CodedBodies:
         if inflater.finished:
             then(exchange, len(first))
         else:
-            self._start(exchange, self._unpack(exchange, collected, inflater, first, then))
+            work = partial(self._unpack, exchange, collected, inflater, first, then)
+            collected.work = self._start(exchange, work)
 
     def pack(
         self,
@@ -79,7 +80,7 @@ class CodedBodies:
         if sum(len(part) for part in parts) <= _PACKED_AT_ONCE:
             exchange.respond(status, fields, compress(coding, parts), plain=True)
         else:
-            self._start(exchange, self._pack(exchange, status, fields, coding, parts))
+            self._start(exchange, partial(self._pack, exchange, status, fields, coding, parts))
 
     async def _unpack(
         self,
@@ -131,20 +132,24 @@ class CodedBodies:
         else:
             exchange.respond(status, fields, packed, plain=True)
 
-    def _start(self, exchange: HttpExchange, work: Coroutine[Any, Any, None]) -> None:
+    def _start(
+        self, exchange: HttpExchange, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> asyncio.Task[None]:
         async def run() -> None:
             try:
-                await work
+                await work()
             except BridgeError as error:
                 exchange.give_up(error)
 
-        self.tasks.start(run())
+        return self.tasks.start(run())
 
 
 class CollectedBody:
     """Stands in for a handler while a chunked or compressed body is received.
 
     ``new_body``: returns the charge of large memory.
+
+    Attribute ``work``: decompresses the body; cancelled when the request is dropped.
     """
 
     def __init__(self, handler: RequestHandler, new_body: Callable[[], Body]) -> None:
@@ -152,6 +157,7 @@ class CollectedBody:
         self._new_body = new_body
         self._bytes: PrivateBytes | None = None
         self._collected = 0
+        self.work: asyncio.Task[None] | None = None
 
     def grow(self, arrived: int) -> int:
         """Return how many bytes of the body may be received."""
@@ -167,7 +173,7 @@ class CollectedBody:
         """Return the handler's memory for the decompressed body."""
         handler = self._handler
         if nbytes <= LARGE_BYTES:
-            return handler.body_memory(nbytes, None)
+            return memoryview(handler.body_memory(nbytes, None))
         body = self._new_body()
         try:
             memory = handler.body_memory(nbytes, body)
@@ -175,7 +181,7 @@ class CollectedBody:
             body.release()
             raise
         handler.grow(nbytes)
-        return memory
+        return memoryview(memory)
 
     def hand_over(self, exchange: HttpExchange) -> None:
         """Let the handler continue: it has the body."""
@@ -185,6 +191,8 @@ class CollectedBody:
     def abort(self) -> None:
         """Drop the request, which will not be completed."""
         self._release()
+        if self.work is not None:
+            self.work.cancel()
         self._handler.abort()
 
     def _count(self, nbytes: int) -> None:

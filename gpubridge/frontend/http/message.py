@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpubridge.config import HttpConnections
-from gpubridge.dataplane import HttpExchange
+from gpubridge.dataplane import GrowingMemory, HttpExchange
 from gpubridge.errors import BridgeError, Pieces
 from gpubridge.host_shm import Body
 
@@ -32,8 +32,8 @@ class HttpSettings:
 class RequestHandler(Protocol):
     """Handles one request: its body, then its completion or abort."""
 
-    def body_memory(self, nbytes: int, body: Body | None) -> memoryview:
-        """Return the memory that the body is received into; raises BridgeError.
+    def body_memory(self, nbytes: int, body: Body | None) -> memoryview | GrowingMemory:
+        """Return the memory that the body is received into, as far as `grow` says; raises BridgeError.
 
         ``body``: the charge of a large body, which the handler grows and releases.
         """

@@ -53,7 +53,7 @@ def refuse_repository_name(message: ProtoMessage) -> None:
         raise unsupported("'repository_name' specification is not supported")
 
 
-def health_service(data: bytes) -> str:
+def health_service(data: bytes | memoryview) -> str:
     """Return the service named by a HealthCheckRequest of grpc.health.v1; raises BridgeError."""
     # Its only field has the same number and type as the first of this message.
     service: str = parse_message("ModelReadyRequest", data).name

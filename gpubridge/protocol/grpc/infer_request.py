@@ -74,7 +74,7 @@ class RequestHead:
     - ``offsets``: its offset in the message, or in the slot that it was received into.
     """
 
-    form: bytes
+    form: bytes | memoryview
     identifier: str
     sizes: Sequence[int]
     offsets: Sequence[int]
@@ -153,7 +153,7 @@ class FormCache:
         rules = input_rules(form, model.config)
         if rules is not None:
             batch = model.config.max_batch_size
-            self.templates.add_fields(head.form, head.sizes, batch, rules, known)
+            self.templates.add_fields(bytes(head.form), head.sizes, batch, rules, known)
         return known
 
     def read_once(self, head: RequestHead) -> ReadRequest:
@@ -198,7 +198,7 @@ class LongParts(NamedTuple):
     contents: Sequence[memoryview | None] = ()
 
 
-def parse_form(form: bytes) -> tuple[ProtoMessage, LongParts]:
+def parse_form(form: bytes | memoryview) -> tuple[ProtoMessage, LongParts]:
     """Parse a form without its long parts; raises BridgeError."""
     split = dataplane.split_form(form) if len(form) > LONG_FORM_BYTES else None
     if split is None:

@@ -11,10 +11,10 @@ from gpubridge.protocol.fields import MALFORMED
 from gpubridge.schema import ProtoMessage, message_class
 
 
-def parse_message(name: str, data: bytes) -> ProtoMessage:
+def parse_message(name: str, data: bytes | memoryview) -> ProtoMessage:
     """Parse a request's message; raises BridgeError."""
     try:
-        return message_class(name).FromString(data)
+        return message_class(name).FromString(bytes(data))
     except message.DecodeError as error:
         raise BridgeError(MALFORMED, ErrorCode.INTERNAL) from error
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gpubridge.dataplane import MessageReceiver
 from gpubridge.errors import BridgeError
+from gpubridge.host_shm import LARGE_BYTES, PrivateBytes
 from gpubridge.protocol.body import LONG_STRINGS, InputCopy
 from gpubridge.protocol.grpc.infer_request import (
     LONG_FORM_BYTES,
@@ -52,6 +53,23 @@ class RequestReceiver(MessageReceiver):
     """
 
     _moved = False
+
+    def charge_form(self, arrived: int, left: int) -> int:
+        """Charge more of a long form; return up to where.
+
+        ``left``: bytes of the message to come. Raises BridgeError: UNAVAILABLE if memory is short.
+        """
+        if self.form_charge is None:
+            self.form_charge = PrivateBytes(self.body.beside())
+        upto = arrived + min(left, max(LARGE_BYTES, arrived // 2))
+        self.form_charge.count(upto)
+        return upto
+
+    def set_refuse(self, refuse: Callable[[BridgeError], None]) -> None:
+        """Replace the function that answers the request with an error."""
+        self.body.set_refuse(refuse)
+        if self.form_charge is not None:
+            self.form_charge.set_refuse(refuse)
 
     @property
     def takes_long(self) -> bool:
@@ -101,7 +119,8 @@ class RequestReceiver(MessageReceiver):
         """Replace the slot by the one that the inputs have been copied to."""
         self._moved = True
         self.copied += copied.copied
-        self.close()
+        self.drop_memory()
+        self.body.release()
         copied.slot.charge(self.body)
         self.slot, self.arena = copied.slot, known.arena
 

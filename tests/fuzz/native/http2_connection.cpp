@@ -26,7 +26,7 @@ using namespace gpubridge::http2;
 std::shared_ptr<const gpubridge::GrpcMethods> methods() {
   auto made = std::make_shared<gpubridge::GrpcMethods>();
   made->add("/u", {gpubridge::GrpcKind::kUnary, 4096});
-  made->add("/i", {gpubridge::GrpcKind::kInfer, std::uint64_t{1} << 31U});
+  made->add("/i", {gpubridge::GrpcKind::kUnary, std::uint64_t{1} << 31U});
   made->add("/s", {gpubridge::GrpcKind::kStream, 4096});
   return made;
 }

@@ -159,7 +159,7 @@ class Server {
 
   static std::shared_ptr<const gpubridge::GrpcMethods> methods() {
     auto made = std::make_shared<gpubridge::GrpcMethods>();
-    made->add("/i", {gpubridge::GrpcKind::kInfer, std::uint64_t{1} << 31U});
+    made->add("/i", {gpubridge::GrpcKind::kUnary, std::uint64_t{1} << 31U});
     return made;
   }
 
