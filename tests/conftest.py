@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests import flaky, plane, run_report, server_starts
+from tests import flaky, lanes, plane, run_report, server_starts
 
 # Thousands of inputs, which pytest would look at one by one.
 collect_ignore = ["fuzz/native"]
@@ -31,6 +31,7 @@ def pytest_configure(config):
         from tests.random_examples import choose_profile
 
         choose_profile(config)
+    lanes.begin(config)
     # A collection of garbage finds none while tests are collected, and searches ever more.
     gc.disable()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -41,7 +42,8 @@ def pytest_configure(config):
 
 
 def pytest_addoption(parser):
-    """Add ``--fast``."""
+    """Add ``--fast`` and the lanes."""
+    lanes.add_options(parser)
     parser.addoption(
         "--fast",
         action="store_true",
@@ -50,7 +52,8 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what ``--fast`` does not run."""
+    """Leave out what ``--fast`` or a lane does not run."""
+    lanes.select(config, items)
     if config.getoption("--fast"):
         left_out = [item for item in items if not _is_fast(item)]
         config.hook.pytest_deselected(items=left_out)

@@ -21,9 +21,8 @@ from gpubridge.pb_utils.response import (
     InferenceResponse,
     InferenceResponseSender,
     ResponseIterator,
+    answer_task,
     find_tensor,
-    first_response,
-    started_iterator,
 )
 from gpubridge.pb_utils.spans import Span
 from gpubridge.pb_utils.tensor import Tensor
@@ -561,8 +560,7 @@ class InferenceRequest(_Fields):
         decoupled = truth(decoupled, "decoupled")
         caller = self._caller()
         loop = asyncio.get_running_loop()
-        source = caller.call(self, decoupled, loop)
-        return loop.create_task(started_iterator(source) if decoupled else first_response(source))
+        return answer_task(caller.call(self, decoupled, loop), decoupled, loop)
 
     @staticmethod
     def _caller() -> host.ModelCaller:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubridge.pb_utils.exceptions import (
@@ -18,6 +19,7 @@ from gpubridge.pb_utils.tensor import Tensor
 from gpubridge.tensor.native import fields_type, native
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator, Iterator
 
     from gpubridge.pb_utils.host import ResponseSource
@@ -357,22 +359,29 @@ class ResponseIterator:
         self._source.cancel()
 
 
-async def started_iterator(source: ResponseSource) -> ResponseIterator:
-    """Wait for the first response of a call, or its end; returns the iterator."""
-    await _first(source)
+def answer_task(
+    source: ResponseSource, decoupled: bool, loop: asyncio.AbstractEventLoop
+) -> asyncio.Task[Any]:
+    """Return a task of a running loop for the first response of a call, or for its iterator.
+
+    The call is abandoned when the task is cancelled, even before it has begun.
+    """
+    task = loop.create_task(_iterator(source) if decoupled else _response(source))
+    task.add_done_callback(partial(_abandon_cancelled, source))
+    return task
+
+
+async def _iterator(source: ResponseSource) -> ResponseIterator:
+    await source.until_ready()
     return ResponseIterator._of(source)
 
 
-async def first_response(source: ResponseSource) -> Any:
-    """Wait for the response of a call that is not decoupled."""
-    await _first(source)
+async def _response(source: ResponseSource) -> Any:
+    await source.until_ready()
     return source.next()
 
 
-async def _first(source: ResponseSource) -> None:
-    try:
-        await source.until_ready()
-    except BaseException:
+def _abandon_cancelled(source: ResponseSource, task: asyncio.Task[Any]) -> None:
+    if task.cancelled():
         # Nobody else has it. Who keeps the exception would keep the call.
         source.abandon()
-        raise

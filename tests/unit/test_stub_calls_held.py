@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gpubridge.pb_utils.response import first_response
+from gpubridge.pb_utils.response import answer_task
 from gpubridge.stub.bls.scope import BATCH
 from gpubridge.stub.forked import ForkedCalls
 from gpubridge.transport.channel import ChannelClosed
@@ -83,11 +83,13 @@ def test_an_iterator_that_has_ended_cancels_nothing(server):
     assert server.cancels.empty()
 
 
-def test_a_task_that_is_cancelled_cancels_its_call_though_its_exception_is_kept(server):
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_task_that_is_cancelled_cancels_its_call_though_its_exception_is_kept(server, begun):
     async def main():
         task = query().async_exec()
         number = server.next_call()
-        await asyncio.sleep(0)
+        if begun:
+            await asyncio.sleep(0)
         task.cancel()
         try:
             await task
@@ -361,7 +363,8 @@ def test_a_child_calls_on_after_a_call_that_it_gave_up(server):
     child.after_in_parent()
 
     async def main():
-        given_up = asyncio.ensure_future(first_response(child.call(query(), False)))
+        loop = asyncio.get_running_loop()
+        given_up = answer_task(child.call(query(), False), False, loop)
         await asyncio.sleep(0)
         first = await asyncio.to_thread(server.next_call)
         given_up.cancel()
@@ -370,6 +373,6 @@ def test_a_child_calls_on_after_a_call_that_it_gave_up(server):
         assert server.next_cancel() == (first, False)
         again = child.call(query(), False)
         server.answer((server.next_call(), "b", False))
-        return value(await asyncio.wait_for(first_response(again), SECONDS))
+        return value(await asyncio.wait_for(answer_task(again, False, loop), SECONDS))
 
     assert asyncio.run(main()) == "b"

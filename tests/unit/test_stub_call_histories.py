@@ -1,0 +1,242 @@
+"""Random histories of calls: whatever happens to others, each gets what its model answers, in order.
+
+Calls are made by threads, tasks and streams on several event loops; answers come one by one or
+several in a message. Tasks are cancelled, streams are dropped, loops are closed, children are forked, and garbage is
+collected. A model of the history knows which responses each call must get, and which are cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import warnings
+from concurrent.futures import Future
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from gpubridge.pb_utils import InferenceResponse
+from tests.unit.call_server import SECONDS, CallServer, query, value
+
+_LOOPS = 2
+_OVER = object()
+_STEPS = st.one_of(
+    st.tuples(
+        st.sampled_from(["thread", "task", "stream", "tasks on a stream", "idle stream"]),
+        st.integers(0, _LOOPS - 1),
+    ),
+    st.tuples(st.just("respond"), st.lists(st.integers(0, 7), min_size=1, max_size=4)),
+    st.tuples(st.just("end"), st.lists(st.integers(0, 7), min_size=1, max_size=4)),
+    st.tuples(st.sampled_from(["give up", "cancel"]), st.integers(0, 7)),
+    st.tuples(st.sampled_from(["close loop"]), st.integers(0, _LOOPS - 1)),
+    st.tuples(st.sampled_from(["collect", "fork"]), st.none()),
+)
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def start(self, coroutine) -> Future:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def close(self) -> None:
+        """Close the loop, with what still waits on it."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(SECONDS)
+        for task in asyncio.all_tasks(self.loop):
+            # It says so in its log.
+            task._log_destroy_pending = False
+        self.loop.close()
+
+
+class Made:
+    """A call, and what it must get: the model of a history."""
+
+    def __init__(self, kind: str, number: int, loop: Loop) -> None:
+        self.kind = kind
+        self.number = number
+        self.loop = loop
+        self.sent: list[str | None] = []
+        # Whether the server has not ended it, and whether somebody still wants its responses.
+        self.open = self.wanted = True
+        self.future: Future | None = None
+        self.stream = None
+
+    @property
+    def is_stream(self) -> bool:
+        return "stream" in self.kind
+
+    @property
+    def on_loop(self) -> bool:
+        return self.kind in ("task", "stream", "tasks on a stream")
+
+
+class History:
+    """Takes the steps of a history, and checks its end."""
+
+    def __init__(self) -> None:
+        self.server = CallServer()
+        self.loops = [Loop() for _ in range(_LOOPS)]
+        self.made: list[Made] = []
+        self.count = 0
+
+    def take(self, step, what) -> None:
+        match step:
+            case "respond" | "end":
+                self.answer(what, step == "end")
+            case "give up" | "cancel":
+                calls = [each for each in self.made if each.open and each.wanted]
+                if calls:
+                    getattr(self, step.replace(" ", "_"))(calls[what % len(calls)])
+            case "close loop":
+                self.close_loop(what)
+            case "collect":
+                gc.collect()
+            case "fork":
+                self.fork()
+            case _:
+                self.call(step, self.loops[what])
+
+    def call(self, kind: str, loop: Loop) -> None:
+        if kind == "thread":
+            future: Future = Future()
+            threading.Thread(target=lambda: future.set_result(query().exec())).start()
+            made = Made(kind, self.server.next_call(), loop)
+            made.future = future
+        elif kind == "task":
+            future = loop.start(_answer())
+            made = Made(kind, self.server.next_call(), loop)
+            made.future = future
+        elif kind == "stream":
+            future = loop.start(_responses())
+            made = Made(kind, self.server.next_call(), loop)
+            made.future = future
+        else:
+            stream = query().exec(decoupled=True)
+            made = Made(kind, self.server.next_call(), loop)
+            if kind == "idle stream":
+                made.stream = stream
+            else:
+                made.future = loop.start(_shared(stream))
+        self.made.append(made)
+
+    def answer(self, indices: list[int], ends: bool) -> None:
+        calls = [each for each in self.made if each.open]
+        chosen = {id(calls[i % len(calls)]): calls[i % len(calls)] for i in indices if calls}
+        answers = []
+        for made in chosen.values():
+            open_ = made.is_stream and not ends
+            self.count += 1
+            text = None if made.is_stream and ends else str(self.count)
+            made.sent.append(text)
+            made.open = open_
+            answers.append((made.number, text, open_))
+        if answers:
+            self.server.answer(*answers)
+
+    def give_up(self, made: Made) -> None:
+        """Drop what the model holds of a call: it is cancelled, and no other."""
+        if made.kind == "thread":
+            return
+        if made.stream is not None:
+            made.stream = None
+        elif not made.future.cancel():
+            return
+        # Who keeps the exception of the task keeps its iterator.
+        made.future = None
+        while self.server.cancels.empty():
+            made.loop.start(asyncio.sleep(0)).result(SECONDS)
+            gc.collect()
+        made.wanted = False
+        told = self.server.next_cancel()
+        assert told == (made.number, False)
+
+    def cancel(self, made: Made) -> None:
+        """Ask the called model to stop: what it still sends is received."""
+        if made.stream is not None:
+            made.stream.cancel()
+            assert self.server.next_cancel() == (made.number, True)
+
+    def close_loop(self, index: int) -> None:
+        """Close a loop with all that waits there, which is answered in vain, and make another one."""
+        closed, self.loops[index] = self.loops[index], Loop()
+        for made in self.made:
+            made.wanted = made.wanted and not (made.on_loop and made.loop is closed)
+        closed.close()
+
+    def fork(self) -> None:
+        with warnings.catch_warnings():
+            # Of Python 3.12: other threads run.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            try:
+                self.server.client.disown()
+                for made in self.made:
+                    made.stream = None
+                gc.collect()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+
+    def check(self) -> None:
+        """End what is open: each call that nobody gave up gets what was sent to it."""
+        self.answer(list(range(len(self.made))), True)
+        for made in self.made:
+            if made.wanted:
+                assert _result(made) == made.sent, made.kind
+        # Nobody else was cancelled.
+        self.server.caught_up()
+        assert self.server.cancels.empty()
+        assert self.server.calls.empty()
+
+    def close(self) -> None:
+        for loop in self.loops:
+            loop.close()
+        self.server.close()
+
+
+def _result(made: Made) -> list[str | None]:
+    if made.stream is not None:
+        return [value(each) for each in made.stream]
+    result = made.future.result(SECONDS)
+    return [value(result)] if isinstance(result, InferenceResponse) else result
+
+
+async def _answer():
+    return await query().async_exec()
+
+
+async def _responses():
+    return [value(each) async for each in await query().async_exec(decoupled=True)]
+
+
+async def _shared(stream):
+    """Take the responses of a stream in two tasks; returns them in their order."""
+    got = []
+
+    async def take():
+        # Not `async for`, which begins again where the stream is over.
+        while (each := await anext(stream, _OVER)) is not _OVER:
+            got.append(value(each))
+
+    await asyncio.gather(take(), take())
+    return got
+
+
+@given(st.lists(_STEPS, max_size=14))
+def test_each_call_gets_what_is_sent_to_it(steps):
+    history = History()
+    try:
+        for step in steps:
+            history.take(*step)
+        history.check()
+    finally:
+        history.close()
