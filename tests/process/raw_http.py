@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 from contextlib import contextmanager
 
-__all__ = ["CONTINUE", "binary_request", "connected", "inference", "read_answer", "read_head"]
+__all__ = [
+    "CONTINUE",
+    "binary_request",
+    "connected",
+    "inference",
+    "read_answer",
+    "read_answers",
+    "read_head",
+]
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -78,3 +87,12 @@ def read_answer(sock: socket.socket, *, more: bool = False) -> tuple[int, dict[s
         body += piece
     assert more or len(body) == length, "more came than one answer"
     return status, fields, bytes(body[:length])
+
+
+def read_answers(sock: socket.socket, count: int):
+    """Yield the status and the body of so many answers, which come one behind the other."""
+    with sock.makefile("rb") as received:
+        for _ in range(count):
+            status = int(received.readline().split()[1])
+            fields = http.client.parse_headers(received)
+            yield status, received.read(int(fields["Content-Length"]))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 
 import pytest
 
 from tests.process.gates import Gate
+from tests.process.raw_http import connected, inference, read_answers
 from tests.process.server import PURE, running_server, write_code_model
 
 WAYS = {
@@ -21,23 +21,13 @@ NOTE = "open({notes!r}, 'a').write('{name} '); self.said = '{name}'"
 
 def pipelined(server, codes, sent):
     """Send requests in one go, then call ``sent``; returns their statuses and what the model said."""
-    host, port = server.http_url.split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as client:
+    with connected(server.http_url) as client:
         for code in codes:
             tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [code]}
-            body = json.dumps({"inputs": [tensor]}).encode()
-            head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
-            client.sendall(head % len(body) + body)
+            client.sendall(inference("m", json.dumps({"inputs": [tensor]}).encode()))
         sent()
-        stream = client.makefile("rb")
-        for _ in codes:
-            status = int(stream.readline().split()[1])
-            length = 0
-            while line := stream.readline().strip():
-                name, _, value = line.partition(b":")
-                if name.lower() == b"content-length":
-                    length = int(value)
-            answer = json.loads(stream.read(length))
+        for status, body in read_answers(client, len(codes)):
+            answer = json.loads(body)
             yield status, answer["outputs"][0]["data"][0] if status == 200 else answer["error"]
 
 

@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.process.raw_http import connected, inference, read_answers
 from tests.process.server import running_server, write_model
 
 grpc = pytest.importorskip("grpc")
@@ -182,30 +183,10 @@ def test_a_large_request_whose_client_is_gone_leaves_nothing(server):
 def test_answers_of_large_and_small_requests_keep_their_order(server):
     large = document("FP64", [200_000], np.arange(200_000).tolist())
     small = document("FP32", [1], [7])
-    head = b"POST /v2/models/%b/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
-    host, port = server.http_url.split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=150)
-    connection.connect()
-    connection.sock.sendall(
-        head % (b"numbers", len(large)) + large + head % (b"small", len(small)) + small
-    )
-    received = connection.sock.makefile("rb")
-    lengths = []
-    for _ in range(2):
-        fields = http.client.parse_headers(Head(received))
-        answer = json.loads(received.read(int(fields["Content-Length"])))
-        lengths.append(len(answer["outputs"][0]["data"]))
-    received.close()
-    connection.close()
-    assert lengths == [200_000, 1]
-
-
-class Head:
-    """The lines of an answer's head after the first."""
-
-    def __init__(self, received):
-        assert received.readline() == b"HTTP/1.1 200 OK\r\n"
-        self.readline = received.readline
+    with connected(server.http_url) as sock:
+        sock.sendall(inference("numbers", large) + inference("small", small))
+        answers = [json.loads(body) for _, body in read_answers(sock, 2)]
+    assert [len(answer["outputs"][0]["data"]) for answer in answers] == [200_000, 1]
 
 
 def test_a_large_generate_request_is_answered_beside_others(server):

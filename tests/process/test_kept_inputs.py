@@ -1,6 +1,5 @@
 """A model may keep its inputs for ever, or edit them: they stay what they were, and the server whole."""
 
-import http.client
 import json
 import re
 import struct
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.process.gates import Gate
-from tests.process.raw_http import binary_request, connected, inference, read_answer
+from tests.process.raw_http import binary_request, connected, inference, read_answer, read_answers
 from tests.process.server import PURE, running_server, wait_until, write_code_model, write_model
 from tests.process.streams import Stream
 
@@ -104,14 +103,13 @@ def server(tmp_path_factory):
 
 def answers(server, request):
     """Yield the body of the answer to each request, which ``request`` makes of its number."""
-    with connected(server.http_url) as sock, sock.makefile("rb") as received:
+    with connected(server.http_url) as sock:
         for first in range(0, REQUESTS, AT_ONCE):
             numbers = range(first, min(first + AT_ONCE, REQUESTS))
             sock.sendall(b"".join(map(request, numbers)))
-            for _ in numbers:
-                assert received.readline() == b"HTTP/1.1 200 OK\r\n"
-                fields = http.client.parse_headers(received)
-                yield received.read(int(fields["Content-Length"]))
+            for status, body in read_answers(sock, len(numbers)):
+                assert status == 200
+                yield body
 
 
 def test_a_model_that_keeps_every_input_gets_copies_in_time(server):

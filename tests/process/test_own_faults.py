@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import queue
-import socket
 
 import numpy as np
 import pytest
 from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
+from tests.process.raw_http import connected, read_answers
 from tests.process.server import STARTED, running_server, write_code_model, write_model
 
 PLANTED = """
@@ -147,20 +147,11 @@ def infer_body(code="self.said = 'good'", **more):
 
 def answers(server, asked):
     """Send requests in one go; returns the status and the body of each answer."""
-    host, port = server.http_url.split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as client:
+    with connected(server.http_url) as client:
         for path, body in asked:
             head = b"POST %s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
             client.sendall(head % (path.encode(), len(body)) + body)
-        stream = client.makefile("rb")
-        for _ in asked:
-            status = int(stream.readline().split()[1])
-            length = 0
-            while line := stream.readline().strip():
-                name, _, value = line.partition(b":")
-                if name.lower() == b"content-length":
-                    length = int(value)
-            yield status, stream.read(length)
+        yield from read_answers(client, len(asked))
 
 
 @pytest.mark.parametrize("binary", [False, True])
