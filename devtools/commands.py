@@ -24,6 +24,9 @@ usage: ./dev COMMAND [ARGUMENTS]
                 ./dev test --fast runs the unit tests, without a server, in a minute;
                 ./dev test --all runs everything: kills, soaks, deep properties, each way to build,
                 sanitizers, fleets, coverage against its floors; for hours;
+                ./dev test --gate runs what must pass before a change lands (.ci/run): check, all tests
+                with each package and simulated GPUs, and sanitize and building where what they
+                depend on has changed;
                 ./dev test --fleet runs faults of fleets on Ray, for a quarter of an hour;
                 ./dev test -m building -n 0 builds the package as users do, for minutes
   test-extra [...]  the tests of packages that test does not install (JAX, Matplotlib, nvImageCodec, openai,
@@ -34,8 +37,6 @@ usage: ./dev COMMAND [ARGUMENTS]
                 start; prints both for each package, whether the tests pass or not; arguments go
                 to pytest; without any, a package that fell below its floor is a failure
   check         format, lint, types and layers; changes nothing
-  gate          what must pass before a change lands (.ci/run): check, all tests with each package and
-                simulated GPUs, and sanitize and building where what they depend on has changed
   sanitize [...]  the compiled module's tests, built with ASan and UBSan, and the inputs that
                 fuzzing has kept; arguments go to pytest instead of the tests marked plane
   fuzz [TARGET] [SECONDS]  feed a target of tests/fuzz/native, or each of them, with what reaches
@@ -81,8 +82,9 @@ def _end(number: int, _: object) -> NoReturn:
 
 
 def _test(checkout: Checkout, arguments: list[str]) -> int | None:
-    if arguments[:1] == ["--all"]:
-        gate.test_all(checkout, arguments[1:])
+    levels = {"--all": gate.test_all, "--gate": gate.gate}
+    if arguments and arguments[0] in levels:
+        levels[arguments[0]](checkout, arguments[1:])
         return 0
     return testing.test(checkout, arguments)
 
@@ -111,7 +113,6 @@ COMMANDS: dict[str, Callable[[Checkout, list[str]], int | None]] = {
     "demo": demo.demo,
     "docs": docs.docs,
     "fuzz": fuzzing.fuzz,
-    "gate": gate.gate,
     "gpu": gpu.gpu,
     "sanitize": sanitizers.sanitize,
     "serve": _serve,

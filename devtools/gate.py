@@ -1,4 +1,4 @@
-"""What must pass before a change lands (``./dev gate``), and all there is (``./dev test --all``)."""
+"""What must pass before a change lands (``./dev test --gate``), and all there is (``./dev test --all``)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gate(checkout: Checkout, arguments: list[str]) -> None:
     """Run what a change may break, the quick first; the first failure ends it."""
     if arguments:
         raise Failed(
-            f"unknown option of gate: {arguments[0]}; expected none (everything: ./dev test --all)"
+            f"unknown argument of test --gate: {arguments[0]}; expected none (everything: ./dev test --all)"
         )
     os.environ["CI"] = "true"
     check(checkout, [])

@@ -1,6 +1,6 @@
 """The way of a release: the source archive, a wheel made of it, and the tutorials with that, away from a checkout.
 
-This is the build that ./dev gate makes; test_building.py has the others.
+This is the build that ./dev test --gate makes; test_building.py has the others.
 """
 
 from __future__ import annotations

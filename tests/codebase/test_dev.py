@@ -88,7 +88,7 @@ def test_its_own_useless_environment_is_made_again(checkout):
     [
         (["demo", "--forever"], "unknown option of demo: --forever; expected --stay or none"),
         (["docs", "--all"], "unknown option of docs: --all; expected --external or none"),
-        (["gate", "--fast"], "unknown option of gate: --fast; expected none"),
+        (["test", "--gate", "--fast"], "unknown argument of test --gate: --fast; expected none"),
         (["test", "--all", "-k", "x"], "unknown argument of test --all: -k; expected none"),
         (["fuzz", "1", "2"], "expected fuzz [TARGET] [SECONDS], got 1 2"),
         (["gpu", "speed"], "unknown part of gpu: speed; expected doctor, tests, bench, images or"),

@@ -59,7 +59,9 @@ def test_a_message_without_memory_fails_alone(kind):
     asyncio.run(inside())
 
 
-@pytest.mark.parametrize("framed", [post, lambda body: chunked(body, MIB)], ids=["plain", "chunked"])
+@pytest.mark.parametrize(
+    "framed", [post, lambda body: chunked(body, MIB)], ids=["plain", "chunked"]
+)
 def test_a_body_without_memory_fails_alone(framed):
     endpoint = Endpoint(deferred=True, body_limit=64 * MIB)
     endpoint.receive(post(b"first"))
