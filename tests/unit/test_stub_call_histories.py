@@ -124,7 +124,10 @@ class History:
             if kind == "idle stream":
                 made.stream = stream
             else:
-                made.future = loop.start(_shared(stream))
+                begun: Future = Future()
+                made.future = loop.start(_shared(stream, begun))
+                # A loop that is closed before would never run it.
+                begun.result(SECONDS)
         self.made.append(made)
 
     def answer(self, indices: list[int], ends: bool) -> None:
@@ -218,8 +221,9 @@ async def _responses():
     return [value(each) async for each in await query().async_exec(decoupled=True)]
 
 
-async def _shared(stream):
+async def _shared(stream, begun):
     """Take the responses of a stream in two tasks; returns them in their order."""
+    begun.set_result(None)
     got = []
 
     async def take():
