@@ -13,7 +13,7 @@ from devtools.environment import Checkout
 from devtools.passed_lanes import RECORD, has_passed, note_pass
 from devtools.processes import run
 from devtools.sanitizers import sanitize
-from devtools.testing import run_everything, test_fleet
+from devtools.testing import run_everything, test, test_fleet
 
 __all__ = ["gate", "test_all"]
 
@@ -51,6 +51,8 @@ def test_all(checkout: Checkout, arguments: list[str]) -> None:
         "tests, kills, soaks and deep properties": lambda: run_everything(
             checkout, [*_WITH_NIGHTLY]
         ),
+        "calls while garbage is collected often": lambda: test(checkout, ["--gc-often"]),
+        "calls while threads switch often": lambda: test(checkout, ["--switch-often"]),
         "building": lambda: _build(checkout, ["tests/building"]),
         "sanitize": lambda: sanitize(checkout, []),
         "fleet": lambda: test_fleet(checkout, []),

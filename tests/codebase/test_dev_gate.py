@@ -107,9 +107,11 @@ def test_everything_runs_to_its_end_and_names_what_failed(checkout, ran, monkeyp
     monkeypatch.setattr(gate, "sanitize", fail)
     monkeypatch.setattr(gate, "test_fleet", lambda *_: 1)
     monkeypatch.setattr(gate, "coverage", lambda *_: ran.append("coverage"))
+    monkeypatch.setattr(gate, "test", lambda _, options: ran.extend(options))
     with pytest.raises(Failed, match=r"^sanitize, fleet: "):
         gate.test_all(checkout, [])
-    assert ran == ["check", "run_everything", "_build", "coverage"]
+    lanes = ["--gc-often", "--switch-often"]
+    assert ran == ["check", "run_everything", *lanes, "_build", "coverage"]
     assert "error: one finding" in capfd.readouterr().err
 
 
