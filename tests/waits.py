@@ -1,13 +1,30 @@
-"""Waits of coroutines for what nothing tells of."""
+"""Waits for what nothing tells of, by looking again and again: of threads, of coroutines, and of models."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
-__all__ = ["until"]
+__all__ = ["poll", "polling", "until"]
 
 _PAUSE_SECONDS = 0.001
+_LONG_PAUSE_SECONDS = 0.01
+
+
+def poll(condition: Callable[[], object], limit_seconds: float) -> bool:
+    """Return whether a condition comes to hold within a time."""
+    deadline = time.monotonic() + limit_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LONG_PAUSE_SECONDS)
+    return True
+
+
+def polling(condition: str) -> str:
+    """Return a line of code with which another process, or a thread of it, looks until an expression is true."""
+    return f"while not ({condition}): __import__('time').sleep({_LONG_PAUSE_SECONDS})"
 
 
 async def until(condition: Callable[[], object], pause_seconds: float = _PAUSE_SECONDS) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tritonclient.utils import shared_memory as shm
 
+from tests.process.gates import waiting_at
 from tests.process.server import Server, running_server, write_model
 
 __all__ = [
@@ -66,8 +67,7 @@ if not self.kept:
 return self.kept[0]
 """
 WAIT = """
-while not os.path.exists({gate!r}):
-    time.sleep(0.01)
+{wait}
 return pb_utils.Tensor("OUT", x)
 """
 
@@ -79,11 +79,11 @@ def model(answer):
 
 @contextmanager
 def memory_server(repository: Path) -> Iterator[Server]:
-    """Serve all these models; "wait" answers when a file "gate" is in the repository's parent."""
+    """Serve all these models; "wait" answers when a gate is opened that a test has in the repository's parent."""
     for name, answer in {"echo": ECHO, "edit": EDIT, "keep": KEEP, "final": FINAL}.items():
         write_model(repository, name, model(answer))
     write_model(repository, "reuse", model(REUSE))
-    write_model(repository, "wait", model(WAIT.format(gate=str(repository.parent / "gate"))))
+    write_model(repository, "wait", model(WAIT.format(wait=waiting_at(repository.parent / "gate"))))
     write_model(repository, "spare", model(ECHO))
     copying = 'parameters { key: "INPUT_SHARING" value { string_value: "copy" } }'
     write_model(repository, "copying", model(EDIT), config=copying)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import fcntl
 from pathlib import Path
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "waiting_at"]
+
+
+def waiting_at(path: Path) -> str:
+    """Return the code, an expression, with which a model waits while a gate with this path is there and closed."""
+    return f"__import__('fcntl').flock(open({str(path)!r}), {fcntl.LOCK_SH})"
 
 
 class Gate:
@@ -15,9 +20,10 @@ class Gate:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = str(path)
         self._file = path.open("w")
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        self.wait = f"__import__('fcntl').flock(open({str(path)!r}), {fcntl.LOCK_SH})"
+        self.wait = waiting_at(path)
 
     def open(self) -> None:
         """Let all go on that wait, now or later; opening it again has no effect."""

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from tests.process.server import write_model
+from tests.waits import polling
 
 __all__ = ["chat_body", "declared", "events_of", "said", "write_openai_models"]
 
@@ -50,13 +51,12 @@ class TritonPythonModel:
         sender = request.get_response_sender()
         for kind, value in steps_of(request):
             if kind == "until_cancelled":
-                while not sender.is_cancelled():
-                    time.sleep(0.01)
+                UNTIL_CANCELLED
                 Path(value).touch()
             else:
                 sender.send(made(kind, value))
         sender.send(flags=FINAL)
-"""
+""".replace("UNTIL_CANCELLED", polling("sender.is_cancelled()"))
 ONE_ANSWER = (
     SCRIPTED.partition("class ")[0]
     + """

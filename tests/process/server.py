@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -23,6 +22,7 @@ from tests import server_starts
 from tests.forks import Fork
 from tests.process import server_pool
 from tests.process.forked_commands import fork_command
+from tests.waits import poll
 
 if TYPE_CHECKING:
     from tests.simcuda.machine import Machine
@@ -260,17 +260,20 @@ def _wait_for_endpoints(server: Server) -> None:
 
 def wait_until(condition, what: str, server: Server | None = None) -> None:
     """Wait until ``condition()`` holds; fails with the server's log when it does not come true."""
-    deadline = time.monotonic() + _START_SECONDS
-    while not condition():
+
+    def is_over() -> bool:
+        if condition():
+            return True
         if server is not None and server.process.poll() is not None:
             raise AssertionError(
                 f"waited for {what}; the server exited with {server.process.returncode}:\n"
                 f"{server.log()}"
             )
-        if time.monotonic() > deadline:
-            log = server.log() if server is not None else ""
-            raise AssertionError(f"waited {_START_SECONDS} s for {what}\n{log}")
-        time.sleep(0.02)
+        return False
+
+    if not poll(is_over, _START_SECONDS):
+        log = server.log() if server is not None else ""
+        raise AssertionError(f"waited {_START_SECONDS} s for {what}\n{log}")
 
 
 def children(pid: int) -> list[int]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+from tests.waits import poll
 
 if TYPE_CHECKING:
     from tests.process.server import Server
@@ -21,7 +22,6 @@ _KEPT = 4
 """Idle servers of one worker: tests with the same flags lie together."""
 _IDLE_SECONDS = 5
 """A server whose models are not gone by then is not lent again."""
-_LOOK_AGAIN_SECONDS = 0.005
 
 _CONTROL = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
 _CONTROL.add_argument("--model-control-mode")
@@ -77,12 +77,8 @@ class _Lendable:
             if row.get("reason", "unloaded") != "unloaded" or row.get("state") == "READY"
         }
         self._control(sorted(names), "unload")
-        deadline = time.monotonic() + _IDLE_SECONDS
-        while self.server.stubs():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_LOOK_AGAIN_SECONDS)
-        return self.server.is_ready() and self._read_states() == self._states
+        ended = poll(lambda: not self.server.stubs(), _IDLE_SECONDS)
+        return ended and self.server.is_ready() and self._read_states() == self._states
 
     def _control(self, names: Sequence[str], verb: str) -> list[tuple[str, tuple[int, bytes]]]:
         def ask(name: str) -> tuple[int, bytes]:

@@ -11,21 +11,21 @@ import pytest
 
 from tests.process.raw_http import CONTINUE, connected, inference, read_answer
 from tests.process.server import running_server, wait_until, write_model
+from tests.waits import polling
 
 # Each works until it is cancelled, or has been told to end; IN is where it says so.
 WORK = """
-import threading, time
+import threading
 from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 def work(place, request):
     Path(place, "began").touch()
-    while not request.is_cancelled() and not Path(place, "end").exists():
-        time.sleep(0.01)
+    UNTIL_TOLD
     Path(place, "seen").write_text(str(request.is_cancelled()))
     return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([b"done"], np.object_))])
-"""
+""".replace("UNTIL_TOLD", polling("request.is_cancelled() or Path(place, 'end').exists()"))
 PLAIN = (
     WORK
     + """

@@ -10,6 +10,7 @@ import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
+from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until, write_model
 
 SLEEP = 0.02
@@ -29,7 +30,6 @@ class TritonPythonModel:
 """
 # Sends its second response when it may.
 SEVERAL = """
-import os, time
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -38,8 +38,7 @@ class TritonPythonModel:
             data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
             sender = request.get_response_sender()
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
-            while not os.path.exists(GATE):
-                time.sleep(0.01)
+            WAIT
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
@@ -59,8 +58,8 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 def found(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "plain", PLAIN)
-    gate = tmp_path_factory.mktemp("gate") / "open"
-    several = SEVERAL.replace("GATE", repr(str(gate)))
+    gate = Gate(tmp_path_factory.mktemp("gate") / "gate")
+    several = SEVERAL.replace("WAIT", gate.wait)
     write_model(repository, "several", several, config=DECOUPLED + BUCKETS)
     flags = ("summary_latencies=true", "histogram_latencies=true", "counter_latencies=false")
     config = [word for flag in flags for word in ("--metrics-config", flag)]
@@ -78,7 +77,7 @@ def found(tmp_path_factory):
             client.async_stream_infer("several", tensors, enable_empty_final_response=True)
             assert answers.get(timeout=150) is None
             wait_until(lambda: server.metrics()[FIRST] == 1, "the first response to count", server)
-            gate.touch()
+            gate.open()
             assert [answers.get(timeout=150) for _ in range(2)] == [None] * 2
             client.stop_stream()
         # The client may have its answers a moment before the server counts them.

@@ -15,6 +15,7 @@ import pytest
 from gpubridge.develop.in_process import InProcessModel
 from gpubridge.errors import BridgeError
 from tests.process.forked_commands import servers_are_forked
+from tests.process.gates import Gate
 from tests.process.server import open_files, write_model
 
 MODEL = """
@@ -147,7 +148,7 @@ def test_a_load_that_is_interrupted_is_given_up(
     model, tmp_path, gpubridge_model, interrupt, monkeypatch
 ):
     model.close()
-    gate = tmp_path / "gate"
+    gate = Gate(tmp_path / "gate")
     write_model(tmp_path, "waiting", waiting_in("initialize(self, args)", gate))
     with pytest.raises(KeyboardInterrupt):
         InProcessModel(tmp_path / "waiting")
@@ -157,26 +158,26 @@ def test_a_load_that_is_interrupted_is_given_up(
             BridgeError, match="'waiting', was closed or given up, but its code still"
         ):
             gpubridge_model(tmp_path / "numbers")
-    gate.touch()
+    gate.open()
     assert gpubridge_model(tmp_path / "numbers")({"IN": [[1]]})["OUT"].tolist() == [[1.5]]
 
 
 def test_a_close_that_is_interrupted_can_be_repeated(model, tmp_path, gpubridge_model, interrupt):
     model.close()
-    gate = tmp_path / "gate"
+    gate = Gate(tmp_path / "gate")
     write_model(tmp_path, "waiting", waiting_in("finalize(self)", gate))
     waiting = gpubridge_model(tmp_path / "waiting")
     with pytest.raises(KeyboardInterrupt):
         waiting.close()
-    gate.touch()
+    gate.open()
     waiting.close()
     gpubridge_model(tmp_path / "numbers")
 
 
 def waiting_in(method, gate):
-    """A model whose method interrupts the main thread, and waits for a file."""
+    """A model whose method interrupts the main thread, and waits at a gate."""
     return f"""
-import os, signal, time
+import fcntl, os, signal
 
 
 class TritonPythonModel:
@@ -185,8 +186,8 @@ class TritonPythonModel:
 
     def {method}:
         os.kill(os.getpid(), signal.SIGUSR1)
-        while not os.path.exists({str(gate)!r}):
-            time.sleep(0.01)
+        with open({gate.path!r}) as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
 """
 
 

@@ -22,6 +22,7 @@ import gpubridge
 from gpubridge.develop.child_server import _Child
 from gpubridge.errors import BridgeError
 from tests.process.forked_commands import servers_are_forked
+from tests.process.gates import Gate
 from tests.process.server import alive, descendants, wait_until, write_model
 
 ADD_ONE = """
@@ -43,17 +44,6 @@ class TritonPythonModel:
 
     def finalize(self):
         print("bye")
-"""
-WAIT_FOR = """
-import os
-import time
-
-
-def wait_for(gate):
-    while not os.path.exists(gate):
-        time.sleep(0.01)
-
-
 """
 FAILING = """
 class TritonPythonModel:
@@ -239,11 +229,11 @@ def test_a_start_that_takes_too_long_is_given_up(models, temp, forked):
 
 
 def test_nothing_waits_for_the_end_of_a_dropped_server(tmp_path, monkeypatch):
-    temp, gate = tmp_path / "temp", tmp_path / "gate"
+    temp, gate = tmp_path / "temp", Gate(tmp_path / "gate")
     temp.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temp))
-    waiting = ADD_ONE.replace('print("bye")', f"wait_for({str(gate)!r})")
-    write_model(tmp_path / "models", "add_one", WAIT_FOR + waiting)
+    waiting = ADD_ONE.replace('print("bye")', gate.wait)
+    write_model(tmp_path / "models", "add_one", waiting)
     server = gpubridge.Server(tmp_path / "models").start()
     pid = process_of(server)
     # In a cycle: the collector finds it.
@@ -251,7 +241,7 @@ def test_nothing_waits_for_the_end_of_a_dropped_server(tmp_path, monkeypatch):
     del server
     gc.collect()
     assert alive(pid)
-    gate.touch()
+    gate.open()
     wait_until(lambda: not alive(pid), "the server's end")
     wait_until(lambda: left_in_temp(temp) == [], "the end of its files")
 

@@ -12,7 +12,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import time
 from pathlib import Path
 
 import grpc
@@ -29,6 +28,7 @@ from tests.process.certificates import Authority, tls_flags
 from tests.process.forked_commands import run_forked
 from tests.process.raw_http import CONTINUE, binary_request, inference
 from tests.process.server import open_files, running_server, wait_until, write_model
+from tests.waits import polling
 
 ECHO = """
 import triton_python_backend_utils as pb_utils
@@ -45,11 +45,10 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def execute(self, requests):
         print("waits", flush=True)
-        while not requests[0].is_cancelled():
-            time.sleep(0.02)
+        UNTIL_CANCELLED
         print("cancelled", flush=True)
         return [pb_utils.InferenceResponse([]) for _ in requests]
-"""
+""".replace("UNTIL_CANCELLED", polling("requests[0].is_cancelled()"))
 SIZES = (4, 150_000, 5_000_000)
 
 
@@ -470,8 +469,7 @@ def test_connections_over_the_limit_are_told_so(server, authority):
         busy = [stack.enter_context(connected(server, trust(authority))) for _ in range(8)]
         for tls in busy:
             tls.sendall(head)
-        time.sleep(0.1)
-        assert get(server, trust(authority)) == 503
+        wait_until(lambda: get(server, trust(authority)) == 503, "them to count", server)
 
 
 def test_an_end_of_input_behind_a_request(server, authority):

@@ -21,6 +21,7 @@ from tests.process.client_memory import (
     shared_input,
     shared_output,
 )
+from tests.process.gates import Gate
 from tests.process.server import open_files, running_server, wait_until, write_model
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def test_wrong_strings_fail_alone(server, http):
 def test_a_region_in_use_stays(server, http, parent):
     with regions(http, 64) as (source,):
         shm.set_shared_memory_region(source, [np.ones(4, np.float32)])
-        results = []
+        results, gate = [], Gate(parent / "gate")
 
         def ask():
             with tritonclient.http.InferenceServerClient(server.http_url) as client:
@@ -109,7 +110,7 @@ def test_a_region_in_use_stays(server, http, parent):
                     http.unregister_system_shared_memory(name)
             assert len(http.get_system_shared_memory_status()) == 1
         finally:
-            (parent / "gate").touch()
+            gate.open()
             thread.join()
         assert results[0].as_numpy("OUT").tolist() == [1, 1, 1, 1]
         http.unregister_system_shared_memory("0")

@@ -14,6 +14,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from tests.process.client_memory import SHM, infer, memory, model, shared_input, shared_output
+from tests.process.gates import Gate, waiting_at
 from tests.process.server import PURE, running_server, wait_until, write_model
 
 COUNT = 1 << 18
@@ -22,8 +23,7 @@ way = int(x[1])
 if x[0]:
     with open("{started}", "a") as file:
         file.write("x")
-    while not os.path.exists("{gate}"):
-        time.sleep(0.005)
+    {wait}
 if way == PASSED_ON:
     return pb_utils.Tensor("OUT", x)
 if way == WRITTEN:
@@ -53,8 +53,8 @@ SHRUNK = "the client's shared memory region cannot be mapped: it has been shrunk
 @contextmanager
 def serving(tmp_path, *, instances=1, compiled=True):
     """A server with a model that looks at its client's memory at two times, and a region."""
-    started, gate = tmp_path / "started", tmp_path / "gate"
-    source = "import time\n" + NAMES + model(BODY.format(started=started, gate=gate))
+    started, at = tmp_path / "started", tmp_path / "gate"
+    source = NAMES + model(BODY.format(started=started, wait=waiting_at(at)))
     config = f"instance_group [{{ count: {instances} }}]"
     write_model(tmp_path / "models", "touch", source, config=config)
     write_model(tmp_path / "models", "send", source.replace(ANSWERS, SENDS), config=config)
@@ -72,7 +72,7 @@ def serving(tmp_path, *, instances=1, compiled=True):
         def shrink_while_used(requests, way=SORTED, *, name="touch", left=0, wanted=None):
             """Shrink the region while so many requests are executed, or waited for; returns their errors."""
             started.unlink(missing_ok=True)
-            gate.unlink(missing_ok=True)
+            gate = Gate(at)
             values = np.ones(COUNT, np.float32)
             values[1] = way
             file.write_bytes(values.tobytes())
@@ -83,7 +83,7 @@ def serving(tmp_path, *, instances=1, compiled=True):
             pending = f'nv_inference_pending_request_count{{model="{name}",version="1"}}'
 
             def begun():
-                gevent.sleep(0.01)  # The client's coroutines send what is not sent yet.
+                gevent.sleep(0)  # The client's coroutines send what is not sent yet.
                 # One that came after the region has been shrunk would be refused.
                 if server.metrics()[pending] < requests or not started.exists():
                     return False
@@ -91,7 +91,7 @@ def serving(tmp_path, *, instances=1, compiled=True):
 
             wait_until(begun, "the model to look", server)
             os.truncate(file, left)
-            gate.touch()
+            gate.open()
             errors = []
             for each in asked:
                 try:
