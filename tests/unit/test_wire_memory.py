@@ -115,7 +115,7 @@ def objects():
     return Counter(
         type(each).__qualname__
         for each in gc.get_objects()
-        if type(each).__module__.startswith("gpubridge")
+        if str(type(each).__module__).startswith("gpubridge")
     )
 
 
