@@ -86,6 +86,11 @@ class Body:
         return self._account.total > self.budget.share
 
     @property
+    def released(self) -> bool:
+        """Return whether the request has ended, or was refused."""
+        return self._refuse is _is_gone
+
+    @property
     def promised(self) -> int:
         """Return the bytes that all large requests of the connection have addresses for."""
         return self._account.promised
@@ -173,7 +178,8 @@ class Budget:
     def take(self, nbytes: int, *, large: bool, body: Body | None = None) -> None:
         """Count memory that is about to be used, for ``body`` if that is still arriving.
 
-        Raises BridgeError: UNAVAILABLE if memory is short and no other body can be refused.
+        Raises BridgeError: UNAVAILABLE if memory is short and no other request can be refused, having
+        released ``body`` if its own request was.
         """
         most = self._large_limit if large else self.limit
         if self.used + nbytes > most:
@@ -194,6 +200,9 @@ class Budget:
             if victim is None or victim is body:
                 raise self._full(nbytes)
             victim.refuse(self._full(victim.held))
+            if body is not None and body.released:
+                # The refused one is charged for another part of the same request.
+                raise self._full(nbytes)
 
     def _reclaimed(self, nbytes: int, most: int) -> bool:
         """Reclaim unused memory until ``nbytes`` fit; return whether they do."""

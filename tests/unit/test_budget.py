@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.timeouts import MinimumRate
-from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget
+from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget, PrivateBytes
 from gpubridge.host_shm.budget import piece_bytes
 
 LIMIT = 1000 << 10
@@ -132,6 +132,29 @@ def test_the_rate_to_keep_grows_with_what_is_held():
         rate, message = MinimumRate(30.0), object()
         looks = [rate.too_slow(now, message, held + 600 * now, held) for now in range(0, 61, 5)]
         assert any(looks) is slow
+
+
+@pytest.mark.parametrize("newer_first", [False, True])
+def test_a_request_that_is_charged_in_parts_is_refused_with_all_of_them(newer_first):
+    budget = Budget(LIMIT)
+    account = Account(lambda: 0)
+    refused = []
+
+    def refuse(error):
+        refused.append(error)
+        for part in parts:
+            part.close()
+
+    first = Body(budget, account, refuse)
+    parts = [PrivateBytes(first), PrivateBytes(first.beside())]
+    for part in parts[::-1] if newer_first else parts:
+        part.count(400 << 10)
+    # The second part is the newest of all: its memory goes to nobody.
+    with pytest.raises(BridgeError, match="arena is full"):
+        parts[0].count(600 << 10)
+    assert len(refused) == 1
+    assert budget.used == account.held == 0
+    assert not budget.arriving
 
 
 class BudgetMachine(RuleBasedStateMachine):

@@ -284,6 +284,24 @@ def test_small_messages_of_one_connection_are_refused_when_they_find_no_memory()
     run(scenario)
 
 
+def test_a_call_whose_inputs_find_no_memory_is_refused_with_its_form():
+    """The charge of the form is the newest of all: it is what has to go when the inputs need memory."""
+
+    async def scenario(endpoint):
+        request = raw(("A", "FP32", [VALUES], NOISE))
+        request.parameters["x"].string_param = "y" * (100 * KIB)
+        begun = [message(bytes(1000 * KIB))] * 7
+        for number, data in enumerate([*begun, message(request.SerializeToString())]):
+            stream_id = 2 * number + 1
+            endpoint.receive(head(stream_id, "ModelConfig" if data in begun else "ModelInfer"))
+            for at in range(0, len(data) - 16 * KIB, 16 * KIB):
+                endpoint.receive(frame(DATA, 0, stream_id, data[at : at + 16 * KIB]))
+        await endpoint.settle()
+        assert endpoint.statuses() == {15: [UNAVAILABLE]}
+
+    run(scenario)
+
+
 def test_a_header_block_counts_and_has_to_end():
     async def scenario(endpoint):
         block = head(1, "ModelConfig", ("x", "y" * 9000))[9:]
