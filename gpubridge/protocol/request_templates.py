@@ -83,8 +83,8 @@ class RequestTemplate:
         if outputs != len(self.form.outputs or ()):
             return False
         self._varying = [_VaryingValue(*value) for value in varying]
-        if varying and self.form.context.parameters:
-            self._parameters = json.loads(self.form.context.parameters)
+        if varying and (given := self.form.context.parameters):
+            self._parameters = json.loads(given if isinstance(given, str) else bytes(given))
         return True
 
     def varied(self, dims: bytes, values: Sequence[Any]) -> tuple[RequestContext, RequestOptions]:

@@ -181,6 +181,19 @@ def test_an_infinite_parameter_reaches_the_model():
     assert json.loads(make(request)[1].context.parameters) == {"x": float("inf")}
 
 
+@pytest.mark.parametrize("nbytes", [65_527, 65_528, 65_529, 200_000])
+def test_a_long_parameter_reaches_the_model(nbytes):
+    """From 64 KiB on, parameters stay encoded."""
+    forms = cache()
+    for text in ("y" * nbytes, "z" * nbytes):
+        request = two_inputs()
+        request.parameters["x"].string_param = text
+        made = make(request, forms=forms)[1]
+        assert json.loads(
+            bytes(made.context.parameters) if nbytes > 65_528 else made.context.parameters
+        ) == {"x": text}
+
+
 TYPED = [
     ("BOOL", "bool_contents", [True, False], "?"),
     ("INT8", "int_contents", [1, -2, 127, -128], "i1"),
