@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from tests.waits import poll
 
 __all__ = ["CHROMIUM", "Browser", "Page", "browser"]
 
@@ -119,10 +120,8 @@ class Page:
 
     def wait(self, script: str, what: str) -> None:
         """Wait until an expression is true in the page."""
-        deadline = time.monotonic() + _SECONDS
-        while not self.run(script):
-            assert time.monotonic() < deadline, f"waited for {what}: {self.text()[:3000]}"
-            time.sleep(0.1)
+        came = poll(lambda: self.run(script), _SECONDS)
+        assert came, f"waited for {what}: {self.text()[:3000]}"
 
     def text(self) -> str:
         """Return the text that the page shows."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gpubridge.host_shm import Segment
 from gpubridge.transport.control import ControlPage
 from tests.process.server import running_server, started_server, wait_until, write_model
 from tests.simcuda.machine import running_machine
+from tests.waits import poll
 
 __all__ = [
     "ARENA",
@@ -28,7 +28,7 @@ __all__ = [
 
 # What a model's own library would do: memory of its own, a stream of its own, work on it.
 LIBRARY = """
-import ctypes, os, signal, time
+import ctypes, fcntl, os, signal, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from cuda.bindings import driver as d
@@ -149,7 +149,7 @@ class TritonPythonModel:
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _FEW = 256
-_LOOKS = 100
+_SHOWN_SECONDS = 2
 
 ARENA = 16 << 20
 """Bytes of each stub's arena."""
@@ -233,12 +233,9 @@ class DeviceServer:
         before = self.work(model)
         yield
         # A stub shows what it has done when its answer has left.
-        for _ in range(_LOOKS):
-            done = self._work_since(before, model)
-            if done == {**nothing, **expected}:
-                return
-            time.sleep(0.02)
-        assert done == {**nothing, **expected}, done
+        wanted = {**nothing, **expected}
+        shown = poll(lambda: self._work_since(before, model) == wanted, _SHOWN_SECONDS)
+        assert shown, self._work_since(before, model)
 
     def _work_since(self, before, model):
         after = self.work(model)

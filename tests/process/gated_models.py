@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.process.device_models import LIBRARY
 from tests.process.server import wait_until
+from tests.waits import polling
 
 __all__ = ["CONSUMER", "MAKER", "Gate", "calling", "decoupled"]
 
@@ -24,8 +25,7 @@ def is_held():
 
 def pass_gate():
     # A kernel: it takes as long as the file is there.
-    while is_held():
-        time.sleep(0.002)
+    UNTIL_OPEN
 
 
 class Slot:
@@ -50,7 +50,7 @@ class Model:
     def execute(self, requests):
         return [pb_utils.InferenceResponse([self.answer(request)]) for request in requests]
 """
-)
+).replace("UNTIL_OPEN", polling("not is_held()"))
 
 # Doubles values of the host, into the arena; while that is held on a stream of its own, but for
 # requests that are called quick.

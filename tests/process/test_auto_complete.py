@@ -17,6 +17,7 @@ import tritonclient.grpc
 from tests.process.completing import FULL, said, write_completing
 from tests.process.controlled import EXPLICIT, control, states
 from tests.process.ensembles import ADD
+from tests.process.gates import Gate
 from tests.process.server import alive, running_server, wait_until, write_code_model, write_model
 
 BATCHING = "c.set_max_batch_size(8)\nc.set_dynamic_batching()\n" + FULL
@@ -113,9 +114,14 @@ def test_the_scheduler_is_the_completed_one(served):
     models, server = served
     write_completing(models, complete=BATCHING, config=ONE)
     load(server)
+    gate = Gate(models / "gate")
     with ThreadPoolExecutor(4) as threads:
         # While the model is busy with the first, the others become one batch.
-        list(threads.map(lambda _: ask(server, "time.sleep(0.3)", shape=(1, 1)), range(4)))
+        asked = [threads.submit(ask, server, gate.wait, shape=(1, 1)) for _ in range(4)]
+        pending = 'nv_inference_pending_request_count{model="m",version="1"}'
+        wait_until(lambda: server.metrics()[pending] == 4, "the requests to be there", server)
+        gate.open()
+        [answer.result() for answer in asked]
     body = server.request("GET", "/v2/models/m/stats")[2]
     sizes = [row["batch_size"] for row in json.loads(body)["model_stats"][0]["batch_stats"]]
     assert max(sizes) > 1
@@ -156,10 +162,15 @@ def test_one_instance_completes_for_all(served, stubs):
     assert len(noted["complete"]) == 1
     assert sorted(noted["import"]) == sorted(noted["initialize"]) == sorted(stubs())
     config = config_of(server)
+    gate = Gate(models / "gate")
     with ThreadPoolExecutor(3) as threads:
-        code = f"time.sleep(0.2); {ARGS}"
-        asked = list(threads.map(lambda _: ask(server, code, shape=(8, 1)), range(3)))
-    assert [json.loads(answer) for answer in asked] == [config] * 3
+        asked = [
+            threads.submit(ask, server, f"{gate.wait}; {ARGS}", shape=(8, 1)) for _ in range(3)
+        ]
+        pending = 'nv_inference_pending_request_count{model="m",version="1"}'
+        wait_until(lambda: server.metrics()[pending] == 3, "the requests to be there", server)
+        gate.open()
+    assert [json.loads(answer.result()) for answer in asked] == [config] * 3
 
 
 def test_each_version_completes_its_own(serving, stubs):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.process.callers import PRELUDE, answered, run, write_models
 from tests.process.controlled import only
 from tests.process.ensembles import infer
+from tests.process.gates import Gate
 from tests.process.raw_http import connected, inference
 from tests.process.server import STARTED, running_server, wait_until, write_code_model, write_model
 
@@ -237,7 +239,7 @@ def test_async_exec_needs_a_loop(server):
 
 
 QUEUED = """
-import os, time
+import fcntl
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -248,8 +250,8 @@ class TritonPythonModel:
     def execute(self, requests):
         outs = []
         for request in requests:
-            while request.inputs()[0].as_numpy()[0, 0] and not os.path.exists(self.gate):
-                time.sleep(0.005)
+            if request.inputs()[0].as_numpy()[0, 0]:
+                fcntl.flock(open(self.gate), fcntl.LOCK_SH)
             outs.append(pb_utils.Tensor("OUT", np.array([[request.timeout()]], np.int64)))
         return [pb_utils.InferenceResponse([out]) for out in outs]
 """
@@ -272,13 +274,20 @@ def test_a_time_limit_counts_from_exec_and_arrives_as_it_is(tmp_path):
         f"    busy = {limited.format(1, 11_000_000_000)}.async_exec()\n"
         "    await asyncio.sleep(0)\n"
         f"    waits = {limited.format(0, 100_000)}.async_exec()\n"
-        "    time.sleep(2)\n"
-        f"    open({str(directory / 'gate')!r}, 'w').close()\n"
-        "    return show(await waits), show(await busy)\n"
+        "    expired = show(await waits)\n"
+        f"    open({str(tmp_path / 'expired')!r}, 'w').close()\n"
+        "    return expired, show(await busy)\n"
         "said = asyncio.run(one())"
     )
-    with running_server(tmp_path, *only("caller", "queued")) as server:
-        expired, answer = ast.literal_eval(run(server, code))
+    gate = Gate(directory / "gate")
+    with (
+        running_server(tmp_path, *only("caller", "queued")) as server,
+        ThreadPoolExecutor() as pool,
+    ):
+        said = pool.submit(run, server, code)
+        wait_until((tmp_path / "expired").exists, "the one that waits to expire", server)
+        gate.open()
+        expired, answer = ast.literal_eval(said.result())
     assert "Request timeout expired" in expired
     assert answer == {"OUT": [[11_000_000_000]]}
 

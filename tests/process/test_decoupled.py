@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pytest
 
 from tests.process.controlled import only
+from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until
 from tests.process.streams import Stream, write_models
 
@@ -325,19 +325,19 @@ def test_a_death_ends_the_requests_that_were_open(tmp_path):
 
 def test_a_stop_waits_for_the_responses_that_are_still_to_come(tmp_path):
     write_models(tmp_path)
-    gate = tmp_path / "gate"
+    gate = Gate(tmp_path / "gate")
     with running_server(tmp_path, *only("m")) as server, Stream(server) as stream:
         stream.ask(
             "s = request.get_response_sender(); s.send(answer(1))\n"
             "def late():\n"
-            f"    while not Path({str(gate)!r}).exists(): time.sleep(0.01)\n"
+            f"    {gate.wait}\n"
             "    s.send(answer(2), FINAL)\n"
             "threading.Thread(target=late).start()"
         )
         assert stream.take() == ("", "1", False)
         server.process.terminate()
-        time.sleep(0.2)
-        gate.touch()
+        wait_until(lambda: not server.is_ready(), "the stop", server)
+        gate.open()
         assert stream.take() == ("", "2", True)
         assert server.process.wait(150) == 0
 

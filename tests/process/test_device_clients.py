@@ -19,6 +19,7 @@ from tests.process.device_models import (
     running_device_server,
     write_device_model,
 )
+from tests.process.gates import Gate
 from tests.process.server import wait_until, write_model
 from tests.process.test_device_edges import HOST, ensemble
 from tests.process.test_device_network import pids_of, placement
@@ -53,8 +54,7 @@ class TritonPythonModel:
     def execute(self, requests):
         folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         open(os.path.join(folder, "begun"), "w").close()
-        while not os.path.exists(os.path.join(folder, "go")):
-            time.sleep(0.01)
+        fcntl.flock(open(os.path.join(folder, "go")), fcntl.LOCK_SH)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
                 for r in requests]
 """
@@ -93,8 +93,7 @@ class TritonPythonModel:
         folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
         def linger():
-            while not os.path.exists(os.path.join(folder, "go")):
-                time.sleep(0.005)
+            fcntl.flock(open(os.path.join(folder, "go")), fcntl.LOCK_SH)
 
         self.library.launch(linger)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.float32))])]
@@ -365,7 +364,7 @@ def test_memory_that_is_no_clients_is_refused(served, client):
 def test_a_region_in_use_cannot_be_unregistered(served, client, folder):
     prepared(client, "in")
     client.write("in", np.ones(COUNT, np.float32))
-    marks = folder / "slow"
+    marks, gate = folder / "slow", Gate(folder / "slow" / "go")
     with grpcclient.InferenceServerClient(served.server.grpc_url) as grpc:
         given = grpcclient.InferInput("IN", [COUNT], "FP32")
         given.set_shared_memory("in", NBYTES)
@@ -375,7 +374,7 @@ def test_a_region_in_use_cannot_be_unregistered(served, client, folder):
         status, answer = client.post("region/in/unregister")
         assert status == 500
         assert "currently in use" in answer
-        (marks / "go").touch()
+        gate.open()
         wait_until(lambda: answers, "the answer", served.server)
     ((result, error),) = answers
     assert error is None
@@ -385,12 +384,13 @@ def test_a_region_in_use_cannot_be_unregistered(served, client, folder):
 def test_a_region_is_free_when_the_last_stream_has_passed(served, client, folder):
     prepared(client, "in")
     client.write("in", np.ones(COUNT, np.float32))
+    gate = Gate(folder / "lingering" / "go")
     # What a step of an ensemble looks at is in use as long as it does.
     assert infer(served, "step", region("in"))[0] == 200
     status, answer = client.post("region/in/unregister")
     assert status == 500
     assert "currently in use" in answer
-    (folder / "lingering" / "go").touch()
+    gate.open()
     wait_until(lambda: client.post("region/in/unregister")[0] == 200, "that", served.server)
 
 

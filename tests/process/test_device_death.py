@@ -18,6 +18,7 @@ from tests.process.device_models import (
     running_device_server,
     write_device_model,
 )
+from tests.process.gates import Gate
 from tests.process.server import wait_until, write_model
 from tests.process.test_device_clients import Client, infer, prepared, region
 from tests.process.test_device_edges import CALLER, HOST, IN_ARENA, ensemble
@@ -35,8 +36,7 @@ SLOW = DOUBLE.replace(
     """    def answer(self, request):
         folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         open(os.path.join(folder, "begun"), "w").close()
-        while not os.path.exists(os.path.join(folder, "go")):
-            time.sleep(0.01)""",
+        fcntl.flock(open(os.path.join(folder, "go")), fcntl.LOCK_SH)""",
 )
 
 # Keeps a tensor of the arena for each request, until it is asked for nothing.
@@ -87,7 +87,7 @@ def test_handed_over_memory_of_a_dead_stub_stays_while_in_use(tmp_path, handles)
     write_device_model(tmp_path, "arena", IN_ARENA)
     write_device_model(tmp_path, "slow", SLOW)
     ensemble(tmp_path, "both", ["arena", "slow"])
-    marks = tmp_path / "slow"
+    marks, gate = tmp_path / "slow", Gate(tmp_path / "slow" / "go")
     closing, freeing = {
         "legacy": ("cuIpcCloseMemHandle", "cuMemFree"),
         "fd": ("cuMemAddressFree", "cuMemAddressFree"),
@@ -105,7 +105,7 @@ def test_handed_over_memory_of_a_dead_stub_stays_while_in_use(tmp_path, handles)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: pids_of(served, "arena") not in ([], [pid]), "a new stub", served.server)
         wait_until(served.server.is_ready, "the server to be ready", served.server)
-        (marks / "go").touch()
+        gate.open()
         assert future.result() == (200, (4 * given).tolist())
         # The dead stub's arena goes when the other has closed it; what the libraries have stays.
         wait_until(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.process.device_models import LIBRARY, running_device_server, write_device_model
 from tests.process.server import wait_until
 from tests.process.test_device_network import pids_of
+from tests.waits import polling
 
 # A thread makes the first tensor on the GPU, has a stream of the model's write there, and drops it;
 # then it says that the memory has gone back.
@@ -34,8 +35,7 @@ class TritonPythonModel:
         self.wait_for("go")
         self.use(False)
         device = host.current().device
-        while device.busy:
-            time.sleep(0.01)
+        UNTIL_IDLE
         self.mark("returned")
         self.wait_for("fail")
         self.use(True)
@@ -52,9 +52,11 @@ class TritonPythonModel:
             pass
 
     def wait_for(self, name):
-        while not os.path.exists(os.path.join(HERE, name)):
-            time.sleep(0.01)
+        UNTIL_THERE
 """
+)
+LATE = LATE.replace("UNTIL_IDLE", polling("not device.busy")).replace(
+    "UNTIL_THERE", polling("os.path.exists(os.path.join(HERE, name))")
 )
 
 

@@ -16,6 +16,7 @@ from tests.process.raw_http import connected
 from tests.process.raw_http2 import PING, frames, open_stream, send_data
 from tests.process.server import wait_until
 from tests.process.test_device_network import FORBIDDEN, pids_of, placement
+from tests.waits import polling
 
 COUNT = 10_000
 NBYTES = 4 * COUNT
@@ -25,8 +26,9 @@ ILLEGAL_ADDRESS = 700
 # Doubles its input on the GPU, when it may: each execute takes one permit, if permits are asked for.
 # With "fill" among its parameters, it needs so many bytes of the arena meanwhile.
 PATIENT = (
-    LIBRARY
-    + """
+    (
+        LIBRARY
+        + """
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -43,8 +45,7 @@ class TritonPythonModel:
         with open(os.path.join(HERE, "begun"), "a") as file:
             file.write("x")
         number = size("begun")
-        while os.path.exists(os.path.join(HERE, "hold")) and size("permits") < number:
-            time.sleep(0.002)
+        UNTIL_PERMITTED
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
@@ -59,7 +60,13 @@ class TritonPythonModel:
             int(np.prod(given.shape())))
         return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", out)])
 """
-).replace("import ctypes, os", "import ctypes, json, os")
+    )
+    .replace("import ctypes, fcntl, os", "import ctypes, json, os")
+    .replace(
+        "UNTIL_PERMITTED",
+        polling("size('permits') >= number or not os.path.exists(os.path.join(HERE, 'hold'))"),
+    )
+)
 
 
 class Permits:

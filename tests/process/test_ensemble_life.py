@@ -10,6 +10,7 @@ import pytest
 
 from tests.process.controlled import EXPLICIT, control, states
 from tests.process.ensembles import ADD, TEXT, infer, write_ensemble
+from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
 
@@ -83,14 +84,16 @@ def test_requests_in_flight_are_answered_when_the_server_stops(tmp_path):
     for name in ("code", "other"):
         write_code_model(repository, name)
     write_ensemble(repository, "e", "code IN=A > OUT=t", "other IN=t > OUT=B", kind=TEXT)
-    second = "time.sleep(0.3)\nself.said = 'done'"
-    first = f"open({str(began)!r}, 'w').close(); time.sleep(0.3); self.said = {second!r}"
+    gate = Gate(tmp_path / "gate")
+    first = f"open({str(began)!r}, 'w').close(); {gate.wait}; self.said = \"self.said = 'done'\""
     with running_server(repository) as server:
         answers = []
         asking = threading.Thread(target=lambda: answers.append(infer(server, "e", {"A": first})))
         asking.start()
         wait_until(began.exists, "the first member to begin", server)
         os.kill(server.pid, signal.SIGTERM)
+        wait_until(lambda: not server.is_ready(), "the stop", server)
+        gate.open()
         asking.join(150)
         assert answers == [{"B": ["done"]}]
         assert server.process.wait(150) == 0
@@ -133,12 +136,7 @@ def test_an_ensemble_comes_back_with_its_member(around):
 
 
 def test_a_member_that_is_loaded_anew_fails_no_request(tmp_path):
-    # A pause, so that requests wait all the time, and are not more than that takes.
-    slow_add = ADD.replace(
-        "        return", "        import time; time.sleep(0.005)\n        return"
-    )
-    assert slow_add != ADD
-    write_model(tmp_path, "add", slow_add)
+    write_model(tmp_path, "add", ADD)
     write_ensemble(tmp_path, "e", "add IN=A > OUT=t", "add IN=t > OUT=B")
     with running_server(tmp_path, *EXPLICIT) as server:
         assert control(server, "load", "e") == (200, "")
@@ -153,7 +151,7 @@ def test_a_member_that_is_loaded_anew_fails_no_request(tmp_path):
             thread.start()
         try:
             for step in (2, 3):
-                source = slow_add.replace("+ 1", f"+ {step}")
+                source = ADD.replace("+ 1", f"+ {step}")
                 (tmp_path / "add" / "1" / "model.py").write_text(source)
                 assert control(server, "load", "add") == (200, "")
                 begin = len(answers)

@@ -20,7 +20,7 @@ self.said = ' '.join(arguments[key] for key in (
 """
 # Answers which process it is; first it does what the request's id says.
 TURNING = """
-import os, time
+import fcntl, os
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -33,8 +33,8 @@ class TritonPythonModel:
             task, path = request.request_id().split()
             with open(path + "/ran", "a") as file:
                 file.write("x")
-            while task == "hold" and not os.path.exists(path + "/end"):
-                time.sleep(0.002)
+            if task == "hold":
+                fcntl.flock(open(path + "/end"), fcntl.LOCK_SH)
         pid = np.array([os.getpid()], np.int32)
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", pid)])
 """
@@ -137,12 +137,17 @@ def test_requests_behind_slow_ones_move_to_another_instance_once(server, threads
 def turn(server, task="", folder=""):
     """Have the model that turns slow do something; returns the process that did."""
     if folder:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
     tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
     body = json.dumps({"id": f"{task} {folder}".strip(), "inputs": [tensor]})
     status, _, answer = server.request("POST", "/v2/models/turning/infer", body)
     assert status == 200, answer
     return json.loads(answer)["outputs"][0]["data"][0]
+
+
+def gate_in(folder):
+    folder.mkdir()
+    return Gate(folder / "end")
 
 
 def test_requests_behind_an_instance_that_turns_slow_move_once(server, threads, tmp_path):
@@ -151,6 +156,7 @@ def test_requests_behind_an_instance_that_turns_slow_move_once(server, threads, 
         turn(server)
     first, *others = [tmp_path / name for name in ("first", "second", "third")]
     noted = [tmp_path / f"noted{number}" for number in range(6)]
+    gates = [gate_in(folder) for folder in (first, *others)]
     slow = threads.submit(turn, server, "hold", first)
     try:
         wait_until((first / "ran").exists, "the slow request to begin", server)
@@ -158,7 +164,7 @@ def test_requests_behind_an_instance_that_turns_slow_move_once(server, threads, 
         served = {each.result(timeout=100) for each in waiting}
         assert not slow.done()
     finally:
-        (first / "end").touch()
+        gates[0].open()
     assert len({slow.result(timeout=100)} | served) == 2
     # The slow one has come to all that it was sent when both work at the same time.
     held = [threads.submit(turn, server, "hold", folder) for folder in others]
@@ -166,8 +172,8 @@ def test_requests_behind_an_instance_that_turns_slow_move_once(server, threads, 
         for folder in others:
             wait_until((folder / "ran").exists, "both to be at work", server)
     finally:
-        for folder in others:
-            (folder / "end").touch()
+        for gate in gates:
+            gate.open()
     assert len({each.result(timeout=100) for each in held}) == 2
     assert [(folder / "ran").read_text() for folder in noted] == ["x"] * 6
 
@@ -210,7 +216,7 @@ def test_a_model_is_read_from_the_file_that_its_configuration_names(server):
 
 def test_a_dead_instance_leaves_its_work_to_the_others(server, threads):
     def die_or_answer(number):
-        code = "os._exit(1)" if number == 3 else f"time.sleep(0.01); self.said = {number}"
+        code = "os._exit(1)" if number == 3 else f"self.said = {number}"
         return server.ask(code)
 
     answers = list(threads.map(die_or_answer, range(16)))

@@ -29,6 +29,7 @@ from tests.process.server import (
     write_code_model,
     write_model,
 )
+from tests.waits import polling
 
 FOR_EVER = "threading.Event().wait()"
 
@@ -45,10 +46,6 @@ def gone(pids):
 
 def mark_and(path, code):
     return f"open({str(path)!r}, 'w').close()\n{code}"
-
-
-def until_exists(path):
-    return f"while not os.path.exists({str(path)!r}): time.sleep(0.005)"
 
 
 # -- SIGTERM --------------------------------------------------------------------------------------
@@ -188,7 +185,7 @@ def test_a_stop_does_not_wait_for_models_that_are_still_initializing(tmp_path):
         "slow",
         initialize=f"""
 if args["model_instance_name"] == "slow_0_1":
-    {until_exists(first)}
+    {polling(f"os.path.exists({str(first)!r})")}
     time.sleep(1)  # by then the server has heard of it
     open({str(second)!r}, "w").close()
     {FOR_EVER}

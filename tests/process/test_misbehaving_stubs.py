@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from tests.process.gates import Gate
 from tests.process.server import alive, running_server, wait_until, write_code_model, write_model
 
 CHANNEL = """
@@ -302,7 +303,7 @@ threading.Event().wait()
 # -- forks ----------------------------------------------------------------------------------------
 
 _FORKS = """
-import os, time
+import fcntl, os
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -314,8 +315,7 @@ class TritonPythonModel:
         letter = b"p"
         if requests[0].inputs()[0].as_numpy()[0] and not os.fork():
             letter = b"c"
-            while not os.path.exists(self.folder + "/gate"):
-                time.sleep(0.005)
+            fcntl.flock(open(self.folder + "/gate"), fcntl.LOCK_SH)
             with open(self.folder + "/child", "w") as file:
                 file.write(str(os.getpid()))
         data = np.frombuffer(letter * (8 << 20), np.uint8)
@@ -337,6 +337,7 @@ def test_a_forked_child_that_returns_from_execute_touches_no_answer_of_its_paren
         fields = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
         return json.dumps(fields).encode()
 
+    gate = Gate(tmp_path / "gate")
     with running_server(tmp_path) as server, socket.socket() as client:
         stubs = server.stubs()
         # From now on there is a piece of output memory that the child knows too.
@@ -349,7 +350,7 @@ def test_a_forked_child_that_returns_from_execute_touches_no_answer_of_its_paren
         head = b"POST /v2/models/m/infer HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body)
         client.sendall(head + body)
         answer = client.recv(1000)
-        (tmp_path / "gate").touch()
+        gate.open()
         wait_until((tmp_path / "child").exists, "the child to return", server)
         wait_until((tmp_path / "child").read_text, "its number", server)
         child = int((tmp_path / "child").read_text())
@@ -400,7 +401,7 @@ def test_threads_go_on_between_requests(server):
         server,
         "self.ticks = 0\n"
         "def tick():\n"
-        "    while True: self.ticks += 1; time.sleep(0.001)\n"
+        "    while True: self.ticks += 1; os.sched_yield()\n"
         "threading.Thread(target=tick, daemon=True).start()",
         "talker",
     )

@@ -134,11 +134,11 @@ def test_a_reload_takes_only_what_has_changed(tmp_path):
 
 
 def test_no_request_fails_while_a_model_is_loaded_anew(tmp_path):
-    write(tmp_path, tag="0", execute="time.sleep(0.005)")
+    write(tmp_path, tag="0")
     with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
         with asked_by_many(server) as answers:
             for tag in "123":
-                write(tmp_path, tag=tag, execute="time.sleep(0.005)")
+                write(tmp_path, tag=tag)
                 assert control(server, "load") == (200, "")
                 wait_for_answer(server, answers, tag)
         assert set(answers) == set("0123")
@@ -258,15 +258,13 @@ def test_a_stop_in_the_middle_of_a_load_leaves_nothing(tmp_path):
 
 
 def test_poll_mode_follows_the_files(tmp_path):
-    # A pause, in which they are asked less often, and all the time nevertheless.
-    pause = "time.sleep(0.005)"
-    write(tmp_path, execute=pause)
+    write(tmp_path)
     write(tmp_path, "other")
     with running_server(tmp_path, *POLL) as server:
         stubs = set(server.stubs())
         with asked_by_many(server) as answers:
             for tag in "bcd":
-                write(tmp_path, tag=tag, execute=pause)
+                write(tmp_path, tag=tag)
                 wait_for_answer(server, answers, tag)
         assert set(answers) == set("abcd")
         wait_until(lambda: len(server.stubs()) == 2, "the old stubs to end", server)

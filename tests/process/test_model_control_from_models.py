@@ -9,7 +9,9 @@ import pytest
 
 from tests.process.controlled import CONFIG, EXPLICIT, ask, control, source, write
 from tests.process.ensembles import TEXT, write_ensemble
+from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until, write_code_model
+from tests.waits import polling
 
 SAID = "Failed to process the request for model 'm_0', message: "
 
@@ -226,17 +228,19 @@ def test_a_model_that_loads_an_ensemble_of_itself_in_initialize_is_told(server, 
 def test_a_load_goes_on_when_its_asker_is_gone(server, folder):
     write_code_model(folder, "asker")
     mark = folder / "asker" / "mark"
-    initialize = f"open({str(mark)!r}, 'w').close(); time.sleep(1)"
+    gate = Gate(folder / "asker" / "gate")
+    initialize = f"open({str(mark)!r}, 'w').close(); {gate.wait}"
     write_code_model(folder, "slow", initialize=initialize)
     assert control(server, "load", "asker") == (200, "")
     code = """
 threading.Thread(target=pb_utils.load_model, args=("slow",)).start()
-while pb_utils.is_model_ready("asker") and not os.path.exists("{0}"):
-    time.sleep(0.01)
+{0}
 os._exit(3)
 """
-    status, said = server.ask(code.format(mark), "asker")
+    begun = f"os.path.exists({str(mark)!r}) or not pb_utils.is_model_ready('asker')"
+    status, said = server.ask(code.format(polling(begun)), "asker")
     assert (status, "exited with code 3" in said) == (503, True)
+    gate.open()
     wait_until(lambda: server.is_ready("slow"), "the model that it asked for", server)
     wait_until(lambda: server.is_ready("asker"), "the model itself", server)
     assert json.loads(server.request("GET", "/v2/models/slow")[2])["versions"] == ["1"]

@@ -61,8 +61,8 @@ def test_a_child_that_lives_on_keeps_nothing_from_going_on(server):
     # In a session and with an environment of its own, so that it is not ended with the stub; it holds
     # both pipes.
     child = (
-        "import subprocess; self.said = subprocess.Popen([sys.executable, '-c', 'import time; "
-        "time.sleep(600)'], start_new_session=True, env={}).pid"
+        "import subprocess; self.said = subprocess.Popen([sys.executable, '-c', 'import signal; "
+        "signal.pause()'], start_new_session=True, env={}).pid"
     )
     status, pid = server.ask(child)
     try:

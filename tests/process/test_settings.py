@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from gpubridge.cli import main
 from tests.process.server import running_server, wait_until, write_code_model
+from tests.waits import polling
 
 LIBRARIES = [(over_http, "http_url"), (over_grpc, "grpc_url")]
 TALK = "pb_utils.Logger.log_{level}('{text}'); self.said = 'yes'"
@@ -143,11 +144,10 @@ def test_a_running_execute_is_heard_as_soon_as_its_level_is_wanted(server):
 import os, time
 gate = os.path.join(os.path.dirname(__file__), 'gate')
 open(gate, 'w').close()
-while os.path.exists(gate):
-    time.sleep(0.005)
+UNTIL_GONE
 pb_utils.Logger.log_verbose('wanted within execute')
 self.said = gate
-"""
+""".replace("UNTIL_GONE", polling("not os.path.exists(gate)"))
     thread = threading.Thread(target=server.ask, args=(code,))
     thread.start()
     gate = server_gate(server)
