@@ -6,9 +6,10 @@ import json
 import re
 import shlex
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
+
+from tests.waits import poll
 
 __all__ = ["PAGES", "commands", "first_answer"]
 
@@ -63,10 +64,7 @@ def first_answer(page: Path, folder: Path, programs: Path) -> str:
 
 def _http_address(server: subprocess.Popen[bytes], ports: Path) -> str:
     """Return where a server listens, once it is ready."""
-    for _ in range(10 * _START_SECONDS):
-        if ports.exists():
-            of = json.loads(ports.read_text())["http"]
-            return f"{of['address']}:{of['port']}"
-        assert server.poll() is None, "the server has ended"
-        time.sleep(0.1)
-    raise TimeoutError("the server is not ready")
+    assert poll(lambda: ports.exists() or server.poll() is not None, _START_SECONDS)
+    assert server.poll() is None, "the server has ended"
+    of = json.loads(ports.read_text())["http"]
+    return f"{of['address']}:{of['port']}"

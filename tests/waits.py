@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-__all__ = ["poll", "polling", "until"]
+__all__ = ["poll", "polling", "timers", "until"]
 
 _PAUSE_SECONDS = 0.001
 _LONG_PAUSE_SECONDS = 0.01
@@ -25,6 +25,11 @@ def poll(condition: Callable[[], object], limit_seconds: float) -> bool:
 def polling(condition: str) -> str:
     """Return a line of code with which another process, or a thread of it, looks until an expression is true."""
     return f"while not ({condition}): __import__('time').sleep({_LONG_PAUSE_SECONDS})"
+
+
+def timers() -> list[asyncio.TimerHandle]:
+    """Return what the running event loop is still to call at some time."""
+    return [each for each in asyncio.get_running_loop()._scheduled if not each.cancelled()]
 
 
 async def until(condition: Callable[[], object], pause_seconds: float = _PAUSE_SECONDS) -> None:

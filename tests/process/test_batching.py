@@ -10,17 +10,19 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until, write_model
 
 GATHERER = """
-import time
+import fcntl, os
 import triton_python_backend_utils as pb_utils
 import numpy as np
 
 class TritonPythonModel:
     def execute(self, requests):
         data = [pb_utils.get_input_tensor_by_name(r, "IN").as_numpy() for r in requests]
-        time.sleep(max(float(d.max()) for d in data))
+        if max(d.max() for d in data):
+            fcntl.flock(open(os.path.dirname(__file__) + "/gate"), fcntl.LOCK_SH)
         size = sum(len(d) for d in data)
         return [
             pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.full(d.shape, size, np.float32))])
@@ -140,6 +142,7 @@ def test_a_preferred_size_is_not_waited_beyond(server, threads):
 
 
 def test_a_full_queue_refuses(server, threads):
+    gate = Gate(server.repositories[0] / "full" / "1" / "gate")
     busy = [threads.submit(ask, server, "full", 1.0) for _ in range(3)]
     wait_until(
         lambda: (
@@ -151,12 +154,14 @@ def test_a_full_queue_refuses(server, threads):
     with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as caught:
         ask(server, "full", 0)
     assert caught.value.status() == "503"
+    gate.open()
     assert [task.result()[0].item() for task in busy] == [1.0] * 3
     refused = 'nv_inference_request_failure{model="full",reason="REJECTED",version="1"}'
     assert server.metrics()[refused] == 1
 
 
 def test_a_request_that_waits_too_long_is_refused(server, threads):
+    gate = Gate(server.repositories[0] / "late" / "1" / "gate")
     first = threads.submit(ask, server, "late", 0.5)
     wait_until(
         lambda: (
@@ -167,6 +172,7 @@ def test_a_request_that_waits_too_long_is_refused(server, threads):
     )
     with pytest.raises(InferenceServerException, match="Request timeout expired"):
         ask(server, "late", 0)
+    gate.open()
     assert first.result()[0].item() == 1.0
 
 

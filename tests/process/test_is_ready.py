@@ -14,10 +14,11 @@ import tritonclient.grpc
 
 from tests.process.controlled import EXPLICIT, control
 from tests.process.ensembles import write_ensemble
+from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until, write_model
 
 MODEL = """
-import asyncio, os, sys, threading, time
+import asyncio, fcntl, os, sys, threading, time
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -29,7 +30,8 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             x = request.inputs()[0].as_numpy()
-            time.sleep(float(x.flat[0]))
+            if x.flat[0]:
+                fcntl.flock(open(self.folder + "/gate"), fcntl.LOCK_SH)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", x)]))
         return responses
 
@@ -128,20 +130,22 @@ def test_why_it_is_not_is_in_the_log(served, code, reason):
 
 def test_it_is_asked_while_it_executes(served):
     server, name, _ = served
+    gate = Gate(server.repositories[0] / name / "gate")
     pending = f'nv_inference_pending_request_count{{model="{name}",version="1"}}'
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
-        busy = threading.Thread(target=infer, args=(client, name, 3.0))
+        busy = threading.Thread(target=infer, args=(client, name))
         busy.start()
         wait_until(lambda: server.metrics()[pending] == 1, "the request to be there", server)
         assert server.is_ready(name)
         assert ready_over_grpc(server, name)
         assert server.metrics()[pending] == 1, "it was answered only after execute"
+        gate.open()
         busy.join()
 
 
-def infer(client, name, seconds):
+def infer(client, name):
     tensor = tritonclient.grpc.InferInput("IN", [1], "FP32")
-    tensor.set_data_from_numpy(np.array([seconds], np.float32))
+    tensor.set_data_from_numpy(np.ones(1, np.float32))
     client.infer(name, [tensor])
 
 

@@ -44,11 +44,11 @@ def test_calls_of_all_processes_wait_for_the_one_that_pins(machine):
     machine.set(pin_us_per_mib_untouched=400_000)
     with running_worker(machine) as one, running_worker(machine) as two:
         one.do(MEMORY)
-        two.do("import time; start(); a = ok(d.cuMemAlloc(64))")
+        two.do("start(); a = ok(d.cuMemAlloc(64))")
         assert machine.activity(two.pid).stalled == 0
         one.do("thread = threading.Thread(target=lambda: (start(), pin(1))); thread.start()")
         while not machine.activity(two.pid).stalled:
-            two.do("ok(d.cuMemAlloc(64)); time.sleep(0.001)")
+            two.do("ok(d.cuMemAlloc(64))")
         one.do("thread.join()")
         # Which context is current, and what devices there are, is no matter of the driver's lock.
         one.do("thread = threading.Thread(target=lambda: (start(), pin(2))); thread.start()")

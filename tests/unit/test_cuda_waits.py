@@ -9,6 +9,7 @@ import pytest
 
 from gpubridge.cuda_ipc import copies
 from tests.unit.cuda_workers import device_worker, stub_device_worker
+from tests.waits import poll
 
 pytest.importorskip("cuda.bindings")
 
@@ -46,11 +47,11 @@ mark = copies.mark()
 @pytest.mark.parametrize("call", ["copies.wait", "mark.wait", "copies.close"])
 def test_a_long_wait_neither_spins_nor_polls(machine, device_process, call):
     def waited(seconds):
-        while True:
-            activity = machine.activity(device_process.pid)
-            if activity.slept + activity.spun > seconds:
-                return activity
-            time.sleep(0.01)
+        def activity():
+            return machine.activity(device_process.pid)
+
+        assert poll(lambda: activity().slept + activity().spun > seconds, 100)
+        return activity()
 
     device_process.do(HELD + f"wait({call})")
     before, now = waited(0.2), waited(0.4)

@@ -18,6 +18,7 @@ from gpubridge.transport.control import AWAITED, ControlPage
 from gpubridge.transport.device_events import event_of, waits_of, with_waits
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature
+from tests.waits import timers
 
 COUNT = 4
 
@@ -237,11 +238,9 @@ def test_late_leases_are_looked_at_until_they_are_over(looks):
         late.begin()
         late.begin()
         await over.wait()
-        await asyncio.sleep(0.02)
-        assert len(seen) == looks
+        assert (len(seen), timers()) == (looks, [])
         late.begin()
         late.close()
-        await asyncio.sleep(0.01)
-        assert len(seen) == looks
+        assert (len(seen), timers()) == (looks, [])
 
     asyncio.run(scenario())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simcuda.processes import running_worker
+from tests.waits import polling
 
 pytest.importorskip("cuda.bindings")
 
@@ -52,9 +53,8 @@ def test_a_wait_is_shown_while_it_lasts(workers):
     maker, waiter = workers
     waiter.do("hold(stream); waits.order(77, events, 0, stream, copies)")
     # The stream has not come to it.
-    assert waiter.do("time.sleep(0.05); answer = shown()") == [True, []]
-    waiter.do("released.set()")
-    assert waiter.do("time.sleep(0.05); answer = shown()") == [True, [77]]
+    assert waiter.do("answer = shown()") == [True, []]
+    waiter.do(f"released.set()\n{polling('shown() == [True, [77]]')}")
     maker.do("released.set()")
     waiter.do("ok(d.cuStreamSynchronize(stream))")
     assert waiter.do("answer = shown()") == [False, []]
@@ -67,10 +67,10 @@ def test_a_thread_looks_while_others_wait(workers):
         "def wait():\n"
         "    with waits.by_thread(78): events.wait(0)\n"
         "thread = threading.Thread(target=wait); thread.start()\n"
-        "while 78 not in list(page.events.awaited): time.sleep(0.01)"
+        + polling("78 in list(page.events.awaited)")
     )
     maker.do("released.set()")
-    waiter.do("thread.join()\nwhile 78 in list(page.events.awaited): time.sleep(0.01)")
+    waiter.do("thread.join()\n" + polling("78 not in list(page.events.awaited)"))
     assert waiter.do("answer = page.events.awaited[0]") == 0
 
 

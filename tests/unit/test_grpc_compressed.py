@@ -113,6 +113,6 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing(method):
             send(endpoint, each, coded(request(1, 250_000)), end=True)
         # Some by a reset, the others with the connection.
         endpoint.receive(b"".join(frame(3, 0, each, bytes(4)) for each in range(1, 10, 2)))
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0)
 
     run(scenario)

@@ -9,6 +9,7 @@ import pytest
 
 from gpubridge.engine.repository.locks import ASKED_BY, ModelLocks
 from gpubridge.errors import BridgeError, ErrorCode
+from tests.waits import until
 
 
 class Loads:
@@ -17,12 +18,13 @@ class Loads:
     def __init__(self, asks):
         self.asks = asks
         self.locks = ModelLocks()
-        self.loaded = set()
+        self.loaded, self.held = set(), set()
         self.refused = []
 
-    async def load(self, name, held=0.0):
+    async def load(self, name, together=1):
         async with self.locks.change(name):
-            await asyncio.sleep(held)
+            self.held.add(name)
+            await until(lambda: len(self.held) >= together)
             if name in self.loaded:
                 return
             for other in self.asks.get(name, ""):
@@ -66,7 +68,7 @@ def test_a_chain_ends_and_a_circle_is_refused_once(asks, first, refused):
 def test_loads_that_begin_at_the_same_time_and_ask_for_each_other():
     async def run():
         loads = Loads({"a": "b", "b": "c", "c": "a"})
-        await asyncio.wait_for(asyncio.gather(*(loads.load(name, 0.01) for name in "abc")), 10)
+        await asyncio.wait_for(asyncio.gather(*(loads.load(name, 3) for name in "abc")), 10)
         assert len(loads.refused) == 1
         assert loads.loaded == set("abc")
 

@@ -87,7 +87,8 @@ def test_threads_that_ask_at_once_get_one_sender(handle, monkeypatch):
     make = InferenceResponseSender._on.__func__
 
     def slowly(kind, line):
-        time.sleep(0.05)
+        for _ in range(100):
+            time.sleep(0)
         return make(kind, line)
 
     monkeypatch.setattr(InferenceResponseSender, "_on", classmethod(slowly))

@@ -112,7 +112,7 @@ def test_who_unloads_a_model_waits_for_long_requests_that_are_looked_up():
         )
         submission(request)
         waiting = asyncio.ensure_future(submission.finished())
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)
         assert (waiting.done(), submitted) == (False, [])
         workers.go_on.set()
         await waiting

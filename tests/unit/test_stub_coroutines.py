@@ -149,7 +149,7 @@ def test_a_task_that_cleans_up_already_is_not_cancelled_again():
             await never()
         finally:
             cleaning.put(None)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             said.append("whole")
 
     coroutines.start(cleans(), lambda *outcome: None)

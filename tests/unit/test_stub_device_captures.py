@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.waits import polling
+
 INVALID_HANDLE, CAPTURE_UNSUPPORTED = 400, 900
 
 # A graph is captured on `taken`, in each mode that there is.
@@ -117,7 +119,7 @@ def race(self, asked, deadline):
 CopyStream.wait_for_capture = race
 """
 # The thread says so a moment after the capture has ended.
-UNTIL_ENDED = "while not ended: time.sleep(0.01)"
+UNTIL_ENDED = polling("ended")
 
 
 def test_a_capture_that_begins_after_the_question_takes_nothing_of_the_bridge(worker):

@@ -16,6 +16,7 @@ from gpubridge.transport.messages import encode_result_batch
 from gpubridge.transport.records import record_encoder, record_reader
 from gpubridge.transport.signatures import encode_signature
 from tests.unit.server_messages import decode_results
+from tests.waits import poll
 
 EMPTY = encode_signature(())
 
@@ -83,8 +84,7 @@ def test_the_watch_ends_after_many_quick_batches(ends, monkeypatch):
         received = sequences(receiver)
         while 2 not in received:
             received += sequences(receiver)
-    while sender._gathering.is_set():
-        time.sleep(0.001)
+    assert poll(lambda: not sender._gathering.is_set(), 100)
     sender.add(result(3), 1_000, 2_000, last=False)
     time.sleep(0.02)
     sender.add(result(4), 1_000, 2_000, last=True)

@@ -8,6 +8,7 @@ import ssl
 import pytest
 
 from gpubridge.frontend.tls_connection import TlsConnection, TlsListener
+from tests.waits import until
 
 PIECE, RECEIVED = 1 << 16, 1 << 18
 OVERHEAD = 1 << 13
@@ -118,7 +119,7 @@ class Pair:
                 pass
             self.send_raw(self.outgoing.read())
             # A worker computes the answer.
-            await asyncio.sleep(0.01)
+            await until(lambda: self.socket.sent or not self.listener.handshakes)
             self.incoming.write(self.take_sent())
 
     def take_sent(self) -> bytes:
