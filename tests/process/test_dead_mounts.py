@@ -13,12 +13,14 @@ from tests.process.server import running_server, wait_until, write_code_model
 
 # What asks the file system about a path with "dead" in it does not return.
 HANG = """
-import builtins, os, sys, threading
+import builtins, os, sys
+
+silent, _ = os.pipe()
 
 def hanging(function):
     def call(path=".", *rest, **named):
         while "dead" in os.fspath(path if not isinstance(path, int) else ""):
-            threading.Event().wait()
+            os.read(silent, 1)
         return function(path, *rest, **named)
     return call
 
