@@ -20,13 +20,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from tests.conformance.http_record import steady
 from tests.conformance.load_cases import BROKEN, Broken
+from tests.waits import poll
 
 REQUEST = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"INT32","data":[7]}]}'
 START = 60.0  # seconds in which a server must be live or gone
@@ -59,14 +60,14 @@ class Server:
 
     def wait_until_live(self) -> bool:
         """True once it is live, False if it went away."""
-        deadline = time.monotonic() + START
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                if self.ask("GET", "/v2/health/live")["status"] == 200:
-                    return True
-            except OSError:
-                time.sleep(0.1)
-        return False
+
+        def is_live() -> bool:
+            with suppress(OSError):
+                return self.ask("GET", "/v2/health/live")["status"] == 200
+            return False
+
+        poll(lambda: is_live() or self.process.poll() is not None, START)
+        return self.process.poll() is None and is_live()
 
     def ask(self, method: str, path: str, body: bytes = b"", limit: float = ANSWER) -> Record:
         """One request; OSError where there is no server."""

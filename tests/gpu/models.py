@@ -8,6 +8,7 @@ GPU), ``double(x)`` (new memory of the library, written on a stream of its own, 
 from __future__ import annotations
 
 from tests.process.device_models import LIBRARY, write_device_model
+from tests.waits import polling
 
 __all__ = ["write_lab", "write_member", "write_patient", "write_stream"]
 
@@ -298,18 +299,20 @@ class TritonPythonModel:
     def execute(self, requests):
         note("begun", "x")
         number = size("begun")
-        while os.path.exists(os.path.join(HERE, "hold")) and size("permits") < number:
-            time.sleep(0.002)
+        UNTIL_PERMITTED
         uploads = host.current().device.uploads.stream
         until = time.monotonic() + 20
-        while not uploads.done() and time.monotonic() < until:
-            time.sleep(0.001)
+        UNTIL_UPLOADED
         note("seen", f"{uploads.counts.copies['h2d']}:{uploads.done()} ")
         return [
             pb_utils.InferenceResponse([give("OUT", double(take(request.inputs()[0])))])
             for request in requests
         ]
 """
+_LAB = _LAB.replace(
+    "UNTIL_PERMITTED",
+    polling("size('permits') >= number or not os.path.exists(os.path.join(HERE, 'hold'))"),
+).replace("UNTIL_UPLOADED", polling("uploads.done() or time.monotonic() > until"))
 
 _PLACED = 'parameters { key: "INPUT_PLACEMENT" value { string_value: "device" } }'
 

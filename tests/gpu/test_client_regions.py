@@ -15,6 +15,7 @@ from tests.gpu.clients import POISON, register, registered, running_client, want
 from tests.gpu.lane import LIBRARIES, needs_library, running_lane_server
 from tests.gpu.models import write_lab
 from tests.process.server import wait_until, write_model
+from tests.waits import polling
 
 COUNT = 50_000
 NBYTES = 4 * COUNT
@@ -22,7 +23,7 @@ STALE = np.frombuffer(bytes([POISON]) * 4, np.float32)[0]
 
 # On no GPU; answers when it is told to, if it is named "wait".
 ON_HOST = """
-import os, time
+import os
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -33,11 +34,10 @@ class TritonPythonModel:
     def execute(self, requests):
         if self.gate:
             open(self.gate.replace("gate", "begun"), "w").close()
-            while not os.path.exists(self.gate):
-                time.sleep(0.01)
+            UNTIL_OPEN
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", 2 * r.inputs()[0].as_numpy())])
                 for r in requests]
-"""
+""".replace("UNTIL_OPEN", polling("os.path.exists(self.gate)"))
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ class TritonPythonModel:
 """
 )
 GENERATING = """
-import json, time
+import fcntl, json, os
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -79,7 +79,7 @@ class TritonPythonModel:
         values = {each.name(): each.as_numpy().tolist() for each in request.inputs()}
         values = {name: [v.decode() if type(v) is bytes else v for v in value] for name, value in values.items()}
         if values["text_input"] == ["slow"]:
-            time.sleep(1)
+            fcntl.flock(open(os.path.dirname(__file__) + "/gate"), fcntl.LOCK_SH)
         text = json.dumps([values, json.loads(request.parameters())])
         return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", np.array([text], object))])
 """

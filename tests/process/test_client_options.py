@@ -10,13 +10,14 @@ import pytest
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
+from tests.process.gates import Gate
 from tests.process.server import running_server, write_model
 
 grpc_client = pytest.importorskip("tritonclient.grpc")
 
 # Answers what it was asked with, after a wait where the input says so.
 SEEN = """
-import json, time
+import fcntl, json, os
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -25,7 +26,8 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([self.answer(r)]) for r in requests]
 
     def answer(self, r):
-        time.sleep(float(r.inputs()[0].as_numpy()[0]))
+        if r.inputs()[0].as_numpy()[0]:
+            fcntl.flock(open(os.path.dirname(__file__) + "/gate"), fcntl.LOCK_SH)
         seen = [r.request_id(), r.correlation_id(), r.flags(), r.timeout(),
                 json.loads(r.parameters())]
         return pb_utils.Tensor("OUT", np.array([json.dumps(seen)], np.object_))
@@ -90,7 +92,14 @@ def test_compression(api, way):
     assert seen(client.infer("seen", inputs(module, count=5000), request_id="c", **given))[0] == "c"
 
 
-def test_a_time_limit_of_the_client(api, server):
+@pytest.fixture
+def gate(server):
+    gate = Gate(server.repositories[0] / "seen" / "1" / "gate")
+    yield gate
+    gate.open()
+
+
+def test_a_time_limit_of_the_client(api, server, gate):
     module, client = api
     if module is http_client:
         with (
@@ -102,6 +111,7 @@ def test_a_time_limit_of_the_client(api, server):
         with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
             client.infer("seen", inputs(module, 1.0), client_timeout=0.3)
         assert client.is_server_live(client_timeout=150)
+    gate.open()
     assert seen(client.infer("seen", inputs(module), request_id="after"))[0] == "after"
 
 
@@ -124,7 +134,7 @@ def test_a_plugin_adds_headers_to_every_call(api):
     assert client.is_server_live()
 
 
-def test_calls_that_are_cancelled_or_waited_for(server):
+def test_calls_that_are_cancelled_or_waited_for(server, gate):
     with http_client.InferenceServerClient(server.http_url, concurrency=3) as client:
         waiting = [
             client.async_infer("seen", inputs(http_client), request_id=str(n)) for n in range(9)
@@ -145,6 +155,7 @@ def test_calls_that_are_cancelled_or_waited_for(server):
         client.stop_stream(cancel_requests=True)
         _, error = answers.get(timeout=150)
         assert "cancelled" in str(error).lower()
+        gate.open()
         assert seen(client.infer("seen", inputs(grpc_client), request_id="after"))[0] == "after"
 
 

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
 grpc = pytest.importorskip("grpc")
@@ -18,7 +19,8 @@ from tritonclient.grpc import service_pb2  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
 ECHO = """
-import time
+import fcntl
+from pathlib import Path
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -27,7 +29,7 @@ class TritonPythonModel:
         for request in requests:
             data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
             if data.size and data.flat[0] < 0:
-                time.sleep(-float(data.flat[0]))
+                fcntl.flock(open(Path(__file__).parents[2] / "gate"), fcntl.LOCK_SH)
             if data.size and data.flat[0] == 13:
                 responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("thirteen")))
             else:
@@ -142,17 +144,26 @@ def test_errors_have_the_right_status(client, case):
     assert caught.value.status() == status
 
 
-def test_a_deadline_ends_the_call_and_nothing_else(server, client):
+@pytest.fixture
+def gate(server):
+    """The gate of the models that answer with their input."""
+    gate = Gate(server.repositories[0] / "gate")
+    yield gate
+    gate.open()
+
+
+def test_a_deadline_ends_the_call_and_nothing_else(server, client, gate):
     with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
         client.infer("echo", [tensor(np.full(1, -1, np.float32))], client_timeout=0.2)
+    gate.open()
     assert client.infer("echo", [tensor(np.ones(1, np.float32))]).as_numpy("OUT").tolist() == [1]
 
 
-def pending(server):
-    return server.metrics()['nv_inference_pending_request_count{model="echo",version="1"}']
+def pending(server, model="echo"):
+    return server.metrics()[f'nv_inference_pending_request_count{{model="{model}",version="1"}}']
 
 
-def test_a_cancelled_call_is_not_executed(server, client):
+def test_a_cancelled_call_is_not_executed(server, client, gate):
     def cancelled():
         name = 'nv_inference_request_failure{model="echo",reason="CANCELED",version="1"}'
         return server.metrics()[name]
@@ -171,6 +182,7 @@ def test_a_cancelled_call_is_not_executed(server, client):
     wait_until(lambda: pending(server) == 2, "both requests to have come", server)
     call.cancel()
     assert "Locally cancelled" in str(done.get(timeout=150))
+    gate.open()
     assert done.get(timeout=150) is None
     wait_until(lambda: cancelled() == before + 1, "the request to be counted as cancelled", server)
     del blocker
@@ -194,7 +206,7 @@ def test_many_calls_at_once_get_their_own_answers(client):
 def test_a_stream_answers_in_order_and_survives_errors(client):
     results = queue.Queue()
     client.start_stream(lambda result, error: results.put((result, error)))
-    values = [1, 13, 3, -0.2, 5] * 20
+    values = [1, 13, 3, 0.2, 5] * 20
     for number, value in enumerate(values):
         client.async_stream_infer(
             "echo", [tensor(np.full(1, value, np.float32))], request_id=str(number)
@@ -210,12 +222,15 @@ def test_a_stream_answers_in_order_and_survives_errors(client):
     client.stop_stream()
 
 
-def test_a_stream_keeps_its_order_where_a_later_request_is_done_first(client):
+def test_a_stream_keeps_its_order_where_a_later_request_is_done_first(server, client, gate):
     results = queue.Queue()
     client.start_stream(lambda result, error: results.put((result, error)))
     values = [-0.5, 1, 2, 3]
     for value in values:
         client.async_stream_infer("pair", [tensor(np.full(1, value, np.float32))])
+    done = 'nv_inference_request_success{model="pair",version="1"}'
+    wait_until(lambda: server.metrics()[done] == 3, "the later ones to be done", server)
+    gate.open()
     answers = [results.get(timeout=150)[0].as_numpy("OUT").item() for _ in values]
     assert answers == values
     client.stop_stream()
@@ -304,13 +319,14 @@ def test_calls_that_cannot_be_answered(server, case):
         assert health == b"\x08\x01"
 
 
-def test_a_client_that_vanishes_leaves_nothing(server):
+def test_a_client_that_vanishes_leaves_nothing(server, gate):
     with triton.InferenceServerClient(server.grpc_url) as client:
         for _ in range(5):
             client.async_infer(
                 "echo", [tensor(np.full(1, -0.3, np.float32))], lambda result, error: None
             )
         wait_until(lambda: pending(server) > 0, "a request to run", server)
+    gate.open()
     wait_until(lambda: pending(server) == 0, "the requests to be over", server)
 
 

@@ -9,30 +9,28 @@ import sys
 from pathlib import Path
 
 from tests.process.server import write_model
+from tests.waits import polling
 
 ROOT = Path(__file__).parents[2]
 # A server whose Python calls are noted while it answers: prints, for each request, the files in order.
 PROGRAM = """
-import http.client, json, os, pathlib, signal, sys, threading, time
+import http.client, json, os, pathlib, signal, sys, threading
 from gpubridge import cli
 import gpubridge
 
 folder, models, ports = os.path.dirname(gpubridge.__file__) + "/", sys.argv[1], pathlib.Path(sys.argv[2])
-files, noted, last = [], False, time.monotonic()
+files, noted = [], False
 
 def note(frame, event, argument):
-    global last
     name = frame.f_code.co_filename
-    if event == "call" and name.startswith(folder):
-        last = time.monotonic()
-        if noted:
-            files.append("gpubridge/" + name[len(folder):])
+    if noted and event == "call" and name.startswith(folder):
+        files.append("gpubridge/" + name[len(folder):])
 
 def ask(size, binary):
     global noted
-    # What follows an answer is of the request before.
-    while time.monotonic() < last + 0.05:
-        time.sleep(0.01)
+    # What follows an answer is of the request before: the server is done with it when it answers this one.
+    connection.request("GET", "/v2/health/live")
+    connection.getresponse().read()
     tensor = {"name": "IN", "datatype": "FP32", "shape": [size]}
     wanted = {"name": "OUT", "parameters": {"binary_data": binary}}
     values = b"" if not binary else bytes(4 * size)
@@ -49,8 +47,7 @@ def ask(size, binary):
 
 def client():
     global connection
-    while not ports.exists():
-        time.sleep(0.1)
+    UNTIL_SERVED
     connection = http.client.HTTPConnection("127.0.0.1", json.loads(ports.read_text())["http"]["port"])
     try:
         asked = [ask(3, False), ask(3, True), ask(3, True), ask(5, True)]
@@ -62,7 +59,7 @@ threading.Thread(target=client).start()
 sys.setprofile(note)
 sys.exit(cli.main(["serve", models, "--http-port=0", "--grpc-port=0", "--metrics-port=0",
                    f"--ports-file={ports}"]))
-"""
+""".replace("UNTIL_SERVED", polling("ports.exists()"))
 
 
 SAME = """

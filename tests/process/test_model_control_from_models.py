@@ -206,7 +206,7 @@ def test_models_that_load_each_other_in_initialize_are_told(tmp_path, at_once):
         write_code_model(
             tmp_path,
             name,
-            initialize=LOADS.format(call=f"load_model('{other}')") + "time.sleep(0.2)",
+            initialize=LOADS.format(call=f"load_model('{other}')"),
         )
     loaded = ["--load-model=*"] if at_once else []
     with running_server(tmp_path, *EXPLICIT, *loaded) as server:

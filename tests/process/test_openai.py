@@ -6,10 +6,11 @@ import http.client
 import json
 import socket
 import struct
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import pytest
 
+from tests.process.gates import Gate
 from tests.process.openai_models import (
     chat_body,
     declared,
@@ -415,8 +416,13 @@ def test_a_response_that_breaks_the_convention_is_an_error_of_the_model(server, 
 )
 def test_a_full_queue_and_a_request_that_is_late(server, model, status, kind):
     body = {"model": model, "prompt": "slow"}
+    gate = Gate(server.repositories[0] / model / "1" / "gate")
     with ThreadPoolExecutor(4) as threads:
-        answers = list(threads.map(lambda _: ask(server, "completions", body), range(4)))
+        asked = [threads.submit(ask, server, "completions", body) for _ in range(4)]
+        # One is at the model.
+        wait(asked, return_when=FIRST_COMPLETED)
+        gate.open()
+    answers = [each.result() for each in asked]
     refused = [answer["error"]["type"] for code, answer in answers if code == status]
     assert set(refused) == {kind}
     assert {code for code, _ in answers} >= {200, status}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.gates import Gate
 from tests.process.openai_models import chat_body, write_openai_models
 from tests.process.server import running_server, wait_until
 
@@ -135,9 +136,15 @@ def test_a_wrong_key_and_a_full_queue(tmp_path):
                 async with openai.AsyncOpenAI(
                     base_url=url, api_key="right", max_retries=0
                 ) as several:
+                    gate = Gate(tmp_path / "full" / "1" / "gate")
                     slow = [
-                        several.completions.create(model="full", prompt="slow") for _ in range(4)
+                        asyncio.ensure_future(
+                            several.completions.create(model="full", prompt="slow")
+                        )
+                        for _ in range(4)
                     ]
+                    await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+                    gate.open()
                     return await asyncio.gather(*slow, return_exceptions=True)
 
             answers = asyncio.run(run())

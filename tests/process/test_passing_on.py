@@ -15,7 +15,7 @@ LIMIT = 48 << 20
 
 # What CASE says is done with X: the outputs are A and, where there is one, B.
 MODEL = """
-import threading, time
+import threading
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
@@ -23,7 +23,7 @@ def tensor(name, array):
     return pb_utils.Tensor(name, array)
 
 class TritonPythonModel:
-    kept = []
+    kept, go_on = [], threading.Event()
 
     def execute(self, requests):
         return [pb_utils.InferenceResponse(self.answer(request)) for request in requests]
@@ -58,12 +58,13 @@ class TritonPythonModel:
             self.kept.append(answer[0].as_numpy()[:10])
             return answer
         if case == "thread":
-            array = x.as_numpy()
-            self.thread = threading.Thread(target=lambda: (time.sleep(0.5), array.sum()))
+            array, self.go_on = x.as_numpy(), threading.Event()
+            self.thread = threading.Thread(target=lambda: (self.go_on.wait(), array.sum()))
             self.thread.start()
             return [tensor("A", array), small]
         if case == "forget":
             self.kept.clear()
+            self.go_on.set()
             return [tensor("A", x.as_numpy() + 1), small]
 """
 

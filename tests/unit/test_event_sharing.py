@@ -14,7 +14,7 @@ from gpubridge.cuda_ipc.device_check import DeviceCheck, no_check
 from gpubridge.engine.devices import event_sharing
 from gpubridge.engine.devices.event_sharing import EventSharing
 from gpubridge.transport.device_events import arena_region, event_name
-from tests.waits import until
+from tests.waits import timers, until
 
 GPU = "GPU-0"
 WORKS = DeviceCheck(*(Ability() for _ in range(5)))
@@ -48,7 +48,7 @@ def lose(sharing, *numbers):
     async def scenario():
         arena = SimpleNamespace(region=arena_region(1), uuid=GPU)
         sharing.await_release(arena, numbers, "Stub 'maker' died.")
-        await asyncio.sleep(0.02)
+        await until(lambda: not timers())
 
     asyncio.run(scenario())
 

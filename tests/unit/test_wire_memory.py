@@ -120,13 +120,10 @@ def objects():
 
 
 async def until(condition, endpoint):
-    """Wait for workers, up to a limit that is only reached where they are not heard of."""
-    for _ in range(5000):
-        if condition():
-            return
+    """Wait for workers."""
+    while not condition():
         await endpoint.settle()
-        await asyncio.sleep(0.001)
-    raise AssertionError("expected that to come true")
+        await asyncio.to_thread(os.sched_yield)
 
 
 def finish_work(workers):
