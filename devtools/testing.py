@@ -25,7 +25,8 @@ def test(checkout: Checkout, arguments: list[str]) -> int:
     if not has_module(checkout, "torch"):
         say("no torch: the tests of the examples that use it are skipped")
     with timed("pytest"):
-        return run_pytest(checkout, checkout.runner, arguments)
+        status = run_pytest(checkout, checkout.runner, arguments)
+    return status or (0 if arguments else _test_without_module(checkout, checkout.runner))
 
 
 def test_extra(checkout: Checkout, arguments: list[str]) -> int:
@@ -50,8 +51,19 @@ def run_everything(checkout: Checkout, arguments: list[str]) -> None:
     variables = {**extra.variables(), "GPUBRIDGE_TEST_SIMCUDA": "1"}
     with timed("pytest, with all packages and simulated GPUs"):
         status = run_pytest(checkout, extra.runner, arguments, variables)
+    status = status or _test_without_module(checkout, extra.runner)
     if status:
         raise Failed(f"tests failed, or could not be run (pytest's exit status: {status})")
+
+
+def _test_without_module(checkout: Checkout, python: Path) -> int:
+    """Run the tests of both runtimes of a stub on that of Python; return pytest's status."""
+    marker = "both_runtimes"
+    with timed("pytest, without the compiled module"):
+        # Few and quick: the start of workers would take longer.
+        command = [python, "-m", "pytest", "-q", "-m", marker, *find_marked(checkout.root, marker)]
+        variables = {**os.environ, "GPUBRIDGE_NO_NATIVE": "1"}
+        return run(command, cwd=checkout.root, variables=variables)
 
 
 def test_fleet(checkout: Checkout, arguments: list[str]) -> int:

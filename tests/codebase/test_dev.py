@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from devtools import testing
 from devtools.commands import COMMANDS, USAGE
 
 ROOT = Path(__file__).parents[2]
@@ -115,3 +117,21 @@ def test_a_wrong_place_of_the_working_folder_changes_nothing(checkout):
 def test_the_help_has_every_command():
     named = re.findall(r"^  ([a-z][a-z-]+) ", USAGE, re.MULTILINE)
     assert {*named} - {"help"} == {*COMMANDS}
+
+
+@pytest.mark.parametrize(("arguments", "times"), [([], 2), (["-k", "arena"], 1)])
+def test_tests_of_both_runtimes_run_again_without_the_module(monkeypatch, arguments, times):
+    ran = []
+
+    def run(command, *, cwd, variables):
+        ran.append((set(map(Path, command)), variables.get("GPUBRIDGE_NO_NATIVE")))
+        return 0
+
+    monkeypatch.setattr(testing, "run", run)
+    monkeypatch.setattr(testing, "need", lambda *_: None)
+    monkeypatch.setattr(testing, "has_module", lambda *_: True)
+    root = Path(__file__).parents[2]
+    assert testing.test(SimpleNamespace(root=root, runner=sys.executable), arguments) == 0
+    assert [without for _, without in ran] == [None, "1"][:times]
+    if times == 2:
+        assert root / "tests" / "unit" / "test_stub_outputs.py" in ran[1][0]

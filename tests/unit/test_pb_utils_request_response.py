@@ -11,6 +11,8 @@ import pytest
 from gpubridge import pb_utils
 from gpubridge.pb_utils import c_module
 
+pytestmark = pytest.mark.both_runtimes
+
 Failure = pb_utils.TritonModelException
 
 

@@ -13,6 +13,8 @@ from gpubridge import pb_utils
 from gpubridge.pb_utils import c_module, host
 from gpubridge.stub.loader import register_aliases
 
+pytestmark = pytest.mark.both_runtimes
+
 Failure = pb_utils.TritonModelException
 
 # Recorded from a running Triton 2.51, plus InferenceResponse.parameters of later releases.

@@ -14,6 +14,8 @@ from gpubridge.pb_utils.tensor import SharedTensor
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import DATATYPES
 
+pytestmark = pytest.mark.both_runtimes
+
 Tensor = pb_utils.Tensor
 NUMERIC = [name for name in DATATYPES if name not in ("BYTES", "BF16")]
 

@@ -19,6 +19,8 @@ from gpubridge.transport.context import RequestContext
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature
 
+pytestmark = pytest.mark.both_runtimes
+
 TICKET = 3
 
 

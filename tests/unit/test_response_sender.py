@@ -13,6 +13,8 @@ from gpubridge.pb_utils.response import (
     InferenceResponseSender,
 )
 
+pytestmark = pytest.mark.both_runtimes
+
 FINAL = TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 

@@ -13,6 +13,8 @@ from gpubridge.transport.channel import Channel
 from gpubridge.transport.messages import control_message, decode_control
 from gpubridge.transport.wait_predictor import WaitPredictor
 
+pytestmark = pytest.mark.both_runtimes
+
 
 @pytest.fixture
 def client_and_server():

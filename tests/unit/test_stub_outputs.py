@@ -11,6 +11,8 @@ from gpubridge.errors import BridgeError
 from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.transport.control import NO_LEASE
 
+pytestmark = pytest.mark.both_runtimes
+
 SIZE = 1 << 20
 LEASES = 8
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,31 +17,7 @@ from gpubridge.pb_utils.response import ResponseFields
 from gpubridge.pb_utils.tensor import TensorFields
 from gpubridge.tensor import native
 
-HERE = Path(__file__).parent
-BOTH = (
-    "test_pb_utils_request_response.py",
-    "test_pb_utils_surface.py",
-    "test_pb_utils_tensor.py",
-    "test_request_handle.py",
-    "test_response_sender.py",
-    "test_stub_calls.py",
-    "test_stub_outputs.py",
-)
 compiled_only = pytest.mark.skipif(native.native() is None, reason=str(native.absence()))
-
-
-@pytest.mark.slow
-@compiled_only
-def test_tests_of_the_compiled_runtime_pass_on_the_python_one():
-    tests = [str(HERE / name) for name in BOTH]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *tests],
-        env={**os.environ, native.DISABLE_VARIABLE: "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
 
 
 @pytest.mark.parametrize("setting", ["0", "1"])
