@@ -17,13 +17,23 @@ from gpubridge.engine.repository.loader import ModelLoader, PreparedModel, load_
 from gpubridge.engine.repository.model_files import ModelFiles
 from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.errors import BridgeError
-from gpubridge.request import NO_BYTES, NO_CONTEXT, NO_OPTIONS, InferRequest
+from gpubridge.request import NO_BYTES, NO_CONTEXT, NO_OPTIONS, InferRequest, InferResponse
 from gpubridge.telemetry.settings import MetricsSettings, TraceSettings
 from gpubridge.telemetry.traces import Traces
 from gpubridge.transport.signatures import encode_tensors, parse_signature
 from tests.unit.server_settings import server_settings
 
-__all__ = ["ClientRequest", "VirtualLoader", "VirtualMember", "make_repository"]
+__all__ = [
+    "ClientRequest",
+    "VirtualLoader",
+    "VirtualMember",
+    "answer_all",
+    "is_answered",
+    "make_repository",
+    "played",
+    "reason",
+    "served",
+]
 
 
 class VirtualMember(Model):
@@ -209,3 +219,40 @@ def make_repository(folder, models, control="explicit"):
         (folder / name).mkdir()
     settings = server_settings({"repository.model_control_mode": control}, (folder,))
     return ModelRepository(settings, loader), loader
+
+
+def played(tmp_path, models, play, control="explicit"):
+    """Run a coroutine function on a repository and its loader."""
+
+    async def work():
+        repository, loader = make_repository(tmp_path, models, control)
+        await play(repository, loader)
+
+    asyncio.run(work())
+
+
+def served(repository):
+    return [model.name for model in repository.loaded()]
+
+
+def reason(repository, name):
+    """Why a model is not served."""
+    (row,) = (row for row in repository.index() if row.name == name)
+    assert row.state in ("UNLOADING", "UNAVAILABLE")
+    return row.reason
+
+
+def answer_all(*members):
+    """Answer the waiting requests, until there are none."""
+    while any(each.waiting for each in members):
+        for each in members:
+            for request in list(each.waiting):
+                each.answer(request)
+
+
+def is_answered(request, responses=1):
+    return (
+        request.over
+        and len(request.outcomes) == responses
+        and all(isinstance(outcome, InferResponse) for outcome in request.outcomes)
+    )

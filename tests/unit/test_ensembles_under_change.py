@@ -9,50 +9,12 @@ import pytest
 from gpubridge.engine.ensemble import ensemble_model
 from gpubridge.engine.repository.loader import LoadFailed, NotPrepared
 from gpubridge.errors import BridgeError
-from gpubridge.request import InferResponse
 from tests.unit.ensembles import ensemble, member
-from tests.unit.repositories import ClientRequest, make_repository
+from tests.unit.repositories import ClientRequest, answer_all, is_answered, played, reason, served
 
 E = ensemble("a X=A > Y=t", "b X=t > Y=B")
 OUTER = ensemble("e A=A > B=B", name="outer")
 A, B, C = member("a"), member("b"), member("c")
-
-
-def played(tmp_path, models, play, control="explicit"):
-    """Run a coroutine function on a repository and its loader."""
-
-    async def work():
-        repository, loader = make_repository(tmp_path, models, control)
-        await play(repository, loader)
-
-    asyncio.run(work())
-
-
-def served(repository):
-    return [model.name for model in repository.loaded()]
-
-
-def reason(repository, name):
-    """Why a model is not served."""
-    (row,) = (row for row in repository.index() if row.name == name)
-    assert row.state in ("UNLOADING", "UNAVAILABLE")
-    return row.reason
-
-
-def answer_all(*members):
-    """Answer the waiting requests, until there are none."""
-    while any(each.waiting for each in members):
-        for each in members:
-            for request in list(each.waiting):
-                each.answer(request)
-
-
-def is_answered(request, responses=1):
-    return (
-        request.over
-        and len(request.outcomes) == responses
-        and all(isinstance(outcome, InferResponse) for outcome in request.outcomes)
-    )
 
 
 # -- what is built on what --------------------------------------------------------------------------
@@ -175,26 +137,17 @@ def test_a_bug_in_building_an_ensemble_concerns_that_ensemble_only(tmp_path, mon
             await repository.load("b")
         assert served(repository) == ["a", "b"]
         assert "internal error: RecursionError: planted" in reason(repository, "e")
+        heard = []
+        repository.listen(heard.append)
+        # Whatever looks at the ensembles next.
+        await repository.load("c")
+        assert served(repository) == ["a", "b", "c", "e", "outer"]
+        assert sorted(heard) == ["c", "e", "outer"]
+        before = [repository.find(name, None) for name in ("e", "outer")]
         await repository.load("e")
-        assert served(repository) == ["a", "b", "e", "outer"]
+        assert [repository.find(name, None) for name in ("e", "outer")] == before
 
-    played(tmp_path, [A, B, E, OUTER], play)
-
-
-def test_the_reason_follows_the_state_of_the_member(tmp_path):
-    async def play(repository, loader):
-        await repository.load("e")
-        unloaded = repository.find("b", None)
-        await repository.unload("b")
-        assert reason(repository, "e").endswith("version 1 is at UNLOADING state: ;")
-        await unloaded.unloaded.wait()
-        assert reason(repository, "e").endswith("version 1 is at UNAVAILABLE state: unloaded;")
-        loader.change("b", failure="it is broken")
-        with pytest.raises(LoadFailed):
-            await repository.load("b")
-        assert reason(repository, "e").endswith("version 1 is at UNAVAILABLE state: it is broken;")
-
-    played(tmp_path, [A, B, E], play)
+    played(tmp_path, [A, B, C, E, OUTER], play)
 
 
 def test_versions_that_are_named(tmp_path):

@@ -68,6 +68,13 @@ class ModelIndex:
         if self._rows.get(row.name, {}).get(row.version) is row:
             self.set(row.name, row.version, "UNAVAILABLE", row.reason or _UNLOADED, wanted=False)
 
+    def unloaded_unserved(self, name: str) -> None:
+        """Mark the versions of a model that was not served as unloaded, once what drains has ended."""
+        for row in list(self._rows.get(name, {}).values()):
+            row.reason = ""
+            if row.state != "UNLOADING":
+                self.unloaded(row)
+
     def keep_wanted(self, name: str, versions: Container[int] = ()) -> None:
         """Mark other versions of a model as not wanted: their failure to load no longer counts."""
         for version, row in self._rows.get(name, {}).items():

@@ -151,6 +151,8 @@ class ModelRepository(ServedModels):
         except BridgeError as error:
             self._index.set(name, 0, "UNAVAILABLE", error.message)
             _logger.error("failed to load '%s': %s", name, error.message)  # noqa: TRY400
+        finally:
+            self.list_reasons()
 
     # -- for clients and models ---------------------------------------------------------
 
@@ -215,6 +217,7 @@ class ModelRepository(ServedModels):
         """Unload a model whose directory was removed, in any mode."""
         await self.remove(name)
         self._index.forget(name)
+        self.list_reasons()
 
     async def remove(self, name: str, *, dependents: bool = False) -> None:
         """Unload a model as :meth:`unload`, in any mode."""
@@ -250,25 +253,41 @@ class ModelRepository(ServedModels):
         - ``initial``: let some of its versions fail, and count an ensemble that is not served.
         - ``chain``: the ensembles that require it, which are being loaded.
         """
+        try:
+            await self._load_itself(name, find_source, initial=initial, chain=chain)
+            # Outside its lock: a load that waits for a model must not block others.
+            if self._unmet(name) is not None or not self._is_whole(name):
+                await self._load_members(name, (*chain, name), wanted=initial)
+        finally:
+            # Reasons of ensembles may name a version that was loading.
+            self.list_reasons()
+
+    async def _load_itself(
+        self,
+        name: str,
+        find_source: Callable[[str], Awaitable[ModelSource]],
+        *,
+        initial: bool,
+        chain: tuple[str, ...],
+    ) -> None:
+        """Load a model as :meth:`_load`, without the members that an ensemble lacks."""
         async with self._locks.change(name):
             served = self._served.get(name)
             if chain and served is not None:
+                if served.prepared.graph or self._is_whole(name):
+                    return
                 # What it was loaded as stays, whatever its files are by now.
                 find_source = partial(_held, served.prepared.source)
-            if served is None or not chain or not (served.prepared.graph or self._is_whole(name)):
-                with self._index.loading(name):
-                    source = await find_source(name)
-                    try:
-                        prepared = await self._prepare(name, source)
-                        if prepared.graph is None:
-                            await self._replace(name, prepared, partial=initial, asked=not chain)
-                        else:
-                            self._define(name, prepared, asked=not chain)
-                    finally:
-                        source.release()
-        # Outside the lock: a load that waits for a model must not block others.
-        if self._unmet(name) is not None or not self._is_whole(name):
-            await self._load_members(name, (*chain, name), wanted=initial)
+            with self._index.loading(name):
+                source = await find_source(name)
+                try:
+                    prepared = await self._prepare(name, source)
+                    if prepared.graph is None:
+                        await self._replace(name, prepared, partial=initial, asked=not chain)
+                    else:
+                        self._define(name, prepared, asked=not chain)
+                finally:
+                    source.release()
 
     def _is_whole(self, name: str) -> bool:
         """Return whether a model is served, and none of its processes waits to be started again."""
@@ -399,7 +418,6 @@ class ModelRepository(ServedModels):
             for version, model in up.items():
                 row = None if version in old else self._index.set(name, version, "UNLOADING")
                 self.retire(model, row, prepared.source)
-            self.list_reasons()
         if reasons:
             raise LoadFailed(name, reasons)
 

@@ -164,6 +164,17 @@ class ServedModels:
         """
         before = dict(self._served)
         self._put(name, served)
+        return self._settle(before).get(name)
+
+    def list_reasons(self) -> None:
+        """List anew why ensembles are not served, which names states of members that have changed."""
+        self._settle(dict(self._served))
+
+    def _settle(self, before: dict[str, Served]) -> dict[str, LoadError]:
+        """Serve ensembles by what is served now, and retire what was served before and is not any more.
+
+        Returns why some ensembles are not served as they were loaded last.
+        """
         errors = self._bind_ensembles()
         changes = [
             (each, before.get(each), self._served.get(each))
@@ -182,11 +193,7 @@ class ServedModels:
         for each, was, now in changes:
             if was is not None:
                 self._retire_replaced(each, was, {} if now is None else now.models)
-        return errors.get(name)
-
-    def list_reasons(self) -> None:
-        """List anew why ensembles are not served, which names states of members that have changed."""
-        self._bind_ensembles()
+        return errors
 
     def is_needed(self, name: str) -> bool:
         """Return whether a loaded ensemble requires a model."""
@@ -201,6 +208,8 @@ class ServedModels:
             models = served.models
             self._served[name] = served
             self._index.keep_wanted(name, served.prepared.versions)
+        elif was is not None and not old:
+            self._index.unloaded_unserved(name)
         for version in sorted(old.keys() | models.keys()):
             if old.get(version) is not models.get(version):
                 state: ModelState = "READY" if version in models else "UNLOADING"
