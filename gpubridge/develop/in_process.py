@@ -63,6 +63,7 @@ class InProcessModel:
         self._run = run = ModelRun(directory, version, settings, owned)
         weakref.finalize(self, run.end).atexit = False
         try:
+            run.start()
             run.started.result()
         except BridgeError:
             self.close()

@@ -43,9 +43,8 @@ class ModelRun:
     """Runs one instance of a model; at its end it restores the process, whoever waits for that.
 
     Owns ``files``, its threads, and the process's place for a model. Its threads do not refer to who
-    started it, so that a model which nobody refers to any more can be ended.
-
-    Raises BridgeError: INVALID_ARG if another model runs in this process.
+    started it, so that a model which nobody refers to any more can be ended. Handlers of signals may
+    interrupt any of its methods, and call `end` and `wait` in them.
     """
 
     def __init__(
@@ -61,55 +60,66 @@ class ModelRun:
         self._starter = StubStarter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Task[None] | None = None
-        # The calls without an answer; under the lock, none is added once it is ending.
-        self._lock = threading.Lock()
+        # The calls without an answer.
         self._calls: set[Future[list[Answer]]] = set()
-        try:
-            self._take_place()
-        except BaseException:
-            files.close()
-            raise
-        self._imported = list(sys.path), set(sys.modules)
-        # Threads that are at work in compiled code when the interpreter ends can take the process down.
-        atexit.register(self._leave)
+        # Taken by who restores the process: the engine's thread, or `start` if that never begins.
+        self._restorer = threading.Lock()
+        self._imported: tuple[list[str], set[str]] | None = None
         loader = partial(OneInstanceLoader, self._starter, directory, version)
         self._stubs = threading.Thread(target=self._run_stubs, daemon=True)
         self._engine = threading.Thread(
             target=self._run_engine, args=(settings, loader), daemon=True
         )
-        try:
-            self._engine.start()
-        except BaseException:
-            self._ending = True
-            if self._engine.ident is None:
-                self._restore()
-            raise
 
     # -- in the threads of callers -----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take the process's place for a model, and begin to load; `started` has the outcome.
+
+        Raises BridgeError: INVALID_ARG if another model runs in this process.
+        """
+        try:
+            self._take_place()
+            self._imported = list(sys.path), set(sys.modules)
+            # Threads at work in compiled code when the interpreter ends can take the process down.
+            atexit.register(self._leave)
+            self._engine.start()
+        except BaseException:
+            self.end()
+            # After an interrupt the thread may begin all the same, later than this.
+            if self._restorer.acquire(blocking=False):
+                self._restore()
+            raise
 
     def batch(self, requests: Sequence[Inputs], parameters: Mapping[str, Any]) -> list[Answer]:
         """Execute requests in one batch; UNAVAILABLE once the model is closed."""
         work = self._execute(requests, parameters)
         try:
-            with self._lock:
-                if self._ending:
-                    raise RuntimeError("closed")
-                assert self._loop is not None  # it has started
-                call = asyncio.run_coroutine_threadsafe(work, self._loop)
-                self._calls.add(call)
+            if self._ending:
+                raise RuntimeError("closed")
+            assert self._loop is not None  # it has started
+            call = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:
             # Or its loop has just been closed.
             work.close()
             raise _closed(self._directory.name) from None
+        # Without a lock, which a handler of a signal could find held. The engine sets the event before it
+        # cancels the calls, so that one of both finds this one.
+        self._calls.add(call)
         call.add_done_callback(self._calls.discard)
+        if self._engine_ended.is_set():
+            call.cancel()
         try:
             return call.result()
         except CancelledError:
             raise _closed(self._directory.name) from None
 
     def end(self) -> None:
-        """Begin to end, and wait for nothing: also in the garbage collector; nothing in a forked child."""
-        if os.getpid() != self.process or self._ending:
+        """Begin to end, and wait for nothing: also in the garbage collector; nothing in a forked child.
+
+        Idempotent; may be interrupted and repeated.
+        """
+        if os.getpid() != self.process:
             return
         self._ending = True
         # The engine looks at `_ending` after it has set `_loop`.
@@ -121,7 +131,8 @@ class ModelRun:
     def wait(self) -> None:
         """Wait until it has ended, without a limit; may be interrupted and repeated."""
         self.ended.wait()
-        self._engine.join()
+        if self._engine.ident is not None:
+            self._engine.join()
 
     def _leave(self) -> None:
         """End with the interpreter, which does not wait for code of the model."""
@@ -137,6 +148,8 @@ class ModelRun:
                 gc.collect()
             if not other._ending:
                 raise invalid("another model runs in this process: close it first")
+            # Again, as an interrupt may have cut it short.
+            other.end()
             if not other.ended.wait(_CLOSE_SECONDS):
                 raise invalid(
                     f"another model of this process, '{other._directory.name}', was closed or given up, but "
@@ -150,8 +163,11 @@ class ModelRun:
             stub.run(None)
 
     def _run_engine(self, settings: ServerSettings, loader: Any) -> None:
-        self._stubs.start()
+        if not self._restorer.acquire(blocking=False):
+            # Its start was interrupted.
+            return
         try:
+            self._stubs.start()
             telemetry = run_telemetry(0)
             try:
                 asyncio.run(self._serve(settings, telemetry, loader))
@@ -163,12 +179,11 @@ class ModelRun:
         finally:
             self._ending = True
             self._starter.stubs.put(None)
-            with self._lock:
-                calls = list(self._calls)
-            for call in calls:
-                call.cancel()
             self._engine_ended.set()
-            self._stubs.join()
+            for call in list(self._calls):
+                call.cancel()
+            if self._stubs.ident is not None:
+                self._stubs.join()
             self._restore()
 
     async def _serve(self, settings: ServerSettings, telemetry: Any, loader: Any) -> None:
@@ -185,8 +200,10 @@ class ModelRun:
             await self._loop.create_future()  # until it is cancelled
 
     def _cancel(self) -> None:
-        if self._work is not None:
-            self._work.cancel()
+        # Once: a second time it would interrupt what the first one ends.
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
 
     def _close_seconds(self) -> float:
         # It ends already, which is not to be cancelled.
@@ -196,18 +213,20 @@ class ModelRun:
 
     def _restore(self) -> None:
         """Give back what the model has of the process."""
-        # Files of another model, or of another state of this one, may have the same names.
-        paths, modules = self._imported
-        sys.path[:] = paths
-        for name in sys.modules.keys() - modules:
-            file = getattr(sys.modules[name], "__file__", None) or ""
-            if name.isdecimal() or file.startswith(f"{self._directory}{os.sep}"):
-                del sys.modules[name]
+        if self._imported is not None:
+            # Files of another model, or of another state of this one, may have the same names.
+            paths, modules = self._imported
+            sys.path[:] = paths
+            for name in sys.modules.keys() - modules:
+                file = getattr(sys.modules[name], "__file__", None) or ""
+                if name.isdecimal() or file.startswith(f"{self._directory}{os.sep}"):
+                    del sys.modules[name]
         # With the descriptors of what refers to itself.
         gc.collect()
         self._files.close()
         atexit.unregister(self._leave)
-        del _running[self.process]
+        if _running.get(self.process) is self:
+            del _running[self.process]
         self.ended.set()
 
     async def _execute(

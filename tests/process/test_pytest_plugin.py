@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
@@ -172,6 +173,77 @@ def test_a_close_that_is_interrupted_can_be_repeated(model, tmp_path, gpubridge_
     gate.open()
     waiting.close()
     gpubridge_model(tmp_path / "numbers")
+
+
+@pytest.mark.parametrize("begins", ["before", "after"])
+def test_an_interrupt_while_its_thread_is_started(
+    model, tmp_path, gpubridge_model, interrupt, monkeypatch, begins
+):
+    model.close()
+    gate = tmp_path / "gate"
+    write_model(tmp_path, "waiting", waiting_in("initialize(self, args)", gate))
+    start, engines = threading.Thread.start, []
+
+    def interrupted(thread):
+        if engines:
+            # Those that the first one starts.
+            start(thread)
+            return
+        engines.append(thread)
+        if begins == "before":
+            # The model's code raises the interrupt.
+            start(thread)
+            thread.join()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("threading.Thread.start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            InProcessModel(tmp_path / "waiting")
+    gate.touch()
+    again = gpubridge_model(tmp_path / "numbers")
+    if begins == "after":
+        start(engines[0])
+    engines[0].join()
+    with pytest.raises(BridgeError, match="another model runs in this process"):
+        InProcessModel(tmp_path / "numbers")
+    assert again({"IN": [[1]]})["OUT"].tolist() == [[1.5]]
+
+
+def test_a_thread_that_cannot_be_started(model, tmp_path, gpubridge_model, monkeypatch):
+    model.close()
+    start = threading.Thread.start
+    for refused in range(2):
+        started = []
+
+        def limited(thread, refused=refused, started=started):
+            if len(started) == refused:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+            start(thread)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("threading.Thread.start", limited)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                InProcessModel(tmp_path / "numbers")
+    gpubridge_model(tmp_path / "numbers")
+
+
+def test_a_handler_closes_the_model_while_a_call_begins(model, monkeypatch):
+    begin = asyncio.run_coroutine_threadsafe
+
+    def interrupted(*call):
+        begun = begin(*call)
+        model.close()
+        return begun
+
+    monkeypatch.setattr("asyncio.run_coroutine_threadsafe", interrupted)
+    try:
+        answer = model({"IN": [[1]]})
+    except BridgeError as error:
+        assert "model 'numbers' of this process is closed" in error.message  # noqa: PT017
+    else:
+        assert answer["OUT"].tolist() == [[1.5]]
 
 
 def waiting_in(method, gate):
