@@ -249,7 +249,10 @@ class _Child:
         """Return the addresses by endpoint; raises BridgeError if the server ends before."""
         since = time.monotonic()
         while not self._ports.exists():
-            if self._ends_within(_LOOK_SECONDS):
+            ended = self._ends_within(_LOOK_SECONDS)
+            if self.is_stopped:
+                raise self._failure("the server was stopped while it started")
+            if ended:
                 raise self._failure(f"the server ended with exit code {self._exit_code()}")
             if limit is not None and time.monotonic() - since > limit:
                 raise self._failure(f"the server is not ready after {limit:g} s")

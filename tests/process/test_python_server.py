@@ -258,6 +258,20 @@ def test_a_server_that_somebody_else_has_waited_for(temp, monkeypatch):
     assert left_in_temp(temp) == []
 
 
+def test_a_handler_stops_a_server_that_is_starting(temp, monkeypatch):
+    child = _Child(["--no-such-flag"], 0)
+    ends_within = child._ends_within
+
+    def interrupted(seconds):
+        child.stop()
+        return ends_within(seconds)
+
+    monkeypatch.setattr(child, "_ends_within", interrupted)
+    with pytest.raises(BridgeError, match="the server was stopped while it started"):
+        child.wait_until_ready(None)
+    assert left_in_temp(temp) == []
+
+
 def test_a_forked_child_ends_nothing_and_the_end_of_the_interpreter_ends_the_server(models):
     printed = run_beside(
         models,
