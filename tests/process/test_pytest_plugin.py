@@ -180,7 +180,7 @@ def test_an_interrupt_while_its_thread_is_started(
     model, tmp_path, gpubridge_model, interrupt, monkeypatch, begins
 ):
     model.close()
-    gate = tmp_path / "gate"
+    gate = Gate(tmp_path / "gate")
     write_model(tmp_path, "waiting", waiting_in("initialize(self, args)", gate))
     start, engines = threading.Thread.start, []
 
@@ -200,7 +200,7 @@ def test_an_interrupt_while_its_thread_is_started(
         patched.setattr("threading.Thread.start", interrupted)
         with pytest.raises(KeyboardInterrupt):
             InProcessModel(tmp_path / "waiting")
-    gate.touch()
+    gate.open()
     again = gpubridge_model(tmp_path / "numbers")
     if begins == "after":
         start(engines[0])
