@@ -14,7 +14,7 @@ from gpubridge.pb_utils import Logger
 Done = Callable[[Any, "BaseException | None"], None]
 """Takes what a coroutine returns, or None and what it raises."""
 
-_ENDED = "the model has closed the event loop of its coroutines, which run no more"
+_ENDED = "the model has closed the event loop of its coroutines, or a descriptor of that loop: they run no more"
 
 
 class Coroutines:
@@ -29,7 +29,7 @@ class Coroutines:
         # Of each coroutine, by its identity: the coroutine, and who gets its outcome.
         self._running: dict[int, tuple[Coroutine[Any, Any, Any], Done]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._closing = self._ended = False
+        self._wound_up = self._ended = False
         self._thread = threading.Thread(target=self._run, name="model-loop", daemon=True)
         self._thread.start()
 
@@ -69,13 +69,13 @@ class Coroutines:
 
     def close(self, seconds: float) -> None:
         """Cancel all tasks of the loop, wait for them, at most for a time, and end the loop."""
-        self._closing = True
         self._call(self._wind_up(seconds), seconds)
         self._thread.join(seconds)
 
     def _run(self) -> None:
         loop = self._loop
-        while not self._closing and not loop.is_closed():
+        # Until the end of the clean-up, in which tasks may exit or stop the loop, too.
+        while not self._wound_up and not loop.is_closed():
             try:
                 loop.run_forever()
             except (SystemExit, KeyboardInterrupt) as error:
@@ -83,11 +83,12 @@ class Coroutines:
                 Logger.log_error(
                     f"a task of the model ended with {error!r}; its event loop goes on"
                 )
-            except RuntimeError:
-                # The model runs or closes the loop itself, in another thread.
+            except BaseException as error:
+                # The model runs or closes the loop in another thread, or closes its selector.
+                Logger.log_error(f"the event loop of the model's coroutines raised {error!r}")
                 break
         self._ended = True
-        if not self._closing:
+        if not self._wound_up:
             Logger.log_error(_ENDED)
         elif not loop.is_closed():
             loop.close()
@@ -142,12 +143,15 @@ class Coroutines:
 
     async def _wind_up(self, seconds: float) -> None:
         me = asyncio.current_task()
-        await self._cancel({task for task in asyncio.all_tasks() if task is not me}, seconds)
         try:
+            await self._cancel({task for task in asyncio.all_tasks() if task is not me}, seconds)
             await asyncio.wait_for(self._loop.shutdown_asyncgens(), seconds)
         except asyncio.TimeoutError:
             pass
-        self._loop.stop()
+        finally:
+            # Also if a task of the model cancels this one.
+            self._wound_up = True
+            self._loop.stop()
 
 
 async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:

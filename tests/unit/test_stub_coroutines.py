@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import queue
 import sys
@@ -137,6 +138,62 @@ def test_the_end_cancels_tasks_and_waits_for_their_clean_up():
     assert isinstance(done.get(timeout=SECONDS)[1], asyncio.CancelledError)
     coroutines.close(SECONDS)
     assert said == ["request", "background"]
+
+
+@pytest.mark.parametrize("how", ["exit", "stop", "cancel all"])
+def test_a_task_that_ends_the_loop_at_the_end_leaves_others_their_clean_up(logged, how):
+    coroutines, cleaned = Coroutines(), queue.SimpleQueue()
+
+    async def ends():
+        try:
+            await never()
+        finally:
+            if how == "exit":
+                sys.exit(3)
+            elif how == "stop":
+                asyncio.get_running_loop().stop()
+            else:
+                for task in asyncio.all_tasks() - set(tasks):
+                    task.cancel()
+
+    async def cleans():
+        try:
+            await never()
+        finally:
+            for _ in range(5):
+                await answer(0)
+            cleaned.put("whole")
+
+    async def begins():
+        tasks.extend(asyncio.ensure_future(each()) for each in (ends, cleans))
+
+    tasks: list[asyncio.Task] = []
+    coroutines.run(begins())
+    coroutines.run(answer(0))
+    coroutines.close(SECONDS)
+    assert how == "cancel all" or cleaned.get_nowait() == "whole"
+    assert not coroutines._thread.is_alive()
+    # asyncio says in its log what nobody has taken.
+    del tasks[:]
+    gc.collect()
+
+
+def test_a_loop_that_can_wait_no_more_ends_what_waits_on_it(logged):
+    coroutines, loops = Coroutines(), []
+
+    def select(timeout):
+        raise OSError(errno.EBADF, "the model has closed the selector's descriptor")
+
+    async def closes():
+        loops.append(asyncio.get_running_loop())
+        loops[0]._selector.select = select
+        await never()
+
+    with pytest.raises(RuntimeError, match="a descriptor of that loop"):
+        coroutines.run(closes())
+    assert coroutines.ended
+    assert "the selector's descriptor" in logged[0]
+    loops[0].close()
 
 
 def test_a_task_that_cleans_up_already_is_not_cancelled_again():
