@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import threading
 from collections.abc import Sequence
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 _ON_HOST = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
 _NEW_CALL = bytes((CallKind.CALL,))
+_FOREIGN = (
+    "expected the process that made this call, got a child that it forked; take its responses in the "
+    "process that made it"
+)
 
 
 class ForkedCalls:
@@ -55,8 +60,8 @@ class ForkedCalls:
     def after_in_parent(self) -> None:
         """Serve the children from now on."""
         if not self._serving and self._children is not None:
-            self._serving = True
             threading.Thread(target=self._serve, name="gpubridge-forked", daemon=True).start()
+            self._serving = True
 
     def after_in_child(self) -> None:
         """Close the parent's end of the channel."""
@@ -78,25 +83,15 @@ class ForkedCalls:
             # There were no descriptors when it was forked.
             raise ChannelClosed
         mine, parents = pair()
-        with parents:
-            self._parent.send(_NEW_CALL, (parents.fileno(),))
-        channel = Channel(mine)
-        _send_tensors(
-            channel,
-            request._inputs,
-            decoupled=decoupled,
-            batch=BATCH.get(),
-            request_id=request._request_id,
-            correlation_id=request._correlation_id,
-            requested_output_names=list(request._requested_output_names),
-            model_name=request._model_name,
-            model_version=request._model_version,
-            flags=request._flags,
-            timeout=request._timeout,
-            trace=request._trace._identifier,
-            parameters=request._parameters,
-        )
-        return ForkedCall(channel)
+        call = ForkedCall(Channel(mine))
+        try:
+            with parents:
+                self._parent.send(_NEW_CALL, (parents.fileno(),))
+            call.send(request, decoupled)
+        except BaseException:
+            call.abandon()
+            raise
+        return call
 
     # -- in the parent -----------------------------------------------------------------------------
 
@@ -110,30 +105,61 @@ class ForkedCalls:
                 continue
             for fd in fds:
                 channel = Channel(socket.socket(fileno=fd))
-                threading.Thread(target=_serve_call, args=(channel,), daemon=True).start()
+                try:
+                    threading.Thread(target=_serve_call, args=(channel,), daemon=True).start()
+                except RuntimeError:
+                    # The system allows no more threads now: the child finds its channel closed.
+                    channel.close()
 
 
 class ForkedCall:
-    """One call of a child; the source of its responses."""
+    """One call of a child; the source of its responses. It is no call of that child's own children."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._process = os.getpid()
         self._ended = False
         # Futures of coroutines that wait, by the loop that watches the channel for them.
         self._waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
 
+    def send(self, request: InferenceRequest, decoupled: bool) -> None:
+        """Send the request of the call; raises ChannelClosed when the parent is gone."""
+        _send_tensors(
+            self._channel,
+            request._inputs,
+            decoupled=decoupled,
+            batch=BATCH.get(),
+            request_id=request._request_id,
+            correlation_id=request._correlation_id,
+            requested_output_names=list(request._requested_output_names),
+            model_name=request._model_name,
+            model_version=request._model_version,
+            flags=request._flags,
+            timeout=request._timeout,
+            trace=request._trace._identifier,
+            parameters=request._parameters,
+        )
+
     @property
     def ready(self) -> bool:
         """Return whether :meth:`next` need not wait."""
-        return self._ended or self._channel.wait(0)
+        return self._ended or self._is_foreign or self._channel.wait(0)
 
     def wait(self) -> None:
         """Wait until it is ready."""
-        if not self._ended:
+        if not self.ready:
             self._channel.wait(None)
+
+    @property
+    def _is_foreign(self) -> bool:
+        return os.getpid() != self._process
 
     def abandon(self) -> None:
         """Close the channel: the parent cancels the call."""
+        if not self._ended and not self._is_foreign:
+            with contextlib.suppress(OSError):
+                # Children of this process may have the channel, too.
+                self._channel.socket.shutdown(socket.SHUT_RDWR)
         self._ended = True
         self._channel.close()
 
@@ -143,6 +169,8 @@ class ForkedCall:
         """Wait for the next response; None when there are no more."""
         if self._ended:
             return None
+        if self._is_foreign:
+            raise ChannelClosed(_FOREIGN)
         fields, tensors = _receive_tensors(self._channel)
         if "ended" in fields:
             self._ended = True
@@ -177,7 +205,7 @@ class ForkedCall:
 
     def cancel(self) -> None:
         """Ask the called model to stop; responses that it still sends are received as usual."""
-        if not self._ended:
+        if not self._ended and not self._is_foreign:
             self._channel.send(control_message(CallKind.CANCEL))
 
 
@@ -193,7 +221,8 @@ def _serve_call(channel: Channel) -> None:
         fields, tensors = _receive_tensors(channel)
         try:
             _forward(channel, fields, tensors)
-        except (BridgeError, TritonModelException) as error:
+        except (BridgeError, TritonModelException, RuntimeError) as error:
+            # RuntimeError: the system allows no more threads now.
             code = error.code if isinstance(error, BridgeError) else ErrorCode.INTERNAL
             channel.send(control_message(CallKind.ANSWER, error=str(error), code=int(code)))
         channel.send(control_message(CallKind.ANSWER, ended=True))

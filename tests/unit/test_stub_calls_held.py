@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import gc
 import os
+import select
 import sys
 import threading
 import warnings
@@ -13,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gpubridge.pb_utils.response import answer_task
+from gpubridge.pb_utils.response import ResponseIterator, answer_task
+from gpubridge.stub import forked
 from gpubridge.stub.bls.scope import BATCH
 from gpubridge.stub.forked import ForkedCalls
 from gpubridge.transport.channel import ChannelClosed
@@ -376,3 +378,92 @@ def test_a_child_calls_on_after_a_call_that_it_gave_up(server):
         return value(await asyncio.wait_for(answer_task(again, False, loop), SECONDS))
 
     assert asyncio.run(main()) == "b"
+
+
+@pytest.fixture
+def child(server):
+    """Calls as a forked child makes them, by way of this process."""
+    child = ForkedCalls()
+    child.before_fork()
+    child.after_in_parent()
+    return child
+
+
+def test_a_child_of_a_child_leaves_its_calls_alone(server, child):
+    kept = [ResponseIterator._of(child.call(query(), True))]
+    number = server.next_call()
+    server.answer((number, "a", True))
+    assert value(next(kept[0])) == "a"
+    server.answer((number, "b", True))
+    kept[0]._source.wait()
+
+    def grandchild():
+        try:
+            next(kept[0])
+        except ChannelClosed as error:
+            refused = "got a child that it forked" in str(error)
+        kept[0].cancel()
+        kept.clear()
+        gc.collect()
+        return refused
+
+    assert in_child(grandchild)
+    server.answer((number, "c", False))
+    assert [value(each) for each in kept[0]] == ["b", "c"]
+    server.caught_up()
+    assert server.cancels.empty()
+
+
+def test_a_child_cancels_a_call_that_a_child_of_its_own_has_inherited(server, child):
+    call = child.call(query(), True)
+    number = server.next_call()
+    waits, ends = os.pipe()
+
+    def drop():
+        os.close(ends)
+        call.abandon()
+        told = server.next_cancel()
+        os.close(waits)
+        return told
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(waits)
+            # Writable until the other process has heard of the cancellation.
+            poll = select.poll()
+            poll.register(ends, 0)
+            poll.poll(SECONDS * 1000)
+        finally:
+            os._exit(0)
+    try:
+        assert drop() == (number, False)
+    finally:
+        os.waitpid(pid, 0)
+        # The thread that made the call reads until then.
+        server.answer((number, None, False))
+
+
+def test_calls_of_children_go_on_after_one_for_which_there_was_no_thread(
+    server, child, monkeypatch
+):
+    def start(thread):
+        monkeypatch.undo()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(
+        forked.threading, "Thread", type("Full", (threading.Thread,), {"start": start})
+    )
+
+    def ask():
+        call = child.call(query(), False)
+        assert call._channel.wait(SECONDS)
+        return call.next()
+
+    with pytest.raises(ChannelClosed):
+        ask()
+    again = child.call(query(), False)
+    server.answer((server.next_call(), "a", False))
+    assert value(again.next()) == "a"
