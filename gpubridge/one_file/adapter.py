@@ -206,17 +206,25 @@ class _AsyncStream(_Model):
         task, handle = current_task(), request._handle
         assert task is not None
         assert handle is not None
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            left = task.cancel()
+
         try:
             # The generator runs in this task alone: scopes that it enters belong to a task.
-            with handle.on_cancel(task.cancel):
+            with handle.on_cancel(leave):
                 async for returned in answers:
                     if request.is_cancelled():
                         break
                     sender.send(self.response(returned))
         except CancelledError:
-            if not request.is_cancelled():
+            if not left:
                 raise
-            if sys.version_info >= (3, 11):
+        finally:
+            # Also where the generator took the cancellation: the task goes on with the next request.
+            if left and sys.version_info >= (3, 11):
                 task.uncancel()
 
 
