@@ -249,17 +249,19 @@ class _Child:
         """Return the addresses by endpoint; raises BridgeError if the server ends before."""
         since = time.monotonic()
         while not self._ports.exists():
-            ended = self._ends_within(_LOOK_SECONDS)
-            if self.is_stopped:
-                raise self._failure("the server was stopped while it started")
-            if ended:
-                raise self._failure(f"the server ended with exit code {self._exit_code()}")
+            if self._ends_within(_LOOK_SECONDS) or self.is_stopped:
+                # A thread that stops it goes first: it closes what tells the exit code.
+                with self._lock:
+                    raise self._failure(self._how_it_ended())
             if limit is not None and time.monotonic() - since > limit:
                 raise self._failure(f"the server is not ready after {limit:g} s")
-        written = json.loads(self._ports.read_bytes())
-        if not self._has_notebook:
-            # Now: this process may be killed.
-            shutil.rmtree(self._folder)
+        with self._lock:
+            if self.is_stopped:
+                raise self._failure(self._how_it_ended())
+            written = json.loads(self._ports.read_bytes())
+            if not self._has_notebook:
+                # Now: this process may be killed.
+                shutil.rmtree(self._folder)
         return {name: _connectable(**at) for name, at in written.items() if name != "pid"}
 
     def log(self) -> str:
@@ -313,6 +315,11 @@ class _Child:
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
+
+    def _how_it_ended(self) -> str:
+        if self.is_stopped:
+            return "the server was stopped while it started"
+        return f"the server ended with exit code {self._exit_code()}"
 
     def _exit_code(self) -> int | None:
         """Return the exit code of a process that has ended."""

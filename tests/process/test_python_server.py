@@ -272,6 +272,26 @@ def test_a_handler_stops_a_server_that_is_starting(temp, monkeypatch):
     assert left_in_temp(temp) == []
 
 
+def test_another_thread_stops_a_server_that_is_starting(temp, monkeypatch):
+    child = _Child(["--no-such-flag"], 0)
+    ends_within, stops = child._ends_within, threading.Event()
+    stopper = threading.Thread(target=child.stop)
+
+    def look(seconds):
+        if threading.current_thread() is stopper:
+            stops.set()
+        else:
+            stopper.start()
+            stops.wait()
+        return ends_within(60)
+
+    monkeypatch.setattr(child, "_ends_within", look)
+    with pytest.raises(BridgeError, match="the server was stopped while it started"):
+        child.wait_until_ready(None)
+    stopper.join()
+    assert left_in_temp(temp) == []
+
+
 def test_a_forked_child_ends_nothing_and_the_end_of_the_interpreter_ends_the_server(models):
     printed = run_beside(
         models,
