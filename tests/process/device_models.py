@@ -28,7 +28,7 @@ __all__ = [
 
 # What a model's own library would do: memory of its own, a stream of its own, work on it.
 LIBRARY = """
-import ctypes, fcntl, os, signal, time
+import ctypes, os, fcntl, signal, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from cuda.bindings import driver as d

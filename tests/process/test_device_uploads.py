@@ -61,7 +61,7 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", out)])
 """
     )
-    .replace("import ctypes, fcntl, os", "import ctypes, json, os")
+    .replace("import ctypes, os", "import ctypes, json, os")
     .replace(
         "UNTIL_PERMITTED",
         polling("size('permits') >= number or not os.path.exists(os.path.join(HERE, 'hold'))"),
