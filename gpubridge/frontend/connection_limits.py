@@ -21,8 +21,10 @@ _SHARE = 4
 """Of a limit that is lower than what connections may need, this fraction is for all else."""
 _BACKLOG = 1024
 """Connections to an endpoint that the kernel keeps until they are accepted, all in one turn."""
+_AMPLE = 1 << 14
+"""With fewer descriptors, connections without a limit may well come to need all of them."""
 _ALWAYS = 16
-"""Connections that each endpoint has room for, however many descriptors are in use."""
+"""Each endpoint has room for connections in this fraction of the reserve, whatever is in use."""
 
 
 class Room(enum.Enum):
@@ -40,7 +42,7 @@ def room_for(sock: socket.socket, connections: int) -> Room:
     is free: if a socket has one of the last, all others are in use.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY or connections < _ALWAYS:
+    if limit == resource.RLIM_INFINITY or connections < _reserve(limit) // _ALWAYS:
         return Room.FREE
     beyond = sock.fileno() - (limit - _reserve(limit))
     if beyond < 0:
@@ -77,20 +79,22 @@ def allow_connections(limits: list[int], regions: int = 0) -> int:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard != resource.RLIM_INFINITY else 1 << 20
+    unlimited = 0 in limits
     wanted = sum(limits) + regions + _FOR_ALL_ELSE + len(limits) * _BACKLOG
-    if 0 in limits:
+    if unlimited:
         wanted = most
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    if soft == resource.RLIM_INFINITY:
         return _BACKLOG
-    limit = min(wanted, most)
+    limit = max(soft, min(wanted, most))
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    if most >= wanted:
+    if limit < wanted:
+        _logger.warning(
+            "this process may open %d descriptors, fewer than the %d that its connections may need: "
+            "raise the limit (ulimit -n), or lower --http-max-connections and "
+            "--grpc-max-connections",
+            limit,
+            wanted,
+        )
+    elif not unlimited or limit >= _AMPLE:
         return _BACKLOG
-    _logger.warning(
-        "this process may open %d descriptors, fewer than the %d that its connections may need: "
-        "raise the limit (ulimit -n), or lower --http-max-connections and "
-        "--grpc-max-connections",
-        most,
-        wanted,
-    )
-    return min(_BACKLOG, _reserve(limit) // (2 * len(limits)))
+    return min(_BACKLOG, _reserve(limit) // (4 * max(1, len(limits))))

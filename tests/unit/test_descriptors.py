@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpubridge.frontend import tls_connection
-from gpubridge.frontend.connection_limits import Room, room_for
+from gpubridge.frontend.connection_limits import Room, allow_connections, room_for
 from gpubridge.frontend.grpc import connection as grpc_connection
 from tests.fuzz.grpc_endpoint import GrpcEndpoint
 from tests.unit.http_endpoint import GET, Endpoint, Transport
@@ -33,10 +33,11 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], backlog)
     [
         (256, 4096, [100, 200], 3372, 1024, False),
         (3500, 4096, [100, 200], 3500, 1024, False),
-        (256, 2048, [4096, 4096], 2048, 128, True),
-        (256, 2048, [0], 2048, 1024, False),
+        (256, 2048, [4096, 4096], 2048, 64, True),
+        (256, 2048, [0], 2048, 128, False),
+        (2048, 2048, [0, 100], 2048, 64, False),
         (256, 2048, [], 1024, 1024, False),
-        (160, 160, [4096, 4096, 4096], 160, 6, True),
+        (160, 160, [4096, 4096, 4096], 160, 3, True),
     ],
 )
 def test_it_is_raised_as_far_as_needed_and_allowed(soft, hard, limits, left, backlog, warned):
@@ -67,12 +68,32 @@ def limit(monkeypatch):
         (300, 200, Room.SHORT),
         (349, 200, Room.SHORT),
         (350, 200, Room.NONE),
-        (399, 15, Room.FREE),
-        (399, 16, Room.NONE),
+        (399, 5, Room.FREE),
+        (399, 6, Room.NONE),
     ],
 )
 def test_the_last_descriptors_are_for_models(descriptor, connections, room):
     assert room_for(SimpleNamespace(fileno=lambda: descriptor), connections) is room
+
+
+@pytest.mark.parametrize("limit", [64, 128, 256, 1024, 4096])
+@pytest.mark.parametrize("endpoints", [1, 3])
+def test_clients_that_come_all_at_once_leave_descriptors_for_models(monkeypatch, limit, endpoints):
+    """In one turn a backlog of connections is accepted at each endpoint, before any is looked at."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    backlog = allow_connections([0] * endpoints)
+    assert backlog > 0
+    used, before, counts = 24, 0, [0] * endpoints
+    while used != before:
+        before = used
+        for number in range(min(backlog * endpoints, limit - before)):
+            sock = SimpleNamespace(fileno=lambda descriptor=before + number: descriptor)
+            if room_for(sock, counts[number % endpoints]) is not Room.NONE:
+                counts[number % endpoints] += 1
+                used += 1
+    # Also while the next ones are accepted, to be closed.
+    assert used + backlog * endpoints < limit
 
 
 @pytest.mark.usefixtures("limit")
