@@ -165,6 +165,31 @@ def test_what_is_raised_while_one_answer_is_delivered_keeps_no_other_back(server
     assert value(first.next()) == "a"
 
 
+def test_calls_that_are_interrupted_while_they_are_sent_fail_alone(server, monkeypatch):
+    outbox = server.client._outbox
+
+    def interrupted(message, fds=()):
+        monkeypatch.undo()
+        raise TimeoutError("of a signal handler")
+
+    async def main():
+        first, gathered = query().async_exec(), query().async_exec()
+        monkeypatch.setattr(outbox, "send", interrupted)
+        with pytest.raises(TimeoutError):
+            query().exec()
+        with pytest.raises(ChannelClosed, match="interrupted while it was sent, by TimeoutError"):
+            await asyncio.wait_for(gathered, SECONDS)
+        last = query().async_exec()
+        server.answer((server.next_call(), "a", False))
+        server.answer((server.next_call(), "b", False))
+        return value(await first), value(await last)
+
+    # Else another thread may send what is gathered.
+    monkeypatch.setattr(outbox, "_wake_sender", lambda: None)
+    assert asyncio.run(main()) == ("a", "b")
+    assert not server.client._calls
+
+
 def test_a_call_is_sent_before_the_turn_of_its_loop_ends(server):
     async def main():
         tasks = [query().async_exec() for _ in range(3)]

@@ -59,7 +59,7 @@ class BlsClient:
     ) -> None:
         self._channel = channel
         self._records = BlsRecords(BorrowedMemory(lent), outputs)
-        self._outbox = Outbox(channel)
+        self._outbox = Outbox(channel, self._lose)
         self._reader = ChannelReader(channel, self._take, self._end_all, requests, awake_ns)
         self._numbers = itertools.count(1)
         # Whoever waits for one of these is reachable from it: asyncio holds no task that waits.
@@ -176,6 +176,13 @@ class BlsClient:
             return
         call.deliver(None, ended=True)
         self._outbox.drop(call)
+
+    def _lose(self, call: Call, why: str) -> None:
+        """End a call of which it is unknown whether it was sent; whoever waits for it gets the reason."""
+        if self._calls.pop(call.number, None) is not None:
+            call.fail(f"expected the answer of another model, got none: the call was {why}")
+            call.sent = True
+            self._outbox.drop(call)
 
     def _new_number(self) -> int:
         number = next(self._numbers) & 0xFFFF_FFFF

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import select
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.stub.bls.calls import Call
@@ -29,10 +29,13 @@ class Outbox:
     interpreter, because the coroutine waits for something else.
 
     Finalizers of calls run at any point of any thread, so they take no lock here.
+
+    - ``lose``: ends a call of which it is unknown whether it was sent, and why.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, lose: Callable[[Call, str], None]) -> None:
         self._channel = channel
+        self._lose = lose
         # Reentrant: a signal handler or a finalizer of the model may call, too.
         self._lock = threading.RLock()
         self._unsent: list[tuple[Call, bytes, int]] = []
@@ -96,8 +99,16 @@ class Outbox:
         taken, self._unsent = self._unsent, []
         if not taken:
             return
-        calls, records, batches = zip(*taken)
-        self.send(encode_calls(records, batches))
+        try:
+            calls, records, batches = zip(*taken)
+            self.send(encode_calls(records, batches))
+        except ChannelClosed:
+            raise
+        except BaseException as error:
+            # Of a signal's handler. Sending them again may be once too often.
+            for call, _, _ in taken:
+                self._lose(call, f"interrupted while it was sent, by {error!r}; call again")
+            raise
         for call in calls:
             call.sent = True
             if call.dropped:
