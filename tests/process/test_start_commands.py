@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpubridge.cli import command_parser
+from gpubridge.cli.serve import server_settings
 from tests.process.forked_commands import run_forked
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
@@ -63,11 +65,22 @@ COMMANDS = {
 }
 
 
+STARTED = ("a compose file's", "a tracer's", "a recommender's", "a controller's")
+"""What has servers do different things: caches, traces, and each mode of model control."""
+
+
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_starts_and_answers(tmp_path, words):
+def test_is_understood(tmp_path, words):
+    flags = shlex.split(words.format(models=tmp_path))
+    settings = server_settings(command_parser("tritonserver").parse_known(flags))
+    assert settings.repository.model_repositories == (tmp_path,)
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_starts_and_answers(tmp_path, name):
     repository = tmp_path / "models"
     write_code_model(repository)
-    flags = shlex.split(words.format(models=repository))
+    flags = shlex.split(COMMANDS[name].format(models=repository))
     with running_server([], *LOOPBACK, *flags, name="tritonserver") as server:
         assert server.ask("self.said = 'served'") == (200, "served")
         server.stop()
