@@ -234,12 +234,15 @@ class PrivateBytes:
 
         Raises BridgeError: UNAVAILABLE if memory is short.
         """
-        self._body.charge(nbytes)
-        if nbytes > self._counted:
-            self._body.budget.take(nbytes - self._counted, large=True, body=self._body)
-        else:
-            self._body.budget.give_back(self._counted - nbytes)
+        body = self._body
+        body.charge(nbytes)
+        more = max(0, nbytes - self._counted)
+        if more:
+            body.budget.take(more, large=True, body=body)
+        # By now it may have been counted again, for a request that was refused to make room.
+        body.budget.give_back(self._counted + more - nbytes)
         self._counted = nbytes
+        body.charge(nbytes)
 
     def complete(self) -> None:
         """Note that the body has arrived, so that it can no longer be refused."""

@@ -157,6 +157,24 @@ def test_a_request_that_is_charged_in_parts_is_refused_with_all_of_them(newer_fi
     assert not budget.arriving
 
 
+def test_bytes_that_are_counted_again_while_room_is_made_count_once():
+    budget = Budget(LIMIT)
+    account = Account(lambda: 0)
+    kept = PrivateBytes(Body(budget, account, lambda error: None))
+
+    def refuse(error):
+        victim.close()
+        kept.count(300 << 10)
+
+    victim = PrivateBytes(Body(budget, account, refuse))
+    kept.count(200 << 10)
+    victim.count(600 << 10)
+    kept.count(500 << 10)
+    assert budget.used == account.held == 500 << 10
+    kept.close()
+    assert budget.used == account.held == 0
+
+
 class BudgetMachine(RuleBasedStateMachine):
     """Clients of all kinds, in an order of their own."""
 
