@@ -261,6 +261,24 @@ def test_a_server_that_is_gone_ends_what_waits(server, threads):
         next(stream)
 
 
+def test_calls_that_are_gathered_after_the_server_is_gone_end(server):
+    async def main():
+        # The first call of a turn is sent at once, the second is gathered.
+        with pytest.raises(ChannelClosed):
+            query().async_exec()
+        with pytest.raises(ChannelClosed):
+            await asyncio.wait_for(query().async_exec(), SECONDS)
+
+    stream = query().exec(decoupled=True)
+    server.next_call()
+    server.hang_up()
+    with pytest.raises(ChannelClosed):
+        # Nobody reads after this.
+        next(stream)
+    asyncio.run(main())
+    assert not server.client._calls
+
+
 # -- iterators ---------------------------------------------------------------------------------------
 
 

@@ -102,10 +102,9 @@ class Outbox:
         try:
             calls, records, batches = zip(*taken)
             self.send(encode_calls(records, batches))
-        except ChannelClosed:
-            raise
         except BaseException as error:
-            # Of a signal's handler. Sending them again may be once too often.
+            # Of a signal's handler: sending them again may be once too often. Or the server is gone,
+            # and who reads may have learned that before these calls were made.
             for call, _, _ in taken:
                 self._lose(call, f"interrupted while it was sent, by {error!r}; call again")
             raise
@@ -154,5 +153,5 @@ class Outbox:
         try:
             self.flush()
         except ChannelClosed:
-            # Who reads learns it, too, and ends the calls.
+            # The calls have ended with it.
             pass
