@@ -137,6 +137,12 @@ class Server:
         lines = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in lines}
 
+    def unload_all(self) -> None:
+        """Unload its models, and wait for the end of their processes."""
+        for name, _ in self.index():
+            self.request("POST", f"/v2/repository/models/{name}/unload")
+        wait_until(lambda: not self.stubs(), "the models to end", self)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; returns the exit code."""
         self.process.send_signal(number)

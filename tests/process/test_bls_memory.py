@@ -270,4 +270,3 @@ def test_a_caller_that_dies_leaves_nothing(tmp_path):
 
         wait_until(over, "the called model to stop", server)
         assert run(server, "said = show(call(1).exec())") == "{'SUM': [2.0]}"
-        assert server.stop() == 0

@@ -202,7 +202,7 @@ self.said = os.getpid()
             "# HELP hits_total Hits of a",
             "# HELP hits_total Hits of b",
         )
-        assert server.stop() == 0
+        server.unload_all()
         assert server.log().count("finalized with") == 4
         assert "Error" not in server.log()
 

@@ -62,7 +62,6 @@ def both(tmp_path_factory):
         write_answering(repository, name, code)
     with running_server(repository, *EXPLICIT, "--load-model=*") as server:
         yield repository, server
-        assert server.stop() == 0
 
 
 def write_answering(repository, name, code):

@@ -45,7 +45,7 @@ def test_log_lines_name_the_models_file_and_line(tmp_path):
     lines = MODEL.splitlines()
     with running_server(tmp_path) as server:
         assert server.request("POST", "/v2/models/m/infer", BODY)[0] == 200
-        assert server.stop() == 0
+        server.unload_all()
         log = server.log()
     for level, text, shown in [
         ("I", "at import", "at import"),
