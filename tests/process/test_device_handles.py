@@ -64,9 +64,10 @@ def test_descriptors_replace_handles_that_are_refused(tmp_path, call):
         wait_until(lambda: served.machine.used(0) < 4 * ARENA, "one arena each", served.server)
 
 
-def test_a_later_stub_starts_with_the_kind_that_works(tmp_path):
+def test_a_later_stub_starts_with_the_kind_that_works_and_clients_are_told(tmp_path):
     write_device_model(tmp_path, "double", IN_ARENA)
-    with running_device_server(tmp_path, faults=NO_HANDLES, own=True) as served:
+    flag = "--allow-client-shm=true"
+    with running_device_server(tmp_path, flag, faults=NO_HANDLES, own=True) as served:
         (pid,) = pids_of(served, "double")
         assert served.infer("double", values())[0] == 200
         refused = len(served.machine.calls("cuIpcOpenMemHandle"))
@@ -77,6 +78,9 @@ def test_a_later_stub_starts_with_the_kind_that_works(tmp_path):
         given = values()
         assert served.infer("double", given) == (200, (2 * given).tolist())
         assert len(served.machine.calls("cuIpcOpenMemHandle")) == refused
+        check_that_a_client_is_told(served)
+        # Models have their GPU all the same.
+        assert served.infer("double", given) == (200, (2 * given).tolist())
 
 
 def test_several_instances_find_it_out_while_their_model_is_completed(tmp_path):
@@ -119,26 +123,18 @@ def test_nothing_else_is_tried_when_one_is_asked_for(tmp_path, handles, faults):
         assert 'reason="device_not_shared"' in name
 
 
-def test_a_client_is_told_that_its_memory_needs_handles(tmp_path):
-    write_device_model(tmp_path, "double", DOUBLE)
-    with (
-        running_device_server(
-            tmp_path, "--allow-client-shm=true", faults=NO_HANDLES, own=True
-        ) as served,
-        running_worker(served.machine) as worker,
-    ):
+def check_that_a_client_is_told(served):
+    """Its memory needs handles."""
+    with running_worker(served.machine) as worker:
         client = Client(worker, served.server)
         client.allocate("in", NBYTES)
         status, error = client.register("in", NBYTES)
         assert status == 400
         assert "failed to register CUDA shared memory region 'in': " in error
         assert "clients' CUDA shared memory needs legacy handles: use system shared" in error
-        # Models have their GPU all the same.
-        given = values()
-        assert served.infer("double", given) == (200, (2 * given).tolist())
 
 
-def test_reloads_leave_no_memory_and_no_descriptors(tmp_path):
+def test_stubs_keep_no_descriptor_and_reloads_leave_no_memory(tmp_path):
     write_pair(tmp_path)
 
     def left():
@@ -149,6 +145,11 @@ def test_reloads_leave_no_memory_and_no_descriptors(tmp_path):
     with running_device_server(tmp_path, flag, "--load-model=*", handles="fd", own=True) as served:
         given = values()
         assert served.infer("both", given)[0] == 200
+        # The simulated driver has one open for each mapping: of its own arena, or that which it reads.
+        for model, mapped in (("first", 1), ("second", 1)):
+            (pid,) = pids_of(served, model)
+            opened = [fd.readlink() for fd in Path(f"/proc/{pid}/fd").iterdir()]
+            assert len([path for path in opened if path.name.startswith("physical-")]) == mapped
         before = left()
         for model in ("first", "second") * 2:
             # With a member its ensemble goes.
@@ -157,14 +158,3 @@ def test_reloads_leave_no_memory_and_no_descriptors(tmp_path):
                 assert served.server.request("POST", path, "")[0] == 200
             assert served.infer("both", given) == (200, (4 * given).tolist())
         wait_until(lambda: left() <= before, "what unloaded models had to be free", served.server)
-
-
-def test_stubs_keep_no_descriptor_of_memory(tmp_path):
-    write_pair(tmp_path)
-    with running_device_server(tmp_path, handles="fd", own=True) as served:
-        assert served.infer("both", values())[0] == 200
-        # The simulated driver has one open for each mapping: of its own arena, or that which it reads.
-        for model, mapped in (("first", 1), ("second", 1)):
-            (pid,) = pids_of(served, model)
-            opened = [fd.readlink() for fd in Path(f"/proc/{pid}/fd").iterdir()]
-            assert len([path for path in opened if path.name.startswith("physical-")]) == mapped

@@ -94,14 +94,6 @@ def test_the_program_starts_and_answers(tmp_path):
         assert server.ask("self.said = 'served'") == (200, "served")
 
 
-def test_flags_without_effect_are_logged_once(tmp_path):
-    write_code_model(tmp_path)
-    flags = ("--http-thread-count=8", "--backend-config=onnxruntime,threads=4")
-    with running_server(tmp_path, *flags, own=True) as server:
-        for flag in flags:
-            assert server.log().count(f"{flag.rpartition('=')[0]} has no effect: ") == 1
-
-
 CONFIG = """
 response_cache { enable: true }
 model_operations { op_library_filename: "libops.so" }
@@ -120,10 +112,15 @@ def test_configurations_that_triton_loads_load_with_a_warning_each(tmp_path):
             assert line.startswith("W")
 
 
-def test_limits_of_a_rate_limiter_are_not_dropped_where_a_flag_asks_for_them(tmp_path):
+def test_limits_are_not_dropped_where_a_flag_asks_for_them_and_useless_flags_are_named_once(
+    tmp_path,
+):
     write_code_model(tmp_path, config=CONFIG)
+    useless = ("--http-thread-count=8", "--backend-config=onnxruntime,threads=4")
     flags = ("--rate-limit=execution_count", "--exit-on-error=false", "--strict-readiness=false")
-    with running_server(tmp_path, *flags, own=True) as server:
+    with running_server(tmp_path, *flags, *useless, own=True) as server:
+        for flag in useless:
+            assert server.log().count(f"{flag.rpartition('=')[0]} has no effect: ") == 1
         (row,) = server.index().values()
         assert row["state"] == "UNAVAILABLE"
         assert "rate_limiter' is not supported yet" in row["reason"]
