@@ -9,7 +9,7 @@ import pytest
 
 __all__ = ["MOST", "count"]
 
-MOST = 450
+MOST = 400
 """Servers that a run of all tests may start. Share one (`running_server`), or test in one process."""
 
 _starts: Counter[str] = Counter()

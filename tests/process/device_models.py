@@ -308,3 +308,4 @@ def running_device_server(
     with running_server(repository, *flags, start=start, machine=alike, **options) as server:
         yield DeviceServer(server, server.machine)
         check_rules(server.machine)
+        server.machine.delay(delay_us)

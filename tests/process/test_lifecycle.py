@@ -154,27 +154,30 @@ def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads,
         assert "model 'm' still has 1 requests after 1 s" in server.log()
 
 
-@pytest.mark.parametrize(
-    ("finalize", "logged"),
-    [
-        (FOR_EVER, "Stub process 'm_0' is not healthy. It was killed: it had not ended "),
-        ("ctypes.PyDLL(None).pause()", "It was killed: it had not ended "),
-        ("threading.Thread(target=threading.Event().wait).start()", "It was killed: it had not"),
-        ("ctypes.string_at(0)", "stopped"),
-        ("os._exit(3)", "stopped"),
-        ("undefined_variable", "NameError: name 'undefined_variable' is not defined"),
-        ("sys.exit(7)", "SystemExit: 7"),
-    ],
-)
-def test_a_finalize_that_hangs_or_fails_does_not_keep_the_server(tmp_path, finalize, logged):
-    write_code_model(tmp_path, finalize=finalize)
+KILLED = "Stub process '{}_0' is not healthy. It was killed: it had not ended "
+FINALIZES = {
+    "hangs": (FOR_EVER, KILLED),
+    "holds_gil": ("ctypes.PyDLL(None).pause()", KILLED),
+    "leaves_a_thread": ("threading.Thread(target=threading.Event().wait).start()", KILLED),
+    "crashes": ("ctypes.string_at(0)", "stopped"),
+    "exits": ("os._exit(3)", "stopped"),
+    "raises": ("undefined_variable", "NameError: name 'undefined_variable' is not defined"),
+    "ends": ("sys.exit(7)", "SystemExit: 7"),
+}
+
+
+def test_a_finalize_that_hangs_or_fails_keeps_neither_the_server_nor_other_models(tmp_path):
+    for name, (finalize, _) in FINALIZES.items():
+        write_code_model(tmp_path, name, finalize=finalize)
     write_code_model(tmp_path, "tidy")
     with running_server(tmp_path, "--exit-timeout-secs=3") as server:
         pids = descendants(server.pid)
         assert server.stop() == 0
         assert gone(pids)
-        assert logged in server.log()
-        assert "Finalize\n" in server.log()
+        log = server.log()
+    for name, (_, logged) in FINALIZES.items():
+        assert logged.format(name) in log
+    assert "Finalize\n" in log
 
 
 def test_a_stop_does_not_wait_for_models_that_are_still_initializing(tmp_path):
@@ -394,13 +397,6 @@ def test_a_directory_whose_name_is_no_text_is_left_out_with_a_warning(tmp_path):
         assert len(lines) == 2
 
 
-def test_without_strict_readiness_a_server_with_a_failed_model_is_ready(half_broken):
-    flags = ("--exit-on-error=false", "--strict-readiness=false")
-    with running_server(half_broken, *flags, own=True) as server:
-        assert server.is_ready()
-        assert not server.is_ready("raises")
-
-
 def test_by_default_a_model_that_does_not_load_ends_the_server(half_broken):
     with running_server(half_broken, ready=False) as server:
         pids = descendants(server.pid)
@@ -422,6 +418,9 @@ def test_more_instances_than_a_model_may_have_are_refused(tmp_path):
         assert "asks for 3 instances: expected at most 2 (--max-model-instances)" in reason
         assert server.ask("self.said = 1", "few") == (200, "1")
         assert len(server.stubs()) == 2
+        # Without strict readiness, a server with a model that failed is ready.
+        assert server.is_ready()
+        assert not server.is_ready("many")
 
 
 def test_a_server_that_is_started_without_standard_streams_opens_them(tmp_path):
