@@ -24,6 +24,7 @@ defaults
   timeout connect 60s
   timeout client 60s
   timeout server 60s
+  timeout check 60s
 frontend clients
   bind 127.0.0.1:{port}
   default_backend servers

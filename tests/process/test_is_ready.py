@@ -208,9 +208,12 @@ def test_a_model_without_it_has_no_thread_and_no_socket_for_it(both):
         assert server.is_ready(name)
         stubs += set(server.stubs()) - before
     without, more = stubs
-    expected = {what: count + 1 for what, count in held(without).items()}
-    # While the model answers, it has a file open.
-    wait_until(lambda: held(more) == expected, "one thread and one socket more", server)
+    # Either may have a file open for a moment, as while a model answers.
+    wait_until(
+        lambda: held(more) == {what: count + 1 for what, count in held(without).items()},
+        "one thread and one socket more",
+        server,
+    )
     for name in ("without", "with"):
         assert control(server, "unload", name) == (200, "")
 
