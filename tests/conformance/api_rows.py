@@ -162,7 +162,7 @@ ROWS = (
     _row(
         "1.13",
         "finalize",
-        "process/test_lifecycle.py::test_a_finalize_that_hangs_or_fails_does_not_keep_the_server",
+        "process/test_lifecycle.py::test_a_finalize_that_hangs_or_fails_keeps_neither_the_server_nor_other_models",
     ),
     _row(
         "1.13",

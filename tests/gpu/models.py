@@ -309,7 +309,7 @@ class TritonPythonModel:
             for request in requests
         ]
 """
-_LAB = _LAB.replace(
+_PATIENT = _PATIENT.replace(
     "UNTIL_PERMITTED",
     polling("size('permits') >= number or not os.path.exists(os.path.join(HERE, 'hold'))"),
 ).replace("UNTIL_UPLOADED", polling("uploads.done() or time.monotonic() > until"))
