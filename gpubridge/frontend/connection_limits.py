@@ -28,7 +28,7 @@ _ALWAYS = 16
 
 
 class Room(enum.Enum):
-    """What the process has descriptors for: a connection, its refusal, or neither."""
+    """Say what the process has descriptors for: a connection, its refusal, or neither."""
 
     FREE = enum.auto()
     SHORT = enum.auto()

@@ -1,4 +1,4 @@
-"""What the handler of a signal raises while the stub runs nothing of the model's."""
+"""Keep what a signal handler raises while the stub runs no code of the model, for its next batch."""
 
 from __future__ import annotations
 
