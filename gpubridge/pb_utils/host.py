@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     Cell = Union[CounterCell, HistogramCell]
 
 
+class LoopWaiter(Protocol):
+    """Waits on an event loop; see `gpubridge.pb_utils.answers`."""
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Return its loop."""
+
+    def set(self) -> None:
+        """Wake it to look again; any thread may, any number of times."""
+
+
 class ResponseSource(Protocol):
     """Responses to one call of another model: instances of `InferenceResponse`.
 
@@ -34,8 +44,14 @@ class ResponseSource(Protocol):
     def wait(self) -> None:
         """Wait until it is ready."""
 
-    async def until_ready(self) -> None:
-        """Wait in a coroutine until it is ready."""
+    def add_waiter(self, waiter: LoopWaiter, /) -> None:
+        """Wake a waiter of the running event loop whenever something comes, and hold it until then.
+
+        It must look at `ready` once more after this.
+        """
+
+    def remove_waiter(self, waiter: LoopWaiter, /) -> None:
+        """Wake it no longer."""
 
     def next(self) -> Any:
         """Wait for the next response; None when there are no more."""

@@ -21,7 +21,6 @@ from gpubridge.pb_utils.response import (
     InferenceResponse,
     InferenceResponseSender,
     ResponseIterator,
-    answer_task,
     find_tensor,
 )
 from gpubridge.pb_utils.spans import Span
@@ -548,6 +547,8 @@ class InferenceRequest(_Fields):
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
         """Send the request to its model as :meth:`exec`; awaiting returns with the first response.
 
+        The model gets the request whether the future is awaited or not; cancelling it cancels the call.
+
         Raises
         ------
         RuntimeError
@@ -555,12 +556,16 @@ class InferenceRequest(_Fields):
         TritonModelException
             Outside of a server, in ``initialize`` and in ``finalize``.
         """
-        import asyncio  # noqa: PLC0415  (loaded only by models that call others so)
+        # Only models that call others so load asyncio.
+        from asyncio import get_running_loop  # noqa: PLC0415
+
+        from gpubridge.pb_utils.answers import Answer  # noqa: PLC0415
 
         decoupled = truth(decoupled, "decoupled")
         caller = self._caller()
-        loop = asyncio.get_running_loop()
-        return answer_task(caller.call(self, decoupled, loop), decoupled, loop)
+        loop = get_running_loop()
+        source = caller.call(self, decoupled, loop)
+        return Answer(source, ResponseIterator._of if decoupled else _first, loop)
 
     @staticmethod
     def _caller() -> host.ModelCaller:
@@ -568,6 +573,11 @@ class InferenceRequest(_Fields):
         if server is None or server.caller is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         return server.caller
+
+
+def _first(source: host.ResponseSource) -> InferenceResponse:
+    response: InferenceResponse = source.next()
+    return response
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpubridge.pb_utils.exceptions import (
@@ -19,7 +18,6 @@ from gpubridge.pb_utils.tensor import Tensor
 from gpubridge.tensor.native import fields_type, native
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncIterator, Iterator
 
     from gpubridge.pb_utils.host import ResponseSource
@@ -346,7 +344,10 @@ class ResponseIterator:
 
     async def __anext__(self) -> InferenceResponse:
         while (response := self._take_ready()) is _NOT_YET:
-            await self._source.until_ready()
+            # A coroutine runs, so that asyncio is loaded.
+            from gpubridge.pb_utils.answers import until_ready  # noqa: PLC0415
+
+            await until_ready(self._source)
         if response is None:
             raise StopAsyncIteration
         return response
@@ -357,31 +358,3 @@ class ResponseIterator:
         Does nothing once the last response has been received.
         """
         self._source.cancel()
-
-
-def answer_task(
-    source: ResponseSource, decoupled: bool, loop: asyncio.AbstractEventLoop
-) -> asyncio.Task[Any]:
-    """Return a task of a running loop for the first response of a call, or for its iterator.
-
-    The call is abandoned when the task is cancelled, even before it has begun.
-    """
-    task = loop.create_task(_iterator(source) if decoupled else _response(source))
-    task.add_done_callback(partial(_abandon_cancelled, source))
-    return task
-
-
-async def _iterator(source: ResponseSource) -> ResponseIterator:
-    await source.until_ready()
-    return ResponseIterator._of(source)
-
-
-async def _response(source: ResponseSource) -> Any:
-    await source.until_ready()
-    return source.next()
-
-
-def _abandon_cancelled(source: ResponseSource, task: asyncio.Task[Any]) -> None:
-    if task.cancelled():
-        # Nobody else has it. Who keeps the exception would keep the call.
-        source.abandon()

@@ -33,6 +33,8 @@ from gpubridge.transport.messages import control_message, decode_control
 if TYPE_CHECKING:
     import asyncio
 
+    from gpubridge.pb_utils.host import LoopWaiter
+
 _ON_HOST = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
 _NEW_CALL = bytes((CallKind.CALL,))
 _FOREIGN = (
@@ -119,8 +121,8 @@ class ForkedCall:
         self._channel = channel
         self._process = os.getpid()
         self._ended = False
-        # Futures of coroutines that wait, by the loop that watches the channel for them.
-        self._waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        # Waiters by the loop that watches the channel for them.
+        self._waiting: dict[asyncio.AbstractEventLoop, list[LoopWaiter]] = {}
 
     def send(self, request: InferenceRequest, decoupled: bool) -> None:
         """Send the request of the call; raises ChannelClosed when the parent is gone."""
@@ -161,7 +163,7 @@ class ForkedCall:
                 # Children of this process may have the channel, too.
                 self._channel.socket.shutdown(socket.SHUT_RDWR)
         self._ended = True
-        self._channel.close()
+        self._close()
 
     __del__ = abandon
 
@@ -174,34 +176,38 @@ class ForkedCall:
         fields, tensors = _receive_tensors(self._channel)
         if "ended" in fields:
             self._ended = True
-            self._channel.close()
+            self._close()
             return None
         if "error" in fields:
             return InferenceResponse([], TritonError(fields["error"], error_code(fields["code"])))
         return InferenceResponse._received(tensors, fields["parameters"])
 
-    async def until_ready(self) -> None:
-        """Wait in a coroutine until it is ready."""
-        # A coroutine runs, so that asyncio is loaded.
-        from asyncio import get_running_loop  # noqa: PLC0415
-
-        if self.ready:
+    def add_waiter(self, waiter: LoopWaiter) -> None:
+        """Wake a waiter of the running event loop whenever something comes."""
+        if self._ended or self._is_foreign:
             return
-        loop = get_running_loop()
-        descriptor = self._channel.fileno()
+        loop = waiter.get_loop()
         waiting = self._waiting.setdefault(loop, [])
-        future: asyncio.Future[None] = loop.create_future()
-        waiting.append(future)
+        waiting.append(waiter)
         if len(waiting) == 1:
-            loop.add_reader(descriptor, _wake_all, waiting)
-        try:
-            await future
-        finally:
-            waiting.remove(future)
+            loop.add_reader(self._channel.fileno(), _wake_all, waiting)
+
+    def remove_waiter(self, waiter: LoopWaiter) -> None:
+        """Wake it no longer; on its loop."""
+        loop = waiter.get_loop()
+        waiting = self._waiting.get(loop, [])
+        if waiter in waiting:
+            waiting.remove(waiter)
             if not waiting:
-                # Before the channel is closed: its number may be another call's next.
-                loop.remove_reader(descriptor)
-                self._waiting.pop(loop, None)
+                loop.remove_reader(self._channel.fileno())
+                del self._waiting[loop]
+                if self._ended:
+                    self._close()
+
+    def _close(self) -> None:
+        # While a loop watches it, it stays open: its number may be another call's next.
+        if not self._waiting:
+            self._channel.close()
 
     def cancel(self) -> None:
         """Ask the called model to stop; responses that it still sends are received as usual."""
@@ -209,10 +215,9 @@ class ForkedCall:
             self._channel.send(control_message(CallKind.CANCEL))
 
 
-def _wake_all(waiting: Sequence[asyncio.Future[None]]) -> None:
-    for future in waiting:
-        if not future.done():
-            future.set_result(None)
+def _wake_all(waiting: Sequence[LoopWaiter]) -> None:
+    for waiter in tuple(waiting):
+        waiter.set()
 
 
 def _serve_call(channel: Channel) -> None:

@@ -7,15 +7,6 @@ __all__ = ["BY_HAND"]
 # Situation, Triton, gpubridge, and why.
 BY_HAND = (
     (
-        "`async_exec` whose result nobody has awaited when `asyncio.run` in `execute` ends",
-        "the call is run",
-        "the call is cancelled",
-        (
-            "`asyncio.run` cancels the tasks that are left; await the result, or call from "
-            "`async def execute`, whose loop lasts"
-        ),
-    ),
-    (
         "status of a load that a fault in the scheduler's settings or an ensemble's maps prevents",
         "500, `failed to poll`",
         "400, `load failed`, with the same reason",

@@ -86,6 +86,9 @@ class History:
         self.loops = [Loop() for _ in range(_LOOPS)]
         self.made: list[Made] = []
         self.count = 0
+        # Streams of closed loops, which are let go of at some time.
+        self.lost: set[int] = set()
+        self.told: list[tuple[int, bool]] = []
 
     def take(self, step, what) -> None:
         match step:
@@ -154,24 +157,35 @@ class History:
             return
         # Who keeps the exception of the task keeps its iterator.
         made.future = None
-        while self.server.cancels.empty():
+        while not self.cancelled():
             made.loop.start(asyncio.sleep(0)).result(SECONDS)
             gc.collect()
         made.wanted = False
-        told = self.server.next_cancel()
-        assert told == (made.number, False)
+        assert self.told.pop() == (made.number, False)
+
+    def cancelled(self) -> list[tuple[int, bool]]:
+        """Return what was cancelled since the last look, but for streams of closed loops."""
+        while not self.server.cancels.empty():
+            told = self.server.next_cancel()
+            if told[0] not in self.lost:
+                self.told.append(told)
+        return self.told
 
     def cancel(self, made: Made) -> None:
         """Ask the called model to stop: what it still sends is received."""
         if made.stream is not None:
             made.stream.cancel()
-            assert self.server.next_cancel() == (made.number, True)
+            self.server.caught_up()
+            assert self.cancelled().pop() == (made.number, True)
 
     def close_loop(self, index: int) -> None:
         """Close a loop with all that waits there, which is answered in vain, and make another one."""
         closed, self.loops[index] = self.loops[index], Loop()
         for made in self.made:
-            made.wanted = made.wanted and not (made.on_loop and made.loop is closed)
+            if made.on_loop and made.loop is closed and made.wanted:
+                made.wanted = False
+                if made.is_stream:
+                    self.lost.add(made.number)
         closed.close()
 
     def fork(self) -> None:
@@ -197,7 +211,7 @@ class History:
                 assert _result(made) == made.sent, made.kind
         # Nobody else was cancelled.
         self.server.caught_up()
-        assert self.server.cancels.empty()
+        assert not self.cancelled()
         assert self.server.calls.empty()
 
     def close(self) -> None:

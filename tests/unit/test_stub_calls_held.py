@@ -10,15 +10,19 @@ import select
 import sys
 import threading
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gpubridge.pb_utils.response import ResponseIterator, answer_task
+from gpubridge.pb_utils import InferenceRequest
+from gpubridge.pb_utils.answers import Answer
+from gpubridge.pb_utils.response import ResponseIterator
 from gpubridge.stub import forked
 from gpubridge.stub.bls.scope import BATCH
 from gpubridge.stub.forked import ForkedCalls
 from gpubridge.transport.channel import ChannelClosed
+from gpubridge.transport.messages import LONGEST_CONTROL
 from tests.unit.call_server import SECONDS, CallServer, query, value
 from tests.waits import until
 
@@ -34,6 +38,22 @@ def server():
 def threads():
     with ThreadPoolExecutor(16) as pool:
         yield pool
+
+
+@pytest.fixture
+def child(server):
+    """Calls as a forked child makes them, by way of this process."""
+    child = ForkedCalls()
+    child.before_fork()
+    child.after_in_parent()
+    return child
+
+
+def answered(caller, decoupled=False):
+    """Call as `async_exec` does, with the client or as a child."""
+    loop = asyncio.get_running_loop()
+    source = caller.call(query(), decoupled, loop)
+    return Answer(source, ResponseIterator._of if decoupled else type(source).next, loop)
 
 
 # -- what waits is held, and what the model lets go of is cancelled -----------------------------------
@@ -114,6 +134,80 @@ def test_a_call_that_is_dropped_before_it_is_sent_is_cancelled_after(server):
         server.answer((numbers[0], "a", False))
         assert value(await first) == "a"
 
+    asyncio.run(main())
+
+
+# -- what nobody awaits -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of_child", [False, True])
+def test_a_loop_ends_with_the_calls_that_nobody_awaits(server, child, threads, of_child):
+    got = []
+
+    async def main():
+        caller = child if of_child else server.client
+        answered(caller).add_done_callback(lambda answer: got.append(value(answer.result())))
+        answered(caller, decoupled=True)
+
+    running = threads.submit(asyncio.run, main())
+    numbers = sorted((server.next_call(), server.next_call()))
+    if of_child:
+        # Two threads make them.
+        for number in numbers:
+            server.answer((number, "a", True), (number, None, False))
+    else:
+        server.answer((numbers[0], "a", False), (numbers[1], "b", True))
+        # Nobody has the iterator.
+        assert server.next_cancel() == (numbers[1], False)
+    running.result(SECONDS)
+    assert got == ["a"]
+    assert not server.client._calls
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_call_goes_on_though_its_loop_is_closed(server, threads, decoupled):
+    async def main():
+        query().async_exec(decoupled)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    number = server.next_call()
+    other = threads.submit(query().exec)
+    server.answer((number, "a", decoupled), (server.next_call(), "b", False))
+    assert value(other.result(SECONDS)) == "b"
+    if decoupled:
+        # Nobody can have its iterator.
+        assert server.next_cancel() == (number, False)
+    server.caught_up()
+    assert server.cancels.empty()
+    assert not server.client._calls
+
+
+def test_a_loop_that_is_dropped_unclosed_is_collected(server):
+    async def main():
+        answer = query().async_exec()
+        server.answer((server.next_call(), "a", False))
+        return value(await answer), weakref.ref(asyncio.get_running_loop())
+
+    got, loop = asyncio.new_event_loop().run_until_complete(main())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+    assert (got, loop()) == ("a", None)
+
+
+def test_a_call_that_is_refused_lets_others_run(server):
+    ran = []
+
+    async def main():
+        asyncio.get_running_loop().call_soon(ran.append, True)
+        assert (await long.async_exec()).has_error()
+        assert ran
+
+    long = InferenceRequest(
+        model_name="n" * (LONGEST_CONTROL + 1), inputs=[], requested_output_names=["OUT"]
+    )
     asyncio.run(main())
 
 
@@ -402,34 +496,20 @@ def test_a_child_leaves_the_calls_of_its_parent_alone(server):
     assert server.cancels.empty()
 
 
-def test_a_child_calls_on_after_a_call_that_it_gave_up(server):
-    child = ForkedCalls()
-    child.before_fork()
-    child.after_in_parent()
-
+def test_a_child_calls_on_after_a_call_that_it_gave_up(server, child):
     async def main():
-        loop = asyncio.get_running_loop()
-        given_up = answer_task(child.call(query(), False), False, loop)
+        given_up = answered(child)
         await asyncio.sleep(0)
         first = await asyncio.to_thread(server.next_call)
         given_up.cancel()
         await asyncio.gather(given_up, return_exceptions=True)
         # Its channel is closed, and the next one may have its number.
         assert server.next_cancel() == (first, False)
-        again = child.call(query(), False)
+        again = answered(child)
         server.answer((server.next_call(), "b", False))
-        return value(await asyncio.wait_for(answer_task(again, False, loop), SECONDS))
+        return value(await asyncio.wait_for(again, SECONDS))
 
     assert asyncio.run(main()) == "b"
-
-
-@pytest.fixture
-def child(server):
-    """Calls as a forked child makes them, by way of this process."""
-    child = ForkedCalls()
-    child.before_fork()
-    child.after_in_parent()
-    return child
 
 
 def test_a_child_of_a_child_leaves_its_calls_alone(server, child):

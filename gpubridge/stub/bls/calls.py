@@ -13,6 +13,8 @@ from gpubridge.transport.channel import ChannelClosed
 if TYPE_CHECKING:
     import asyncio
 
+    from gpubridge.pb_utils.host import LoopWaiter
+
 _TAKEN_TOGETHER = 16
 """The server gets credit for this many taken responses at once; it sends 64 without credit."""
 _LEFT_IN_PLACE = 32
@@ -198,43 +200,14 @@ class ControlRequest(Outcome):
             raise BridgeError(self.answer["error"], ErrorCode(self.answer["code"]))
 
 
-class LoopWaiter:
-    """Wakes a coroutine of a running event loop, which awaits ``future``."""
-
-    __slots__ = ("_loop", "_running", "future")
-
-    def __init__(self) -> None:
-        # A coroutine runs, so that asyncio is loaded.
-        from asyncio import _get_running_loop, get_running_loop  # noqa: PLC0415
-
-        self._running = _get_running_loop
-        self._loop = get_running_loop()
-        self.future: asyncio.Future[None] = self._loop.create_future()
-
-    def set(self) -> None:
-        """Wake the coroutine; on a loop that was closed nothing runs any more."""
-        if self._running() is self._loop:
-            self._wake()
-            return
-        try:
-            self._loop.call_soon_threadsafe(self._wake)
-        except RuntimeError:
-            # The loop is closed. Who reads delivers to others, too.
-            pass
-
-    def _wake(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
-
-
 class CallClient(Protocol):
     """The client that sends calls and receives responses; see `gpubridge.stub.bls.client`."""
 
     def wait(self, outcome: Outcome, /) -> None:
         """Wait until an outcome is ready."""
 
-    def read_on(self) -> None:
-        """Read from the running event loop from now on."""
+    def read_on(self, loop: asyncio.AbstractEventLoop, /) -> None:
+        """Read from a running event loop from now on."""
 
     def give_credit(self, call: Call, /) -> None:
         """Tell the server how many responses to a call it may send, when it is time."""
@@ -268,19 +241,14 @@ class CallResponses:
         if not self._call.ready:
             self._client.wait(self._call)
 
-    async def until_ready(self) -> None:
-        """Wait in a coroutine until it is ready."""
-        call = self._call
-        if call.ready:
-            return
-        waiter = LoopWaiter()
-        call.add_waiter(waiter)
-        try:
-            self._client.read_on()
-            if not call.ready:
-                await waiter.future
-        finally:
-            call.remove_waiter(waiter)
+    def add_waiter(self, waiter: LoopWaiter) -> None:
+        """Wake a waiter of the running event loop whenever something comes; that loop reads."""
+        self._client.read_on(waiter.get_loop())
+        self._call.add_waiter(waiter)
+
+    def remove_waiter(self, waiter: LoopWaiter) -> None:
+        """Wake it no longer."""
+        self._call.remove_waiter(waiter)
 
     def next(self) -> InferenceResponse | None:
         """Wait for the next response; None when there are no more."""

@@ -200,14 +200,11 @@ class BlsClient:
         self._outbox.flush()
         self._reader.wait(outcome)
 
-    def read_on(self) -> None:
-        """Read from the running event loop whenever the channel is readable."""
+    def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read from a running event loop whenever the channel is readable."""
         if os.getpid() != self._process:
             raise ChannelClosed(_FOREIGN.format("take its responses"))
-        # A coroutine runs, so that asyncio is loaded.
-        from asyncio import get_running_loop  # noqa: PLC0415
-
-        self._reader.read_on(get_running_loop())
+        self._reader.read_on(loop)
 
     def catch_up(self) -> None:
         """Handle messages that arrived while no thread waits, such as dropped regions."""

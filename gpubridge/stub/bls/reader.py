@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from gpubridge.stub.bls.calls import Outcome
 from gpubridge.transport.channel import Channel, ChannelClosed
@@ -52,14 +53,13 @@ class ChannelReader:
         self._readable = select.poll()
         self._readable.register(self._descriptor, select.POLLIN)
         self._closed = False
-        # Event loops that read.
-        self._loops: set[asyncio.AbstractEventLoop] = set()
-        self._new_loop = threading.Lock()
+        # Event loops that read; the model's, which may drop them without closing them.
+        self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
     def close(self) -> None:
         """Stop event loops from reading; before the channel is closed."""
         self._closed = True
-        for loop in self._loops:
+        for loop in list(self._loops):
             # One that is closed reads no more.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(loop.remove_reader, self._descriptor)
@@ -92,8 +92,7 @@ class ChannelReader:
         """Read from a running event loop whenever the channel is readable."""
         if loop in self._loops or self._closed:
             return
-        with self._new_loop:
-            self._loops = {each for each in self._loops if not each.is_closed()} | {loop}
+        self._loops.add(loop)
         loop.add_reader(self._descriptor, self._read_one, loop)
 
     def catch_up(self) -> None:
