@@ -72,6 +72,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _earlier_objects_are_not_searched():
+    """Keep what earlier tests imported and left from being searched by each collection of garbage of a file."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionfinish():
     """Stop the servers that tests shared, if there are any."""
     pool = sys.modules.get("tests.process.server_pool")

@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, settings
 __all__ = ["choose_profile"]
 
 # No test asserts elapsed time: examples may take as long as a busy machine makes them. They are new ones
-# each time: what few of them do not find, ./dev sanitize finds, or another run.
+# each time: what few of them do not find, ./dev test --all finds, or another run.
 settings.register_profile(
     "usual",
     deadline=None,
-    max_examples=50,
+    max_examples=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.register_profile("deep", settings.get_profile("usual"), max_examples=200)
