@@ -12,8 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from devtools import testing
+from devtools import commands, environment as environments, testing
 from devtools.commands import COMMANDS, USAGE
+from devtools.console import Failed
+from devtools.environment import Checkout
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,14 +75,23 @@ def test_a_wrong_interpreter_removes_nothing(checkout):
     assert (folder / "keep").exists()
 
 
-def test_its_own_useless_environment_is_made_again(checkout):
+def test_its_own_useless_environment_is_made_again(checkout, monkeypatch, capfd):
     folder = environment(checkout / ".venv", ours=True)
-    # It need not look for packages: there are none.
-    made = dev(checkout, "serve", PYTHON=sys.executable, PIP_NO_INDEX="1")
-    assert made.returncode != 0, "there is nothing to install in this folder"
-    assert f"removing {folder}" in made.stderr
-    assert re.search(rf"making {folder} with Python 3\.\d+", made.stderr)
-    assert re.search(rf"done in [\d.]+ s: making {folder}", made.stderr)
+    # An environment without pip is made sooner, and installs nothing.
+    run = environments.run
+    monkeypatch.setattr(
+        environments,
+        "run",
+        lambda words, **options: run(
+            [*words, *(["--without-pip"] if "venv" in words else [])], **options
+        ),
+    )
+    with pytest.raises(Failed):
+        environments.need(Checkout(checkout, sys.executable, True, folder))
+    said = capfd.readouterr().err
+    assert f"removing {folder}" in said
+    assert re.search(rf"making {folder} with Python 3\.\d+", said)
+    assert re.search(rf"done in [\d.]+ s: making {folder}", said)
     assert not (folder / "keep").exists()
     assert (folder / ".gpubridge-dev").exists()
 
@@ -97,11 +108,13 @@ def test_its_own_useless_environment_is_made_again(checkout):
         (["tset"], "unknown command: tset"),
     ],
 )
-def test_what_is_unknown_is_named(checkout, words, said):
-    refused = dev(checkout, *words)
-    assert refused.returncode == 1
-    assert f"error: {said}" in refused.stderr
-    assert not (checkout / ".venv").exists()
+def test_what_is_unknown_is_named(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.setattr(commands.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        commands.main(str(tmp_path), sys.executable, words)
+    assert ended.value.code == 1
+    assert f"error: {said}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_place_of_the_working_folder_changes_nothing(checkout):

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests import flaky, run_report
 
 ROOT = Path(__file__).parents[2]
-SKIPPED = """
+UNTIL = datetime.now(tz=timezone.utc).date() + timedelta(days=2)
+WHOLE_FILE = "import pytest\npytest.importorskip('openai_of_another_world', reason='needs openai')"
+TESTS = """
+from pathlib import Path
 import pytest
 
 @pytest.mark.parametrize("number", range(3))
@@ -25,32 +30,31 @@ def test_with_a_browser(number):
 def test_of_a_package():
     pytest.importorskip("jax_of_another_world")
 
-def test_that_runs():
-    pass
-"""
-WHOLE_FILE = "import pytest\npytest.importorskip('openai_of_another_world', reason='needs openai')"
-UNTIL = datetime.now(tz=timezone.utc).date() + timedelta(days=2)
-FLAKY = """
-from pathlib import Path
-import pytest
-
 @pytest.fixture(scope="module")
 def resource():
     yield []
 
+def is_the_first(name):
+    seen = Path(__file__).with_name(name)
+    first = not seen.exists()
+    seen.touch()
+    return first
+
 @pytest.mark.parametrize("number", [1])
 def test_of_chance(number, tmp_path_factory, resource):
-    seen = Path(__file__).with_name("seen")
-    first = not seen.exists()
-    seen.touch()
-    assert not first
+    assert not is_the_first("chance")
 
-def test_that_fails():
-    seen = Path(__file__).with_name("seen_too")
-    first = not seen.exists()
-    seen.touch()
-    assert not first
+@pytest.mark.parametrize("number", [1])
+def test_listed_with_its_parameters(number):
+    assert not is_the_first("listed")
+
+def test_that_is_not_listed():
+    assert not is_the_first("not listed")
+
+def test_that_fails_twice():
+    assert 0
 """
+LISTED = ("test_of_chance", "test_listed_with_its_parameters[1]", "test_that_fails_twice")
 
 
 def run_pytest(folder, *options):
@@ -63,14 +67,21 @@ def run_pytest(folder, *options):
         "    config.pluginmanager.register(flaky)\n"
     )
     shutil.copy(ROOT / "tests" / "flaky.py", folder)
-    listed = folder / "flaky.txt"
-    if not listed.exists():
-        listed.write_text("# none\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "xdist",
+        *options,
+    ]
     return subprocess.run(
         [*command, "--rootdir", folder, folder],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
+        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=150,
@@ -79,16 +90,29 @@ def run_pytest(folder, *options):
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_run_says_what_it_skipped_by_reason(tmp_path, workers):
-    (tmp_path / "test_it.py").write_text(SKIPPED)
+def test_a_run_names_what_it_skipped_and_runs_listed_tests_once_more(tmp_path, workers):
+    (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "test_whole.py").write_text(WHOLE_FILE)
-    said = run_pytest(tmp_path, "-n", workers).stdout
-    assert "4 tests skipped: why, and what would bring them" in said
+    listings = [f"test_it.py::{name} | Ann | races with a thread | {UNTIL}\n" for name in LISTED]
+    (tmp_path / "flaky.txt").write_text("# a comment\n" + "".join(listings))
+    done = run_pytest(tmp_path, "-n", workers)
+    said = done.stdout
+    assert "4 tests skipped: why, and what would bring them" in said, said + done.stderr
     assert "    3  h2load is not on PATH  ->  apt-get install nghttp2-client\n" in said
     assert "    1  could not import 'jax_of_another_world'" in said
     assert "1 files skipped as a whole" in said
     assert "    1  needs openai  ->  ./dev test-extra\n" in said
     assert "collecting took " in said
+    assert done.returncode == 1
+    assert "2 failed, 2 passed" in said
+    assert "FAILED test_it.py::test_that_is_not_listed" in said
+    assert "FAILED test_it.py::test_that_fails_twice" in said
+    _, _, again = said.partition("flaky tests that failed and were run once more")
+    assert (
+        f"test_it.py::test_of_chance[1]: races with a thread (owner: Ann, until {UNTIL})" in again
+    )
+    for name in LISTED:
+        assert f"test_it.py::{name}" in again
 
 
 @pytest.mark.parametrize(
@@ -116,28 +140,6 @@ def test_the_most_frequent_reason_comes_first():
     assert lines == ["   12  expected curl  ->  apt-get install curl", "    1  one"]
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("name", ["test_of_chance", "test_of_chance[1]"])
-def test_a_listed_test_is_run_once_more_and_no_other_is(tmp_path, workers, name):
-    (tmp_path / "flaky.txt").write_text(
-        f"test_it.py::{name} | Ann | races with a thread | {UNTIL}\n"
-    )
-    (tmp_path / "test_it.py").write_text(FLAKY)
-    said = run_pytest(tmp_path, "-n", workers).stdout
-    assert "1 failed, 1 passed" in said
-    assert "FAILED test_it.py::test_that_fails" in said
-    assert f"test_it.py::test_of_chance[1]: races with a thread (owner: Ann, until {UNTIL})" in said
-
-
-def test_a_listed_test_that_fails_twice_fails(tmp_path):
-    (tmp_path / "flaky.txt").write_text(f"test_it.py::test_x | Ann | reason | {UNTIL}\n")
-    (tmp_path / "test_it.py").write_text("def test_x():\n    assert 0\n")
-    done = run_pytest(tmp_path)
-    assert done.returncode == 1
-    assert "1 failed" in done.stdout
-    assert "flaky tests that failed and were run once more" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
@@ -147,12 +149,11 @@ def test_a_listed_test_that_fails_twice_fails(tmp_path):
         ("test_it.py::test_x | Ann | reason | soon", "Invalid isoformat string"),
     ],
 )
-def test_a_bad_or_old_listing_ends_the_run(tmp_path, line, complaint):
+def test_a_bad_or_old_listing_ends_the_run(tmp_path, monkeypatch, line, complaint):
     (tmp_path / "flaky.txt").write_text(line + "\n")
-    (tmp_path / "test_it.py").write_text("def test_x():\n    pass\n")
-    done = run_pytest(tmp_path)
-    assert done.returncode == 4
-    assert complaint in done.stdout + done.stderr
+    monkeypatch.setattr(flaky, "_LIST", tmp_path / "flaky.txt")
+    with pytest.raises(pytest.UsageError, match=re.escape(complaint)):
+        flaky.pytest_configure(SimpleNamespace(stash={}))
 
 
 def test_a_listing_holds_to_the_end_of_its_date():

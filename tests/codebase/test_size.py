@@ -62,13 +62,18 @@ def fields_of(kind):
     return names
 
 
+def classes_in(node):
+    """Return the classes among the statements of a module, class, function or condition."""
+    for each in getattr(node, "body", ()):
+        if isinstance(each, ast.ClassDef):
+            yield each
+        yield from classes_in(each)
+
+
 def too_wide(root):
     """Return the number of fields of each class that has too many."""
     kinds = [
-        each
-        for path in root.rglob("*.py")
-        for each in ast.walk(ast.parse(path.read_text()))
-        if isinstance(each, ast.ClassDef)
+        each for path in root.rglob("*.py") for each in classes_in(ast.parse(path.read_text()))
     ]
     assert kinds
     counts = {kind.name: len(fields_of(kind)) for kind in kinds}

@@ -129,6 +129,7 @@ def test_rows_without_time_say_so_and_end_the_run(tmp_path, monkeypatch, capsys)
     assert all("no time left for" in line for line in said)
 
 
+@pytest.mark.nightly
 def test_a_dry_run_on_the_simulated_driver(tmp_path):
     """Answers are checked, and what there is is written."""
     with running_machine() as machine:

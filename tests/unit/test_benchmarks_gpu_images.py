@@ -82,6 +82,7 @@ def bench(environment, folder, *flags):
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_a_dry_run_on_the_simulated_driver(tmp_path):
     """The pixels that are served are compared with those of the limit; figures mean nothing."""
     with lawful_machine() as machine:

@@ -93,6 +93,7 @@ def test_both_makes_have_the_same_tensors(tmp_path):
     assert not (tmp_path / "images" / "1" / "model.py").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.extra
 def test_a_dry_run_without_a_peer(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("GPUBRIDGE_PEER", raising=False)

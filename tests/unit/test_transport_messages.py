@@ -186,13 +186,10 @@ def test_flipped_bytes_are_malformed_and_nothing_else(flips):
         pass
 
 
-@pytest.mark.parametrize("length", range(8, len(GOOD)))
-def test_every_cut_is_noticed(length):
-    with pytest.raises(MalformedMessage):
-        decode_results(GOOD[:length], record_reader(RequestContext))
-
-
-def test_bytes_after_the_end_are_noticed():
+def test_every_cut_is_noticed_and_bytes_after_the_end():
+    for length in range(8, len(GOOD)):
+        with pytest.raises(MalformedMessage):
+            decode_results(GOOD[:length], record_reader(RequestContext))
     with pytest.raises(MalformedMessage, match="1 bytes after its end"):
         decode_results(GOOD + b"\0", record_reader(RequestContext))
 
