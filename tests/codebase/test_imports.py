@@ -72,10 +72,10 @@ def stub_side():
     return [package / "__init__.py", package / "errors.py", *files, *aliases]
 
 
-@pytest.mark.parametrize("path", stub_side(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_python_3_9_can_parse_what_a_stub_runs(path):
+def test_python_3_9_can_parse_what_a_stub_runs():
     """`ast.parse` raises SyntaxError where it cannot."""
-    ast.parse(path.read_text(), feature_version=(3, 9))
+    for path in stub_side():
+        ast.parse(path.read_text(), str(path), feature_version=(3, 9))
 
 
 def test_newer_syntax_is_seen():

@@ -12,6 +12,7 @@ import pytest
 
 from gpubridge import cli
 from gpubridge.cli import tritonserver
+from tests.process.forked_commands import run_forked
 
 
 def test_alone_it_prints_help(capsys):
@@ -130,10 +131,7 @@ class TestInit:
         said = capsys.readouterr().out
         (line,) = [line for line in said.splitlines() if "gpubridge run" in line]
         words = shlex.split(line.partition("gpubridge ")[2])
-        done = subprocess.run(
-            [sys.executable, "-m", "gpubridge", *words],
-            capture_output=True, text=True, timeout=150, check=False,
-        )  # fmt: skip
+        done = run_forked(*words, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "TOTAL: FP32 [1, 1] [[6.5]]\n"), done.stderr
         assert "gpubridge serve 'models/my sum'" in said
         assert "http://127.0.0.1:8000/v2/models/my%20sum/infer" in said

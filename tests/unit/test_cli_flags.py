@@ -33,12 +33,10 @@ def error_of(*words: str, command: str = "serve") -> str:
 
 
 class TestTritons:
-    def test_help_of_tritonserver_names_as_many(self):
+    def test_none_is_unknown(self):
         assert len(TRITON_2_51) == len(set(TRITON_2_51)) == 86
-
-    @pytest.mark.parametrize("name", [*TRITON_2_51, *NEWER])
-    def test_none_is_unknown(self, name):
-        assert name in cli.command_parser("tritonserver")._option_string_actions
+        known = cli.command_parser("tritonserver")._option_string_actions
+        assert {*TRITON_2_51, *NEWER} - {*known} == set()
 
     @pytest.mark.parametrize(
         "words",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +10,7 @@ import pytest
 from gpubridge import doctor
 from gpubridge.cuda_ipc import DeviceProbe
 from gpubridge.doctor import Finding
+from tests.process.forked_commands import run_forked
 
 
 def found(subject):
@@ -24,13 +23,7 @@ def descriptors():
 
 
 def test_the_command_reports_and_says_that_models_can_be_served():
-    finished = subprocess.run(
-        [sys.executable, "-m", "gpubridge", "doctor"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    finished = run_forked("doctor")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "works  shared memory (memfd):" in finished.stdout
     assert "works  uvloop: " in finished.stdout
