@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ _AT_ITS_START = (
 _SECONDS = 60
 
 _PROGRAM = """
-import contextlib, gc, json, os, select, signal, socket, sys
+import atexit, contextlib, gc, json, os, select, signal, socket, sys, threading
 
 read = {}
 
@@ -102,7 +103,19 @@ os.environ.__class__ = Noted
 os.environ.__class__ = os._Environ
 gc.freeze()
 become_one_of_many()
-{program}
+code = 0
+try:
+    {program}
+except SystemExit as ended:
+    code = ended.code
+if code is not None and not isinstance(code, int):
+    sys.exit(code)
+# All that a program sees of an interpreter's end. The rest would free, and so copy, each page of the imports.
+threading._shutdown()
+atexit._run_exitfuncs()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(code or 0)
 """
 
 _parents: dict[tuple[str, ...], list[_Parent]] = {}
@@ -256,7 +269,8 @@ def fork(
         Whether it leads a session of its own.
     """
     read = sorted(name for name in environment if name.startswith(_AT_ITS_START))
-    source = _PROGRAM.replace("{imports}", imports).replace("{program}", program)
+    inner = textwrap.indent(program, "    ").lstrip()
+    source = _PROGRAM.replace("{imports}", imports).replace("{program}", inner)
     key = (source, *(f"{name}={environment[name]}" for name in read))
     with _lock:
         parents = _parents.setdefault(key, [])

@@ -76,13 +76,13 @@ def test_the_reason_follows_a_member_that_was_loading(tmp_path):
 def test_an_ensemble_that_was_not_served_is_listed_as_unloaded(tmp_path):
     async def play(repository, loader):
         await repository.load("outer")
-        first = repository.find("a", None)
+        first, second = (repository.find(name, None) for name in "ab")
         request = ClientRequest(repository.find("outer", None))
         await repository.unload("b")
         await repository.unload("e")
         assert reason(repository, "e") == ""
-        answer_all(first, loader.made[-1])
-        await loader.made[-1].unloaded.wait()
+        answer_all(first, second)
+        await second.unloaded.wait()
         assert is_answered(request)
         assert reason(repository, "e") == "unloaded"
         # Neither of them drains any more.
