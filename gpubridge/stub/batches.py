@@ -174,12 +174,12 @@ class BatchRunner:
     def cancel(self, seconds: float) -> None:
         """Cancel the coroutines of requests, and wait for them, at most for a time."""
         if self._executor is not None:
-            self._executor.cancel(seconds)
+            self._executor.coroutines.cancel(seconds)
 
     def close(self, seconds: float) -> None:
         """Cancel all tasks of the model's event loop, and end the executor's threads within a time."""
         if self._executor is not None:
-            self._executor.close(seconds)
+            self._executor.coroutines.close(seconds)
 
     def drop_loop(self) -> None:
         """Drop the compiled loop, whose references the garbage collector does not see."""

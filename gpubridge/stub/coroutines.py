@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
+from weakref import WeakSet
 
 from gpubridge.pb_utils import Logger
 
@@ -16,19 +17,27 @@ Done = Callable[[Any, "BaseException | None"], None]
 
 _ENDED = "the model has closed the event loop of its coroutines, or a descriptor of that loop: they run no more"
 
+_GIVEN_UP = "the model is being unloaded, and its coroutine goes on though it was cancelled"
+
 
 class Coroutines:
     """Event loop of one model's coroutines; any thread may use it.
 
     It owns each coroutine that it was given until that has ended: asyncio holds no task that waits.
     The loop runs on when the model stops it, or a task ends with SystemExit.
+
+    - ``begun``: gets the loop, on its thread, before any coroutine runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, begun: Callable[[asyncio.AbstractEventLoop], None] | None = None) -> None:
         self._loop = asyncio.new_event_loop()
+        if begun is not None:
+            self._loop.call_soon(begun, self._loop)
         # Of each coroutine, by its identity: the coroutine, and who gets its outcome.
         self._running: dict[int, tuple[Coroutine[Any, Any, Any], Done]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        # Those that were told: a second time would break their clean-up off.
+        self._cancelled: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._wound_up = self._ended = False
         self._thread = threading.Thread(target=self._run, name="model-loop", daemon=True)
         self._thread.start()
@@ -61,6 +70,13 @@ class Coroutines:
         if self._ended:
             # Its thread may have ended before it saw this one.
             self._finish(coroutine, None, RuntimeError(_ENDED))
+
+    def give_up(self, seconds: float) -> None:
+        """Cancel the coroutines that still run; those that go on after a time have an outcome then.
+
+        Does not wait.
+        """
+        self._begin_soon(self._give_up(seconds))
 
     def cancel(self, seconds: float) -> None:
         """Cancel the coroutines that still run, and wait for them, at most for a time."""
@@ -123,20 +139,32 @@ class Coroutines:
             finally:
                 ended.set()
 
-        wrapped = work()
-        try:
-            self._loop.call_soon_threadsafe(self._loop.create_task, wrapped)
-        except RuntimeError:
-            # The loop is closed.
+        if self._begin_soon(work()):
+            ended.wait(2 * seconds)
+        else:
             coroutine.close()
-            wrapped.close()
-            return
-        ended.wait(2 * seconds)
+
+    def _begin_soon(self, coroutine: Coroutine[Any, Any, None]) -> bool:
+        """Begin to run a coroutine of this object; returns False where the loop is closed."""
+        try:
+            self._loop.call_soon_threadsafe(self._loop.create_task, coroutine)
+        except RuntimeError:
+            coroutine.close()
+            return False
+        return True
+
+    async def _give_up(self, seconds: float) -> None:
+        running = [coroutine for coroutine, _ in list(self._running.values())]
+        await self._cancel(self._tasks, seconds)
+        for coroutine in running:
+            self._finish(coroutine, None, RuntimeError(_GIVEN_UP))
 
     async def _cancel(self, tasks: set[asyncio.Task[Any]], seconds: float) -> None:
         for task in list(tasks):
-            # Not again while it ends for a cancellation: that would break its clean-up off.
-            if sys.version_info < (3, 11) or not task.cancelling():
+            # Nor one that the model itself has cancelled.
+            ends = sys.version_info >= (3, 11) and task.cancelling() > 0
+            if not ends and task not in self._cancelled:
+                self._cancelled.add(task)
                 task.cancel()
         if tasks:
             await asyncio.wait(list(tasks), timeout=seconds)

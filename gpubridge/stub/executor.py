@@ -19,6 +19,7 @@ from gpubridge.stub.memory.client_memory import ClientMemory
 from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.stub.memory.placement import Placement
 from gpubridge.stub.memory.states import SequenceStates
+from gpubridge.stub.model_loop import ModelLoop
 from gpubridge.stub.request_inputs import RequestInputs, control_input
 from gpubridge.stub.response_encoder import (
     ContractError,
@@ -35,7 +36,6 @@ from gpubridge.transport.messages import Batch, ResponseFlag, encode_result_batc
 from gpubridge.transport.records import Record, record_reader
 
 if TYPE_CHECKING:
-    from gpubridge.stub.coroutines import Coroutines
     from gpubridge.stub.device.inputs import DeviceInputs
     from gpubridge.stub.device.placement import DevicePlacement
 
@@ -49,6 +49,7 @@ class Executor:
     - ``ended_at``: CLOCK_MONOTONIC nanoseconds at which the last ``execute`` ended.
     - ``interruption``: what a signal's handler has raised outside of the model.
     - ``enter_batch``: notes for which batch this thread works from now on.
+    - ``coroutines``: runs those of the model.
     """
 
     enter_batch = staticmethod(BATCH.set)
@@ -82,8 +83,7 @@ class Executor:
         self._writer = ResponseWriter(control, outputs, results, self._encoder, identity)
         self._request_inputs = RequestInputs(identity, clients, states, inputs, fall_back)
         self.shared_inputs = self._request_inputs.shared
-        self._coroutines: Coroutines | None = None
-        self._first_coroutine = threading.Lock()
+        self.coroutines = ModelLoop()
         self._reader = record_reader(RequestContext)
         self.ended_at = 0
         self.interruption = Interruption()
@@ -234,16 +234,6 @@ class Executor:
         """Tell the coroutine of a request that is cancelled, if it wants to know."""
         self._writer.cancellations.tell(ticket)
 
-    def cancel(self, seconds: float) -> None:
-        """Cancel the coroutines of requests, and wait for them, at most for a time."""
-        if self._coroutines is not None:
-            self._coroutines.cancel(seconds)
-
-    def close(self, seconds: float) -> None:
-        """Cancel all tasks of the model's event loop, wait for them, at most for a time, and end it."""
-        if self._coroutines is not None:
-            self._coroutines.close(seconds)
-
     def _request(self, handle: RequestHandle) -> InferenceRequest:
         record = handle.record
         context: RequestContext = record.context
@@ -293,7 +283,7 @@ class Executor:
             if self.identity.decoupled and not self.identity.iterative:
                 self._start(responses, list(handles))
                 return [None] * len(handles)
-            responses = self.run_coroutine(responses)
+            responses = self.coroutines.run(responses)
         return self._checked(responses, handles)
 
     def _checked(self, responses: Any, handles: Sequence[RequestHandle]) -> list[Any]:
@@ -360,25 +350,12 @@ class Executor:
             # Deleted senders end their requests.
             handles.clear()
 
-        self._model_coroutines().start(coroutine, done)
+        self.coroutines.start(coroutine, done)
 
     @staticmethod
     def _close_sender(handle: RequestHandle, refusal: bytes) -> bytes | None:
         """Close the sender of a failed model's request; None where the request was answered."""
         return refusal if handle.close() else None
-
-    def run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine on the event loop of this model's coroutines, and wait for it."""
-        return self._model_coroutines().run(coroutine)
-
-    def _model_coroutines(self) -> Coroutines:
-        # asyncio takes 4 MiB and 30 ms, and few models have coroutines.
-        from gpubridge.stub.coroutines import Coroutines  # noqa: PLC0415
-
-        with self._first_coroutine:
-            if self._coroutines is None or self._coroutines.ended:
-                self._coroutines = Coroutines()
-            return self._coroutines
 
     def _encode_skipped(self, records: Sequence[Record], live: Sequence[Record]) -> list[bytes]:
         """Encode empty responses for cancelled requests, and release their memory."""

@@ -11,6 +11,7 @@ import socket
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.errors import BridgeError, invalid
@@ -138,7 +139,10 @@ class Stub:
                     f"Python model {settings.model.path} does not implement `execute` method."
                 )
             executor = self._make_executor(executes, states)
-            readiness = answer_readiness(model, executor.run_coroutine)
+            # A plain model's coroutines keep this thread, which then reads nothing else.
+            executor.coroutines.begun = self._calls.read_on
+            self._calls.on_given_up = partial(executor.coroutines.give_up, _CLEAN_UP_SECONDS)
+            readiness = answer_readiness(model, executor.coroutines.run)
         except BaseException as error:
             if self._note is not None:
                 self._note(error)

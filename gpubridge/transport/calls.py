@@ -8,7 +8,8 @@ the others are packed little-endian structures::
     CALL_RESPONSES  u8 kind, 3 pad, u32 responses, response records; their tickets are the calls' numbers
 
 ASK is a control request: its fields are its number (``question``), its kind (``about``) and
-arguments. ANSWER has the number and either an ``error`` or the result.
+arguments. ANSWER has the number and either an ``error`` or the result. GIVEN_UP says that the server
+waits for no request of the stub any more: it is about to finalize the model.
 
 References of a response name memory that is lent under tickets of the control page, like the memory
 of requests that the stub executes. References of a call name either the stub's own output memory,
@@ -40,6 +41,7 @@ class CallKind:
     DEVICE_REGION = 8
     CALL_RESPONSES = 16
     ANSWER = 17
+    GIVEN_UP = 18
 
 
 _FRAME = struct.Struct("<BxxxI")

@@ -101,6 +101,7 @@ def test_an_open_stream_is_told_that_the_server_stops(tmp_path):
 WAITS = """
 import asyncio
 from pathlib import Path
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -122,35 +123,65 @@ class TritonPythonModel:
 """
 
 
+# A plain `execute` that waits for a model that never answers, then for another one.
+ASKS = WAITS.replace("async def execute", "def execute").replace(
+    """        self.task = asyncio.ensure_future(self.wait("background"))
+        await self.wait("request")
+""",
+    f"""        (self.place / "request waits").touch()
+        text = pb_utils.Tensor("IN", np.array([{FOR_EVER!r}], object))
+        for name in ("deaf", "m"):
+            asked = pb_utils.InferenceRequest(
+                model_name=name, inputs=[text], requested_output_names=["OUT"]
+            ).exec()
+            assert "'asks', which makes it, is being unloaded" in asked.error().message()
+            (self.place / f"{{name}} cleans up").touch()
+""",
+)
+CLEANED = {
+    "stream": ("request", "background"),
+    "plain": ("request", "background"),
+    "asks": ("deaf", "m"),
+}
+
+
 def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads, tmp_path):
-    write_code_model(tmp_path)
-    write_model(
-        tmp_path,
-        "waits",
-        WAITS,
-        config="model_transaction_policy { decoupled: true }",
-        inputs='name: "IN" data_type: TYPE_STRING dims: [1]',
-        outputs='name: "OUT" data_type: TYPE_STRING dims: [1]',
-    )
+    models = tmp_path / "models"
+    write_code_model(models)
+    write_code_model(models, "deaf")
+    for name in CLEANED:
+        write_model(
+            models,
+            name,
+            ASKS if name == "asks" else WAITS,
+            config="model_transaction_policy { decoupled: true }" if name == "stream" else "",
+            inputs='name: "IN" data_type: TYPE_STRING dims: [1]',
+            outputs='name: "OUT" data_type: TYPE_STRING dims: [1]',
+        )
+        (tmp_path / f"of {name}").mkdir()
     started = tmp_path / "started"
-    with running_server(tmp_path, "--exit-timeout-secs=1") as server:
+    with running_server(models, "--exit-timeout-secs=1") as server:
         pids = descendants(server.pid)
         endless = threads.submit(server.ask, mark_and(started, FOR_EVER))
         wait_until(started.exists, "execute to start", server)
-        body = json.dumps({"IN": str(tmp_path)})
-        coroutine = threads.submit(server.request, "POST", "/v2/models/waits/generate", body)
-        wait_until((tmp_path / "request waits").exists, "the coroutine to wait", server)
+        given_up = []
+        for name in CLEANED:
+            body = json.dumps({"IN": str(tmp_path / f"of {name}")})
+            path = f"/v2/models/{name}/generate"
+            given_up.append(threads.submit(server.request, "POST", path, body))
+            waits = tmp_path / f"of {name}" / "request waits"
+            wait_until(waits.exists, f"'{name}' to wait", server)
         assert server.stop() == 0
         status, error = endless.result()
         assert status == 503
         assert error.startswith(
             "Stub process 'm_0' is not healthy. It was killed: it had not ended "
         )
-        # A coroutine is cancelled, and the model finalized, before the process ends.
-        assert coroutine.result()[0] != 200
-        assert (tmp_path / "request cleans up").exists()
-        assert (tmp_path / "background cleans up").exists()
-        assert (tmp_path / "finalize").exists()
+        # A coroutine is cancelled, a call fails, and the model is finalized before the process ends.
+        assert 200 not in [each.result()[0] for each in given_up]
+        for name, cleaned in CLEANED.items():
+            for what in (*(f"{each} cleans up" for each in cleaned), "finalize"):
+                assert (tmp_path / f"of {name}" / what).exists(), (name, what)
         assert gone(pids)
         assert "model 'm' still has 1 requests after 1 s" in server.log()
 

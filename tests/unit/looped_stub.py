@@ -112,7 +112,7 @@ class Stub:
         ours, theirs = pair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 30, 0))
         calls, their_calls = pair()
-        self._calls = calls
+        self.calls = calls
         control = Segment.create(0, ControlPage.SIZE)
         self.page = ControlPage(control)
         self.process = fork(
@@ -235,7 +235,7 @@ class Stub:
 
     def close(self):
         self.channel.close()
-        self._calls.close()
+        self.calls.close()
         code = self.process.wait(30)
         self.process.close()
         self.page.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import struct
-import time
 
 import numpy as np
 import pytest
 
+from gpubridge.transport.calls import CallKind
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ABANDONED
 from gpubridge.transport.messages import (
@@ -512,11 +512,56 @@ def test_the_end_of_the_channel_ends_the_stub(start):
     assert stub.close() == 0
 
 
+def finalized(stub):
+    """Wait until the stub has finalized its model."""
+    stub.channel.send(control_message(Kind.FINALIZE))
+    while stub._receive()[0] != Kind.FINALIZED:
+        pass
+    return stub.process.wait(30) == 0
+
+
 def test_finalize_is_answered(start):
     stub = start()
     stub.execute(stub.record(0, row(1)))
-    stub.channel.send(control_message(Kind.FINALIZE))
-    deadline = time.monotonic() + 30
-    while stub._receive()[0] != Kind.FINALIZED:
-        assert time.monotonic() < deadline
-    assert stub.process.wait(30) == 0
+    assert finalized(stub)
+
+
+WAITS = """
+import asyncio
+import triton_python_backend_utils as pb_utils
+
+say = pb_utils.Logger.log_info
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        try:
+            say("waits")
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            say("cleans up")
+            {then}
+
+    def finalize(self):
+        say("finalize")
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "error"),
+    [
+        ("pass", "CancelledError"),
+        ("await asyncio.Event().wait()", "goes on though it was cancelled"),
+    ],
+)
+def test_a_coroutine_that_is_given_up_cleans_up_before_finalize(start, then, error):
+    stub = start(model=WAITS.format(then=then))
+    stub.page.log_levels = 255
+    stub.send([stub.record(0, row(1))])
+    while stub.logged[-1:] != ["waits"]:
+        stub._receive()
+    stub.calls.send(control_message(CallKind.GIVEN_UP))
+    (result,) = stub.results(1)
+    assert error in stub.error(result.records[0])
+    assert finalized(stub)
+    assert [text for text in stub.logged if len(text) < 10] == ["waits", "cleans up", "finalize"]

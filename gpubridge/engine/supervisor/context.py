@@ -14,7 +14,6 @@ from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.ipc.in_flight import send_turn
 from gpubridge.engine.load_progress import LoadProgress
 from gpubridge.engine.load_threads import LoadThreads
-from gpubridge.engine.memory.device_region import Closable
 from gpubridge.engine.memory.regions import Regions
 from gpubridge.engine.supervisor.stub_process import StartStub, start_stub
 from gpubridge.engine.workers import Workers
@@ -26,12 +25,22 @@ if TYPE_CHECKING:
     from gpubridge.engine.supervisor.instance import Instance
 
 
+class CallEndpoint(Protocol):
+    """The calls of one stub."""
+
+    def give_up(self) -> None:
+        """Fail all calls, and tell the stub that its requests are given up."""
+
+    def close(self) -> None:
+        """Cancel all calls: the stub is gone."""
+
+
 class CallServer(Protocol):
     """Serves BLS calls: inference requests that models send to other models."""
 
     def open(
         self, sock: socket.socket, connection: StubConnection, caller: Instance, /
-    ) -> Closable:
+    ) -> CallEndpoint:
         """Serve the channel ``sock``, which this takes over, until the result is closed."""
 
 

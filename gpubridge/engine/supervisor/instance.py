@@ -377,9 +377,7 @@ class Instance:
     def give_up(self) -> None:
         """Tell the model that its requests are cancelled; what it still answers is passed on."""
         if self._run is not None:
-            at_stub = self._run.connection.requests
-            for _, _, request in at_stub.left():
-                at_stub.cancel(request, True, True)
+            self._run.give_up()
 
     def warn_full(self) -> None:
         """Log, once per stub, that requests wait because the memory kept by its model uses all tickets."""

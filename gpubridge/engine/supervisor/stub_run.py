@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpubridge.dataplane import InstanceFeed
 from gpubridge.engine.ipc.stub_connection import StubConnection
-from gpubridge.engine.memory.device_region import Closable
-from gpubridge.engine.supervisor.context import EngineContext
+from gpubridge.engine.supervisor.context import CallEndpoint, EngineContext
 from gpubridge.engine.supervisor.ready_check import ReadyCheck
 from gpubridge.engine.supervisor.startup import ConfigCompletion
 from gpubridge.engine.supervisor.stub_process import RunningStub, cannot_start
@@ -66,7 +65,7 @@ class StubRun:
         self._completion = completion
         self._loop = asyncio.get_running_loop()
         self._process: RunningStub | None = None
-        self._bls_endpoint: Closable | None = None
+        self._bls_endpoint: CallEndpoint | None = None
         self._connecting: asyncio.TimerHandle | None = None
         self._started: asyncio.Future[None] = self._loop.create_future()
         self.exited: asyncio.Future[str] = self._loop.create_future()
@@ -152,6 +151,17 @@ class StubRun:
         feed.connect(self.connection.requests)
 
     # -- end -----------------------------------------------------------------------------------
+
+    def give_up(self) -> None:
+        """Tell the model that its requests are cancelled, and fail its calls.
+
+        What it still answers is passed on.
+        """
+        at_stub = self.connection.requests
+        for _, _, request in at_stub.left():
+            at_stub.cancel(request, True, True)
+        if self._bls_endpoint is not None:
+            self._bls_endpoint.give_up()
 
     async def finalize(self, seconds: float) -> None:
         """Make the stub finalize its model and exit; kill it after ``seconds``."""

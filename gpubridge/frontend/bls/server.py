@@ -25,7 +25,7 @@ from gpubridge.engine.memory.region_announcer import RegionAnnouncer
 from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.supervisor.instance import Instance
 from gpubridge.engine.workers import HEAVY_BYTES
-from gpubridge.errors import BridgeError, ErrorCode, LongError, Pieces
+from gpubridge.errors import BridgeError, ErrorCode, LongError, Pieces, unavailable
 from gpubridge.frontend.bls.control_requests import ControlRequests
 from gpubridge.frontend.bls.deadlock_detection import find_cycle
 from gpubridge.frontend.bls.requests import CalledModels, CallForm
@@ -42,7 +42,7 @@ from gpubridge.transport.channel import (
     is_unread,
 )
 from gpubridge.transport.context import CallContext, ResponseContext
-from gpubridge.transport.messages import decode_control
+from gpubridge.transport.messages import control_message, decode_control
 from gpubridge.transport.records import Record, record_reader, with_long_text
 from gpubridge.transport.signatures import Signature, encode_signature
 
@@ -175,6 +175,7 @@ class BlsConnection:
         )
         self._calls = CallChannel(connection.requests, self._reader, hooks, self._channel.fileno())
         self._open = True
+        self._given_up = False
         self._long = LongMessages(connection.workers, self._decode, self._take_long)
         self._control = server.control_requests(
             caller, self._send_queue.send, self._catch_up, connection.arena
@@ -193,6 +194,26 @@ class BlsConnection:
         self._announcer.close()
         self._long.close()
         self._channel.close()
+
+    def give_up(self) -> None:
+        """Fail all calls, now and from now on, and tell the stub that its requests are given up.
+
+        Whoever waits for a call there goes on, so that the model can be finalized.
+        """
+        self._given_up = True
+        self._calls.forget()
+        for call in self._calls.calls():
+            request = call.request
+            self._calls.end(call.number, self._refusal())
+            request.cancel()
+        self._calls.flush()
+        if self._open:
+            self._send_queue.send(control_message(CallKind.GIVEN_UP))
+
+    def _refusal(self) -> BridgeError:
+        return unavailable(
+            f"this call has no answer: model '{self._model}', which makes it, is being unloaded"
+        )
 
     def drop_region(self, region: int) -> None:
         """Tell the stub to unmap a region."""
@@ -312,6 +333,8 @@ class BlsConnection:
                 call.request.passed_on(responses)
 
     def _form(self, record: Record) -> CallForm:
+        if self._given_up:
+            raise self._refusal()
         return self._server.models.form(record, self._model, self._connection.device or "")
 
     def _failed(self, record: Record, error: Exception, begun: bool) -> BridgeError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.errors import BridgeError, ErrorCode
@@ -47,6 +47,8 @@ class BlsClient:
     - ``outputs``: memory for inputs of calls that are not in shared memory already.
     - ``requests``: the wait predictor of requests; tells whether the model has one at a time.
     - ``awake_ns``: how long to poll for a response.
+
+    ``on_given_up`` is called in the thread that reads, once the server has given up all requests.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class BlsClient:
         self._calls: dict[int, Call] = {}
         self._control_requests: dict[int, ControlRequest] = {}
         self._process = os.getpid()
+        self.on_given_up: Callable[[], None] | None = None
 
     def close(self) -> None:
         """Close the channel, end all calls, and drop compiled objects, whose references no collector sees."""
@@ -223,6 +226,9 @@ class BlsClient:
                 close_all(fds)
             else:
                 request.deliver(fields, fds)
+        elif kind == CallKind.GIVEN_UP:
+            if self.on_given_up is not None:
+                self.on_given_up()
         else:
             raise MalformedMessage(f"message of unknown kind {kind} from the server")
 
