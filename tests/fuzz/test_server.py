@@ -28,7 +28,7 @@ class TritonPythonModel:
             for r in requests
         ]
 """
-_ROUNDS = int(os.environ.get("GPUBRIDGE_FUZZ_EXAMPLES", "100")) * 6
+_ROUNDS = int(os.environ.get("GPUBRIDGE_FUZZ_EXAMPLES", "40")) * 6
 _INFER = b"/v2/models/m/infer"
 _DOCUMENT = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[2],"data":[1,2]}]}'
 _BINARY = (

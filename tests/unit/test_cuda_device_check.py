@@ -31,6 +31,15 @@ def probe(machine, ordinal=0):
         return worker.do(PROBE, ordinal)
 
 
+def probes(machine, *calls):
+    """Check the first device while each call fails in turn; gives the call and what was found."""
+    with running_worker(machine) as worker:
+        for call in calls:
+            machine.fail(call, 801)
+            yield f"{call} failed: CUDA_ERROR_NOT_SUPPORTED (801): ", worker.do(PROBE, 0)
+            machine.heal()
+
+
 @pytest.mark.parametrize("ordinal", [0, 1])
 def test_memory_and_events_cross_and_are_waited_for(machine, ordinal):
     machine.delay(2000)
@@ -42,29 +51,19 @@ def test_memory_and_events_cross_and_are_waited_for(machine, ordinal):
     assert len({call.pid for call in machine.calls("cuStreamWaitEvent")}) == 3
 
 
-@pytest.mark.parametrize("call", ["cuMemAlloc", "cuIpcGetMemHandle", "cuIpcOpenMemHandle"])
-def test_handles_that_do_not_cross_say_why(machine, call):
-    machine.fail(call, 801)
-    memory, why, fds, no_reason, events, *_ = probe(machine)
-    assert (memory, fds, no_reason, events) == (False, True, "", True)
-    assert why.startswith(f"{call} failed: CUDA_ERROR_NOT_SUPPORTED (801): ")
+def test_handles_that_do_not_cross_say_why(machine):
+    for said, found in probes(machine, "cuMemAlloc", "cuIpcGetMemHandle", "cuIpcOpenMemHandle"):
+        memory, why, fds, no_reason, events, *_ = found
+        assert (memory, fds, no_reason, events) == (False, True, "", True)
+        assert why.startswith(said)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "cuMemCreate",
-        "cuMemExportToShareableHandle",
-        "cuMemImportFromShareableHandle",
-        "cuMemMap",
-        "cuMemSetAccess",
-    ],
-)
-def test_descriptors_that_do_not_cross_say_why(machine, call):
-    machine.fail(call, 801)
-    memory, _, fds, why, events, *_ = probe(machine)
-    assert (memory, fds, events) == (True, False, True)
-    assert why.startswith(f"{call} failed: CUDA_ERROR_NOT_SUPPORTED (801): ")
+def test_descriptors_that_do_not_cross_say_why(machine):
+    ways = ("Create", "ExportToShareableHandle", "ImportFromShareableHandle", "Map", "SetAccess")
+    for said, found in probes(machine, *(f"cuMem{way}" for way in ways)):
+        memory, _, fds, why, events, *_ = found
+        assert (memory, fds, events) == (True, False, True)
+        assert why.startswith(said)
 
 
 def test_memory_that_does_not_cross_at_all_says_why(machine):
@@ -78,12 +77,11 @@ def test_memory_that_does_not_cross_at_all_says_why(machine):
     assert why_no_loss == "not tried, since events do not cross processes"
 
 
-@pytest.mark.parametrize("call", ["cuIpcGetEventHandle", "cuIpcOpenEventHandle"])
-def test_events_that_do_not_cross_say_why(machine, call):
-    machine.fail(call, 801)
-    memory, why, _, _, events, why_not, lost, _ = probe(machine)
-    assert (memory, why, events, lost) == (True, "", False, False)
-    assert why_not.startswith(f"{call} failed: CUDA_ERROR_NOT_SUPPORTED (801): ")
+def test_events_that_do_not_cross_say_why(machine):
+    for said, found in probes(machine, "cuIpcGetEventHandle", "cuIpcOpenEventHandle"):
+        memory, why, _, _, events, why_not, lost, _ = found
+        assert (memory, why, events, lost) == (True, "", False, False)
+        assert why_not.startswith(said)
 
 
 def test_memory_that_cannot_be_pinned_says_why(machine):
@@ -98,13 +96,15 @@ def test_memory_that_cannot_be_pinned_says_why(machine):
     assert reason.startswith("cuMemHostRegister failed: ")
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_no_memory_for_a_context_is_a_reason(machine, nth):
-    machine.fail("cuDevicePrimaryCtxRetain", 2, nth=nth)
-    # Which of the three gets none is chance; who is killed, or waits, has to be there for all.
-    found = probe(machine)
-    assert found[-2] is False
-    assert "CUDA_ERROR_OUT_OF_MEMORY" in str(found)
+def test_no_memory_for_a_context_is_a_reason(machine):
+    with running_worker(machine) as worker:
+        # Which of the three gets none is chance; who is killed, or waits, has to be there for all.
+        for nth in (1, 2, 3):
+            machine.heal()
+            machine.fail("cuDevicePrimaryCtxRetain", 2, nth=nth)
+            found = worker.do(PROBE, 0)
+            assert found[-2] is False
+            assert "CUDA_ERROR_OUT_OF_MEMORY" in str(found)
 
 
 def test_a_device_that_is_not_there_is_a_reason():
@@ -113,22 +113,20 @@ def test_a_device_that_is_not_there_is_a_reason():
     assert found.memory.reason
 
 
-@pytest.mark.parametrize(
-    ("call", "code", "tried"),
-    [
-        ("cuDevicePrimaryCtxRetain", 2, False),
-        ("cuMemAlloc", 2, False),
-        ("cuIpcOpenMemHandle", 2, False),
-        ("cuIpcOpenMemHandle", 801, True),
-    ],
-)
-def test_want_of_memory_says_nothing_of_the_driver(machine, call, code, tried):
-    machine.fail(call, code)
+def test_want_of_memory_says_nothing_of_the_driver(machine):
     with running_worker(machine) as worker:
-        assert worker.do(
-            f"{CHECK}check = check_device(list_devices()[0].uuid)\n"
-            "answer = [check.tried, check.memory.works]"
-        ) == [tried, False]
+        for call, code in (
+            ("cuDevicePrimaryCtxRetain", 2),
+            ("cuMemAlloc", 2),
+            ("cuIpcOpenMemHandle", 2),
+            ("cuIpcOpenMemHandle", 801),
+        ):
+            machine.heal()
+            machine.fail(call, code)
+            assert worker.do(
+                f"{CHECK}check = check_device(list_devices()[0].uuid)\n"
+                "answer = [check.tried, check.memory.works]"
+            ) == [code == 801, False]
 
 
 def test_a_check_that_hangs_is_ended(machine):
@@ -139,15 +137,17 @@ def test_a_check_that_hangs_is_ended(machine):
         ) == [False, False, "the check did not end within 0.01 s"]
 
 
-@pytest.mark.parametrize("call", ["cuMemcpyHtoDAsync", "cuEventQuery"])
-def test_a_check_leaves_no_process(machine, call):
-    # Whatever goes wrong in it.
-    machine.fail(call, 719)
+def test_a_check_leaves_no_process(machine):
     with running_worker(machine) as worker:
-        worker.do(f"{CHECK}check_device(list_devices()[0].uuid)")
-        pids = {call.pid for call in machine.calls()} - {worker.pid}
-        assert len(pids) == 3
-        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        # Whatever goes wrong in it.
+        for call in ("cuMemcpyHtoDAsync", "cuEventQuery"):
+            machine.heal()
+            machine.fail(call, 719)
+            machine.begin()
+            worker.do(f"{CHECK}check_device(list_devices()[0].uuid)")
+            pids = {call.pid for call in machine.calls()} - {worker.pid}
+            assert len(pids) == 3
+            assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 @pytest.mark.parametrize("peers", [True, False])

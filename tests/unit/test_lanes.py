@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,13 +54,13 @@ def test_the_files_of_lanes_are_there():
 
 
 def test_a_lane_runs_its_files_alone():
-    tests = [str(TESTS / "unit" / name) for name in ("test_budget.py", "test_response_credit.py")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", "--switch-often", *tests],
-        cwd=TESTS.parent,
-        capture_output=True,
-        check=False,
-        text=True,
+    left_out = []
+    hook = SimpleNamespace(pytest_deselected=lambda *, items: left_out.extend(items))
+    config = SimpleNamespace(getoption=lambda name: name == "--switch-often", hook=hook)
+    other, of_lane = (
+        SimpleNamespace(path=TESTS / "unit" / name)
+        for name in ("test_budget.py", "test_response_credit.py")
     )
-    assert "test_response_credit.py::" in done.stdout
-    assert "test_budget.py::" not in done.stdout
+    items = [other, of_lane]
+    lanes.select(config, items)
+    assert (items, left_out) == ([of_lane], [other])
