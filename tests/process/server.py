@@ -68,7 +68,7 @@ class Server:
         self.repositories: Sequence[Path] = ()
         self.machine: Machine | None = None
         self._log_path = log_path
-        self._log_start = log_path.stat().st_size
+        self._log_start = 0
         self.http_url = ""
         self.metrics_url = ""
         self.grpc_url = ""
