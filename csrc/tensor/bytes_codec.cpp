@@ -51,19 +51,15 @@ struct Element {
   std::string_view text;
 };
 
-Element element_of(PyObject* item) {
-  item = item == nullptr ? Py_None : item;
+Element element_of(nb::object holder) {
   char* data = nullptr;
   Py_ssize_t size = 0;
-  nb::object holder = nb::borrow(item);
-  if (PyBytes_Check(item)) {
-    if (PyBytes_AsStringAndSize(item, &data, &size) != 0) throw nb::python_error();
+  if (PyBytes_Check(holder.ptr())) {
+    if (PyBytes_AsStringAndSize(holder.ptr(), &data, &size) != 0) throw nb::python_error();
     return {std::move(holder), {data, static_cast<std::size_t>(size)}};
   }
   // Also of what is a kind of str: an enumeration's member says something else than it holds.
-  if (!PyUnicode_CheckExact(item)) {
-    holder = checked(PyObject_Str(item));
-  }
+  if (PyUnicode_CheckExact(holder.ptr()) == 0) holder = checked(PyObject_Str(holder.ptr()));
   const std::string_view text = view_of_text(holder);
   return {std::move(holder), text};
 }
@@ -80,14 +76,18 @@ std::size_t count_strings(nb::handle buffer) {
 
 nb::object encode_strings(nb::handle items) {
   const ObjectSlots slots(items, 0);
-  // Elements are held while they are viewed: str() of a later one may run any code, even code that
-  // replaces an earlier one in the array.
+  // The elements as they are now: str() of one may run any code, even code that replaces others in
+  // the array, or resizes it.
   std::vector<Element> elements;
   elements.reserve(slots.count());
-  std::size_t total = 0;
   for (std::size_t index = 0; index < slots.count(); ++index) {
-    elements.push_back(element_of(slots.begin()[index]));
-    const std::size_t size = elements.back().text.size();
+    PyObject* item = slots.begin()[index];
+    elements.push_back({nb::borrow(item == nullptr ? Py_None : item), {}});
+  }
+  std::size_t total = 0;
+  for (Element& element : elements) {
+    element = element_of(std::move(element.holder));
+    const std::size_t size = element.text.size();
     if (size > kLongest) {
       PyErr_SetString(PyExc_OverflowError,
                       ("expected strings of at most " + std::to_string(kLongest) +
