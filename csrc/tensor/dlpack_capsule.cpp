@@ -205,7 +205,8 @@ nb::object capsule_make(nb::object owner, std::uintptr_t address, nb::sequence s
 }  // namespace
 
 void bind_dlpack_capsule(nb::module_& module) {
-  module.def("capsule_read", &capsule_read);
+  // Producers give anything, also None.
+  module.def("capsule_read", &capsule_read, nb::arg().none());
   module.def("capsule_take", &capsule_take);
   module.def("capsule_make", &capsule_make);
 }
