@@ -104,7 +104,7 @@ class CallWriter {
       // Tensors of derived classes may be elsewhere.
       if (!tensor->placed && nb::handle(input.type()).ptr() != tensor_.ptr()) return false;
       (tensor->placed ? call.handed_on : call.placed) = tensor->placed;
-      call.key.add(tensor);
+      call.key.add(tensor->fields[kName], tensor->fields[kDatatype], tensor->fields[kShape]);
     }
     return true;
   }

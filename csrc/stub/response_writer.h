@@ -98,8 +98,11 @@ class ResponseWriter {
       return false;
     // First what may fail: a slot that was lent must be sent.
     SignatureKey key;
-    for (const Output& output : outputs) key.add(output.of());
-    const std::string signature = this->signature(outputs, key, target.wanted);
+    for (Output& output : outputs) {
+      output.elements = key.add(output.name, output.datatype, output.shape);
+    }
+    const Form form = this->form(outputs, key, target.wanted);
+    if (!sizes_fit(outputs, form)) return false;
     const auto parameters = nb::borrow(as<Response>(response.ptr())->fields[kResponseParameters]);
     const std::string_view json = view_of_text(parameters);
     const std::vector<Sent> stay = passed_on(outputs, target);
@@ -115,7 +118,7 @@ class ResponseWriter {
     const RecordParts parts{.ticket = target.ticket,
                             .word = target.flags,
                             .tensors = static_cast<std::uint32_t>(refs.size()),
-                            .signature = signature,
+                            .signature = form.signature,
                             .context = context,
                             .identifier = {},
                             .dims = key.dims};
@@ -153,10 +156,6 @@ class ResponseWriter {
     return context.encoded();
   }
 
-  static bool is_bytes(const Tensor* tensor) {
-    return PyUnicode_CompareWithASCIIString(tensor->fields[kDatatype], "BYTES") == 0;
-  }
-
   // The exporter of the bytes that are sent of a tensor.
   static PyObject* exporter(const Tensor* tensor) {
     for (const TensorField field : {kSource, kLent, kArray}) {
@@ -179,13 +178,24 @@ class ResponseWriter {
     return std::ranges::adjacent_find(things, shared, place) != things.end();
   }
 
-  // A tensor that is sent, and its bytes for as long as they are looked at. Both are kept here: the
-  // model may change the response whenever Python code runs, or bytes are copied.
+  // A tensor that is sent, as it was at one moment: the model may change the response and its
+  // tensors whenever Python code runs, or bytes are copied.
   struct Output {
-    nb::object tensor;
+    nb::object name;
+    nb::object datatype;
+    nb::object shape;
     BufferView bytes;
+    std::uint64_t elements = 0;
 
-    [[nodiscard]] const Tensor* of() const { return as<Tensor>(tensor.ptr()); }
+    [[nodiscard]] bool is_bytes() const {
+      return PyUnicode_CompareWithASCIIString(datatype.ptr(), "BYTES") == 0;
+    }
+  };
+  // What responses with the same key have: the encoded signature, and the size of an element of
+  // each output, 0 for BYTES.
+  struct Form {
+    std::string signature;
+    std::vector<std::uint64_t> itemsizes;
   };
   // An output without a reference to it, and where it lies; of one that is copied only the size.
   struct Sent {
@@ -204,7 +214,12 @@ class ResponseWriter {
       if (reinterpret_cast<PyObject*>(Py_TYPE(item.ptr())) != tensor_.ptr()) return false;
       const auto* tensor = as<Tensor>(item.ptr());
       if (!is_initialized(tensor)) return false;
-      const nb::object name = nb::borrow(tensor->fields[kName]);
+      PyObject* from = exporter(tensor);
+      if (from == nullptr) return false;
+      nb::object name = nb::borrow(tensor->fields[kName]);
+      nb::object datatype = nb::borrow(tensor->fields[kDatatype]);
+      nb::object shape = nb::borrow(tensor->fields[kShape]);
+      const nb::object exporting = nb::borrow(from);
       const int sent = PySequence_Contains(wanted.ptr(), name.ptr());
       if (sent < 0) throw nb::python_error();
       if (sent == 0) {
@@ -213,10 +228,9 @@ class ResponseWriter {
         }
         continue;
       }
-      PyObject* from = exporter(tensor);
-      if (from == nullptr) return false;
       try {
-        outputs.push_back({std::move(item), BufferView(from, PyBUF_SIMPLE)});
+        outputs.push_back({std::move(name), std::move(datatype), std::move(shape),
+                           BufferView(exporting, PyBUF_SIMPLE)});
       } catch (nb::python_error&) {
         // As of ml_dtypes' bfloat16, which has no buffer format.
         return false;
@@ -234,7 +248,7 @@ class ResponseWriter {
       const BufferView& bytes = outputs[index].bytes;
       const auto* const data = static_cast<const char*>(bytes.data());
       const auto place = target.inputs->find(data, bytes.size());
-      if (place && !is_bytes(outputs[index].of())) found.push_back({index, data, *place});
+      if (place && !outputs[index].is_bytes()) found.push_back({index, data, *place});
     }
     return overlap(found, &Sent::place) ? std::vector<Sent>() : found;
   }
@@ -288,26 +302,40 @@ class ResponseWriter {
     return false;
   }
 
-  // Returns the signature of tensors that have such a key.
-  std::string signature(const std::vector<Output>& outputs, const SignatureKey& key,
-                        nb::handle wanted) {
-    const auto found = signatures_.find(key.kinds);
-    if (found != signatures_.end()) return found->second;
+  // Returns the form of outputs that have such a key.
+  Form form(const std::vector<Output>& outputs, const SignatureKey& key, nb::handle wanted) {
+    const auto found = forms_.find(key.kinds);
+    if (found != forms_.end()) return found->second;
     nb::list described;
+    Form form;
     for (const Output& output : outputs) {
-      const auto& fields = output.of()->fields;
-      described.append(nb::make_tuple(nb::handle(fields[kName]), nb::handle(fields[kDatatype]),
-                                      PyTuple_Size(fields[kShape])));
+      described.append(
+          nb::make_tuple(output.name, output.datatype, PyTuple_Size(output.shape.ptr())));
+      const nb::object itemsize = item_size_(output.datatype);
+      form.itemsizes.push_back(itemsize.is_none() ? 0 : nb::cast<std::uint64_t>(itemsize));
     }
     const auto made = nb::cast<nb::bytes>(check_.attr("encode")(described, wanted));
-    if (signatures_.size() >= kSignaturesKept) signatures_.clear();
-    return signatures_.emplace(key.kinds, std::string(made.c_str(), made.size())).first->second;
+    form.signature.assign(made.c_str(), made.size());
+    if (forms_.size() >= kSignaturesKept) forms_.clear();
+    return forms_.emplace(key.kinds, std::move(form)).first->second;
+  }
+
+  // True if each output has as many bytes as its shape needs: a model may have resized an array
+  // that it had made a tensor of.
+  static bool sizes_fit(const std::vector<Output>& outputs, const Form& form) {
+    for (std::size_t index = 0; index < outputs.size(); ++index) {
+      const std::uint64_t itemsize = form.itemsizes[index];
+      const Output& output = outputs[index];
+      if (itemsize != 0 && output.elements * itemsize != output.bytes.size()) return false;
+    }
+    return true;
   }
 
   nb::object check_;
+  nb::object item_size_ = nb::module_::import_("gpubridge.tensor.dtypes").attr("item_size");
   nb::type_object tensor_;
   OutputPool& pool_;
-  std::unordered_map<std::string, std::string> signatures_;
+  std::unordered_map<std::string, Form> forms_;
   std::unordered_set<std::string> dropped_;
   std::string nothing_;
 };

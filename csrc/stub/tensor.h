@@ -44,17 +44,20 @@ struct SignatureKey {
   std::string kinds;
   std::string dims;
 
-  void add(const Tensor* tensor) {
-    PyObject* shape = tensor->fields[kShape];
-    const Py_ssize_t rank = PyTuple_Size(shape);
-    add_text(tensor->fields[kName]);
-    add_text(tensor->fields[kDatatype]);
+  // Adds a tensor; returns how many elements it has.
+  std::uint64_t add(nb::handle name, nb::handle datatype, nb::handle shape) {
+    const Py_ssize_t rank = PyTuple_Size(shape.ptr());
+    add_text(name.ptr());
+    add_text(datatype.ptr());
     append_number(kinds, static_cast<std::uint32_t>(rank));
+    std::uint64_t elements = 1;
     for (Py_ssize_t axis = 0; axis < rank; ++axis) {
-      const long long dim = PyLong_AsLongLong(PyTuple_GetItem(shape, axis));
+      const long long dim = PyLong_AsLongLong(PyTuple_GetItem(shape.ptr(), axis));
       if (dim == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
       append_number(dims, static_cast<std::int64_t>(dim));
+      elements *= static_cast<std::uint64_t>(dim);
     }
+    return elements;
   }
 
   // Throws a Python error for what is no str, or has lone surrogates.

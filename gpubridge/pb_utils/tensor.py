@@ -16,6 +16,7 @@ from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.tensor.dtypes import (
     DATATYPE_OF_DTYPE,
     DATATYPES,
+    byte_size,
     datatype_from_numpy,
     element_count,
     numpy_dtype,
@@ -59,14 +60,16 @@ class TensorFields:
             raise wrong_type("the tensor's data", "numpy.ndarray", array)
         if not name:
             raise TritonModelException(EMPTY_NAME)
-        datatype = DATATYPE_OF_DTYPE.get(array.dtype) or datatype_from_numpy(array.dtype)
+        # A derived class may say anything of itself.
+        plain = np.asarray(array)
+        datatype = DATATYPE_OF_DTYPE.get(plain.dtype) or datatype_from_numpy(plain.dtype)
         if datatype is None:
             raise TritonModelException("NumPy dtype is not supported.")
-        if not array.flags.c_contiguous:
-            array = np.ascontiguousarray(array)
+        if not plain.flags.c_contiguous:
+            array = plain = np.ascontiguousarray(array)
         self._name = name
         self._datatype = datatype
-        self._shape = array.shape
+        self._shape = plain.shape
         self._array = array
         # Encoded now, not when it is sent: the model may reuse the array for its next tensor.
         self._source = _encoded(array) if datatype == "BYTES" else None
@@ -235,12 +238,18 @@ class Tensor(_Fields):
         """Return the data as a C-contiguous buffer for sending, without a copy.
 
         Strings are those of the tensor's construction, whatever was written since to the array that
-        `as_numpy` returned.
+        `as_numpy` returned. Raises TritonModelException if the model has resized its array since.
         """
         if self._source is not None:
             return self._source
-        array = self._array
-        assert array is not None  # either _source or _array is set
+        assert self._array is not None  # either _source or _array is set
+        array = np.asarray(self._array)
+        if array.shape != self._shape and array.nbytes != byte_size(self._datatype, self._shape):
+            raise TritonModelException(
+                f"tensor '{self._name}': expected the {byte_size(self._datatype, self._shape)} bytes "
+                f"of {self._datatype} {list(self._shape)}, of which it was made, got {array.nbytes}: "
+                "its array was resized since; make a tensor of the resized array"
+            )
         # ml_dtypes' bfloat16 has no buffer format.
         return array.reshape(-1).view(np.uint8) if self._datatype == "BF16" else array
 

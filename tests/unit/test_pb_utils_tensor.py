@@ -346,6 +346,20 @@ def test_strings_have_no_dlpack():
             export()
 
 
+def test_what_a_derived_class_says_of_itself_is_not_believed():
+    class Boaster(np.ndarray):
+        dtype = property(lambda _: np.dtype(np.float64))
+        shape = property(lambda _: (1000,))
+        nbytes = property(lambda _: 8000)
+
+    tensor = Tensor("A", np.float32([1, 2]).view(Boaster))
+    assert (tensor.shape(), tensor.triton_dtype()) == (
+        [2],
+        Tensor("B", np.float32([1])).triton_dtype(),
+    )
+    assert tensor._payload().nbytes == 8
+
+
 @pytest.mark.parametrize("given", [3, None, "x", [1.0]])
 def test_from_dlpack_of_something_else(given):
     with pytest.raises(pb_utils.TritonModelException) as caught:
@@ -361,6 +375,19 @@ def test_from_dlpack_reports_as_the_models_exception():
         Tensor.from_dlpack("A", np.zeros((2, 3)).T)
     with pytest.raises(TypeError):
         Tensor.from_dlpack(None, np.zeros(3))
+
+
+@pytest.mark.parametrize("given", [None, 5, np.zeros(1)])
+def test_a_producer_that_gives_no_capsule(given):
+    class Producer:
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **_):
+            return given
+
+    with pytest.raises(pb_utils.TritonModelException, match="has not been consumed"):
+        Tensor.from_dlpack("A", Producer())
 
 
 def test_the_producers_own_errors_pass_through():

@@ -71,6 +71,25 @@ CHANGED_TENSORS = (
         return answers
 """
 )
+# The name of the last output makes the first one, which was looked at already, a tensor of something else.
+CHANGED_KINDS = (
+    HEAD
+    + """
+    def execute(self, requests):
+        class Name(str):
+            def __hash__(self):
+                self.of._tensors[0].__init__("OUT", np.zeros((3, 5), np.int64))
+                return str.__hash__(self)
+        answers = [answer(number(each)) for each in requests]
+        for each in answers:
+            name = Name("DROPPED")
+            name.of = each
+            last = pb_utils.Tensor("DROPPED", np.zeros(1, np.float32))
+            last._name = name
+            each._tensors.append(last)
+        return answers
+"""
+)
 REPLACED_ON_ITSELF = (
     HEAD
     + """
@@ -165,6 +184,29 @@ def test_what_was_returned_may_change_while_it_is_sent(start, model):
     stub = start(model=model)
     assert executed(stub, 1, 2, 3) == [[1], [2], [3]]
     assert executed(stub, 4, 5) == [[4], [5]]
+
+
+def test_a_tensor_is_sent_as_it_was_when_its_response_was_looked_at(tmp_path):
+    for stub in started_stubs("native", tmp_path):
+        ready = stub(model=CHANGED_KINDS)
+        assert executed(ready, 1, 2) == [[1], [2]]
+        assert executed(ready, 3) == [[3]]
+
+
+def test_an_array_that_was_resized_since_fails_its_own_response(start):
+    stub = start(
+        "made = pb_utils.Tensor('OUT', data)",
+        "if data[0, 0] > 1:",
+        "    grown = np.ones((1, 1), np.float32)",
+        "    made = pb_utils.Tensor('OUT', grown)",
+        "    grown.resize((1, int(data[0, 0]) - 2), refcheck=False)",
+        "return pb_utils.InferenceResponse([made])",
+    )
+    for _ in range(2):
+        first, more, fewer, last = executed(stub, 0, 4, 2, 1)
+        assert (first, last) == ([0], [1])
+        assert "'OUT': expected the 4 bytes of FP32 [1, 1], of which it was made, got 8" in more
+        assert "got 0" in fewer
 
 
 @pytest.mark.parametrize("made", ["Tensor", "InferenceResponse"])
