@@ -59,6 +59,9 @@ class TritonPythonModel:
                     out = pb_utils.Tensor("OUT", np.array([sent], np.int32))
                     sender.send(pb_utils.InferenceResponse([out]))
                     sent += 1
+                    if count < 0:
+                        # Who reads it is a model, too: both would use a processor.
+                        time.sleep(0.001)
                 if count == -2:
                     error = pb_utils.TritonError("stopped", pb_utils.TritonError.CANCELLED)
                     sender.send(pb_utils.InferenceResponse(error=error))

@@ -108,12 +108,12 @@ SWITCHES = {
     },
 }
 DRIVERS = [
-    ("legacy", None, "share"),
+    pytest.param(("legacy", None, "share"), marks=pytest.mark.nightly),
     pytest.param(("fd", None, "share"), marks=pytest.mark.nightly),
-    ("legacy", "refusing", "share"),
+    ("auto", "refusing", "share"),
     ("fd", "careless", "share"),
     # As it is by default until the driver was tried.
-    ("legacy", None, "wait"),
+    ("auto", None, "wait"),
 ]
 
 
@@ -132,7 +132,6 @@ def served(tmp_path_factory, request):
     handles, switches, events = request.param
     with running_device_server(
         folder,
-        "--allow-client-shm=true",
         handles=handles,
         switches=SWITCHES.get(switches),
         events=events,

@@ -10,6 +10,7 @@ import pytest
 from tests.process.device_models import (
     DOUBLE,
     HANDLES,
+    LARGE_ARENA,
     LIBRARY,
     running_device_server,
     write_device_model,
@@ -243,12 +244,11 @@ def test_a_trace_does_not_show_what_is_on_a_gpu(tmp_path):
     assert "6" in outputs["second"]
 
 
-@pytest.mark.parametrize("form", HANDLES)
-def test_tensors_cross_in_host_memory_if_the_gpu_is_full(tmp_path, form):
+def test_tensors_cross_in_host_memory_if_the_gpu_is_full(tmp_path):
     write_device_model(tmp_path, "first", DOUBLE)
     write_device_model(tmp_path, "second", DOUBLE)
     ensemble(tmp_path, "both", ["first", "second"])
-    with running_device_server(tmp_path, handles=form, arena=64 << 20) as served:
+    with running_device_server(tmp_path, arena=LARGE_ARENA) as served:
         full = 'gpubridge_fallbacks_total{model="first",reason="device_memory_full",version="1"}'
         # A framework has the rest, for the moment.
         served.machine.set_memory(24 << 20)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from tests.photos import BAD_IMAGES, ONE_LEVEL, PHOTO, PHOTOS, reference
+from tests.process.forked_commands import run_forked, run_script
 from tests.process.server import running_server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -41,8 +40,7 @@ def client(server):
 
 def run_example(script, server, *arguments):
     """Run an example as its README says; return what it printed."""
-    command = [sys.executable, str(EXAMPLES / script), "--url", server.http_url, *arguments]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    finished = run_script(str(EXAMPLES / script), "--url", server.http_url, *arguments)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout
 

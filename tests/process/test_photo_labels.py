@@ -160,12 +160,10 @@ def test_the_classification_extension_names_the_same_classes(server, client):
 
 
 def test_the_client_shows_every_photograph(server):
-    command = [sys.executable, str(EXAMPLE / "classify.py"), "--url", server.http_url]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    printed = run_example("image_preproc/classify.py", server)
     for photo in PHOTOS:
-        assert f"{photo.name:28} " in finished.stdout
-    assert finished.stdout.endswith("photo_labels_bls says the same\n")
+        assert f"{photo.name:28} " in printed
+    assert printed.endswith("photo_labels_bls says the same\n")
 
 
 def test_the_statistics_know_of_every_step(server, client):
