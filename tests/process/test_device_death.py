@@ -14,7 +14,6 @@ from tests.process.device_models import (
     ARENA,
     DOUBLE,
     HANDLES,
-    LIBRARY,
     SMALL_ARENA,
     running_device_server,
     write_device_model,
@@ -37,44 +36,6 @@ SLOW = DOUBLE.replace(
         folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         open(os.path.join(folder, "begun"), "w").close()
         fcntl.flock(open(os.path.join(folder, "go")), fcntl.LOCK_SH)""",
-)
-
-# Keeps a tensor of the arena for each request, until it is asked for nothing.
-KEEPER = (
-    LIBRARY
-    + """
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.kept = []
-
-    def execute(self, requests):
-        for request in requests:
-            size = int(request.inputs()[0].as_numpy()[0])
-            if size:
-                self.kept.append(pb_utils.Tensor.empty("KEPT", [size], np.uint8, "cuda"))
-            else:
-                self.kept.clear()
-        return [pb_utils.InferenceResponse([pb_utils.Tensor(
-            "OUT", np.array([len(self.kept)], np.float32))]) for _ in requests]
-"""
-)
-
-# Takes so much memory of its library's as it is told.
-GREEDY = (
-    LIBRARY
-    + """
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.library = Library(args)
-
-    def execute(self, requests):
-        for request in requests:
-            self.library.array("more", [int(request.inputs()[0].as_numpy()[0])], np.uint8)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
-                for r in requests]
-"""
 )
 
 
@@ -147,19 +108,6 @@ def test_tensors_stay_on_the_gpu_while_their_consumer_restarts(tmp_path):
         assert copies == []
 
 
-def test_a_full_arena_is_waited_for_and_then_told(tmp_path):
-    write_device_model(tmp_path, "keeper", KEEPER)
-    with running_device_server(tmp_path) as served:
-        size = ARENA // 4
-        for kept in range(1, 5):
-            assert served.infer("keeper", [size]) == (200, [kept])
-        status, error = served.infer("keeper", [size])
-        assert status == 500
-        assert "device memory arena is full" in error
-        assert served.infer("keeper", [0]) == (200, [0])
-        assert served.infer("keeper", [size]) == (200, [1])
-
-
 def test_a_tensor_larger_than_the_arena(tmp_path):
     write_device_model(tmp_path, "first", DOUBLE, config=placement("device"))
     write_device_model(tmp_path, "second", DOUBLE)
@@ -173,17 +121,6 @@ def test_a_tensor_larger_than_the_arena(tmp_path):
             assert served.infer("both", given) == (200, (4 * given).tolist())
         reasons = {name for name, value in served.server.metrics().items() if "fallbacks" in name}
         assert any("device_input_on_host" in name for name in reasons)
-
-
-def test_a_model_without_memory_fails_alone(tmp_path):
-    write_device_model(tmp_path, "greedy", GREEDY)
-    with running_device_server(tmp_path) as served:
-        (pid,) = pids_of(served, "greedy")
-        status, error = served.infer("greedy", [float(1 << 31)])
-        assert status == 500
-        assert "CUDA_ERROR_OUT_OF_MEMORY" in error
-        assert served.infer("greedy", [5.0]) == (200, [5.0])
-        assert pids_of(served, "greedy") == [pid]
 
 
 def test_an_error_that_stays_ends_the_stub_and_nobody_else(tmp_path):

@@ -113,12 +113,10 @@ def served(tmp_path_factory, request):
     for name in ("first", "second"):
         write_device_model(repository, name, DOUBLE)
     write_device_model(repository, "other", DOUBLE, gpus="1")
-    write_device_model(repository, "arena", IN_ARENA)
     write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
-    for called in ("second", "arena", "host", "other"):
+    for called in ("second", "host", "other"):
         write_device_model(repository, f"call_{called}", CALLER)
     ensemble(repository, "both", ["first", "second"])
-    ensemble(repository, "from_arena", ["arena", "second"])
     ensemble(repository, "by_host", ["first", "host", "second"])
     ensemble(repository, "to_other", ["first", "other"])
     write_device_model(repository, "call_both", CALLER)
@@ -128,23 +126,6 @@ def served(tmp_path_factory, request):
 
 def values():
     return np.random.default_rng().random(COUNT, np.float32)
-
-
-def test_an_ensembles_edge_on_one_gpu_costs_one_copy_of_user_memory(served):
-    for _ in range(3):
-        given = values()
-        with (
-            served.doing("first", d2d=(NBYTES, 1)),
-            served.doing("second", d2h=(NBYTES, 1), waits=1),
-        ):
-            assert served.infer("both", given) == (200, (4 * given).tolist())
-
-
-def test_an_ensembles_edge_from_the_arena_costs_nothing(served):
-    for _ in range(3):
-        given = values()
-        with served.doing("arena"), served.doing("second", d2h=(NBYTES, 1), waits=1):
-            assert served.infer("from_arena", given) == (200, (4 * given).tolist())
 
 
 def test_the_status_has_copies_by_kind_and_memory_on_the_gpu(served):
@@ -201,15 +182,6 @@ def test_a_call_of_a_model_that_is_not_on_the_gpu_is_brought_to_it_by_the_server
         served.doing(called, d2h=own, waits=own[1]),
     ):
         assert served.infer(f"call_{called}", given) == (200, (2 * given).tolist())
-
-
-def test_a_call_of_a_model_that_answers_from_the_arena(served):
-    given = values()
-    with (
-        served.doing("call_arena", d2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=1),
-        served.doing("arena"),
-    ):
-        assert served.infer("call_arena", given) == (200, (2 * given).tolist())
 
 
 def test_a_call_of_an_ensemble_leaves_its_answer_on_the_gpu(served):
