@@ -12,9 +12,8 @@ import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
-from tests.process.controlled import only
 from tests.process.ensembles import write_ensemble
-from tests.process.gates import Gate
+from tests.process.gates import Gate, waiting_at
 from tests.process.server import running_server, wait_until, write_model
 
 CODE = """
@@ -36,7 +35,6 @@ class TritonPythonModel:
         return responses
 """
 SEVERAL = """
-import fcntl, os
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -47,7 +45,7 @@ class TritonPythonModel:
             for value in data:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data[:1] * 0 + value)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        fcntl.flock(open(os.path.dirname(__file__) + "/gate"), fcntl.LOCK_SH)
+        {wait}
 """
 CALLS = """
 import triton_python_backend_utils as pb_utils
@@ -81,28 +79,61 @@ STEPS = [
 ]
 
 
-@pytest.fixture
-def traced(tmp_path):
-    """Start servers that trace into a file; returns a function of the further flags and of the models."""
-    repository = tmp_path / "models"
-    write_model(repository, "m", CODE)
-    write_model(repository, "other", CODE)
+class Traced:
+    """A server that traces into a file, as it is told while it runs."""
+
+    def __init__(self, server, file, gate):
+        self.server = server
+        self.gate = gate
+        self._file = file
+        self._earlier = set()
+
+    def set(self, model="", **settings):
+        """Change settings, named without ``trace_``; None sets one back."""
+        names = {name: name if name == "log_frequency" else f"trace_{name}" for name in settings}
+        path = f"/v2{model and '/models/'}{model}/trace/setting"
+        body = json.dumps({names[name]: value for name, value in settings.items()})
+        assert self.server.request("POST", path, body)[0] == 200
+
+    def complete(self, count):
+        """Wait until the file has so many traces of this test; it is whole whenever it is looked at."""
+        wait_until(lambda: len(self.traces()) >= count, f"{count} traces", self.server)
+        return self.traces()
+
+    def traces(self):
+        written = read(self._file) if self._file.exists() else {}
+        return {number: trace for number, trace in written.items() if number not in self._earlier}
+
+    def forget(self):
+        self._earlier |= set(self.traces())
+        self.set(level=None, rate=None, count=None)
+
+
+@pytest.fixture(scope="module")
+def tracing(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traced")
+    repository = folder / "models"
+    gate = folder / "gate"
+    for name in ("m", "other"):
+        write_model(repository, name, CODE)
+    write_model(repository, "slow", CODE.replace("data = pb", f"{waiting_at(gate)}; data = pb"))
+    several = SEVERAL.format(wait=waiting_at(gate))
     write_model(
-        repository, "several", SEVERAL, config="model_transaction_policy { decoupled: true }"
+        repository, "several", several, config="model_transaction_policy { decoupled: true }"
     )
     write_model(repository, "calls", CALLS)
     write_chain(repository, "inner", "m", "calls")
     write_chain(repository, "outer", "inner", "m")
-    file = tmp_path / "trace.json"
+    write_chain(repository, "slowly", "slow", "slow")
+    flags = [f"--trace-config={each}" for each in (f"triton,file={folder / 'trace'}", "rate=1")]
+    with running_server(repository, *flags) as server:
+        yield Traced(server, folder / "trace", gate)
 
-    def start(*config, models=("m",)):
-        traces = [f"triton,file={file}", "rate=1", *config]
-        flags = [flag for each in traces for flag in ("--trace-config", each)]
-        return running_server(repository, *only(*models), *flags)
 
-    start.file = file
-    start.repository = repository
-    return start
+@pytest.fixture
+def traced(tracing):
+    yield tracing
+    tracing.forget()
 
 
 def write_chain(repository, name, first, second):
@@ -135,23 +166,15 @@ def read(path):
     return traces
 
 
-def complete(path, count):
-    """Wait until a file has so many traces; it is whole whenever it is looked at."""
-    wait_until(lambda: path.exists() and path.stat().st_size, f"{path} to be there")
-    wait_until(lambda: len(read(path)) >= count, f"{count} traces in {path}")
-    return read(path)
-
-
 def test_the_steps_of_a_request_in_their_order(traced):
     protocols = {
         "over HTTP": (over_http, "HTTP_RECV", "HTTP_SEND"),
         "over gRPC": (over_grpc, "GRPC_WAITREAD", "GRPC_SEND"),
     }
-    with traced("level=TIMESTAMPS") as server:
-        for request_id, (client, _, _) in protocols.items():
-            ask(server, request_id=request_id, client=client)
-        traces = complete(traced.file, 2).values()
-    by_id = {trace["model"]["request_id"]: trace for trace in traces}
+    traced.set(level=["TIMESTAMPS"])
+    for request_id, (client, _, _) in protocols.items():
+        ask(traced.server, request_id=request_id, client=client)
+    by_id = {trace["model"]["request_id"]: trace for trace in traced.complete(2).values()}
     assert set(by_id) == set(protocols)
     for request_id, (_, received, sent) in protocols.items():
         trace = by_id[request_id]
@@ -167,12 +190,12 @@ def test_the_steps_of_a_request_in_their_order(traced):
 
 
 def test_calls_of_a_traced_request_are_traced_with_it(traced):
-    with traced("level=TIMESTAMPS", "rate=2", models=("outer", "other")) as server:
-        # The first is not traced: nor is anything that comes of it.
-        for number in range(2):
-            ask(server, "outer", request_id=str(number))
-        traces = complete(traced.file, 6)
-        ask(server, "outer")
+    traced.set(level=["TIMESTAMPS"], rate="2")
+    # The first is not traced: nor is anything that comes of it.
+    for number in range(2):
+        ask(traced.server, "outer", request_id=str(number))
+    traces = traced.complete(6)
+    ask(traced.server, "outer")
     by_id = {number: trace["model"] for number, trace in traces.items()}
     families = [
         (model["model_name"], by_id.get(model.get("parent_id"), {}).get("model_name"))
@@ -199,31 +222,29 @@ def test_calls_of_a_traced_request_are_traced_with_it(traced):
         if "parent_id" in model:
             outer = traces[model["parent_id"]]["stamps"]
             assert outer["REQUEST_START"] <= trace["stamps"]["REQUEST_START"]
-    assert len(read(traced.file)) == 6
+    assert len(traced.traces()) == 6
 
 
 def test_an_ensemble_whose_client_is_gone_leaves_no_open_trace(traced):
-    gate = Gate(traced.repository.parent / "gate")
-    write_model(traced.repository, "slow", CODE.replace("data = pb", f"{gate.wait}; data = pb"))
-    write_chain(traced.repository, "slowly", "slow", "slow")
-    with traced("level=TIMESTAMPS", models=("slowly",)) as server:
-        given = over_grpc.InferInput("IN", [1], "FP32")
-        given.set_data_from_numpy(np.ones(1, np.float32))
-        with (
-            over_grpc.InferenceServerClient(server.grpc_url) as client,
-            pytest.raises(InferenceServerException, match="Deadline"),
-        ):
-            client.infer("slowly", [given], client_timeout=0.2)
-        gate.open()
-        traces = complete(traced.file, 2)
+    gate = Gate(traced.gate)
+    traced.set(level=["TIMESTAMPS"])
+    given = over_grpc.InferInput("IN", [1], "FP32")
+    given.set_data_from_numpy(np.ones(1, np.float32))
+    with (
+        over_grpc.InferenceServerClient(traced.server.grpc_url) as client,
+        pytest.raises(InferenceServerException, match="Deadline"),
+    ):
+        client.infer("slowly", [given], client_timeout=0.2)
+    gate.open()
+    traces = traced.complete(2)
     assert {t["model"]["model_name"] for t in traces.values()} == {"slow", "slowly"}
     assert all("REQUEST_END" in trace["stamps"] for trace in traces.values())
 
 
 def test_tensors_that_go_in_and_come_out(traced):
-    with traced("level=TENSORS") as server:
-        ask(server)
-        (trace,) = complete(traced.file, 1).values()
+    traced.set(level=["TENSORS"])
+    ask(traced.server)
+    (trace,) = traced.complete(1).values()
     assert trace["stamps"] == {}
     shaped = {"shape": "2", "dtype": "FP32"}
     assert trace["tensors"] == [
@@ -233,18 +254,18 @@ def test_tensors_that_go_in_and_come_out(traced):
 
 
 def test_every_response_of_a_decoupled_request(traced):
-    answers, gate = queue.Queue(), Gate(traced.repository / "several" / "1" / "gate")
-    with traced("level=TIMESTAMPS", "level=TENSORS", models=("several",)) as server:
-        with over_grpc.InferenceServerClient(server.grpc_url) as client:
-            client.start_stream(lambda result, error: answers.put((result, error)))
-            given = over_grpc.InferInput("IN", [3], "FP32")
-            given.set_data_from_numpy(np.array([5, 6, 7], np.float32))
-            client.async_stream_infer("several", [given])
-            for _ in range(3):
-                assert answers.get(timeout=150)[1] is None
-            gate.open()
-            client.stop_stream()
-        (trace,) = complete(traced.file, 1).values()
+    answers, gate = queue.Queue(), Gate(traced.gate)
+    traced.set(level=["TIMESTAMPS", "TENSORS"])
+    with over_grpc.InferenceServerClient(traced.server.grpc_url) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        given = over_grpc.InferInput("IN", [3], "FP32")
+        given.set_data_from_numpy(np.array([5, 6, 7], np.float32))
+        client.async_stream_infer("several", [given])
+        for _ in range(3):
+            assert answers.get(timeout=150)[1] is None
+        gate.open()
+        client.stop_stream()
+    (trace,) = traced.complete(1).values()
     outputs = [t["data"] for activity, t in trace["tensors"] if activity == "TENSOR_BACKEND_OUTPUT"]
     assert outputs == ["5", "6", "7"]
     of_batch = ("COMPUTE_START", "COMPUTE_OUTPUT_START", "COMPUTE_END", "REQUEST_END")
@@ -253,81 +274,72 @@ def test_every_response_of_a_decoupled_request(traced):
 
 
 def test_one_request_of_so_many_and_no_more_than_the_count(traced):
-    with traced("level=TIMESTAMPS", "rate=3", "count=2") as server:
-        for number in range(1, 12):
-            ask(server, request_id=str(number))
-        _, _, body = server.request("GET", "/v2/trace/setting")
-        assert json.loads(body)["trace_count"] == "0"
-        # More are wanted.
-        server.request("POST", "/v2/trace/setting", b'{"trace_count":"1","trace_rate":"1"}')
-        ask(server, request_id="12")
-        ask(server, request_id="13")
-        traces = complete(traced.file, 3)
-        assert server.stop() == 0
-    assert [t["model"]["request_id"] for t in traces.values()] == ["3", "6", "12"]
-    assert read(traced.file) == traces
+    traced.set(level=["TIMESTAMPS"], rate="3", count="2")
+    for number in range(1, 12):
+        ask(traced.server, request_id=str(number))
+    _, _, body = traced.server.request("GET", "/v2/trace/setting")
+    assert json.loads(body)["trace_count"] == "0"
+    # More are wanted.
+    for number in (12, 14):
+        traced.set(count="1", rate="1")
+        ask(traced.server, request_id=str(number))
+        ask(traced.server, request_id=str(number + 1))
+    traces = traced.complete(4)
+    assert [t["model"]["request_id"] for t in traces.values()] == ["3", "6", "12", "14"]
 
 
-def test_files_of_so_many_traces_and_what_is_left_at_the_end(traced):
-    with traced("level=TIMESTAMPS", "triton,log-frequency=2") as server:
+def test_files_of_so_many_traces_and_what_is_left_at_the_end(tmp_path):
+    write_model(tmp_path / "models", "m", CODE)
+    config = (
+        f"triton,file={tmp_path / 't'}",
+        "triton,log-frequency=2",
+        "rate=1",
+        "level=TIMESTAMPS",
+    )
+    flags = [f"--trace-config={each}" for each in config]
+    with running_server(tmp_path / "models", *flags, own=True) as server:
         for number in range(5):
             ask(server, request_id=str(number))
         assert server.stop() == 0
-    ids = [
-        [t["model"]["request_id"] for t in read(traced.file.with_suffix(f".json.{n}")).values()]
-        for n in range(3)
-    ]
+    ids = [[t["model"]["request_id"] for t in read(tmp_path / f"t.{n}").values()] for n in range(3)]
     assert ids == [["0", "1"], ["2", "3"], ["4"]]
-    assert not traced.file.exists()
+    assert not (tmp_path / "t").exists()
 
 
 def test_levels_of_one_model_at_run_time(traced):
-    with traced(models=("m", "other")) as server:
-        ask(server)
-        level = b'{"trace_level":["TIMESTAMPS"]}'
-        assert server.request("POST", "/v2/models/m/trace/setting", level)[0] == 200
-        ask(server, "other")
-        ask(server, "m", request_id="wanted")
-        server.request("POST", "/v2/models/m/trace/setting", b'{"trace_level":null}')
-        ask(server, "m")
-        assert server.stop() == 0
-    (trace,) = read(traced.file).values()
-    assert trace["model"]["request_id"] == "wanted"
+    ask(traced.server)
+    traced.set("m", level=["TIMESTAMPS"])
+    ask(traced.server, "other")
+    for request_id in ("wanted", "wanted, too"):
+        ask(traced.server, "m", request_id=request_id)
+    traced.set("m", level=None)
+    ask(traced.server, "m")
+    traced.set("other", level=["TIMESTAMPS"])
+    ask(traced.server, "other", request_id="the last")
+    traced.set("other", level=None)
+    found = [trace["model"]["request_id"] for trace in traced.complete(3).values()]
+    assert found == ["wanted", "wanted, too", "the last"]
 
 
-def test_requests_that_fail_are_traced_too_and_the_file_outlives_a_killed_server(traced):
-    with traced("level=TIMESTAMPS") as server:
-        with pytest.raises(InferenceServerException, match="negative"):
-            ask(server, values=[-1], request_id="refused by the model")
-        with pytest.raises(InferenceServerException, match="not healthy"):
-            ask(server, values=[-9], request_id="the model died")
-        complete(traced.file, 2)
-        server.stop(9)
-    refused, died = read(traced.file).values()
+def test_requests_that_fail_are_traced_too(traced):
+    traced.set(level=["TIMESTAMPS"])
+    with pytest.raises(InferenceServerException, match="negative"):
+        ask(traced.server, values=[-1], request_id="refused by the model")
+    with pytest.raises(InferenceServerException, match="not healthy"):
+        ask(traced.server, "other", values=[-9], request_id="the model died")
+    refused, died = traced.complete(2).values()
     assert refused["model"]["request_id"] == "refused by the model"
     assert set(STEPS) <= set(refused["stamps"])
     assert died["model"]["request_id"] == "the model died"
     assert "COMPUTE_START" not in died["stamps"]
     assert "REQUEST_END" in died["stamps"]
+    wait_until(lambda: traced.server.is_ready("other"), "another stub to start", traced.server)
 
 
 def test_many_at_once_are_all_there_and_complete(traced):
-    with traced("level=TIMESTAMPS", "level=TENSORS") as server:
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda n: ask(server, request_id=str(n)), range(200)))
-        traces = complete(traced.file, 200)
-    assert {t["model"]["request_id"] for t in traces.values()} == set(map(str, range(200)))
+    traced.set(level=["TIMESTAMPS", "TENSORS"])
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: ask(traced.server, request_id=str(n)), range(100)))
+    traces = traced.complete(100)
+    assert {t["model"]["request_id"] for t in traces.values()} == set(map(str, range(100)))
     assert {(t["count"], len(t["tensors"])) for t in traces.values()} == {(12, 2)}
-
-
-def test_a_file_that_cannot_be_written_is_said_and_harms_nobody(tmp_path):
-    repository = tmp_path / "models"
-    write_model(repository, "m", CODE)
-    flags = ("--trace-config", f"triton,file={tmp_path}/none/trace.json")
-    levels = ("--trace-config", "level=TIMESTAMPS", "--trace-config", "rate=1")
-    with running_server(repository, *flags, *levels) as server:
-        for _ in range(3):
-            ask(server)
-        wait_until(lambda: "traces are lost: cannot write" in server.log(), "the line", server)
-        assert server.stop() == 0
-        assert server.log().count("traces are lost") == 1

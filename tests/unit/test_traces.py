@@ -142,14 +142,15 @@ def test_tensors_that_come_too_fast_are_dropped(tmp_path, monkeypatch, caplog):
     assert len(json.loads((tmp_path / "t").read_text())) == 1
 
 
-def test_a_fifo_that_nobody_reads_is_refused_and_holds_up_no_other_file(tmp_path, caplog):
+def test_files_that_cannot_be_written_are_told_once_and_hold_up_no_other(tmp_path, caplog):
     os.mkfifo(tmp_path / "fifo")
     writer = TraceWriter()
-    writer.put(str(tmp_path / "fifo"), [{"n": 1}])
-    writer.put(str(tmp_path / "t"), [{"n": 2}])
+    for name in ("fifo", "absent/t", "fifo", "t", "absent/t"):
+        writer.put(str(tmp_path / name), [{"n": 2}])
     writer.close()
     assert json.loads((tmp_path / "t").read_text()) == [{"n": 2}]
-    assert f"traces are lost: cannot write {tmp_path / 'fifo'}" in caplog.text
+    for name in ("fifo", "absent/t"):
+        assert caplog.text.count(f"traces are lost: cannot write {tmp_path / name}: ") == 1
 
 
 def test_a_writer_that_hangs_holds_up_no_end(tmp_path, monkeypatch):
