@@ -65,10 +65,6 @@ COMMANDS = {
 }
 
 
-STARTED = ("a compose file's", "a tracer's", "a recommender's", "a controller's")
-"""What has servers do different things: caches, traces, and each mode of model control."""
-
-
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_is_understood(tmp_path, words):
     flags = shlex.split(words.format(models=tmp_path))
@@ -76,22 +72,24 @@ def test_is_understood(tmp_path, words):
     assert settings.repository.model_repositories == (tmp_path,)
 
 
-@pytest.mark.parametrize("name", STARTED)
-def test_starts_and_answers(tmp_path, name):
+def test_the_program_starts_and_answers(tmp_path):
     repository = tmp_path / "models"
     write_code_model(repository)
-    flags = shlex.split(COMMANDS[name].format(models=repository))
-    with running_server([], *LOOPBACK, *flags, name="tritonserver") as server:
+    program = "import sys; from gpubridge.cli.tritonserver import main; sys.exit(main())"
+    flags = shlex.split(COMMANDS["a tracer's"].format(models=repository))
+    with running_server([], *LOOPBACK, *flags, command=("-c", program), name="") as server:
         assert server.ask("self.said = 'served'") == (200, "served")
-        server.stop()
+        assert server.stop() == 0
         assert "Traceback" not in server.log()
 
 
-def test_the_program_starts_and_answers(tmp_path):
+def test_ipv6_with_a_compose_files_flags(tmp_path):
     write_code_model(tmp_path)
-    program = "import sys; from gpubridge.cli.tritonserver import main; sys.exit(main())"
-    with running_server(tmp_path, *LOOPBACK, command=("-c", program), name="") as server:
-        assert server.ask("self.said = 'served'") == (200, "served")
+    flags = shlex.split(COMMANDS["a compose file's"].format(models=tmp_path))
+    addresses = ("--http-address=ipv6:[::1]", "--grpc-address=[::1]")
+    with running_server([], *flags, *addresses, name="tritonserver") as server:
+        assert server.http_url.startswith("[::1]:")
+        assert server.ask("self.said = 1") == (200, "1")
 
 
 CONFIG = """
@@ -100,6 +98,15 @@ model_operations { op_library_filename: "libops.so" }
 cc_model_filenames { key: "9.0" value: "model.py" }
 instance_group [{ kind: KIND_CPU rate_limiter { resources [{ name: "R1" count: 1 }] } }]
 """
+COMPLETE = """
+    @staticmethod
+    def auto_complete_config(config):
+        for add, name in ((config.add_input, 'IN'), (config.add_output, 'OUT')):
+            add({'name': name, 'data_type': 'TYPE_STRING', 'dims': [1]})
+        return config
+"""
+USELESS = ("--http-thread-count=8", "--backend-config=onnxruntime,threads=4")
+SHARE = ("--reuse-http-port=true", "--reuse-grpc-port=true")
 
 
 def test_configurations_that_triton_loads_load_with_a_warning_each(tmp_path):
@@ -112,52 +119,75 @@ def test_configurations_that_triton_loads_load_with_a_warning_each(tmp_path):
             assert line.startswith("W")
 
 
-def test_limits_are_not_dropped_where_a_flag_asks_for_them_and_useless_flags_are_named_once(
-    tmp_path,
-):
-    write_code_model(tmp_path, config=CONFIG)
-    useless = ("--http-thread-count=8", "--backend-config=onnxruntime,threads=4")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The repositories of `server`: some of several models, and models that are named alone."""
+    folder = tmp_path_factory.mktemp("repositories")
+    write_code_model(folder / "first", "a")
+    write_code_model(folder / "first", "limited", config=CONFIG)
+    named = write_code_model(folder / "second", "b")
+    (named / "configs").mkdir()
+    text = (named / "config.pbtxt").read_text()
+    text += 'parameters { key: "GPU" value { string_value: "h100" } }\n'
+    (named / "configs" / "h100.pbtxt").write_text(text)
+    for name in "cd":
+        alone = write_code_model(folder / "alone", name)
+    (alone / "config.pbtxt").unlink()
+    source = alone / "1" / "model.py"
+    source.write_text(source.read_text() + COMPLETE)
+    write_model(folder / "alone", "broken", "raise RuntimeError('nobody asked for it')")
+    write_code_model(folder, "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    words = [str(folder / name) for name in ("first", "alone/c", "alone/d")]
     flags = ("--rate-limit=execution_count", "--exit-on-error=false", "--strict-readiness=false")
-    with running_server(tmp_path, *flags, *useless, own=True) as server:
-        for flag in useless:
-            assert server.log().count(f"{flag.rpartition('=')[0]} has no effect: ") == 1
-        (row,) = server.index().values()
-        assert row["state"] == "UNAVAILABLE"
-        assert "rate_limiter' is not supported yet" in row["reason"]
+    named = "--model-config-name=h100"
+    repositories = [folder / "second", folder / "model"]
+    with running_server(repositories, *words, *flags, named, *USELESS, *SHARE) as running:
+        wait_until(lambda: "] ready" in running.log(), "the loading to end", running)
+        yield running
 
 
-def test_a_named_configuration_stands_in_for_the_usual_one(tmp_path):
-    for name in ("a", "b"):
-        write_code_model(tmp_path, name, initialize="self.args = args")
-    (tmp_path / "b" / "configs").mkdir()
-    text = (tmp_path / "b" / "config.pbtxt").read_text()
-    named = text + 'parameters { key: "GPU" value { string_value: "h100" } }\n'
-    (tmp_path / "b" / "configs" / "h100.pbtxt").write_text(named)
-    with running_server(tmp_path, "--model-config-name=h100") as server:
-        asked = "self.said = 'h100' in self.args['model_config']"
-        assert server.ask(asked, "a") == (200, "False")
-        assert server.ask(asked, "b") == (200, "True")
+def test_repositories_and_models_may_be_named_without_a_flag(server):
+    assert {name for name, _ in server.index()} == {*"abcd1", "limited"}
+    for name in "abcd":
+        assert server.ask("self.said = 'served'", name) == (200, "served")
+    # Also of a configuration that the model has made.
+    (line,) = [line for line in server.log().splitlines() if line.endswith("/v2/models/d/infer")]
+    assert '"name": "IN", "datatype": "BYTES"' in line
 
 
-@pytest.mark.parametrize("made", ["configured", "without a configuration"])
-def test_one_models_directory_is_served_alone(tmp_path, made):
-    write_code_model(tmp_path, "m")
-    write_model(tmp_path, "broken", "raise RuntimeError('nobody asked for it')")
-    if made != "configured":
-        completed = (tmp_path / "m" / "1" / "model.py").read_text() + (
-            "    @staticmethod\n"
-            "    def auto_complete_config(config):\n"
-            "        for add, name in ((config.add_input, 'IN'), (config.add_output, 'OUT')):\n"
-            "            add({'name': name, 'data_type': 'TYPE_STRING', 'dims': [1]})\n"
-            "        return config\n"
-        )
-        (tmp_path / "m" / "1" / "model.py").write_text(completed)
-        (tmp_path / "m" / "config.pbtxt").unlink()
-    with running_server([], str(tmp_path / "m")) as server:
-        assert server.ask("self.said = 'served'") == (200, "served")
-        assert {name for name, _ in server.index()} == {"m"}
-        # Also of a configuration that the model has made.
-        assert '"name": "IN", "datatype": "BYTES"' in server.log()
+def test_limits_are_not_dropped_where_a_flag_asks_for_them_and_useless_flags_are_named_once(server):
+    for flag in USELESS:
+        assert server.log().count(f"{flag.rpartition('=')[0]} has no effect: ") == 1
+    (row,) = [row for (name, _), row in server.index().items() if name == "limited"]
+    assert row["state"] == "UNAVAILABLE"
+    assert "rate_limiter' is not supported yet" in row["reason"]
+
+
+def test_a_named_configuration_stands_in_for_the_usual_one(server):
+    asked = "self.said = 'h100' in self.args['model_config']"
+    assert server.ask(asked, "a") == (200, "False")
+    assert server.ask(asked, "b") == (200, "True")
+
+
+def test_one_models_directory_as_a_repository_says_what_was_meant(server, folder):
+    model = folder / "model"
+    hint = f"If {model} is one model: gpubridge serve {model}"
+    assert hint in server.index()["1", 0]["reason"]
+
+
+def test_two_servers_may_share_a_port(server, folder):
+    ports = [url.rpartition(":")[2] for url in (server.http_url, server.grpc_url)]
+    same = (f"--http-port={ports[0]}", f"--grpc-port={ports[1]}")
+    with running_server(folder / "second", *SHARE, *same, own=True) as other:
+        assert (other.http_url, other.grpc_url) == (server.http_url, server.grpc_url)
+        # Either of them answers that it is ready.
+        wait_until(lambda: "] ready: " in other.log(), "the other to be ready", other)
+        assert other.ask("self.said = 1", "b") == (200, "1")
 
 
 def test_one_models_directory_is_polled(tmp_path):
@@ -171,27 +201,6 @@ def test_one_models_directory_is_polled(tmp_path):
             lambda: server.ask("self.said = self.word") == (200, "after it"), "the change", server
         )
         assert {name for name, _ in server.index()} == {"m"}
-
-
-def test_repositories_may_be_named_without_a_flag(tmp_path):
-    for repository, model in (("first", "a"), ("second", "b"), ("third", "c")):
-        write_code_model(tmp_path / repository, model)
-    words = (str(tmp_path / "first"), str(tmp_path / "third" / "c"))
-    with running_server(tmp_path / "second", *words) as server:
-        assert {name for name, _ in server.index()} == {"a", "b", "c"}
-
-
-def test_two_servers_may_share_a_port(tmp_path):
-    write_code_model(tmp_path)
-    share = ("--reuse-http-port=true", "--reuse-grpc-port=true")
-    with running_server(tmp_path, *share, own=True) as server:
-        ports = [url.rpartition(":")[2] for url in (server.http_url, server.grpc_url)]
-        same = (f"--http-port={ports[0]}", f"--grpc-port={ports[1]}")
-        with running_server(tmp_path, *share, *same, own=True) as other:
-            assert (other.http_url, other.grpc_url) == (server.http_url, server.grpc_url)
-            # Either of them answers that it is ready.
-            wait_until(lambda: "] ready: " in other.log(), "the other to be ready", other)
-            assert other.ask("self.said = 1") == (200, "1")
 
 
 def test_it_is_a_program_of_the_package():
@@ -210,19 +219,3 @@ def test_an_address_in_use_names_the_flag_to_change(tmp_path, address, other):
     said = done.stderr.splitlines()[-1]
     assert said.startswith(f"error: cannot listen on {address}:{port} for HTTPService: ")
     assert said.endswith(f"; choose another {other}")
-
-
-def test_ipv6(tmp_path):
-    write_code_model(tmp_path)
-    flags = ("--http-address=ipv6:[::1]", "--grpc-address=[::1]")
-    with running_server(tmp_path, *flags, name="tritonserver") as server:
-        assert server.http_url.startswith("[::1]:")
-        assert server.ask("self.said = 1") == (200, "1")
-
-
-def test_one_models_directory_as_a_repository_says_what_was_meant(tmp_path):
-    model = write_code_model(tmp_path)
-    with running_server(model, "--exit-on-error=false", ready=False) as server:
-        wait_until(lambda: "] ready" in server.log(), "the loading to end", server)
-        hint = f"If {model} is one model: gpubridge serve {model}"
-        assert hint in server.index()["1", 0]["reason"]

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.process.completing import write_completing
+from tests.process.controlled import control
 from tests.process.server import (
     alive,
     descendants,
@@ -35,10 +36,14 @@ sys.exit(main(["serve", {repository!r}, "--http-port=0", "--grpc-port=0", "--met
 """
 
 
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize(
-    "module",
-    ["gpubridge.cli.serve", "uvloop", "gpubridge.server", "gpubridge.engine.supervisor.instance"],
+    ("module", "number"),
+    [
+        ("gpubridge.cli.serve", "SIGTERM"),
+        ("uvloop", "SIGINT"),
+        ("gpubridge.server", "SIGTERM"),
+        ("gpubridge.engine.supervisor.instance", "SIGINT"),
+    ],
 )
 def test_a_server_that_still_imports_ends_quietly(tmp_path, module, number):
     code = IMPORTING.format(module=module, number=number, repository=str(tmp_path))
@@ -76,46 +81,43 @@ sys.exit(main(["serve", {str(tmp_path / "dead")!r}]))
         server.wait()
 
 
-def initializing(repository, mark):
-    write_code_model(repository, initialize=f"{mark}\n{FOR_EVER}")
+def write_initializing(repository, mark):
+    write_code_model(repository, "initializing", initialize=f"{mark}\n{FOR_EVER}")
 
 
-def completing(repository, mark):
-    write_completing(repository, "m", f"{mark}; {FOR_EVER}")
-
-
-def warming_up(repository, mark):
-    code = f"{mark}\n{FOR_EVER}"
+def write_warming_up(repository, mark):
     folder = write_code_model(
         repository,
+        "warming_up",
         config='model_warmup [{ name: "w" batch_size: 1 inputs { key: "IN" value: {'
         ' data_type: TYPE_STRING dims: [1] input_data_file: "code" } } }]',
     )
     (folder / "warmup").mkdir()
-    content = code.encode()
+    content = f"{mark}\n{FOR_EVER}".encode()
     (folder / "warmup" / "code").write_bytes(len(content).to_bytes(4, "little") + content)
 
 
-@pytest.mark.parametrize("loading", [initializing, completing, warming_up])
 @pytest.mark.parametrize("asked", ["at the start", "by a client"])
-def test_a_server_that_loads_a_model_ends_quietly(tmp_path, loading, asked):
-    mark = tmp_path / "mark"
-    loading(tmp_path / "models", f"open({str(mark)!r}, 'w').close()")
+def test_a_server_that_loads_models_ends_quietly(tmp_path, asked):
+    models = tmp_path / "models"
+    marks = {name: tmp_path / name for name in ("initializing", "completing", "warming_up")}
+    codes = {name: f"open({str(mark)!r}, 'w').close()" for name, mark in marks.items()}
+    write_initializing(models, codes["initializing"])
+    write_completing(models, "completing", f"{codes['completing']}; {FOR_EVER}")
+    write_warming_up(models, codes["warming_up"])
     explicit = ["--model-control-mode=explicit"] if asked == "by a client" else []
     with (
-        ThreadPoolExecutor(1) as pool,
-        running_server(tmp_path / "models", *explicit, ready=bool(explicit)) as server,
+        ThreadPoolExecutor(3) as pool,
+        running_server(models, *explicit, ready=bool(explicit)) as server,
     ):
-        load = None
-        if explicit:
-            load = pool.submit(server.request, "POST", "/v2/repository/models/m/load", "{}")
-        wait_until(mark.exists, "the model to sleep", server)
+        loads = [pool.submit(control, server, "load", name) for name in marks if explicit]
+        for mark in marks.values():
+            wait_until(mark.exists, "the model to sleep", server)
         pids = descendants(server.pid)
-        assert pids
+        assert len(pids) >= len(marks)
         assert not set().union(*map(named_memory, [server.pid, *pids]))
         assert server.stop() == 0
         assert not any(map(alive, pids))
         for word in ("Traceback", "Error", "never retrieved"):
             assert word not in server.log()
-        if load is not None:
-            assert load.result()[0] == 503
+        assert all(load.result()[0] == 503 for load in loads)
