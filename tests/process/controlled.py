@@ -1,6 +1,7 @@
 """Models that say what they are, and what loads, unloads and asks them."""
 
 import json
+import shutil
 import threading
 from contextlib import contextmanager
 
@@ -18,6 +19,7 @@ __all__ = [
     "asked_by_many",
     "control",
     "only",
+    "refusal",
     "source",
     "states",
     "wait_for_answer",
@@ -79,6 +81,15 @@ def control(server, action, name="m", **parameters):
     path = f"/v2/repository/models/{name}/{action}"
     status, _, answer = server.request("POST", path, body)
     return status, json.loads(answer)["error"] if answer else ""
+
+
+def refusal(server, name):
+    """Return why a model of the server's repository is not loaded; the model is deleted."""
+    status, error = control(server, "load", name)
+    assert status != 200
+    control(server, "unload", name)
+    shutil.rmtree(server.repositories[0] / name)
+    return error
 
 
 def ask(server, name="m", version=""):

@@ -13,9 +13,11 @@ import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from tests.process.controlled import refusal
 from tests.process.server import running_server, wait_until, write_model
 
-SIZE = 64 * 1024
+SIZE = 9_000_000
+LONG = 500_000
 COUNTING = """
 import json, time
 import numpy as np
@@ -135,13 +137,15 @@ def write_models(repository):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+    repository = tmp_path_factory.mktemp("cached") / "models"
     write_models(repository)
     flags = [
         f"--cache-config=local,size={SIZE}",
         "--model-control-mode=explicit",
         "--load-model=*",
         "--allow-client-shm=true",
+        "--trace-config=rate=1",
+        f"--trace-config=triton,file={repository.parent / 'trace'}",
     ]
     with running_server(repository, *flags) as running:
         running.repository = repository
@@ -395,48 +399,40 @@ def test_tensors_in_the_clients_memory_are_not_looked_up(client):
 def test_the_least_recently_used_make_room(client):
     kept, first = fresh(), fresh()
     kept_count, first_count = count(client, "m", kept), count(client, "m", first)
-    for _ in range(12):
-        # Of these, nine fill the cache.
-        count(client, "m", fresh(1500))
+    for _ in range(6):
+        # Of these, four fill the cache.
+        count(client, "m", fresh(LONG))
         assert count(client, "m", kept) == kept_count
     assert count(client, "m", first) > first_count
     # One that is larger than all of it is answered, and others stay.
-    large = fresh(SIZE)
+    large = fresh(SIZE // 4)
     assert count(client, "m", large) < count(client, "m", large)
     assert count(client, "m", kept) == kept_count
 
 
 def long_requests(url):
     with over_http.InferenceServerClient(url) as client:
-        values = [fresh(500_000) for _ in range(20)]
+        values = [fresh(LONG) for _ in range(10)]
         return [bool((ask(client, "m", each)["OUT"] == each * 2).all()) for each in values]
 
 
-def test_long_tensors_are_looked_up_beside_the_event_loop(tmp_path):
-    write_model(tmp_path, "m", source(), config=CACHED, **TENSORS)
-    with (
-        running_server(
-            tmp_path,
-            "--response-cache-byte-size=50000000",
-            "--model-control-mode=explicit",
-            "--load-model=m",
-        ) as server,
-        over_http.InferenceServerClient(server.http_url) as client,
-    ):
-        values = fresh(500_000)
-        first = ask(client, "m", values)
-        second = ask(client, "m", values)
-        assert first["COUNT"] == second["COUNT"]
-        np.testing.assert_array_equal(second["OUT"], values * 2)
-        values[-1] += 1
-        assert count(client, "m", values) > first["COUNT"].item()
-        assert statistics(client, "m")["cache_hit"] == 1
-        # Requests that are being looked up when the model is replaced are answered.
-        with ThreadPoolExecutor(2) as threads:
-            asked = threads.submit(long_requests, server.http_url)
-            for _ in range(3):
-                client.load_model("m")
-            assert asked.result() == [True] * 20
+def test_long_tensors_are_looked_up_beside_the_event_loop(server, client):
+    values = fresh(LONG)
+    first = ask(client, "m", values)
+    hits = statistics(client, "m")["cache_hit"]
+    second = ask(client, "m", values)
+    assert first["COUNT"] == second["COUNT"]
+    np.testing.assert_array_equal(second["OUT"], values * 2)
+    values[-1] += 1
+    assert count(client, "m", values) > first["COUNT"].item()
+    assert statistics(client, "m")["cache_hit"] == hits + 1
+    # Requests that are being looked up when the model is replaced are answered.
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(long_requests, server.http_url)
+        for _ in range(2):
+            (server.repository / "m" / "1" / "model.py").touch()
+            client.load_model("m")
+        assert asked.result() == [True] * 10
 
 
 def test_equal_requests_at_once_are_all_answered(server):
@@ -476,32 +472,31 @@ def test_a_reload_forgets_answers_also_those_of_ensembles(server, client):
     np.testing.assert_array_equal(ask(client, "m", values)["OUT"], values * 2)
 
 
-def test_traces_of_hits_are_whole(tmp_path):
-    write_model(tmp_path / "models", "m", source(), config=CACHED, **TENSORS)
-    trace = tmp_path / "trace"
-    flags = [
-        "--cache-config=local,size=1000000",
-        "--trace-config=level=TIMESTAMPS",
-        "--trace-config=rate=1",
-        f"--trace-config=triton,file={trace}",
-    ]
-    with (
-        running_server(tmp_path / "models", *flags) as server,
-        over_http.InferenceServerClient(server.http_url) as client,
-    ):
-        values = fresh()
-        assert count(client, "m", values) == count(client, "m", values)
-        assert server.stop() == 0
-    entries = json.loads(trace.read_text())
-    spans = {}
-    for entry in entries:
-        for stamp in entry.get("timestamps", ()):
-            spans.setdefault(entry["id"], []).append(stamp["name"])
-    assert len(spans) == 2
-    assert all(
-        {"REQUEST_START", "REQUEST_END", "HTTP_SEND_END"} <= set(names) for names in spans.values()
-    )
-    assert sorted("COMPUTE_START" in names for names in spans.values()) == [False, True]
+def test_traces_of_hits_are_whole(server, client):
+    values = fresh()
+    levels = '{"trace_level": ["TIMESTAMPS"]}', '{"trace_level": null}'
+    first = count(client, "saying", values)
+    for level in levels:
+        path = "/v2/models/saying/trace/setting"
+        assert server.request("POST", path, level)[0] == 200
+        for asked in (values, values + 1) if level == levels[0] else (values,):
+            assert (count(client, "saying", asked) == first) == (asked is values)
+    trace = server.repository.parent / "trace"
+
+    def spans():
+        found = {}
+        for entry in json.loads(trace.read_text()) if trace.exists() else ():
+            for stamp in entry.get("timestamps", ()):
+                found.setdefault(entry["id"], []).append(stamp["name"])
+        return found.values()
+
+    def complete():
+        ends = {"REQUEST_START", "REQUEST_END", "HTTP_SEND_END"}
+        return [names for names in spans() if ends <= set(names)]
+
+    wait_until(lambda: len(complete()) == 2, "both traces", server)
+    assert len(spans()) == 2
+    assert ["COMPUTE_START" in names for names in complete()] == [False, True]
 
 
 def test_without_a_cache_the_log_says_so(tmp_path):
@@ -516,12 +511,11 @@ def test_without_a_cache_the_log_says_so(tmp_path):
         assert not any("nv_cache" in name for name in server.metrics())
 
 
-def test_a_model_with_sequences_is_refused_as_by_triton(tmp_path):
+def test_a_model_with_sequences_is_refused_as_by_triton(server):
     config = "max_batch_size: 4 sequence_batching {} " + CACHED
-    write_model(tmp_path, "m", source(), config=config, **TENSORS)
+    write_model(server.repository, "refused", source(), config=config, **TENSORS)
     text = (
-        "Response Cache does not currently support model m with sequence batching scheduler. Please "
-        "disable the response cache."
+        "Response Cache does not currently support model refused with sequence batching scheduler. "
+        "Please disable the response cache."
     )
-    with running_server(tmp_path, "--exit-on-error=false", ready=False) as server:
-        wait_until(lambda: text in server.log(), "the model to be refused", server)
+    assert text in refusal(server, "refused")

@@ -206,17 +206,37 @@ def test_inference_on_one_connection_again_and_again(server, size):
         connection.close()
 
 
-def test_metrics(server):
-    connection = http.client.HTTPConnection(server.metrics_url, timeout=150)
-    try:
-        connection.request("GET", "/metrics")
-        response = connection.getresponse()
-        assert (response.status, json.loads(response.read())) == (403, refusal("metrics"))
-        connection.request("GET", "/metrics", headers=key("metrics"))
-        response = connection.getresponse()
-        assert (response.status, b"nv_inference" in response.read()) == (200, True)
-    finally:
-        connection.close()
+def test_metrics_and_the_status(server):
+    def fetch(url, path, *groups):
+        headers = {name: value for group in groups for name, value in key(group).items()}
+        connection = http.client.HTTPConnection(url, timeout=150)
+        try:
+            connection.request("GET", path, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    status = "/v2/gpubridge/status"
+    for path in ("/metrics", status, "/", "/v2/models/m"):
+        code, said = fetch(server.metrics_url, path)
+        assert (code, json.loads(said)) == (403, refusal("metrics"))
+    assert b"nv_inference" in fetch(server.metrics_url, "/metrics", "metrics")[1]
+    for path in (status, "/"):
+        assert fetch(server.metrics_url, path, "metrics")[0] == 200
+    for groups in (["metrics"], ["statistics"], ["metrics", "statistics"]):
+        assert fetch(server.http_url, status, *groups)[0] == (200 if len(groups) == 2 else 403)
+
+
+def test_openais_api_is_inference_and_metadata(server):
+    body = json.dumps({"model": "none", "messages": [{"role": "user", "content": "a"}]})
+    for group, *asked in (
+        ("inference", "POST", "/v1/chat/completions", body),
+        ("metadata", "GET", "/v1/models", None),
+    ):
+        for other in ("inference", "metadata"):
+            status, _, _ = server.request(*asked, key(other))
+            assert (status == 401) == (other != group)
 
 
 def outcome(call, *arguments, **options):
@@ -302,21 +322,6 @@ def test_models_call_and_load_each_other_as_ever(server, model):
     path = f"/v2/models/{model}/infer"
     status, _, body = server.request("POST", path, INFER, key("inference"))
     assert status == 200, body
-
-
-def test_settings_are_traces_and_logs(tmp_path):
-    write_model(tmp_path, "m", SOURCE)
-    flags = ("--http-restricted-api=settings:k=v", "--grpc-restricted-protocol=settings,health:k=v")
-    with running_server(tmp_path, *flags, own=True) as server:
-        for path in ("/v2/trace/setting", "/v2/logging"):
-            assert server.request("GET", path)[0] == 403
-            assert server.request("GET", path, headers={"k": "v"})[0] == 200
-        # The log says what is to be added, and no value.
-        assert "each model once:" in server.log()
-        with grpc.insecure_channel(server.grpc_url) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            assert outcome(stub.LogSettings, messages.LogSettingsRequest())[0] == closed("")[0]
-            assert not isinstance(outcome(stub.ModelInfer, CALL), tuple)
 
 
 def test_the_line_for_each_model_names_the_header(server):

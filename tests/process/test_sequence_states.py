@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.process.controlled import control, refusal
 from tests.process.server import running_server, wait_until, write_model
 
 # What it does with its state is up to the value: 50 keeps silent about it, 60 leaves one of a wrong
@@ -206,27 +207,25 @@ def test_the_states_of_a_dead_stub_are_gone(server):
         (b"1234567", "expected 8 bytes (FP32 of shape [1, 2]), got 7 in '"),
     ],
 )
-def test_an_initial_state_that_is_not_there_fails_the_load(tmp_path, given, text):
+def test_an_initial_state_that_is_not_there_fails_the_load(server, given, text):
     state = STATE.format("FP32", 2, initial("FP32", 2, 'data_file: "start"'))
-    directory = write_model(tmp_path, "m", SUM, config=batching(state), **ONE)
+    config = batching(state)
+    directory = write_model(server.repositories[0], "refused", SUM, config=config, **ONE)
     if given is not None:
         (directory / "initial_state").mkdir()
         (directory / "initial_state" / "start").write_bytes(given)
-    with running_server(tmp_path, "--exit-on-error=false", ready=False) as server:
-        wait_until(lambda: "initial state of 'S_IN': " + text in server.log(), text, server)
+    assert "initial state of 'S_IN': " + text in refusal(server, "refused")
 
 
-def test_of_two_states_with_one_name_the_second_is_ignored_aloud(tmp_path):
+def test_of_two_states_with_one_name_the_second_is_ignored_aloud(server):
     states = STATE.format("FP32", 1, "") + STATE.format("FP32", 1, "")
-    write_model(tmp_path, "m", SUM, config=batching(states), **ONE)
-    with running_server(tmp_path) as server:
-        assert "Detected duplicate 'input_name' in the state configuration: 'S_IN.'" in server.log()
-        assert [ask(server, "m", 2, 5, flags) for flags in ("s", "e")] == [2, 4]
+    write_model(server.repositories[0], "twice", SUM, config=batching(states), **ONE)
+    assert control(server, "load", "twice") == (200, "")
+    assert "Detected duplicate 'input_name' in the state configuration: 'S_IN.'" in server.log()
+    assert [ask(server, "twice", 2, 5, flags) for flags in ("s", "e")] == [2, 4]
 
 
-def test_growable_memory_is_refused_by_name(tmp_path):
+def test_growable_memory_is_refused_by_name(server):
     state = STATE.format("FP32", 1, "use_growable_memory: true")
-    write_model(tmp_path, "m", SUM, config=batching(state), **ONE)
-    with running_server(tmp_path, "--exit-on-error=false", ready=False) as server:
-        name = "sequence_batching.state.use_growable_memory"
-        wait_until(lambda: name in server.log(), name, server)
+    write_model(server.repositories[0], "refused", SUM, config=batching(state), **ONE)
+    assert "sequence_batching.state.use_growable_memory" in refusal(server, "refused")
