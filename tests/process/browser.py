@@ -73,15 +73,14 @@ class Browser:
         message, _, self._rest = self._rest.partition(b"\0")
         return json.loads(message)
 
-    def open(self, url: str, *, dark: bool = False, width: int = 1400, height: int = 900) -> Page:
+    def open(self, url: str, *, width: int = 1400, height: int = 900) -> Page:
         """Open a page."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = Page(self, target, session)
         for domain in ("Runtime", "Log", "Page", "Network"):
             page.call(f"{domain}.enable")
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        page.call("Emulation.setEmulatedMedia", features=[scheme])
+        page.choose_scheme("light")
         page.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -111,6 +110,11 @@ class Page:
     def call(self, method: str, **parameters) -> dict:
         """Send a command for this page; return its result."""
         return self._browser.call(method, self._session, **parameters)
+
+    def choose_scheme(self, scheme: str) -> None:
+        """Have the user prefer a ``light`` or ``dark`` page."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
 
     def run(self, script: str):
         """Return the value of an expression in the page."""

@@ -15,9 +15,8 @@ from tests.waits import poll
 
 if TYPE_CHECKING:
     from tests.process.server import Server
-    from tests.simcuda.machine import Machine
 
-__all__ = ["Prepare", "Start", "close_idle_servers", "lend"]
+__all__ = ["Start", "close_idle_servers", "lend"]
 
 _KEPT = 4
 """Idle servers of one worker: tests with the same flags lie together."""
@@ -27,15 +26,9 @@ _IDLE_SECONDS = 5
 _CONTROL = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
 _CONTROL.add_argument("--model-control-mode")
 _CONTROL.add_argument("--load-model", action="append", default=[])
-_STATES = (
-    "/v2/logging",
-    "/v2/trace/setting",
-    "/v2/systemsharedmemory/status",
-    "/v2/cudasharedmemory/status",
-)
+_STATES = ("/v2/logging", "/v2/trace/setting", "/v2/systemsharedmemory/status")
 
 Start = Callable[..., AbstractContextManager["Server"]]
-Prepare = Callable[["Machine"], object]
 
 _Key = tuple[tuple[str, ...], Hashable]
 
@@ -62,16 +55,12 @@ class _Lendable:
     def close(self) -> None:
         self._stack.close()
 
-    def begin(
-        self, repository: Path, load: Sequence[str] | None, prepare: Prepare | None
-    ) -> Server:
+    def begin(self, repository: Path, load: Sequence[str] | None) -> Server:
         """Load a test's models, all of them without ``load``; return a server whose log begins here."""
         following = self._link.with_name("next")
         following.symlink_to(repository.absolute())
         following.rename(self._link)
         server = self.server.lent(repository)
-        if prepare is not None:
-            prepare(server.machine)
         for name, (status, answer) in self._control(
             _names(repository) if load is None else load, "load"
         ):
@@ -105,21 +94,16 @@ class _Lendable:
 
     def _read_states(self) -> list[object]:
         own = [self.server.request("GET", path)[2] for path in _STATES]
-        machine = self.server.machine
-        return [*own, *(() if machine is None else (machine.state(), machine.violations()))]
+        return [*own, self.server.machine and self.server.machine.state()]
 
 
 def lend(
-    start: Start,
-    repository: Path,
-    flags: Sequence[str],
-    machine: Hashable = None,
-    prepare: Prepare | None = None,
+    start: Start, repository: Path, flags: Sequence[str], machine: Hashable = None
 ) -> AbstractContextManager[Server] | None:
     """Return a context with a server that has a directory's models; None if the flags name another mode.
 
     ``start`` starts one with the flags that it is given, on a machine as it is described, where none with
-    those flags on such a machine is idle. ``prepare`` sets that machine up before the models are loaded.
+    those flags on such a machine is idle.
     """
     asked, others = _CONTROL.parse_known_args(flags)
     # Repositories of other machines have addresses.
@@ -129,7 +113,7 @@ def lend(
         return None
     named = asked.model_control_mode and asked.load_model != ["*"]
     load = asked.load_model if named else None
-    return _lent(start, repository, load, (tuple(others), machine), prepare)
+    return _lent(start, repository, load, (tuple(others), machine))
 
 
 def close_idle_servers() -> None:
@@ -140,7 +124,7 @@ def close_idle_servers() -> None:
 
 @contextmanager
 def _lent(
-    start: Start, repository: Path, load: Sequence[str] | None, key: _Key, prepare: Prepare | None
+    start: Start, repository: Path, load: Sequence[str] | None, key: _Key
 ) -> Iterator[Server]:
     lendable = next((each for each in _idle if each.key == key), None)
     if lendable is None:
@@ -149,7 +133,7 @@ def _lent(
         _idle.remove(lendable)
     as_before = False
     try:
-        yield lendable.begin(repository, load, prepare)
+        yield lendable.begin(repository, load)
         as_before = lendable.end()
     finally:
         if as_before:

@@ -19,7 +19,7 @@ triton = pytest.importorskip("tritonclient.grpc")
 service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")
 
 MIB = 1 << 20
-SCALE = int(os.environ.get("GPUBRIDGE_CHARGING_SCALE", "8"))
+SCALE = int(os.environ.get("GPUBRIDGE_CHARGING_SCALE", "16"))
 """The sizes of the issue divided by this: 1 for those themselves, once before a release."""
 
 MODEL = """

@@ -22,7 +22,7 @@ from tests.process.controlled import (
     write,
 )
 from tests.process.gates import Gate
-from tests.process.server import alive, running_server, wait_until
+from tests.process.server import alive, running_server, wait_until, write_code_model
 
 POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
 
@@ -43,20 +43,6 @@ def test_explicit_mode_begins_with_the_models_that_are_named(tmp_path):
         assert ask(server, "one") == ask(server, "two") == "a/1"
     with running_server(tmp_path, *EXPLICIT, "--load-model", "*") as server:
         assert set(server.index()) == {("one", 1), ("two", 1)}
-
-
-@pytest.mark.parametrize("mode", ["none", "poll"])
-def test_other_modes_refuse_control(tmp_path, mode):
-    write(tmp_path)
-    with running_server(tmp_path, "--model-control-mode", mode) as server:
-        refused = "explicit model load / unload is not allowed if polling is enabled"
-        assert control(server, "load") == control(server, "unload") == (503, refused)
-        client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-        for call in (client.load_model, client.unload_model):
-            with pytest.raises(InferenceServerException, match=refused) as raised:
-                call("m")
-            assert raised.value.status() == "StatusCode.UNAVAILABLE"
-        assert ask(server) == "a/1"
 
 
 def test_loads_that_fail_say_why_and_leave_what_is_served(tmp_path):
@@ -136,12 +122,12 @@ def test_a_reload_takes_only_what_has_changed(tmp_path):
 def test_no_request_fails_while_a_model_is_loaded_anew(tmp_path):
     write(tmp_path, tag="0")
     with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
-        with asked_by_many(server) as answers:
-            for tag in "123":
+        with asked_by_many(server, 6) as answers:
+            for tag in "12":
                 write(tmp_path, tag=tag)
                 assert control(server, "load") == (200, "")
                 wait_for_answer(server, answers, tag)
-        assert set(answers) == set("0123")
+        assert set(answers) == set("012")
         wait_until(lambda: len(server.stubs()) == 1, "the old stubs to end", server)
 
 
@@ -257,54 +243,74 @@ def test_a_stop_in_the_middle_of_a_load_leaves_nothing(tmp_path):
 # -- poll ------------------------------------------------------------------------------------------
 
 
-def test_poll_mode_follows_the_files(tmp_path):
-    write(tmp_path)
-    write(tmp_path, "other")
-    with running_server(tmp_path, *POLL) as server:
-        stubs = set(server.stubs())
-        with asked_by_many(server) as answers:
-            for tag in "bcd":
-                write(tmp_path, tag=tag)
-                wait_for_answer(server, answers, tag)
-        assert set(answers) == set("abcd")
-        wait_until(lambda: len(server.stubs()) == 2, "the old stubs to end", server)
-        assert len(stubs & set(server.stubs())) == 1, "only the model that changed is loaded anew"
-        write(tmp_path, tag="g", initialize="raise ValueError('broken')")
-        wait_until(lambda: "ValueError: broken" in server.log(), "the load to fail", server)
-        assert ask(server) == "d/1"
-        assert server.is_ready()
-        write(tmp_path, "new", "n")
-        wait_until(lambda: server.is_ready("new"), "the new model", server)
-        assert ask(server, "new") == "n/1"
-        shutil.rmtree(tmp_path / "new")
-        wait_until(lambda: ask(server, "new")[0] == 404, "the model to go", server)
-        assert states(server, "new") == {}
-        assert server.log().count("ValueError: broken") == 1, "it is not tried again and again"
-
-
-def test_a_repository_that_cannot_be_read_unloads_nothing(tmp_path):
-    repository = tmp_path / "r"
+@pytest.fixture(scope="module")
+def polled(tmp_path_factory):
+    """A repository of the models m and other, and a server that polls it."""
+    repository = tmp_path_factory.mktemp("polled") / "models"
     write(repository)
+    write(repository, "other")
     with running_server(repository, *POLL) as server:
-        repository.rename(tmp_path / "elsewhere")
-        wait_until(lambda: "failed to poll model repository" in server.log(), "a poll", server)
-        (tmp_path / "elsewhere").rename(repository)
-        write(repository, "new")
-        wait_until(lambda: server.is_ready("new"), "the next poll", server)
-        assert ask(server) == "a/1"
-        assert "unloaded" not in server.log()
+        yield repository, server
 
 
-# -- progress --------------------------------------------------------------------------------------
+def refuse_control(server):
+    refused = "explicit model load / unload is not allowed if polling is enabled"
+    assert control(server, "load") == control(server, "unload") == (503, refused)
+    client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+    for call in (client.load_model, client.unload_model):
+        with pytest.raises(InferenceServerException, match=refused) as raised:
+            call("m")
+        assert raised.value.status() == "StatusCode.UNAVAILABLE"
+    assert server.is_ready("m")
+
+
+def test_poll_mode_refuses_control(polled):
+    refuse_control(polled[1])
+
+
+def test_poll_mode_follows_the_files(polled):
+    repository, server = polled
+    stubs = set(server.stubs())
+    for tag in "bc":
+        write(repository, tag=tag)
+        wait_until(lambda tag=tag: ask(server) == f"{tag}/1", "the change", server)
+    wait_until(lambda: len(server.stubs()) == 2, "the old stubs to end", server)
+    assert len(stubs & set(server.stubs())) == 1, "only the model that changed is loaded anew"
+    write(repository, tag="g", initialize="raise ValueError('broken')")
+    wait_until(lambda: "ValueError: broken" in server.log(), "the load to fail", server)
+    assert ask(server) == "c/1"
+    assert server.is_ready()
+    write(repository, "new", "n")
+    wait_until(lambda: server.is_ready("new"), "the new model", server)
+    assert ask(server, "new") == "n/1"
+    shutil.rmtree(repository / "new")
+    wait_until(lambda: ask(server, "new")[0] == 404, "the model to go", server)
+    assert states(server, "new") == {}
+    assert server.log().count("ValueError: broken") == 1, "it is not tried again and again"
+
+
+def test_a_repository_that_cannot_be_read_unloads_nothing(polled):
+    repository, server = polled
+    repository.rename(repository.parent / "elsewhere")
+    wait_until(lambda: "failed to poll model repository" in server.log(), "a poll", server)
+    (repository.parent / "elsewhere").rename(repository)
+    write(repository, "later")
+    wait_until(lambda: server.is_ready("later"), "the next poll", server)
+    assert server.is_ready("m")
+    assert "unloaded 'other'" not in server.log()
+
+
+# -- neither ---------------------------------------------------------------------------------------
 
 
 def _loads(server):
     return json.loads(server.request("GET", "/v2/gpubridge/status")[2])["loads"]
 
 
-def test_a_slow_load_is_told_in_the_log_and_the_status(tmp_path):
+def test_a_slow_load_is_told_in_the_log_and_the_status_and_no_mode_refuses_control(tmp_path):
     gate = Gate(tmp_path / "gate")
     write(tmp_path, "slow", initialize=gate.wait)
+    write_code_model(tmp_path)
     with running_server(tmp_path, ready=False) as server:
         told = "model 'slow' version 1 is loading for 5 s: instance slow_0 in initialize"
         wait_until(lambda: told in server.log(), "a line of progress", server)
@@ -317,3 +323,8 @@ def test_a_slow_load_is_told_in_the_log_and_the_status(tmp_path):
         wait_until(server.is_ready, "the model", server)
         # A document is at most a second old.
         wait_until(lambda: not _loads(server), "no load to be listed", server)
+        refuse_control(server)
+        for call in ("load", "unload"):
+            refused = "explicit model load / unload is not allowed if polling is enabled"
+            assert refused in server.ask(f"pb_utils.{call}_model('m')")[1]
+        assert server.ask("self.said = pb_utils.is_model_ready('m')") == (200, "True")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -157,15 +158,6 @@ def test_a_model_may_load_and_unload_itself_while_it_executes(server, folder):
     wait_until(lambda: server.log().count("Own end") == 2, "the model to end", server)
 
 
-def test_only_in_explicit_mode(tmp_path):
-    write_code_model(tmp_path)
-    with running_server(tmp_path, own=True) as server:
-        refused = "explicit model load / unload is not allowed if polling is enabled"
-        assert run(server, "pb_utils.load_model('m')") == failed("load model", refused)
-        assert run(server, "pb_utils.unload_model('m')") == failed("unload model", refused)
-        assert run(server, "pb_utils.is_model_ready('m')") == "True"
-
-
 LOADS = """
 try:
     pb_utils.{call}
@@ -176,18 +168,21 @@ print(args["model_name"], "was told:", self.answer.replace(chr(10), " "), flush=
 """
 
 
-def test_a_model_that_loads_another_in_initialize(server, folder, tmp_path):
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_model_that_loads_another_in_initialize(server, folder, at_once):
     write_code_model(folder, "a", initialize=LOADS.format(call="load_model('b')"))
     write_code_model(folder, "b", initialize=LOADS.format(call="load_model('c')"))
     write_code_model(folder, "c")
-    assert control(server, "load", "a") == (200, "")
+    load(server, "abc" if at_once else "a")
     assert all(server.is_ready(name) for name in "abc")
     assert "a was told: done" in server.log()
-    # Where all begin at the same time, too.
-    for name in "abc":
-        shutil.copytree(folder / name, tmp_path / name)
-    with running_server(tmp_path, *EXPLICIT, "--load-model=*") as other:
-        assert {name for name, _ in other.index() if other.is_ready(name)} == set("abc")
+
+
+def load(server, names):
+    """Load models, all at the same time."""
+    with ThreadPoolExecutor(len(names)) as pool:
+        loads = [pool.submit(control, server, "load", name) for name in names]
+        assert [each.result() for each in loads] == [(200, "")] * len(names)
 
 
 @pytest.mark.parametrize("call", ["load_model", "unload_model"])
@@ -201,19 +196,12 @@ def test_a_model_that_waits_for_itself_in_initialize_is_told(server, folder, cal
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_models_that_load_each_other_in_initialize_are_told(tmp_path, at_once):
-    for name, other in ("ab", "bc", "ca"):
-        write_code_model(
-            tmp_path,
-            name,
-            initialize=LOADS.format(call=f"load_model('{other}')"),
-        )
-    loaded = ["--load-model=*"] if at_once else []
-    with running_server(tmp_path, *EXPLICIT, *loaded) as server:
-        if not at_once:
-            assert control(server, "load", "a") == (200, "")
-        assert all(server.is_ready(name) for name in "abc")
-        assert "deadlock" in server.log()
+def test_models_that_load_each_other_in_initialize_are_told(server, folder, at_once):
+    for name, other in ("de", "ef", "fd"):
+        write_code_model(folder, name, initialize=LOADS.format(call=f"load_model('{other}')"))
+    load(server, "def" if at_once else "d")
+    assert all(server.is_ready(name) for name in "def")
+    assert "deadlock" in server.log()
 
 
 def test_a_model_that_loads_an_ensemble_of_itself_in_initialize_is_told(server, folder):

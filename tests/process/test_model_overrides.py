@@ -18,38 +18,29 @@ from tests.process.controlled import CONFIG, EXPLICIT, ask, control, source, wri
 from tests.process.server import running_server, wait_until
 
 
-def test_clients_load_models_of_their_own(tmp_path):
-    write(tmp_path)
+def test_clients_load_models_of_their_own(model, explicit_server):
+    server, repository, name = model
+    write(repository, name)
     files = {"file:/3/model.py": source("sent").encode()}
-    environment = {"TMPDIR": str(tmp_path / "temporary")}
-    (tmp_path / "temporary").mkdir()
-    repository = tmp_path / "repository"
-    write(repository)
-    with running_server(repository, *EXPLICIT, environment=environment) as server:
-        clients = (
-            tritonclient.http.InferenceServerClient(server.http_url, network_timeout=150),
-            tritonclient.grpc.InferenceServerClient(server.grpc_url),
-        )
-        for client in clients:
-            client.load_model("m", config=CONFIG, files=files)
-            assert ask(server) == "sent/3"
-            assert ask(server, version="1")[0] in (404, 503)
-            (folder,) = (tmp_path / "temporary").iterdir()
-            assert folder.stat().st_mode & 0o777 == 0o700
-            client.load_model("m")
-            assert ask(server) == "a/1"
-            client.load_model("new", config=CONFIG, files=files)
-            assert {row["name"] for row in _rows(client)} == {"m", "new"}
-            client.unload_model("new")
-            client.unload_model("m", unload_dependents=True)
-            wait_until(
-                lambda f=folder: [p.name for p in f.iterdir()] == ["lock"], "no files", server
-            )
-            with pytest.raises(InferenceServerException, match="'config' must be specified"):
-                client.load_model("m", files=files)
-            client.close()
-        assert server.stop() == 0
-        assert list((tmp_path / "temporary").iterdir()) == []
+    for client in (
+        tritonclient.http.InferenceServerClient(server.http_url, network_timeout=150),
+        tritonclient.grpc.InferenceServerClient(server.grpc_url),
+    ):
+        client.load_model(name, config=CONFIG, files=files)
+        assert ask(server, name) == "sent/3"
+        (folder,) = explicit_server[1].iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert ask(server, name, version="1")[0] in (404, 503)
+        client.load_model(name)
+        assert ask(server, name) == "a/1"
+        client.load_model("new", config=CONFIG, files=files)
+        assert {row["name"] for row in _rows(client)} == {"m", name, "new"}
+        client.unload_model("new")
+        client.unload_model(name, unload_dependents=True)
+        wait_until(lambda: files_in(explicit_server[1]) == ["lock"], "no files", server)
+        with pytest.raises(InferenceServerException, match="'config' must be specified"):
+            client.load_model(name, files=files)
+        client.close()
 
 
 def _rows(client):
@@ -138,7 +129,8 @@ def repository(tmp_path_factory):
 def explicit_server(repository, tmp_path_factory):
     temporary = tmp_path_factory.mktemp("t")
     write(repository)
-    flags = (*EXPLICIT, "--load-model", "m")
+    limits = (f"--request-arena-limit={8 << 20}", f"--grpc-max-message-size={12 << 20}")
+    flags = (*EXPLICIT, "--load-model", "m", *limits)
     with running_server(repository, *flags, environment={"TMPDIR": str(temporary)}) as server:
         yield server, temporary
 
@@ -158,49 +150,38 @@ def files_in(temporary):
     return [path.name for folder in temporary.iterdir() for path in folder.iterdir()]
 
 
-def test_a_server_removes_the_files_of_a_killed_one(tmp_path):
-    temporary, repository = tmp_path / "t", tmp_path / "r"
-    temporary.mkdir()
-    write(repository)
+def test_a_server_removes_the_files_of_a_killed_one(explicit_server, repository):
+    other, temporary = explicit_server
     files = {"file:1/model.py": source("sent").encode()}
-    environment = {"TMPDIR": str(temporary)}
-    left = set()
-    with running_server(repository, *EXPLICIT, environment=environment, own=True) as other:
-        tritonclient.grpc.InferenceServerClient(other.grpc_url).load_model(
-            "m", config=CONFIG, files=files
-        )
-        (mine,) = temporary.iterdir()
-        with running_server(repository, *EXPLICIT, environment=environment, own=True) as server:
-            client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-            client.load_model("m", config=CONFIG, files=files)
-            left = set(temporary.iterdir()) - {mine}
-            assert len(left) == 1
-            server.stop(signal.SIGKILL)
-        with running_server(repository, *EXPLICIT, environment=environment, own=True) as server:
-            client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
-            client.load_model("m", config=CONFIG, files=files)
-            assert not left & set(temporary.iterdir())
-            assert mine in temporary.iterdir()
-        assert ask(other) == "sent/1"
-    assert list(temporary.iterdir()) == []
+    options = {"environment": {"TMPDIR": str(temporary)}, "own": True}
 
+    def load(server):
+        client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
+        client.load_model("own", config=CONFIG, files=files)
 
-@pytest.fixture(scope="module")
-def small_arena(tmp_path_factory):
-    flags = (*EXPLICIT, f"--request-arena-limit={16 << 20}", f"--grpc-max-message-size={24 << 20}")
-    with running_server(tmp_path_factory.mktemp("models"), *flags) as server:
-        yield server
+    load(other)
+    (mine,) = temporary.iterdir()
+    with running_server(repository, *EXPLICIT, **options) as server:
+        load(server)
+        (left,) = set(temporary.iterdir()) - {mine}
+        server.stop(signal.SIGKILL)
+    with running_server(repository, *EXPLICIT, **options) as server:
+        load(server)
+        assert left not in temporary.iterdir()
+    assert list(temporary.iterdir()) == [mine]
+    assert ask(other, "own") == "sent/1"
+    control(other, "unload", "own")
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
-def test_large_files_over_grpc(small_arena, compression):
-    server = small_arena
-    content = bytes(range(256)) * 40_000
+def test_large_files_over_grpc(explicit_server, compression):
+    server, _ = explicit_server
+    content = bytes(range(256)) * 20_000
     looks = "\nimport pathlib\nassert pathlib.Path(__file__).with_name('data').read_bytes() == "
-    request = service_pb2.RepositoryModelLoadRequest(model_name="m")
+    request = service_pb2.RepositoryModelLoadRequest(model_name="sent")
     request.parameters["config"].string_param = CONFIG
     request.parameters["file:1/model.py"].bytes_param = (
-        source("sent") + f"{looks}bytes(range(256)) * 40_000\n"
+        source("sent") + f"{looks}bytes(range(256)) * 20_000\n"
     ).encode()
     request.parameters["file:1/data"].bytes_param = content
     with grpc.insecure_channel(server.grpc_url, compression=compression) as channel:
@@ -208,9 +189,9 @@ def test_large_files_over_grpc(small_arena, compression):
         # What a message takes is given back: two do not fit at a time.
         for _ in range(2):
             stub.RepositoryModelLoad(request, timeout=150)
-            assert ask(server) == "sent/1"
+            assert ask(server, "sent") == "sent/1"
             stub.RepositoryModelUnload(
-                service_pb2.RepositoryModelUnloadRequest(model_name="m"), timeout=150
+                service_pb2.RepositoryModelUnloadRequest(model_name="sent"), timeout=150
             )
         request.parameters["file:1/data"].bytes_param = content * 2
         with pytest.raises(grpc.RpcError) as refused:

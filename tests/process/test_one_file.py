@@ -20,6 +20,7 @@ import gpubridge
 from benchmarks.varied_models import MODELS, write_repository
 from gpubridge.develop import child_server
 from gpubridge.errors import BridgeError
+from gpubridge.one_file.adapter import load_file
 from gpubridge.one_file.declare import declaration_of
 from tests.process.forked_commands import run_forked, servers_are_forked
 from tests.process.raw_http import connected
@@ -381,13 +382,23 @@ def test_a_load_reads_a_changed_file(tmp_path):
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        ("import nowhere_at_all", "No module named 'nowhere_at_all'"),
-        ("x = 1", "declares no model: expected a function with @gpubridge.model"),
         ("import os; os._exit(3)", "its process ended with exit code 3"),
+        ("x = 1", "declares no model: expected a function with @gpubridge.model"),
         (
             "import gpubridge\ngpubridge.Server('.')",
             'put that under if __name__ == "__main__":',
         ),
+    ],
+)
+def test_a_file_that_cannot_be_served_says_why(tmp_path, source, text):
+    (tmp_path / "app.py").write_text(source)
+    with pytest.raises(BridgeError, match=re.escape(text)):
+        gpubridge.Server(tmp_path / "app.py").start()
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
         (
             "import gpubridge\n@gpubridge.model(inputs={'A': 'FP32'}, outputs={})\ndef f(B): pass",
             "expected an argument for each input, and 'request' if wanted, got the inputs 'A' for the",
@@ -399,10 +410,12 @@ def test_a_load_reads_a_changed_file(tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_a_file_that_cannot_be_served_says_why(tmp_path, source, text):
+def test_a_file_with_wrong_models_is_refused(tmp_path, monkeypatch, source, text):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "app", None)
     (tmp_path / "app.py").write_text(source)
     with pytest.raises(BridgeError, match=re.escape(text)):
-        gpubridge.Server(tmp_path / "app.py").start()
+        load_file(str(tmp_path / "app.py"))
 
 
 def test_a_file_that_never_ends_to_load_is_ended(tmp_path, monkeypatch):

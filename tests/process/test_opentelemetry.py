@@ -14,6 +14,8 @@ import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
+from gpubridge.telemetry.settings import OpenTelemetrySettings, TraceSettings
+from gpubridge.telemetry.traces import Traces
 from tests.process.ensembles import write_ensemble
 from tests.process.otlp import collector
 from tests.process.server import PURE, running_server, wait_until, write_model
@@ -107,15 +109,34 @@ def repository(tmp_path_factory):
     return models
 
 
-@pytest.fixture(scope="module", params=[{}, PURE], ids=["compiled", "pure"])
-def server(request, repository, received):
-    flags = config(
+@pytest.fixture(scope="module")
+def flags(received):
+    return config(
         "mode=opentelemetry", "level=TIMESTAMPS", "rate=0", f"opentelemetry,url={received.url}",
         "opentelemetry,resource=service.name=mine", "opentelemetry,resource=k=v=w",
         "opentelemetry,bsp_schedule_delay=20", "opentelemetry,bsp_max_queue_size=4000",
     )  # fmt: skip
-    with running_server(repository, *flags, environment=request.param) as running:
+
+
+@pytest.fixture(scope="module")
+def server(repository, flags):
+    with running_server(repository, *flags) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def pure(repository, flags):
+    with running_server(repository, *flags, environment=PURE) as running:
+        yield running
+
+
+@pytest.fixture
+def either(request):
+    """The server, and one whose models are of the Python runtime."""
+    return request.getfixturevalue(request.param)
+
+
+both = pytest.mark.parametrize("either", ["server", "pure"], indirect=True)
 
 
 def ask(server, model="m", values=(1.5, 2), headers=None, client=over_http, **given):
@@ -142,12 +163,13 @@ def named(spans, *path):
     return below[0]
 
 
+@both
 @pytest.mark.parametrize("client", [over_http, over_grpc])
-def test_a_request_of_a_sampled_context_is_traced_below_it(server, received, client):
+def test_a_request_of_a_sampled_context_is_traced_below_it(either, received, client):
     headers = dict(SAMPLED)
-    ask(server)
+    ask(either)
     before = time.time_ns()
-    answer = ask(server, headers=headers, client=client, request_id="mine")
+    answer = ask(either, headers=headers, client=client, request_id="mine")
     spans = received.trace(4, TRACE)
     root = named(spans, "InferRequest")
     assert before < root.start
@@ -210,8 +232,9 @@ def test_other_requests_are_not_traced_at_rate_0(server, received, client, heade
     assert not received.spans
 
 
-def test_calls_and_spans_of_a_model_are_below_its_own(server, received):
-    ask(server, "spans", headers=SAMPLED)
+@both
+def test_calls_and_spans_of_a_model_are_below_its_own(either, received):
+    ask(either, "spans", headers=SAMPLED)
     spans = received.trace(10)
     path = "InferRequest", "spans"
     outer = named(spans, *path, "outer")
@@ -238,9 +261,10 @@ def test_members_of_an_ensemble_are_below_it(server, received):
     assert len([span for span in spans.values() if span.kind == SERVER]) == 1
 
 
-def test_a_decoupled_model_is_traced_to_its_last_response(server, received):
+@both
+def test_a_decoupled_model_is_traced_to_its_last_response(either, received):
     answers = []
-    with over_grpc.InferenceServerClient(server.grpc_url) as client:
+    with over_grpc.InferenceServerClient(either.grpc_url) as client:
         client.start_stream(
             lambda result, error: answers.append(error or result), headers=dict(SAMPLED)
         )
@@ -332,36 +356,44 @@ def test_one_of_so_many_requests_is_traced(server, received):
         received.spans.clear()
 
 
-def test_a_dead_collector_is_one_line(repository):
+class Traced:
+    """Traces of all requests, of which the collector at ``url`` gets the spans."""
+
+    def __init__(self, url, **settings):
+        export = OpenTelemetrySettings(url=url, **settings)
+        self._traces = Traces(
+            TraceSettings(level=("TIMESTAMPS",), rate=1, mode="opentelemetry", opentelemetry=export)
+        )
+        self.close = self._traces.close
+
+    def request(self):
+        trace = self._traces.sample("m", 1, "")
+        trace.stamp("REQUEST_START")
+        trace.stamp("REQUEST_END")
+        trace.end()
+
+
+def test_a_dead_collector_is_one_line(caplog):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    flags = config(
-        "mode=opentelemetry", "level=TIMESTAMPS", "rate=1", f"opentelemetry,url={url}",
-        "opentelemetry,bsp_schedule_delay=10", "opentelemetry,bsp_max_queue_size=8",
-    )  # fmt: skip
-    with running_server(repository, *flags) as server:
-        for _ in range(30):
-            ask(server)
-        wait_until(lambda: "collector" in server.log(), "a line of the log")
-        for _ in range(10):
-            ask(server)
-        assert server.log().count("traces do not reach the collector") == 1
-        assert "Traceback" not in server.log()
-        assert server.stop() == 0
+    lost = Traced(url, bsp_schedule_delay=10, bsp_max_queue_size=8, bsp_max_export_batch_size=8)
+    for _ in range(2):
+        for _ in range(20):
+            lost.request()
+        wait_until(lambda: "collector" in caplog.text, "a line of the log")
+    lost.close()
+    assert caplog.text.count("traces do not reach the collector") == 1
+    assert "Traceback" not in caplog.text
 
 
-def test_what_is_queued_is_exported_at_the_end(repository):
+def test_what_is_queued_is_exported_at_the_end():
     with collector() as received:
-        flags = config(
-            "mode=opentelemetry", "level=TIMESTAMPS", "rate=1",
-            f"opentelemetry,url={received.url}", "opentelemetry,bsp_schedule_delay=600000",
-        )  # fmt: skip
-        with running_server(repository, *flags) as server:
-            for _ in range(3):
-                ask(server)
-            assert not received.spans
-            assert server.stop() == 0
-        assert len(received.spans) == 12
+        queued = Traced(received.url, bsp_schedule_delay=600_000)
+        for _ in range(3):
+            queued.request()
+        assert not received.spans
+        queued.close()
+        assert len({span.trace_id for span in received.spans}) == 3
         assert received.spans[0].resource["service.name"] == "triton-inference-server"
 
 

@@ -15,7 +15,7 @@ KILLED = "Stub process 'm_0' is not healthy. It was killed by signal 9 (SIGKILL)
 @pytest.mark.parametrize(
     ("aim", "kill_every", "warm_up"),
     [
-        (Aim(30, answered=100, kills=2), 0.2, 1.5),
+        (Aim(30, answered=50, kills=1), 0.1, 0.4),
         pytest.param(Aim(90, answered=500, kills=4), 0.8, 3.0, marks=pytest.mark.nightly),
     ],
     ids=["short", "long"],

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.process.controlled import control, only
 from tests.process.ensembles import ADD, write_ensemble
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
@@ -45,14 +46,14 @@ def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("repository")
     write_code_model(repository)
     write_model(repository, "add", ADD)
+    write_model(repository, "fresh", ADD)
     write_model(repository, "batched", ADD, config=BATCHING)
     write_ensemble(repository, "chain", "add IN=A > OUT=t", "add IN=t > OUT=B")
     write_ensemble(repository, "nested", "chain A=A > B=B")
-    (repository / "broken" / "1").mkdir(parents=True)
-    (repository / "broken" / "config.pbtxt").write_text('backend: "none"')
-    with running_server(repository, "--exit-on-error=false", ready=False) as server:
-        loaded = "add", "batched", "chain", "m", "nested"
-        wait_until(lambda: all(map(server.is_ready, loaded)), "the models", server)
+    write_model(repository, "broken", "import none")
+    loaded = "add", "batched", "chain", "m", "nested", "fresh"
+    with running_server(repository, *only(*loaded), own=True) as server:
+        assert control(server, "load", "broken")[0] == 400
         yield server
 
 
@@ -79,14 +80,8 @@ def test_the_server_and_its_models(server):
     assert document["server"]["pid"] == server.pid
     assert document["server"]["ready"] is False
     assert document["server"]["memory"]["pss_bytes"] > 1 << 20
-    assert {name: model["state"] for name, model in models.items()} == {
-        "add": "READY",
-        "batched": "READY",
-        "broken": "UNAVAILABLE",
-        "chain": "READY",
-        "m": "READY",
-        "nested": "READY",
-    }
+    for name in ("add", "batched", "broken", "chain", "fresh", "m", "nested"):
+        assert models[name]["state"] == ("UNAVAILABLE" if name == "broken" else "READY")
     assert "none" in models["broken"]["reason"]
     (instance,) = models["m"]["instances"]
     assert instance["state"] == "ready"
@@ -248,7 +243,7 @@ def test_only_what_has_changed_since_an_earlier_document(server):
         assert len(json.loads(body)["models"]) == len(models)
 
 
-def test_a_thousand_tabs_cost_nobody_else(server):
+def test_hundreds_of_tabs_cost_nobody_else(server):
     host, _, port = server.metrics_url.rpartition(":")
 
     async def tab():
@@ -261,39 +256,29 @@ def test_a_thousand_tabs_cost_nobody_else(server):
 
     async def tabs():
         requests = [asyncio.to_thread(infer, server, "add") for _ in range(50)]
-        return await asyncio.gather(*(tab() for _ in range(1000)), *requests)
+        return await asyncio.gather(*(tab() for _ in range(300)), *requests)
 
-    answers = asyncio.run(tabs())[:1000]
+    answers = asyncio.run(tabs())[:300]
     assert all(answers)
     # They share documents.
     assert len(set(answers)) < 100
 
 
-def test_switched_off_and_restricted(tmp_path):
-    write_code_model(tmp_path)
+def test_switched_off(tmp_path):
     with running_server(tmp_path, "--allow-status-page=false") as server:
         assert server.request("GET", PATH)[0] == 404
-        assert fetch(server.metrics_url)[0] == 404
+        for path in (PATH, "/", "/v2/models/add"):
+            assert fetch(server.metrics_url, path)[0] == 404
         assert fetch(server.metrics_url, "/metrics")[0] == 200
-    restricted = "--http-restricted-api=metrics:a=1", "--http-restricted-api=statistics:b=2"
-    with running_server(tmp_path, *restricted) as server:
-        assert fetch(server.metrics_url)[0] == 403
-        assert fetch(server.metrics_url, headers={"a": "1"})[0] == 200
-        assert server.request("GET", PATH, headers={"a": "1"})[0] == 403
-        assert server.request("GET", PATH, headers={"b": "2"})[0] == 403
-        assert server.request("GET", PATH, headers={"a": "1", "b": "2"})[0] == 200
 
 
-def test_counters_begin_anew_with_each_load(tmp_path):
-    write_model(tmp_path, "add", ADD)
-    flags = "--model-control-mode=explicit", "--load-model=add"
-    with running_server(tmp_path, *flags) as server:
-        infer(server, "add")
-        first = model_status(server, "add", lambda m: m["statistics"]["success"] == 1)
-        server.request("POST", "/v2/repository/models/add/unload")
-        model_status(server, "add", lambda m: m["state"] == "UNAVAILABLE")
-        assert "statistics" not in status(server)[1]["add"]
-        server.request("POST", "/v2/repository/models/add/load")
-        again = model_status(server, "add", lambda m: m["state"] == "READY")["statistics"]
-        assert (again["success"], again["durations"]) == (0, [])
-        assert again["since"] > first["statistics"]["since"]
+def test_counters_begin_anew_with_each_load(server):
+    infer(server, "fresh")
+    first = model_status(server, "fresh", lambda m: m["statistics"]["success"] == 1)
+    assert control(server, "unload", "fresh") == (200, "")
+    model_status(server, "fresh", lambda m: m["state"] == "UNAVAILABLE")
+    assert "statistics" not in status(server)[1]["fresh"]
+    assert control(server, "load", "fresh") == (200, "")
+    again = model_status(server, "fresh", lambda m: m["state"] == "READY")["statistics"]
+    assert (again["success"], again["durations"]) == (0, [])
+    assert again["since"] > first["statistics"]["since"]

@@ -16,6 +16,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.process.controlled import control, only
 from tests.process.environments import environment_parameter
 from tests.process.gates import Gate
 from tests.process.server import (
@@ -37,17 +38,38 @@ DEATHS = {
     "exit": ("os._exit(3)", "exited with code 3"),
     "deaf": ("os.closerange(3, 4096)", "exited with code 1"),
 }
+MODELS = ("bystander", "m", "orphans", "words", "poor", "family", *DEATHS)
 HANG = "open({path!r}, 'w').close(); threading.Event().wait()"
 HANG_WITH_GIL = "open({path!r}, 'w').close(); ctypes.PyDLL(None).pause()"
+HANGS = {"sleeping": HANG, "holding_gil": HANG_WITH_GIL}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """One server for the tests that each hurt another model."""
+def repository(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    for name in ("bystander", "m", "orphans", "words", "poor", "family", *DEATHS):
+    for name in MODELS:
         write_code_model(repository, name)
-    with running_server(repository) as running:
+    broken = f"if os.path.exists({str(repository / 'broken')!r}): raise RuntimeError('no licence')"
+    write_code_model(repository, "looping", initialize=broken)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(repository):
+    """One server for the tests that each hurt another model."""
+    flag = "--backend-config=python,stub-timeout-seconds=1"
+    with running_server(repository, flag, *only(*MODELS, "looping")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory):
+    """A server that limits the time of an execute."""
+    repository = tmp_path_factory.mktemp("limited")
+    for name in (*HANGS, "m"):
+        write_code_model(repository, name)
+    flag = "--backend-config=python,execute-timeout-seconds=1"
+    with running_server(repository, flag) as running:
         yield running
 
 
@@ -193,31 +215,26 @@ def test_processes_that_a_model_left_behind_end_with_its_stub(server):
 # -- restarts -----------------------------------------------------------------------------------
 
 
-def test_a_crash_looping_model_refuses_at_once_with_its_reason_until_it_recovers(tmp_path):
-    broken = tmp_path / "broken"
-    write_code_model(tmp_path / "models", "bystander")
-    write_code_model(
-        tmp_path / "models",
-        "m",
-        initialize=f"if os.path.exists({str(broken)!r}): raise RuntimeError('no licence left')",
-    )
-    with running_server(tmp_path / "models") as server:
-        broken.touch()
-        assert server.ask("os._exit(1)")[0] == 503
-        wait_until(lambda: "restarts in 0.4 s" in server.log(), "some restarts", server)
-        status, error = server.ask("pass")
-        assert status == 503
-        assert error.startswith("Request for model 'm' cannot be served: RuntimeError: no licence")
-        assert not server.is_ready("m")
-        assert not server.is_ready()
-        assert server.is_ready("bystander")
-        assert server.ask("self.said = 1", "bystander") == (200, "1")
-        waits = re.findall(r"instance 'm_0' restarts in (\S+) s", server.log())
-        assert waits[:3] == ["0.1", "0.2", "0.4"]
-        broken.unlink()
-        wait_until(server.is_ready, "the model to come back", server)
-        assert server.ask("self.said = 'well'") == (200, "well")
-        assert restarts(server, "m") >= 4
+def test_a_crash_looping_model_refuses_at_once_with_its_reason_until_it_recovers(
+    server, bystander, repository
+):
+    broken = repository / "broken"
+    broken.touch()
+    assert server.ask("os._exit(1)", "looping")[0] == 503
+    said = re.compile(r"instance 'looping_0' restarts in (\S+) s")
+    wait_until(lambda: "0.4" in said.findall(server.log()), "some restarts", server)
+    status, error = server.ask("pass", "looping")
+    assert status == 503
+    assert error.startswith("Request for model 'looping' cannot be served: RuntimeError: no licen")
+    assert not server.is_ready("looping")
+    assert not server.is_ready()
+    assert server.is_ready("bystander")
+    assert server.ask("self.said = 1", "bystander") == (200, "1")
+    assert said.findall(server.log())[:3] == ["0.1", "0.2", "0.4"]
+    broken.unlink()
+    wait_until(server.is_ready, "the model to come back", server)
+    assert server.ask("self.said = 'well'", "looping") == (200, "well")
+    assert restarts(server, "looping") >= 4
 
 
 def test_a_stub_that_cannot_be_started_for_want_of_descriptors_starts_when_there_are_some(server):
@@ -235,30 +252,25 @@ def test_a_stub_that_cannot_be_started_for_want_of_descriptors_starts_when_there
     assert stub_pid(server, "poor") != pid
 
 
-def test_an_execute_that_exceeds_the_time_limit_ends_and_its_stub_is_replaced(threads, tmp_path):
-    names = {"sleeping": HANG, "holding_gil": HANG_WITH_GIL}
-    for name in names:
-        write_code_model(tmp_path / "models", name)
-    flag = "--backend-config=python,execute-timeout-seconds=1.5"
-    with running_server(tmp_path / "models", flag) as server:
-        for name, code in names.items():
-            warm_up(server, name)
-            mark = tmp_path / name
-            answers = send_in_order(
-                server, threads, name, [code.format(path=str(mark)), "self.said = 'next'"]
-            )
-            status, error = answers[0].result()
-            assert status == 503
-            assert error == (
-                f"Stub process '{name}_0' is not healthy. It was killed: execute ran longer than "
-                "execute-timeout-seconds=1.5."
-            )
-            assert mark.exists()
-            assert answers[1].result() == (200, "next")
+@pytest.mark.parametrize("name", HANGS)
+def test_an_execute_that_exceeds_the_time_limit_ends_and_its_stub_is_replaced(
+    limited, threads, tmp_path, name
+):
+    warm_up(limited, name)
+    mark = tmp_path / "mark"
+    codes = [HANGS[name].format(path=str(mark)), "self.said = 'next'"]
+    answers = send_in_order(limited, threads, name, codes)
+    status, error = answers[0].result()
+    assert status == 503
+    assert error == (
+        f"Stub process '{name}_0' is not healthy. It was killed: execute ran longer than "
+        "execute-timeout-seconds=1."
+    )
+    assert mark.exists()
+    assert answers[1].result() == (200, "next")
 
 
-def test_the_time_limit_holds_for_a_stub_that_hangs_between_two_executes(tmp_path):
-    write_code_model(tmp_path / "models")
+def test_the_time_limit_holds_for_a_stub_that_hangs_between_two_executes(limited, tmp_path):
     mark = tmp_path / "mark"
     gate = Gate(tmp_path / "gate")
     hang = f"""
@@ -267,44 +279,33 @@ def hang():
     {HANG_WITH_GIL.format(path=str(mark))}
 threading.Thread(target=hang, daemon=True).start()
 """
-    flag = "--backend-config=python,execute-timeout-seconds=1"
-    with running_server(tmp_path / "models", flag) as server:
-        assert server.ask(hang)[0] == 200
-        gate.open()
-        wait_until(mark.exists, "the thread to hang", server)
-        # It has not begun, so the next stub answers it.
-        assert server.ask("self.said = 'next'") == (200, "next")
-        assert (
-            "It was killed: no execute began for longer than execute-timeout-seconds=1."
-            in server.log()
-        )
+    assert limited.ask(hang)[0] == 200
+    gate.open()
+    wait_until(mark.exists, "the thread to hang", limited)
+    # It has not begun, so the next stub answers it.
+    assert limited.ask("self.said = 'next'") == (200, "next")
+    told = "It was killed: no execute began for longer than execute-timeout-seconds=1."
+    assert told in limited.log()
 
 
-def test_stub_timeout_seconds_ends_no_execute_but_who_does_not_connect(threads, tmp_path):
+def test_stub_timeout_seconds_ends_no_execute_but_who_does_not_connect(
+    server, repository, threads, tmp_path
+):
     gate = Gate(tmp_path / "gate")
-    write_code_model(tmp_path / "models")
-    mute = tmp_path / "mute"
-    (mute / "bin").mkdir(parents=True)
-    python = mute / "bin" / "python3"
+    python = tmp_path / "mute" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
     # Says which version it is when asked for that, and nothing as a stub.
     python.write_text(
         f'#!/bin/sh\ncase "$1" in -*) exec {sys.executable} "$@";; esac\nexec sleep 1000\n'
     )
     python.chmod(0o755)
-    write_code_model(tmp_path / "models", "mute", config=environment_parameter(mute))
-    flags = (
-        "--backend-config=python,stub-timeout-seconds=1",
-        "--exit-on-error=false",
-        "--strict-readiness=false",
-    )
-    with running_server(tmp_path / "models", *flags, ready=False) as server:
-        wait_until(lambda: server.is_ready("m"), "the other model", server)
-        slow = threads.submit(server.ask, f"{gate.wait}; self.said = 'slow'")
-        said = "It was killed: it had not connected for 10 s (stub-timeout-seconds)."
-        rows = server.index
-        wait_until(lambda: said in str(rows().get(("mute", 1))), "the end of the mute one", server)
-        gate.open()
-        assert slow.result() == (200, "slow")
+    write_code_model(repository, "mute", config=environment_parameter(tmp_path / "mute"))
+    slow = threads.submit(server.ask, f"{gate.wait}; self.said = 'slow'")
+    status, error = control(server, "load", "mute")
+    assert status == 400
+    assert "It was killed: it had not connected for 10 s (stub-timeout-seconds)." in error
+    gate.open()
+    assert slow.result() == (200, "slow")
 
 
 # -- leaks --------------------------------------------------------------------------------------
@@ -322,7 +323,7 @@ def resources(pid):
 
 
 @pytest.mark.parametrize(
-    ("count", "rounds"), [(4, 2), pytest.param(10, 5, marks=pytest.mark.nightly)]
+    ("count", "rounds"), [(2, 2), pytest.param(10, 5, marks=pytest.mark.nightly)]
 )
 def test_deaths_leave_nothing_behind_in_the_server(threads, tmp_path, count, rounds):
     write_code_model(tmp_path / "models", config=f"instance_group [{{ count: {count} }}]")

@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gpubridge.cli import main
+from tests.process.controlled import control, only
 from tests.process.server import running_server, wait_until, write_model
 
 CODE = """
@@ -33,22 +34,12 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory):
+def server(tmp_path_factory):
     models = tmp_path_factory.mktemp("top") / "models"
     write_model(models, "m", CODE)
     write_model(models, "broken", "import nothing_of_that_name")
-    return models
-
-
-@pytest.fixture(scope="module")
-def server(repository):
-    with running_server(repository, "--exit-on-error=false", ready=False) as running:
-        wait_until(lambda: running.is_ready("m"), "the model", running)
-
-        def states():
-            return [row["state"] for row in running.index().values()]
-
-        wait_until(lambda: sorted(states()) == ["READY", "UNAVAILABLE"], "the other", running)
+    with running_server(models, *only("m"), own=True) as running:
+        assert control(running, "load", "broken")[0] == 400
         yield running
 
 
@@ -95,9 +86,10 @@ def test_once_prints_figures_of_the_interval(server, capsys):
     text, note = capsys.readouterr()
     assert note == ""
     made = rows_of(text)
-    broken, model = made["MODEL"]
-    assert (broken["MODEL"], broken["STATE"], broken["REQ/S"]) == ("broken", "UNAVAILABLE", "-")
-    assert (model["MODEL"], model["VERSION"], model["STATE"]) == ("m", "1", "READY")
+    models = {row["MODEL"]: row for row in made["MODEL"]}
+    broken, model = models["broken"], models["m"]
+    assert (broken["STATE"], broken["REQ/S"]) == ("UNAVAILABLE", "-")
+    assert (model["VERSION"], model["STATE"]) == ("1", "READY")
     assert (model["READY"], model["BATCH"], model["RESTARTS"], model["SLOWER"]) == (
         "1/1", "1.0", "0", "0",
     )  # fmt: skip
@@ -117,25 +109,12 @@ def test_once_prints_figures_of_the_interval(server, capsys):
 def test_a_model_without_requests_has_no_quantiles(server, capsys):
     def idle():
         assert top(server.metrics_url, "--once", "--interval", "0.1") == 0
-        model = rows_of(capsys.readouterr().out)["MODEL"][1]
+        rows = rows_of(capsys.readouterr().out)["MODEL"]
+        (model,) = [row for row in rows if row["MODEL"] == "m"]
         return (model["REQ/S"], model["P50_MS"], model["EXECUTE%"]) == ("0.0", "-", "-")
 
     # Documents from before the last requests of other tests are kept for a second.
     wait_until(idle, "an interval without requests")
-
-
-def test_a_server_whose_status_is_off_shows_its_statistics(repository, capsys):
-    flags = "--allow-status-page=false", "--exit-on-error=false"
-    with running_server(repository, *flags, ready=False) as server:
-        wait_until(lambda: server.is_ready("m"), "the model", server)
-        with load(server):
-            assert top(server.http_url, "--once", "--interval", "0.5") == 0
-    text, note = capsys.readouterr()
-    assert "switched off (--allow-status-page=false)" in note
-    model = rows_of(text)["MODEL"][1]
-    assert float(model["REQ/S"]) > 0
-    assert float(model["EXECUTE%"]) > 0
-    assert (model["P50_MS"], model["READY"], model["RESTARTS"]) == ("-", "-", "-")
 
 
 @contextmanager
@@ -164,7 +143,11 @@ def answering(answers):
             thread.join()
 
 
-def test_triton_shows_what_it_has(capsys):
+@pytest.mark.parametrize(
+    ("extension", "said"),
+    [("statistics", "it is Triton"), ("gpubridge(1)", "switched off (--allow-status-page=false)")],
+)
+def test_a_server_without_a_status_shows_its_statistics(extension, said, capsys):
     durations = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
     statistics = {
         "name": "a\x1bb",
@@ -174,15 +157,17 @@ def test_triton_shows_what_it_has(capsys):
         "inference_stats": {name: {"count": 4, "ns": 1000} for name in durations},
     }
     answers = {
-        "/v2": {"name": "triton", "version": "2.51.0", "extensions": ["statistics"]},
+        "/v2": {"name": "triton", "version": "2.51.0", "extensions": [extension]},
         "/v2/repository/index": [{"name": "a\x1bb", "version": "2", "state": "READY"}],
         "/v2/models/stats": {"model_stats": [statistics]},
     }
     with answering(answers) as url:
         assert top(url, "--once", "--interval", "0.1") == 0
     text, note = capsys.readouterr()
-    assert "it is Triton" in note
-    assert rows_of(text)["MODEL"][0]["MODEL"] == "a\\x1bb"
+    assert said in note
+    model = rows_of(text)["MODEL"][0]
+    assert (model["MODEL"], model["REQ/S"]) == ("a\\x1bb", "0.0")
+    assert (model["P50_MS"], model["READY"], model["RESTARTS"]) == ("-", "-", "-")
 
 
 @pytest.mark.parametrize(
