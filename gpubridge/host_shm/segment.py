@@ -7,12 +7,15 @@ size is sealed before other processes get it: a process that shrank it would kil
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
 
 from gpubridge.errors import BridgeError, invalid, unavailable
 
+_WANTING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_ADVICE = "free memory, or raise this process's limits, as that of open descriptors (ulimit -n)"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -66,7 +69,8 @@ class Segment:
         """Map a segment that another process made; takes over ``fd`` (closed on failure).
 
         Unless ``writable``, a write to the mapping ends this process. Raises BridgeError: INVALID_ARG
-        unless it is a memfd of this size, sealed against shrinking.
+        unless it is a memfd of this size, sealed against shrinking; UNAVAILABLE if this process has no
+        descriptor or memory left for the mapping.
         """
         try:
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -82,7 +86,11 @@ class Segment:
             raise
         except (OSError, ValueError) as error:
             os.close(fd)
-            raise invalid(f"region {region}: cannot map {size} bytes: {error}") from error
+            text = f"region {region}: cannot map {size} bytes: {error}"
+            if isinstance(error, OSError) and error.errno in _WANTING:
+                # The mapping takes a descriptor of its own.
+                raise unavailable(f"{text}; {_ADVICE}") from error
+            raise invalid(text) from error
 
     @property
     def read_only_fd(self) -> int:
@@ -123,7 +131,4 @@ class Segment:
 
 
 def _unavailable(size: int, error: Exception) -> BridgeError:
-    return unavailable(
-        f"cannot create a shared memory segment of {size} bytes: {error}; "
-        "free memory or raise the limits of this process"
-    )
+    return unavailable(f"cannot create a shared memory segment of {size} bytes: {error}; {_ADVICE}")

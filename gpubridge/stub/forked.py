@@ -27,7 +27,13 @@ from gpubridge.pb_utils.request import InferenceTrace, MemoryType
 from gpubridge.stub.bls.records import error_code
 from gpubridge.stub.bls.scope import BATCH
 from gpubridge.transport.calls import CallKind
-from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, pair
+from gpubridge.transport.channel import (
+    Channel,
+    ChannelClosed,
+    DescriptorsLost,
+    MalformedMessage,
+    pair,
+)
 from gpubridge.transport.messages import control_message, decode_control
 
 if TYPE_CHECKING:
@@ -102,7 +108,7 @@ class ForkedCalls:
         while True:
             try:
                 _, fds = self._children.receive()
-            except MalformedMessage:
+            except (DescriptorsLost, MalformedMessage):
                 # There are no descriptors for it: the child finds its channel closed.
                 continue
             for fd in fds:

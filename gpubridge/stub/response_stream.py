@@ -31,7 +31,8 @@ _MOST_RESPONSES = 64
 _MOST_BYTES = 16 << 20
 _U32 = 0xFFFF_FFFF
 _FIRST_PAUSE = 0.0002
-_making = threading.Lock()
+# Reentrant: a finalizer or a signal's handler of the model may ask, too.
+_making = threading.RLock()
 _LONGEST_PAUSE = 0.01
 
 
@@ -104,9 +105,13 @@ class RequestHandle:
         """Return the request's sender, the same at each call; a closed one once it is answered."""
         if self.sender is None:
             with _making:
-                # Another thread may have made it meanwhile.
+                made = self._made_sender() if self.sender is None else None
+                # Who asks within this thread may have made it meanwhile.
                 if self.sender is None:
-                    self.sender = self._made_sender()
+                    self.sender = made
+                elif made is not None:
+                    made._closed = True
+        assert self.sender is not None
         return self.sender
 
     def _made_sender(self) -> InferenceResponseSender:
@@ -176,6 +181,7 @@ class RequestHandle:
             if self.sender is None:
                 # One that is made later is closed.
                 self.end()
+            if self.sender is None:
                 return True
         return self.sender._close(unless_sent=unless_sent)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
+from gpubridge.engine.memory.regions import StubMemory
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Segment
+from gpubridge.transport.channel import DescriptorsLost
 
 SIZE = 3 * 4096
 
@@ -103,6 +106,21 @@ def test_a_write_sealed_region_is_refused_not_mapped():
     fd = unsealed(SIZE, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE)
     with pytest.raises(BridgeError, match="cannot map"):
         Segment.open(5, fd, SIZE)
+
+
+def test_a_region_for_which_there_is_no_descriptor_is_not_malformed():
+    fds = [unsealed(SIZE, fcntl.F_SEAL_SHRINK) for _ in range(2)]
+    memory = StubMemory(1, SIZE, memoryview(bytearray(8)))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The mapping takes one of its own.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fds[-1] + 1, limits[1]))
+    try:
+        with pytest.raises(DescriptorsLost, match=r"Too many open files; .*ulimit -n"):
+            memory.announce(1 << 32, SIZE, fds, "")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    memory.announce(1 << 32, SIZE, fds, "")
+    memory.close()
 
 
 def mappings():

@@ -104,3 +104,21 @@ def test_threads_that_ask_at_once_get_one_sender(handle, monkeypatch):
         thread.join()
     assert len({id(sender) for sender in found}) == 1
     found[0].send(flags=FINAL)
+
+
+@pytest.mark.parametrize(("ask", "during"), [("response_sender", "_made_sender"), ("close", "end")])
+def test_a_finalizer_that_asks_meanwhile_gets_the_same_sender(handle, monkeypatch, ask, during):
+    kind, asked = type(handle), []
+    method = getattr(kind, during)
+
+    def asking(handle):
+        if not asked:
+            asked.append(None)
+            asked[:] = [handle.response_sender()]
+        return method(handle)
+
+    monkeypatch.setattr(kind, during, asking)
+    ended = getattr(handle, ask)()
+    assert handle.response_sender() is asked[0]
+    assert ended is (True if ask == "close" else asked[0])
+    assert asked[0]._closed is (ask == "close")

@@ -21,7 +21,7 @@ from gpubridge.pb_utils.response import ResponseIterator
 from gpubridge.stub import forked
 from gpubridge.stub.bls.scope import BATCH
 from gpubridge.stub.forked import ForkedCalls
-from gpubridge.transport.channel import ChannelClosed
+from gpubridge.transport.channel import Channel, ChannelClosed, DescriptorsLost, close_all
 from gpubridge.transport.messages import LONGEST_CONTROL
 from tests.unit.call_server import SECONDS, CallServer, query, value
 from tests.waits import until
@@ -569,16 +569,24 @@ def test_a_child_cancels_a_call_that_a_child_of_its_own_has_inherited(server, ch
         server.answer((number, None, False))
 
 
-def test_calls_of_children_go_on_after_one_for_which_there_was_no_thread(
-    server, child, monkeypatch
+@pytest.mark.parametrize("lacking", ["thread", "descriptor"])
+def test_calls_of_children_go_on_after_one_for_which_there_was_none(
+    server, child, monkeypatch, lacking
 ):
-    def start(thread):
+    def fail(*_):
         monkeypatch.undo()
-        raise RuntimeError("can't start new thread")
+        if lacking == "thread":
+            raise RuntimeError("can't start new thread")
+        raise DescriptorsLost("the limit is reached")
 
-    monkeypatch.setattr(
-        forked.threading, "Thread", type("Full", (threading.Thread,), {"start": start})
-    )
+    if lacking == "thread":
+        full = type("Full", (threading.Thread,), {"start": fail})
+        monkeypatch.setattr(forked.threading, "Thread", full)
+    else:
+        whole = Channel.whole
+        monkeypatch.setattr(
+            Channel, "whole", lambda *got: fail(close_all(got[2])) if got[2] else whole(*got)
+        )
 
     def ask():
         call = child.call(query(), False)

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Budget, Segment
 from gpubridge.host_shm.request_arena import RequestArena, reserved_bytes
-from gpubridge.transport.channel import MalformedMessage
+from gpubridge.transport.channel import DescriptorsLost, MalformedMessage
 from gpubridge.transport.leases import BorrowedMemory, is_read_only, read_only_id
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class StubMemory:
         """Map a region whose consumer is ``home``; its descriptor is the last of ``fds``.
 
         Raises MalformedMessage when the id is not the stub's, the limit is exceeded, or the
-        descriptor is no sealed memory of that size.
+        descriptor is no sealed memory of that size; DescriptorsLost when the server can map no more.
         """
         total = sum(self._sizes.values()) + size
         own = region >> 32 == self.owner and not is_read_only(region)
@@ -216,7 +216,9 @@ class StubMemory:
         try:
             self.borrowed.announce(region, fds.pop(), size, home)
         except BridgeError as error:
-            raise MalformedMessage(error.message) from error
+            lost = error.code == ErrorCode.UNAVAILABLE
+            kind = DescriptorsLost if lost else MalformedMessage
+            raise kind(error.message, error.code) from error
         self._sizes[region] = size
 
     def drop(self, region: int) -> None:
