@@ -34,6 +34,16 @@ _FIRST_PAUSE = 0.0002
 # Reentrant: a finalizer or a signal's handler of the model may ask, too.
 _making = threading.RLock()
 _LONGEST_PAUSE = 0.01
+_DROPPED = BridgeError(
+    "the model dropped this request without sending a response; get its response sender and send one, "
+    "or the final flag",
+    ErrorCode.INTERNAL,
+)
+_CUT = BridgeError(
+    "the model is being unloaded, and its responses since then were not sent, as those before wait for "
+    "their client: read them faster",
+    ErrorCode.UNAVAILABLE,
+)
 
 
 class ResponseWriter:
@@ -229,17 +239,23 @@ class StubResponseStream:
         self._unforwarded: deque[int] = deque()
         self._sent = 0
         self._closed = self._was_cancelled = False
+        # What the request ends with in place of its last response.
+        self._failure: BridgeError | None = None
         self._lock = threading.Lock()
         self.decoupled = writer.identity.decoupled
 
     def wait_for_credit(self, response: InferenceResponse) -> None:
         """Wait until the server has forwarded enough responses for this one to be sent.
 
-        Polls a cell in shared memory with increasing pauses: slow clients are rare.
+        Polls a cell in shared memory with increasing pauses: slow clients are rare. Once the model is
+        to end, nothing waits for its clients: the response will not be sent.
         """
         size = sum([(t._device_bytes or t._payload()).nbytes for t in response._tensors])
         pause = _FIRST_PAUSE
         while not (self._closed or self._take_credit(size) or self._abandoned()):
+            if self.cancelled():
+                self._failure = _CUT
+                return
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -254,17 +270,22 @@ class StubResponseStream:
 
     def send(self, response: InferenceResponse | None, final: bool) -> None:
         """Send a response, the end of the stream, or both."""
-        writer = self._writer
-        abandoned = self._abandoned()
+        unwanted = self._failure is not None or self._abandoned()
         if final:
             self.close()
-        if response is None or abandoned:
-            if final:
-                writer.results.respond(
-                    writer.encoder.encode_empty(self._record.ticket, ResponseFlag.EMPTY), 0
-                )
-            return
-        writer.send(self._record, response, final)
+        if response is not None and not unwanted:
+            self._writer.send(self._record, response, final)
+        elif final:
+            self._end()
+
+    def _end(self) -> None:
+        """End the request without a response."""
+        encoder = self._writer.encoder
+        if self._failure is None:
+            last = encoder.encode_empty(self._record.ticket, ResponseFlag.EMPTY)
+        else:
+            last = encoder.encode(self._record, error_context(self._failure))
+        self._writer.results.respond(last, 0)
 
     def cancelled(self) -> bool:
         """Return whether the client no longer waits or asked to stop; once closed, whether it had."""
@@ -278,18 +299,10 @@ class StubResponseStream:
 
     def sender_dropped(self, sent: int) -> None:
         """End the request, since the model has deleted its sender."""
-        flags = ResponseFlag.EMPTY
-        writer = self._writer
+        if not sent:
+            self._failure = self._failure or _DROPPED
         try:
-            if sent:
-                writer.results.respond(writer.encoder.encode_empty(self._record.ticket, flags), 0)
-            else:
-                error = BridgeError(
-                    "the model dropped this request without sending a response; get its response "
-                    "sender and send one, or the final flag",
-                    ErrorCode.INTERNAL,
-                )
-                writer.results.respond(writer.encoder.encode(self._record, error_context(error)), 0)
+            self._end()
         except ChannelClosed:
             # The server is gone.
             pass

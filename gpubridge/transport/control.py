@@ -52,7 +52,7 @@ NO_LEASE = 0xFFFF_FFFF
 ABANDONED = 1
 """The request is cancelled, and further responses are discarded."""
 CANCELLED = 2
-"""The request is cancelled by a caller that reads further responses."""
+"""The request is cancelled as its model is to end; responses are passed on, but wait for no client."""
 
 _LENT_AT = 64
 _CANCELLED_AT = _LENT_AT + TICKETS

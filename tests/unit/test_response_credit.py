@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from gpubridge.pb_utils import InferenceResponse
 from gpubridge.request import InferRequest
 from gpubridge.stub import response_stream
 from gpubridge.stub.response_stream import StubResponseStream
+from gpubridge.transport.control import CANCELLED
 from gpubridge.transport.messages import ResponseFlag
 from tests.fuzz.fake_stub import FakeStub, record
+from tests.unit.looped_stub import started_stubs
 
 LIMIT = 64
 
@@ -73,3 +76,27 @@ def test_responses_of_an_earlier_run_count_until_they_are_passed_on(fake_stub):
         request.respond("response")
     request.passed_on(LIMIT)
     assert credit(stream) == LIMIT
+
+
+@pytest.mark.parametrize("runtime", ["native", "python"])
+@pytest.mark.parametrize("drops", ["", "del sender"])
+def test_a_response_that_waits_for_its_client_holds_up_no_model_that_is_to_end(
+    runtime, drops, tmp_path
+):
+    for start in started_stubs(runtime, tmp_path):
+        stub = start(
+            "sender = request.get_response_sender()",
+            "def work(sender):",
+            f"    for _ in range({LIMIT + 1}):",
+            "        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor('OUT', data)]))",
+            f"    {drops or 'sender.send(flags=1)'}",
+            "threading.Thread(target=work, args=[sender]).start()",
+            "return None",
+            decoupled=True,
+        )
+        stub.send([stub.record(3, np.ones((1, 1), np.float32))])
+        assert all(each.word == ResponseFlag.OPEN for each in stub.responses(LIMIT))
+        stub.page.cancelled[3] = CANCELLED
+        (last,) = stub.responses(1)
+        assert last.word == ResponseFlag.ERROR
+        assert "the model is being unloaded" in stub.error(last)
