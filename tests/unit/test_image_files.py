@@ -108,19 +108,29 @@ def test_scans_are_counted_until_the_end_of_the_image():
     scan = progressive[progressive.rindex(b"\xff\xda") : -2]
     scans = progressive.count(b"\xff\xda")
     most = progressive[:-2] + scan * (200 - scans) + progressive[-2:]
-    require_plain_jpeg(most + scan * 9)
+    require_plain_jpeg(most + scan * 9, 50_000_000)
     # Filling, restarts and stuffing within scans are no segments, and hide none.
     more = most[:-2] + b"\xff\xd0\xff\0\xff" + scan + most[-2:]
-    with pytest.raises(ImageError, match="at most 200 scans in a JPEG file, got more"):
-        require_plain_jpeg(more)
+    with pytest.raises(ImageError, match="at most 200 scans in a JPEG file of that size, got more"):
+        require_plain_jpeg(more, 50_000_000)
     assert not jpeg_is_whole(most[:-2])
     assert jpeg_is_whole(more)
+
+
+@pytest.mark.parametrize(("larger", "most"), [(1, 20), (1.5, 30), (9.5, 190), (1000, 200)])
+def test_scans_are_fewer_in_larger_images(larger, most):
+    progressive = encoded(Image.new("RGB", (500, 200)), "JPEG", progressive=True)
+    scan = progressive[progressive.rindex(b"\xff\xda") : -2]
+    whole = progressive[:-2] + scan * (most - progressive.count(b"\xff\xda"))
+    require_plain_jpeg(whole + progressive[-2:], int(500 * 200 * larger))
+    with pytest.raises(ImageError, match=f"at most {most} scans"):
+        require_plain_jpeg(whole + scan + progressive[-2:], int(500 * 200 * larger))
 
 
 def test_of_a_frame_that_is_all_in_one_scan_no_more_is_read():
     """Every byte of it: that takes longer than all else that is asked of a file's start."""
     baseline = GOOD_FILES["jpeg-baseline"]
-    require_plain_jpeg(baseline[:-2] + baseline[baseline.index(b"\xff\xda") : -2] * 300)
+    require_plain_jpeg(baseline[:-2] + baseline[baseline.index(b"\xff\xda") : -2] * 300, 50_000_000)
 
 
 def test_white_is_zero_with_16_bits_as_with_8():

@@ -90,7 +90,7 @@ class DeviceDecoder:
 
     def open(self, encoded: bytes) -> DeviceStream | None:
         """Read the header of a JPEG; None if the CPU has to decode it, ImageError beyond the limits."""
-        require_plain_jpeg(encoded)
+        require_plain_jpeg(encoded, self._max_pixels)
         try:
             code = self._codec.CodeStream(encoded)
             # The first use parses the header.

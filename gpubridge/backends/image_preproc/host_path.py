@@ -144,7 +144,7 @@ class PillowDecoder:
                 raise damaged(encoded, image_format, "no frame is in its header")
             require_pixels(*size, self._max_pixels)
         elif image_format == "JPEG":
-            require_plain_jpeg(encoded)
+            require_plain_jpeg(encoded, self._max_pixels)
         try:
             # The plugin's class rather than Image.open(): this reads only the header, and our limit
             # applies instead of Pillow's global one.
@@ -179,7 +179,7 @@ class NvImageCodecDecoder(PillowDecoder):
     def decode(self, encoded: bytes) -> DecodedImage:  # noqa: D102
         if require_format(encoded, self._formats) != "JPEG":
             return super().decode(encoded)
-        require_plain_jpeg(encoded)
+        require_plain_jpeg(encoded, self._max_pixels)
         try:
             stream = self._nvimgcodec.CodeStream(encoded)
             # The first use parses the header.

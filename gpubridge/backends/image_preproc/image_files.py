@@ -13,7 +13,9 @@ _SIGNATURE = 2
 # markers without a length that stand within scans or nowhere (TEM, RST0 to RST7).
 _MARKER = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]")
 _START_OF_IMAGE, _END_OF_IMAGE, _START_OF_SCAN = 0xD8, 0xD9, 0xDA
-# Progressive encoders make about ten. Each costs a pass over all of the image, in a few bytes.
+# Progressive encoders make about ten. Each costs a pass over all of the image, in a few bytes: an image
+# of the most pixels may have so many, a smaller one more, as it is smaller, up to the most.
+_SCANS_OF_LARGEST = 20
 _MOST_SCANS = 200
 # Decoders read segments one by one, and what is between them byte by byte.
 _MOST_SEGMENTS = 10_000
@@ -62,10 +64,13 @@ def require_pixels(width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def require_plain_jpeg(encoded: bytes) -> None:
-    """Raise `ImageError` for a JPEG that would keep a decoder busy for long, or that none decodes."""
+def require_plain_jpeg(encoded: bytes, max_pixels: int) -> None:
+    """Raise `ImageError` for a JPEG that would keep a decoder busy for long, or that none decodes.
+
+    ``max_pixels``: the size of the largest images, which have the smallest limit of scans.
+    """
     frame = components = scans = filling = 0
-    end = _SIGNATURE
+    end, most_scans = _SIGNATURE, _MOST_SCANS
     for count, (marker, at) in enumerate(jpeg_markers(encoded)):
         filling += 0 if scans else at - end
         if count >= _MOST_SEGMENTS or filling > _MOST_FILLING:
@@ -77,6 +82,9 @@ def require_plain_jpeg(encoded: bytes) -> None:
         end = at + 2 + int.from_bytes(fields[:2], "big")
         if marker in _FRAMES and len(fields) == 8:
             frame, components = marker, fields[7]
+            pixels = int.from_bytes(fields[3:5], "big") * int.from_bytes(fields[5:7], "big")
+            allowed = _SCANS_OF_LARGEST * max_pixels // max(1, pixels)
+            most_scans = min(_MOST_SCANS, max(_SCANS_OF_LARGEST, allowed))
             if fields[2] != 8:
                 raise ImageError(
                     f"expected a JPEG file of 8 bits per sample, got {fields[2]}; convert the image to 8 bits"
@@ -86,9 +94,10 @@ def require_plain_jpeg(encoded: bytes) -> None:
             # Of a frame that is sequential and all in its first scan, decoders read no other.
             if scans == 1 and frame in _SEQUENTIAL and fields[2:3] == bytes([components]):
                 return
-            if scans > _MOST_SCANS:
+            if scans > most_scans:
                 raise ImageError(
-                    f"expected at most {_MOST_SCANS} scans in a JPEG file, got more; save the image anew"
+                    f"expected at most {most_scans} scans in a JPEG file of that size, got more; save the "
+                    "image anew"
                 )
 
 
