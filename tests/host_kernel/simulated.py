@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import tempfile
 from pathlib import Path
 
 from tests.host_kernel.running import build_kernel
 from tests.simcuda import build
 
-__all__ = ["imaging_environment"]
+__all__ = ["imaging_cache", "imaging_environment"]
 
 _PACKAGES = Path(build.__file__).parent / "packages"
 
 
-def imaging_environment(cache: Path, *, decoder: bool = True, kernel: bool = True) -> dict:
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="kernels-")
+
+
+def imaging_cache() -> Path:
+    """Return where compiled kernels are kept by all servers of this process, which can so be lent."""
+    return Path(_folder().name)
+
+
+def imaging_environment(
+    cache: Path | None = None, *, decoder: bool = True, kernel: bool = True
+) -> dict:
     """Return variables to go with those of a machine.
 
     Parameters
     ----------
     cache : Path
-        Where compiled kernels are kept.
+        Where compiled kernels are kept, if not in `imaging_cache`.
     decoder, kernel : bool
         Whether there is nvImageCodec's double; whether NVRTC's can compile the kernel.
     """
     compiler = build.build_compiler()
     libraries = [compiler, build.build_driver()]
     found = {
-        "XDG_CACHE_HOME": str(cache),
+        "XDG_CACHE_HOME": str(cache or imaging_cache()),
         "LD_LIBRARY_PATH": os.pathsep.join(
             [*map(str, libraries), os.environ.get("LD_LIBRARY_PATH", "")]
         ),

@@ -6,6 +6,7 @@ import json
 import re
 
 from tests.process.server import write_code_model, write_model
+from tests.waits import polling
 
 __all__ = ["PRELUDE", "answered", "run", "write_models"]
 
@@ -59,12 +60,15 @@ class TritonPythonModel:
                     out = pb_utils.Tensor("OUT", np.array([sent], np.int32))
                     sender.send(pb_utils.InferenceResponse([out]))
                     sent += 1
+                    if count < 0 and sent == 100:
+                        # More would use a processor for as long as nobody cancels it.
+                        UNTIL_CANCELLED
                 if count == -2:
                     error = pb_utils.TritonError("stopped", pb_utils.TritonError.CANCELLED)
                     sender.send(pb_utils.InferenceResponse(error=error))
                 sender.send(flags=FINAL)
             threading.Thread(target=send).start()
-"""
+""".replace("UNTIL_CANCELLED", polling("sender.is_cancelled()"))
 PRELUDE = """
 import asyncio, threading
 def tensor(name, values, dtype=np.float32):

@@ -19,7 +19,9 @@ __all__ = [
     "ARENA",
     "DOUBLE",
     "HANDLES",
+    "LARGE_ARENA",
     "LIBRARY",
+    "SMALL_ARENA",
     "WHERE",
     "DeviceServer",
     "running_device_server",
@@ -154,8 +156,11 @@ _SHOWN_SECONDS = 2
 ARENA = 16 << 20
 """Bytes of each stub's arena."""
 
-HANDLES = ("legacy", "fd")
-"""By what memory of a device crosses processes; what a server does is the same."""
+SMALL_ARENA = 2 << 20
+LARGE_ARENA = 160 << 20
+
+HANDLES = ("auto", "fd")
+"""By what memory of a device crosses processes, legacy handles or descriptors; what a server does is the same."""
 
 
 def write_device_model(repository, name, source, *, config="", gpus="", **tensors):
@@ -254,7 +259,6 @@ class DeviceServer:
 def running_device_server(
     repository,
     *flags,
-    seed=1,
     devices=2,
     delay_us=200,
     arena=ARENA,
@@ -273,39 +277,55 @@ def running_device_server(
     ``handles`` says by what their memory crosses processes, ``events`` whether models wait for each
     other on the GPU; it is not tried first. ``recorder`` says when those go on that wait for a killed
     process: when its events are recorded "rerecord", at once ("released"), or "never". ``switches`` are what
-    else the driver does (`Machine.set`). Server and machine are lent as by `running_server`: give ``own`` where
-    a test looks at what a machine has from the start.
+    else the driver does (`Machine.set`). Server and machine are lent as by `running_server`, and the machine is
+    as it was afterwards: give ``own`` where a test looks at what a machine has from the start, or a server
+    remembers a fault.
     """
-    switches = {"killed_recorder": recorder, **(switches or {})}
     flags = (
+        "--allow-client-shm=true",
         f"--backend-config=python,device-arena-bytes={arena}",
         f"--backend-config=python,device-events={events}",
         f"--backend-config=python,device-memory-handles={handles}",
         *flags,
     )
 
+    before = []
+
+    def prepare(machine):
+        before.append(machine.state())
+        machine.delay(delay_us)
+        machine.set(**{"killed_recorder": recorder, **(switches or {})})
+        for call, code in faults:
+            machine.fail(call, code)
+
     @contextmanager
-    def start(words, environment, **started):
-        with running_machine(seed) as machine:
+    def start(words, environment, prepare=None, **started):
+        with running_machine() as machine:
             machine.set_devices(devices)
-            machine.delay(delay_us)
             if peers:
                 machine.allow_peers()
-            machine.set(**switches)
-            for call, code in faults:
-                machine.fail(call, code)
+            if prepare is not None:
+                prepare(machine)
             variables = {**machine.environment(), **(environment or {})}
             with started_server(words, variables, **started) as server:
                 server.machine = machine
                 yield server
-            check_rules(machine)
+            check_rules(machine, None if prepare is None else tolerated)
+            left = {
+                device: machine.used(device) for device in range(devices) if machine.used(device)
+            }
+            assert left == {}, left
 
-    def check_rules(machine):
+    def check_rules(machine, tolerated):
         broken = [rule for rule in machine.violations() if not tolerated or tolerated not in rule]
         assert broken == [], broken
 
-    alike = seed, devices, delay_us, peers, tolerated, *faults, *switches.items()
-    with running_server(repository, *flags, start=start, machine=alike, **options) as server:
+    with running_server(
+        repository, *flags, start=start, machine=(devices, peers), prepare=prepare, **options
+    ) as server:
         yield DeviceServer(server, server.machine)
-        check_rules(server.machine)
-        server.machine.delay(delay_us)
+        check_rules(server.machine, tolerated)
+        if server.process.poll() is None:
+            server.request("POST", "/v2/cudasharedmemory/unregister")
+        server.machine.begin()
+        server.machine.restore(before[0])

@@ -15,10 +15,16 @@ import pytest
 from gpubridge.transport.fork_requests import MARK
 from tests.forks import Fork, fork
 
-__all__ = ["fork_command", "run_forked", "servers_are_forked"]
+__all__ = ["SCRIPT_IMPORTS", "fork_command", "run_forked", "run_script", "servers_are_forked"]
 
 _IMPORTS = "from tests.process.forked_server import main"
 _PROGRAM = "sys.exit(main())"
+SCRIPT_IMPORTS = "import os, runpy, numpy, PIL.Image, tritonclient.grpc, tritonclient.http"
+_SCRIPT = """
+sys.argv.pop(0)
+sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 _MARK_LETTERS = 17
 _SECONDS = 150
 
@@ -73,6 +79,11 @@ def run_forked(
         for file in files:
             file.seek(0)
         return subprocess.CompletedProcess(words, code, files[1].read(), files[2].read())
+
+
+def run_script(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run ``python WORDS``, a client's script, by a process that has imported tritonclient; as `run_forked`."""
+    return run_forked(*words, cwd=cwd, imports=SCRIPT_IMPORTS, program=_SCRIPT)
 
 
 @contextmanager

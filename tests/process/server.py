@@ -160,6 +160,7 @@ def running_server(
     own: bool = False,
     start: server_pool.Start | None = None,
     machine: Hashable = None,
+    prepare: server_pool.Prepare | None = None,
 ) -> Iterator[Server]:
     """Serve the repositories on free ports of loopback for as long as the block runs.
 
@@ -173,7 +174,8 @@ def running_server(
     `gpubridge`, and ``command`` what an interpreter is given before it. Without ``command`` the server is
     forked from a process that has made its imports, which are most of the time of a start: give `STARTED`
     where these depend on ``environment``. ``start`` starts it in place of `started_server`, on a ``machine``
-    that is described so.
+    that is described so, and which ``prepare`` sets up before models are loaded; it gets ``prepare`` for a
+    server of the block's own.
     """
     if isinstance(repositories, Path):
         repositories = [repositories]
@@ -182,8 +184,10 @@ def running_server(
         lent = None
         if len(repositories) == 1 and not (own or command or name != "serve" or not ready):
             described = machine, *sorted((environment or {}).items())
-            lent = server_pool.lend(start, Path(repositories[0]), flags, described)
+            lent = server_pool.lend(start, Path(repositories[0]), flags, described, prepare)
         if lent is None:
+            if prepare is not None:
+                start = partial(start, prepare=prepare)
             words = [word for path in repositories for word in ("--model-repository", str(path))]
             server = stack.enter_context(start([*words, *flags]))
             server.repositories = repositories

@@ -15,8 +15,9 @@ from tests.waits import poll
 
 if TYPE_CHECKING:
     from tests.process.server import Server
+    from tests.simcuda.machine import Machine
 
-__all__ = ["Start", "close_idle_servers", "lend"]
+__all__ = ["Prepare", "Start", "close_idle_servers", "lend"]
 
 _KEPT = 4
 """Idle servers of one worker: tests with the same flags lie together."""
@@ -26,9 +27,15 @@ _IDLE_SECONDS = 5
 _CONTROL = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
 _CONTROL.add_argument("--model-control-mode")
 _CONTROL.add_argument("--load-model", action="append", default=[])
-_STATES = ("/v2/logging", "/v2/trace/setting", "/v2/systemsharedmemory/status")
+_STATES = (
+    "/v2/logging",
+    "/v2/trace/setting",
+    "/v2/systemsharedmemory/status",
+    "/v2/cudasharedmemory/status",
+)
 
 Start = Callable[..., AbstractContextManager["Server"]]
+Prepare = Callable[["Machine"], object]
 
 _Key = tuple[tuple[str, ...], Hashable]
 
@@ -55,12 +62,16 @@ class _Lendable:
     def close(self) -> None:
         self._stack.close()
 
-    def begin(self, repository: Path, load: Sequence[str] | None) -> Server:
+    def begin(
+        self, repository: Path, load: Sequence[str] | None, prepare: Prepare | None
+    ) -> Server:
         """Load a test's models, all of them without ``load``; return a server whose log begins here."""
         following = self._link.with_name("next")
         following.symlink_to(repository.absolute())
         following.rename(self._link)
         server = self.server.lent(repository)
+        if prepare is not None:
+            prepare(server.machine)
         for name, (status, answer) in self._control(
             _names(repository) if load is None else load, "load"
         ):
@@ -94,16 +105,21 @@ class _Lendable:
 
     def _read_states(self) -> list[object]:
         own = [self.server.request("GET", path)[2] for path in _STATES]
-        return [*own, self.server.machine and self.server.machine.state()]
+        machine = self.server.machine
+        return [*own, *(() if machine is None else (machine.state(), machine.violations()))]
 
 
 def lend(
-    start: Start, repository: Path, flags: Sequence[str], machine: Hashable = None
+    start: Start,
+    repository: Path,
+    flags: Sequence[str],
+    machine: Hashable = None,
+    prepare: Prepare | None = None,
 ) -> AbstractContextManager[Server] | None:
     """Return a context with a server that has a directory's models; None if the flags name another mode.
 
     ``start`` starts one with the flags that it is given, on a machine as it is described, where none with
-    those flags on such a machine is idle.
+    those flags on such a machine is idle. ``prepare`` sets that machine up before the models are loaded.
     """
     asked, others = _CONTROL.parse_known_args(flags)
     # Repositories of other machines have addresses.
@@ -113,7 +129,7 @@ def lend(
         return None
     named = asked.model_control_mode and asked.load_model != ["*"]
     load = asked.load_model if named else None
-    return _lent(start, repository, load, (tuple(others), machine))
+    return _lent(start, repository, load, (tuple(others), machine), prepare)
 
 
 def close_idle_servers() -> None:
@@ -124,7 +140,7 @@ def close_idle_servers() -> None:
 
 @contextmanager
 def _lent(
-    start: Start, repository: Path, load: Sequence[str] | None, key: _Key
+    start: Start, repository: Path, load: Sequence[str] | None, key: _Key, prepare: Prepare | None
 ) -> Iterator[Server]:
     lendable = next((each for each in _idle if each.key == key), None)
     if lendable is None:
@@ -133,7 +149,7 @@ def _lent(
         _idle.remove(lendable)
     as_before = False
     try:
-        yield lendable.begin(repository, load)
+        yield lendable.begin(repository, load, prepare)
         as_before = lendable.end()
     finally:
         if as_before:

@@ -80,23 +80,63 @@ ensemble_scheduling {
 """
 
 
-def own_backend(folder: Path) -> Path:
-    directory = folder / "backends" / "own"
-    directory.mkdir(parents=True)
-    (directory / "model.py").write_text(OWN_BACKEND)
-    (directory / "sibling.py").write_text("VALUE = 7\n")
-    return directory
-
-
-def own_model(repository: Path, name: str = "m") -> Path:
+def own_model(repository: Path, name: str, backend: str) -> Path:
     directory = write_model(
         repository, name, "raise SystemExit", outputs='name: "OUT" data_type: TYPE_STRING dims: [1]'
     )
     # Its own model.py is none of this backend's business.
-    config = (directory / "config.pbtxt").read_text().replace('"python"', '"own"')
+    config = (directory / "config.pbtxt").read_text().replace('"python"', f'"{backend}"')
     (directory / "config.pbtxt").write_text(config)
     (directory / "1" / "words.txt").write_text("of the version")
     return directory
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A folder, and a server of the backends and models in it: one brings an environment, one is hidden."""
+    folder = tmp_path_factory.mktemp("own")
+    for name in ("own", "packed"):
+        directory = folder / "backends" / name
+        directory.mkdir(parents=True)
+        (directory / "model.py").write_text(OWN_BACKEND)
+        (directory / "sibling.py").write_text("VALUE = 7\n")
+        own_model(folder / "models", f"model_of_{name}", name)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "venv",
+            "--without-pip",
+            "--system-site-packages",
+            directory / "venv",
+        ],
+        check=True,
+        timeout=150,
+    )
+    # The tests' own environment is no system's: it is named.
+    site = next((directory / "venv" / "lib").glob("python3*/site-packages"))
+    (site / "numpy.pth").write_text(f"{Path(np.__file__).parents[1]}\n")
+    # The folder is named as the library that its backend imports: that is none, either.
+    lacking = folder / "backends" / "onnxruntime"
+    lacking.mkdir()
+    shipped = Path(__file__).parents[2] / "gpubridge" / "backends" / "onnxruntime" / "model.py"
+    hidden = "import sys\nsys.modules['onnxruntime'] = None\n"
+    source = shipped.read_text().replace("from collections.abc", hidden + "from collections.abc", 1)
+    (lacking / "model.py").write_text(source)
+    graph = folder / "models" / "lacking"
+    (graph / "1").mkdir(parents=True)
+    (graph / "1" / "model.onnx").touch()
+    (graph / "config.pbtxt").write_text(
+        'input [{ name: "X" data_type: TYPE_FP32 dims: [ 2 ] }]'
+        'output [{ name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }]'
+    )
+    flags = (
+        f"--backend-directory={folder / 'backends'}",
+        "--exit-on-error=false",
+        "--strict-readiness=false",
+    )
+    with running_server(folder / "models", *flags, own=True) as server:
+        yield folder, server
 
 
 def ask(server, model, name, values):
@@ -112,57 +152,49 @@ def ask(server, model, name, values):
     return status, answer["outputs"][0]["data"] if status == 200 else answer["error"]
 
 
-def test_a_backend_of_the_users_runs_models_by_their_files(tmp_path):
-    backend = own_backend(tmp_path)
-    directory = own_model(tmp_path / "models")
-    flags = f"--backend-directory={tmp_path / 'backends'}"
-    with running_server(tmp_path / "models", flags, own=True) as server:
-        status, data = ask(server, "m", "IN", [1.0])
-        assert status == 200, data
-        told = json.loads(data[0])
-        assert told["words"] == "of the version"
-        assert told["model_dir"] == str(directory / "1")
-        assert told["file"] == str(backend / "model.py")
-        assert told["name"] == "model"
-        assert told["sibling"] == 7
-        assert str(backend) in told["path"]
-        assert str(backend.parent) not in told["path"]
-        assert told["args"]["model_repository"] == str(directory)
-        config = json.loads(told["args"]["model_config"])
-        assert (config["backend"], config["runtime"]) == ("own", "model.py")
-        # The error is Triton's, with the places in the backend's file.
-        status, error = ask(server, "m", "IN", [-1.0])
-        assert (status, error.partition("\n")[0]) == (
-            500,
-            "Failed to process the request(s) for model 'm_0', message: ValueError: planted",
-        )
-        assert f"{backend / 'model.py'}(" in error
-        metadata = json.loads(server.request("GET", "/v2/models/m")[2])
-        assert metadata["platform"] == "own"
-        log = server.log()
-    rows = [line.split() for line in log.splitlines() if line.startswith("| ")]
+def test_a_backend_of_the_users_runs_models_by_their_files(own):
+    folder, server = own
+    backend, directory = folder / "backends" / "own", folder / "models" / "model_of_own"
+    status, data = ask(server, "model_of_own", "IN", [1.0])
+    assert status == 200, data
+    told = json.loads(data[0])
+    assert told["words"] == "of the version"
+    assert told["model_dir"] == str(directory / "1")
+    assert told["file"] == str(backend / "model.py")
+    assert told["name"] == "model"
+    assert told["sibling"] == 7
+    assert str(backend) in told["path"]
+    assert str(backend.parent) not in told["path"]
+    assert told["args"]["model_repository"] == str(directory)
+    config = json.loads(told["args"]["model_config"])
+    assert (config["backend"], config["runtime"]) == ("own", "model.py")
+    # The error is Triton's, with the places in the backend's file.
+    status, error = ask(server, "model_of_own", "IN", [-1.0])
+    assert (status, error.partition("\n")[0]) == (
+        500,
+        "Failed to process the request(s) for model 'model_of_own_0', message: ValueError: planted",
+    )
+    assert f"{backend / 'model.py'}(" in error
+    metadata = json.loads(server.request("GET", "/v2/models/model_of_own")[2])
+    assert metadata["platform"] == "own"
+    rows = [line.split() for line in server.log().splitlines() if line.startswith("| ")]
     assert ["|", "Backend", "|", "Path", "|", "Config", "|"] in rows
     (row,) = [row for row in rows if row[1] == "own"]
     assert "python" in [row[1] for row in rows]
     assert row[3] == str(backend / "model.py")
-    assert json.loads(row[5])["cmdline"]["backend-directory"] == str(tmp_path / "backends")
+    assert json.loads(row[5])["cmdline"]["backend-directory"] == str(folder / "backends")
 
 
-def test_a_backend_brings_its_environment(tmp_path):
-    backend = own_backend(tmp_path)
-    own_model(tmp_path / "models")
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", backend / "venv"],
-        check=True,
-        timeout=150,
-    )
-    # The tests' own environment is no system's: it is named.
-    site = next((backend / "venv" / "lib").glob("python3*/site-packages"))
-    (site / "numpy.pth").write_text(f"{Path(np.__file__).parents[1]}\n")
-    flags = f"--backend-directory={tmp_path / 'backends'}"
-    with running_server(tmp_path / "models", flags) as server:
-        told = json.loads(ask(server, "m", "IN", [1.0])[1][0])
-        assert told["python"] == str(backend / "venv")
+def test_a_backend_brings_its_environment(own):
+    folder, server = own
+    told = json.loads(ask(server, "model_of_packed", "IN", [1.0])[1][0])
+    assert told["python"] == str(folder / "backends" / "packed" / "venv")
+
+
+def test_a_library_that_is_missing_is_named_with_its_installation(own):
+    reason = own[1].index()["lacking", 1]["reason"]
+    assert "the backend 'onnxruntime' needs onnxruntime" in reason
+    assert "-m pip install onnxruntime" in reason
 
 
 def test_a_wrong_backend_directory_is_refused_at_the_start(tmp_path):
@@ -193,13 +225,13 @@ def write_addition(directory: Path, inputs: tuple[str, str], outputs: tuple[str,
     onnx.save(model, directory / "1" / "model.onnx")
 
 
-def write_double(repository: Path, selected_by: str = 'platform: "onnxruntime_onnx"') -> None:
+def write_double(repository: Path) -> None:
     write_addition(repository / "double", ("X", "X"), ("DOUBLED",))
     (repository / "double" / "config.pbtxt").write_text(
-        f"""{selected_by} max_batch_size: 4
-        input {{ name: "X" data_type: TYPE_FP32 dims: [ 2 ] }}
-        output {{ name: "DOUBLED" data_type: TYPE_FP32 dims: [ 2 ] }}
-        dynamic_batching {{ max_queue_delay_microseconds: 1000 }}"""
+        """platform: "onnxruntime_onnx" max_batch_size: 4
+        input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
+        output { name: "DOUBLED" data_type: TYPE_FP32 dims: [ 2 ] }
+        dynamic_batching { max_queue_delay_microseconds: 1000 }"""
     )
 
 
@@ -219,78 +251,61 @@ def write_negate(repository: Path) -> None:
     )
 
 
-def test_ensembles_find_their_onnx_and_pytorch_stages(tmp_path):
-    write_double(tmp_path)
-    write_negate(tmp_path)
-    (tmp_path / "both" / "1").mkdir(parents=True)
-    (tmp_path / "both" / "config.pbtxt").write_text(ENSEMBLE)
-    with running_server(tmp_path, own=True) as server:
-        with triton.InferenceServerClient(server.http_url) as client:
-            for i in range(3):
-                x = np.full((i + 1, 2), i, np.float32)
-                tensor = triton.InferInput("IN", x.shape, "FP32")
-                tensor.set_data_from_numpy(x)
-                answered = client.infer("both", [tensor]).as_numpy("OUT")
-                np.testing.assert_array_equal(answered, -2 * x)
-            assert client.get_model_metadata("double")["platform"] == "onnxruntime_onnx"
-            assert client.get_model_metadata("negate")["platform"] == "pytorch_libtorch"
-        log = server.log()
-    names = [line.split()[1] for line in log.splitlines() if line.startswith("| ")]
-    assert names[:4] == ["Backend", "onnxruntime", "python", "pytorch"]
-
-
-def test_bls_finds_an_onnx_stage(tmp_path):
-    write_double(tmp_path, selected_by='backend: "onnxruntime"')
-    write_model(tmp_path, "twice", TWICE, config="max_batch_size: 4", inputs=FOUR.replace("4", "2"))
-    with running_server(tmp_path) as server:
-        assert ask(server, "twice", "IN", [[1.0, 2.0]]) == (200, [20.0, 40.0])
-        # What the graph does not take is refused by the second stage, and told by the first.
-        assert ask(server, "double", "X", [[1.0, 2.0, 3.0]])[0] == 400
-        assert ask(server, "double", "X", [[1.0, 2.0]]) == (200, [2.0, 4.0])
-
-
-def test_a_graph_keeps_the_state_of_a_sequence(tmp_path):
-    write_addition(tmp_path / "m", ("X", "STATE_IN"), ("SUM", "STATE_OUT"))
-    (tmp_path / "m" / "config.pbtxt").write_text(
+def write_sum(repository: Path) -> None:
+    write_addition(repository / "sum", ("X", "STATE_IN"), ("SUM", "STATE_OUT"))
+    (repository / "sum" / "config.pbtxt").write_text(
         """max_batch_size: 4
         input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
         output { name: "SUM" data_type: TYPE_FP32 dims: [ 2 ] }
         sequence_batching { state {
           input_name: "STATE_IN" output_name: "STATE_OUT" data_type: TYPE_FP32 dims: [ 2 ] } }"""
     )
-    with (
-        running_server(tmp_path) as server,
-        triton.InferenceServerClient(server.http_url) as client,
-    ):
-        tensor = triton.InferInput("X", [1, 2], "FP32")
-        for i in range(3):
-            tensor.set_data_from_numpy(np.array([[1, 10]], np.float32))
-            answer = client.infer("m", [tensor], sequence_id=5, sequence_start=i == 0)
-            assert answer.as_numpy("SUM").tolist() == [[i + 1, 10 * (i + 1)]]
-            assert answer.as_numpy("STATE_OUT") is None
 
 
-def test_a_library_that_is_missing_is_named_with_its_installation(tmp_path):
-    """The backend's folder is named as the library that it imports: that is none, either."""
-    backend = tmp_path / "backends" / "onnxruntime"
-    backend.mkdir(parents=True)
-    shipped = Path(__file__).parents[2] / "gpubridge" / "backends" / "onnxruntime" / "model.py"
-    hidden = "import sys\nsys.modules['onnxruntime'] = None\n"
-    source = shipped.read_text().replace("from collections.abc", hidden + "from collections.abc", 1)
-    (backend / "model.py").write_text(source)
-    directory = tmp_path / "models" / "m" / "1"
-    directory.mkdir(parents=True)
-    (directory / "model.onnx").touch()
-    (directory.parent / "config.pbtxt").write_text(
-        'input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }'
-        'output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }'
-    )
-    flags = (
-        f"--backend-directory={tmp_path / 'backends'}",
-        "--exit-on-error=false",
-        "--strict-readiness=false",
-    )
-    with running_server(tmp_path / "models", *flags, own=True) as server:
-        reason = server.index()["m", 1]["reason"]
-    assert "the backend 'onnxruntime' needs onnxruntime" in reason
-    assert "-m pip install onnxruntime" in reason
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    """A server of models of shipped backends, and of those that ask them."""
+    folder = tmp_path_factory.mktemp("shipped")
+    write_double(folder)
+    write_negate(folder)
+    write_sum(folder)
+    (folder / "both" / "1").mkdir(parents=True)
+    (folder / "both" / "config.pbtxt").write_text(ENSEMBLE)
+    write_model(folder, "twice", TWICE, config="max_batch_size: 4", inputs=FOUR.replace("4", "2"))
+    with running_server(folder, own=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(shipped):
+    with triton.InferenceServerClient(shipped.http_url) as client:
+        yield client
+
+
+def test_ensembles_find_their_onnx_and_pytorch_stages(shipped, client):
+    for i in range(3):
+        x = np.full((i + 1, 2), i, np.float32)
+        tensor = triton.InferInput("IN", x.shape, "FP32")
+        tensor.set_data_from_numpy(x)
+        np.testing.assert_array_equal(client.infer("both", [tensor]).as_numpy("OUT"), -2 * x)
+    assert client.get_model_metadata("double")["platform"] == "onnxruntime_onnx"
+    assert client.get_model_metadata("negate")["platform"] == "pytorch_libtorch"
+    log = shipped.log()
+    names = [line.split()[1] for line in log.splitlines() if line.startswith("| ")]
+    assert names[:4] == ["Backend", "onnxruntime", "python", "pytorch"]
+
+
+def test_bls_finds_an_onnx_stage(shipped):
+    assert ask(shipped, "twice", "IN", [[1.0, 2.0]]) == (200, [20.0, 40.0])
+    # What the graph does not take is refused by the second stage, and told by the first.
+    assert ask(shipped, "double", "X", [[1.0, 2.0, 3.0]])[0] == 400
+    assert ask(shipped, "double", "X", [[1.0, 2.0]]) == (200, [2.0, 4.0])
+
+
+def test_a_graph_keeps_the_state_of_a_sequence(client):
+    tensor = triton.InferInput("X", [1, 2], "FP32")
+    for i in range(3):
+        tensor.set_data_from_numpy(np.array([[1, 10]], np.float32))
+        answer = client.infer("sum", [tensor], sequence_id=5, sequence_start=i == 0)
+        assert answer.as_numpy("SUM").tolist() == [[i + 1, 10 * (i + 1)]]
+        assert answer.as_numpy("STATE_OUT") is None

@@ -123,9 +123,7 @@ def machine():
 
 def test_device_paths_are_zero_copy_and_the_host_path_is_seen_to_cross(machine, tmp_path):
     """By dmon."""
-    done, document = bench(
-        machine, tmp_path, path=on_path(tmp_path / "bin"), nvml="old", check="checked"
-    )
+    done, document = bench(machine, tmp_path, path=on_path(tmp_path / "bin"), nvml="old")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict: zero-copy: device paths put nothing on PCIe" in done.stdout
     assert document["holds"] is True
@@ -153,7 +151,9 @@ def test_device_paths_are_zero_copy_and_the_host_path_is_seen_to_cross(machine, 
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_copy_over_the_host_is_found_by_both_meters(machine, tmp_path):
+# Counters of 32 bits wrap; those of 64 are there since driver 555.
+@pytest.mark.parametrize("counters", ["counting", pytest.param("wide", marks=pytest.mark.nightly)])
+def test_a_copy_over_the_host_is_found_by_both_meters(machine, tmp_path, counters):
     planted = tmp_path / "models"
     shutil.copytree(MODELS, planted)
     config = planted / "hand_on_again" / "config.pbtxt"
@@ -164,48 +164,41 @@ def test_a_copy_over_the_host_is_found_by_both_meters(machine, tmp_path):
     model = planted / "hand_on_again" / "1" / "model.py"
     model.write_text(model.read_text().replace("given.is_cpu()", "False"))
     path = on_path(tmp_path / "bin")
-    done, document = bench(machine, tmp_path, path=path, models=planted, nvml="counting")
+    done, document = bench(machine, tmp_path, "--json", path=path, models=planted, nvml=counters)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "verdict: NOT zero-copy" in done.stdout
+    assert json.loads(done.stdout) == document
     assert document["holds"] is False
     about_chain = [text for text in document["failures"] if "ensemble of two models" in text]
     assert about_chain == document["failures"]
     for words in ("bytes h2d, expected none", "bytes d2h, expected none", "PCIe saw"):
         assert any(words in text for text in about_chain), about_chain
-    # Here by counters of 32 bits that wrap.
     host = next(row for row in document["rows"] if row["path"] == "host")
     assert 0.5 < host["pcie_bytes"] / host["handed_bytes"] < 1.5
 
 
-def test_without_a_meter_the_bridge_s_counters_alone_speak(machine, tmp_path):
-    done, document = bench(machine, tmp_path, "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout) == document
-    (doubt,) = document["doubts"]
-    assert "libnvidia-ml.so.1 cannot be loaded" in doubt
-    assert doubt.endswith("; nvidia-smi is not on PATH")
-    assert document["failures"] == []
-    assert all(row["pcie_bytes"] is None for row in document["rows"])
-    assert document["gpu_memory_unseen"].startswith("nvidia-smi does not tell")
-
-
-def test_a_virtual_gpu_has_no_meter(machine):
-    path = f"{machine.environment()['LD_LIBRARY_PATH']}:{build_management()}"
-    with running_worker(machine, {"LD_LIBRARY_PATH": path, "SIMNVML": "vgpu"}) as worker:
+@pytest.mark.parametrize(
+    ("nvml", "reasons"),
+    [
+        ("vgpu", ["virtual one (vGPU)"]),
+        (None, ["libnvidia-ml.so.1 cannot be loaded", "; nvidia-smi is not on PATH"]),
+    ],
+)
+def test_why_there_is_no_meter(machine, nvml, reasons):
+    path = machine.environment()["LD_LIBRARY_PATH"] + (f":{build_management()}" if nvml else "")
+    variables = {"LD_LIBRARY_PATH": path, "SIMNVML": nvml or "", "PATH": "/nowhere"}
+    with running_worker(machine, variables) as worker:
         worker.do("from gpubridge.bench.pcie_meter import open_pcie_meter")
+        worker.do("from gpubridge.bench.measurement import processes_on")
         reason = worker.do("answer = open_pcie_meter('GPU-1')")
-    assert "virtual one (vGPU)" in reason
+        assert all(each in reason for each in reasons), reason
+        assert worker.do("answer = processes_on('GPU-1')").startswith("nvidia-smi does not tell")
 
 
 def test_others_on_the_gpu_are_noticed(machine, tmp_path):
-    """Bytes that other processes move are no failure of the device paths, here by counters of 64 bits."""
-    path = on_path(tmp_path / "bin", others="1, 17")
-    done, document = bench(machine, tmp_path, path=path, nvml="wide")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert document["other_processes"] == [1]
-    (doubt,) = document["doubts"]
-    assert "other processes used this GPU" in doubt
-    assert all(row["pcie_bytes"] is not None for row in document["rows"])
+    with running_worker(machine, {"PATH": on_path(tmp_path / "bin", others="1, 17")}) as worker:
+        worker.do("start()")
+        worker.do("from gpubridge.bench.measurement import _Processes")
+        assert worker.do("answer = sorted(_Processes('GPU-1').others)") == [1]
 
 
 def test_a_machine_without_a_gpu_says_what_it_would_need(machine, tmp_path):

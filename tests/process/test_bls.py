@@ -13,7 +13,7 @@ from tests.process.controlled import only
 from tests.process.ensembles import infer
 from tests.process.gates import Gate
 from tests.process.raw_http import connected, inference
-from tests.process.server import STARTED, running_server, wait_until, write_code_model, write_model
+from tests.process.server import running_server, wait_until, write_code_model, write_model
 
 
 @pytest.fixture(scope="module")
@@ -118,37 +118,6 @@ def test_an_exception_of_the_called_model_is_the_answer(server):
     assert said.startswith(
         "INTERNAL: Failed to process the request(s) for model 'add_sub_0', message: ValueError: minus"
     )
-
-
-# Plants a fault in the server: calls of this version fail where no fault is expected.
-FAULT = """
-import sys
-
-if "serve" in sys.orig_argv:
-    from gpubridge.frontend.bls.requests import CalledModels
-
-    def form(self, record, *others, find=CalledModels.form):
-        if record.context.model == "repeat":
-            raise ZeroDivisionError("planted")
-        return find(self, record, *others)
-
-    CalledModels.form = form
-"""
-
-
-def test_a_fault_of_the_server_is_answered_and_logged(tmp_path):
-    (tmp_path / "fault").mkdir()
-    (tmp_path / "fault" / "sitecustomize.py").write_text(FAULT)
-    write_models(tmp_path / "models")
-    environment = {"PYTHONPATH": str(tmp_path / "fault")}
-    flags = only("add_sub", "caller", "repeat")
-    with running_server(
-        tmp_path / "models", *flags, environment=environment, command=STARTED
-    ) as server:
-        said = run(server, "said = show(next(iter(repeat(1).exec(decoupled=True))))")
-        assert said == "INTERNAL: the server could not take the call: ZeroDivisionError('planted')"
-        assert run(server, "said = show(call(1, 2).exec())") == "{'SUM': [2.0, 3.0]}"
-        assert "A model's call failed in the server" in server.log()
 
 
 def test_all_fields_of_a_call_arrive(server):

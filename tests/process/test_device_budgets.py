@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -25,11 +26,12 @@ TIMES = 4
 class Row(NamedTuple):
     """A path: how it is asked for, and what each model's stub may do for one request.
 
-    ``hands_on``: the models that wait once more where none waits for another's events.
+    ``factor`` is what becomes of each value. ``hands_on``: the models that wait once more where none waits for another's events.
     """
 
     model: str
     client: bool
+    factor: int
     costs: dict[str, dict]
     hands_on: tuple[str, ...] = ()
 
@@ -39,31 +41,33 @@ ONE = (NBYTES, 1)
 TWO = (2 * NBYTES, 2)
 ROWS = {
     "network to model on GPU, and back": Row(
-        "uploaded", False, {"uploaded": {"h2d": ONE, "d2h": ONE, "waits": 1}}
+        "uploaded", False, 2, {"uploaded": {"h2d": ONE, "d2h": ONE, "waits": 1}}
     ),
-    "model on GPU to network": Row("double", False, {"double": {"d2h": ONE, "waits": 1}}),
-    "CUDA shm to model to CUDA shm": Row("double", True, {"double": {"d2d": ONE, "waits": 1}}),
+    "model on GPU to network": Row("double", False, 2, {"double": {"d2h": ONE, "waits": 1}}),
+    "CUDA shm to model to CUDA shm": Row("double", True, 2, {"double": {"d2d": ONE, "waits": 1}}),
     "CUDA shm to model to CUDA shm, with request.output": Row(
-        "in_place", True, {"in_place": {"waits": 1}}
+        "in_place", True, 2, {"in_place": {"waits": 1}}
     ),
     "ensemble edge from user memory": Row(
-        "by_user", False, {"double": {"d2d": ONE}, "last": {"d2h": ONE, "waits": 1}}, ("double",)
+        "by_user", False, 4, {"double": {"d2d": ONE}, "last": {"d2h": ONE, "waits": 1}}, ("double",)
     ),
     "ensemble edge from the arena": Row(
-        "by_arena", False, {"arena": {}, "last": {"d2h": ONE, "waits": 1}}, ("arena",)
+        "by_arena", False, 4, {"arena": {}, "last": {"d2h": ONE, "waits": 1}}, ("arena",)
     ),
     "ensemble between regions of a client": Row(
-        "by_arena", True, {"arena": {}, "last": {"d2d": ONE, "waits": 1}}, ("arena",)
+        "by_arena", True, 4, {"arena": {}, "last": {"d2d": ONE, "waits": 1}}, ("arena",)
     ),
     "BLS edge from user memory": Row(
         "call_double",
         True,
+        2,
         {"call_double": {"d2d": TWO, "waits": 1}, "double": {"d2d": ONE}},
         ("call_double", "double"),
     ),
     "BLS edge from the arena": Row(
         "call_arena",
         True,
+        2,
         {"call_arena": {"d2d": TWO, "waits": 1}, "arena": {}},
         ("call_arena", "arena"),
     ),
@@ -108,12 +112,12 @@ SWITCHES = {
     },
 }
 DRIVERS = [
-    ("legacy", None, "share"),
+    pytest.param(("legacy", None, "share"), marks=pytest.mark.nightly),
     pytest.param(("fd", None, "share"), marks=pytest.mark.nightly),
-    ("legacy", "refusing", "share"),
+    ("auto", "refusing", "share"),
     ("fd", "careless", "share"),
     # As it is by default until the driver was tried.
-    ("legacy", None, "wait"),
+    ("auto", None, "wait"),
 ]
 
 
@@ -132,7 +136,6 @@ def served(tmp_path_factory, request):
     handles, switches, events = request.param
     with running_device_server(
         folder,
-        "--allow-client-shm=true",
         handles=handles,
         switches=SWITCHES.get(switches),
         events=events,
@@ -155,15 +158,21 @@ def test_budget(served, name):
             for region_name in ("in", "out"):
                 client.allocate(region_name, served.allocated)
                 assert client.register(region_name, NBYTES) == (200, "")
-            client.write("in", np.ones(COUNT, np.float32))
+        number = itertools.count(1)
 
         def ask():
+            given = np.arange(COUNT, dtype=np.float32) + next(number)
             if row.client:
-                return infer(served, row.model, region("in"), region("out"))[0]
-            return served.infer(row.model, np.ones(COUNT, np.float32))[0]
+                client.write("in", given)
+                assert infer(served, row.model, region("in"), region("out"))[0] == 200
+                answer = client.read("out", COUNT)
+            else:
+                status, answer = served.infer(row.model, given)
+                assert status == 200, answer
+            assert (np.asarray(answer) == row.factor * given).all()
 
         for _ in range(3):
-            assert ask() == 200
+            ask()
         server_calls = len(served.machine.calls(pid=served.server.pid))
         before = len(served.machine.calls())
         with ExitStack() as stack:
@@ -174,7 +183,7 @@ def test_budget(served, name):
                 }
                 stack.enter_context(served.doing(model, **total))
             for _ in range(TIMES):
-                assert ask() == 200
+                ask()
         calls = [call for call in served.machine.calls()[before:] if call.pid != worker.pid]
         counted = Counter(call.name for call in calls)
         assert counted.keys() <= ALLOWED

@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.process.device_models import LIBRARY, running_device_server, write_device_model
+from tests.process.device_models import (
+    LARGE_ARENA,
+    LIBRARY,
+    running_device_server,
+    write_device_model,
+)
 from tests.process.test_device_network import pids_of, placement
 
 GLOBAL = 0
@@ -50,8 +55,11 @@ class TritonPythonModel:
 )
 
 
-@pytest.mark.parametrize("mode", [0, 1, 2], ids=["global", "thread_local", "relaxed"])
-@pytest.mark.parametrize("where", ["source", "device"])
+@pytest.mark.parametrize(
+    ("mode", "where"),
+    [(0, "source"), (1, "device"), (2, "source"), (0, "device")],
+    ids=["global", "thread_local", "relaxed", "placed"],
+)
 def test_a_graph_is_captured_while_memory_grows(tmp_path, mode, where):
     source = CAPTURING.replace("MODE", str(mode))
     write_device_model(tmp_path, "captures", source, config=placement(where))
@@ -92,7 +100,7 @@ def test_memory_that_goes_back_meanwhile_stays_out_of_the_graph(tmp_path, used, 
         "self.library = Library()", f"self.library = {library}"
     )
     write_device_model(tmp_path, "captures", source, config=placement("source"))
-    with running_device_server(tmp_path, arena=256 << 20) as served:
+    with running_device_server(tmp_path, arena=LARGE_ARENA) as served:
         for _ in range(3):
             values = np.random.default_rng().random(8, np.float32)
             assert served.infer("captures", values) == (200, (2 * values).tolist())

@@ -178,7 +178,7 @@ def served(folder):
     write_model(folder, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
     ensemble(folder, "both", ["double", "second"])
     ensemble(folder, "step", ["lingering"])
-    with running_device_server(folder, "--allow-client-shm=true") as served:
+    with running_device_server(folder) as served:
         yield served
 
 
@@ -242,31 +242,26 @@ def test_from_and_to_memory_of_a_client(served, client, model):
 
 
 @pytest.mark.parametrize("opened", ["counted", "closed-once", "refused"])
-def test_small_regions_of_a_client_share_a_block_where_the_driver_opens_it_twice(tmp_path, opened):
-    write_device_model(tmp_path, "double", DOUBLE)
-    with (
-        running_device_server(
-            tmp_path, "--allow-client-shm=true", switches={"same_block": opened}
-        ) as served,
-        running_worker(served.machine) as worker,
-    ):
-        client = Client(worker, served.server)
-        given = np.random.default_rng(6).random(COUNT, np.float32)
-        for name in ("in", "out"):
-            client.allocate(name, NBYTES)
-        client.write("in", given)
-        assert client.register("in", NBYTES) == (200, "")
-        status, answer = client.register("out", NBYTES)
-        if opened != "refused":
-            assert infer(served, "double", region("in"), region("out"))[0] == 200
-            assert (client.read("out", COUNT) == 2 * given).all()
-            assert client.post("region/out/unregister") == (200, "")
-        else:
-            assert status == 400
-            assert "use offsets, or allocate more than 1 MiB for each" in answer
-        # The other one is as it was.
-        status, answer = infer(served, "double", region("in"))
-        assert (status, answer["outputs"][0]["data"]) == (200, (2 * given).tolist())
+def test_small_regions_of_a_client_share_a_block_where_the_driver_opens_it_twice(
+    served, client, opened
+):
+    served.machine.set(same_block=opened)
+    given = np.random.default_rng(6).random(COUNT, np.float32)
+    for name in ("in", "out"):
+        client.allocate(name, NBYTES)
+    client.write("in", given)
+    assert client.register("in", NBYTES) == (200, "")
+    status, answer = client.register("out", NBYTES)
+    if opened != "refused":
+        assert infer(served, "double", region("in"), region("out"))[0] == 200
+        assert (client.read("out", COUNT) == 2 * given).all()
+        assert client.post("region/out/unregister") == (200, "")
+    else:
+        assert status == 400
+        assert "use offsets, or allocate more than 1 MiB for each" in answer
+    # The other one is as it was.
+    status, answer = infer(served, "double", region("in"))
+    assert (status, answer["outputs"][0]["data"]) == (200, (2 * given).tolist())
 
 
 def test_an_ensemble_from_and_to_memory_of_a_client(served, client):
@@ -413,32 +408,27 @@ def test_over_grpc(served, client):
         assert not grpc.get_cuda_shared_memory_status().regions
 
 
-def test_memory_that_a_process_cannot_open_fails_the_request_that_needs_it(tmp_path):
-    write_device_model(tmp_path, "double", DOUBLE)
-    with (
-        running_device_server(tmp_path, "--allow-client-shm=true") as served,
-        running_worker(served.machine) as worker,
-    ):
-        client = Client(worker, served.server)
-        given = np.random.default_rng().random(COUNT, np.float32)
-        prepared(client, "in")
-        client.write("in", given)
-        # The server has it open: this is the model's process.
-        served.machine.fail("cuIpcOpenMemHandle", 1, nth=1)
-        status, answer = infer(served, "double", region("in"))
-        assert status == 500
-        assert "cuIpcOpenMemHandle failed" in answer["error"]
-        assert served.infer("double", [1.0]) == (200, [2.0])
-        status, answer = infer(served, "double", region("in"))
-        assert (status, answer["outputs"][0]["data"]) == (200, (2 * given).tolist())
-        assert client.post("unregister") == (200, "")
+def test_memory_that_a_process_cannot_open_fails_the_request_that_needs_it(served, client):
+    given = np.random.default_rng().random(COUNT, np.float32)
+    # Read by no model before: one that has read a client's memory opens new regions ahead.
+    prepared(client, "in")
+    client.write("in", given)
+    # The server has it open: this is the model's process.
+    served.machine.fail("cuIpcOpenMemHandle", 1, nth=1)
+    status, answer = infer(served, "second", region("in"))
+    served.machine.heal()
+    assert status == 500
+    assert "cuIpcOpenMemHandle failed" in answer["error"]
+    assert served.infer("second", [1.0]) == (200, [2.0])
+    status, answer = infer(served, "second", region("in"))
+    assert (status, answer["outputs"][0]["data"]) == (200, (2 * given).tolist())
 
 
 def test_a_reader_of_client_memory_opens_new_regions_before_a_request(tmp_path):
     write_device_model(tmp_path, "double", DOUBLE)
     write_device_model(tmp_path, "idle", DOUBLE)
     with (
-        running_device_server(tmp_path, "--allow-client-shm=true") as served,
+        running_device_server(tmp_path) as served,
         running_worker(served.machine) as worker,
     ):
 

@@ -14,21 +14,20 @@ from tests.process.device_models import (
     ARENA,
     DOUBLE,
     HANDLES,
-    LIBRARY,
+    SMALL_ARENA,
     running_device_server,
     write_device_model,
 )
 from tests.process.gates import Gate
 from tests.process.server import wait_until, write_model
 from tests.process.test_device_clients import Client, infer, prepared, region
-from tests.process.test_device_edges import CALLER, HOST, IN_ARENA, ensemble
+from tests.process.test_device_edges import HOST, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of, placement
 from tests.simcuda.processes import running_worker
 
 COUNT = 20_000
 NBYTES = 4 * COUNT
 ILLEGAL_ADDRESS = 700
-NOT_SUPPORTED = 801
 
 # Doubles its input, but only when it is told to.
 SLOW = DOUBLE.replace(
@@ -37,44 +36,6 @@ SLOW = DOUBLE.replace(
         folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         open(os.path.join(folder, "begun"), "w").close()
         fcntl.flock(open(os.path.join(folder, "go")), fcntl.LOCK_SH)""",
-)
-
-# Keeps a tensor of the arena for each request, until it is asked for nothing.
-KEEPER = (
-    LIBRARY
-    + """
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.kept = []
-
-    def execute(self, requests):
-        for request in requests:
-            size = int(request.inputs()[0].as_numpy()[0])
-            if size:
-                self.kept.append(pb_utils.Tensor.empty("KEPT", [size], np.uint8, "cuda"))
-            else:
-                self.kept.clear()
-        return [pb_utils.InferenceResponse([pb_utils.Tensor(
-            "OUT", np.array([len(self.kept)], np.float32))]) for _ in requests]
-"""
-)
-
-# Takes so much memory of its library's as it is told.
-GREEDY = (
-    LIBRARY
-    + """
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.library = Library(args)
-
-    def execute(self, requests):
-        for request in requests:
-            self.library.array("more", [int(request.inputs()[0].as_numpy()[0])], np.uint8)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
-                for r in requests]
-"""
 )
 
 
@@ -89,7 +50,7 @@ def test_handed_over_memory_of_a_dead_stub_stays_while_in_use(tmp_path, handles)
     ensemble(tmp_path, "both", ["arena", "slow"])
     marks, gate = tmp_path / "slow", Gate(tmp_path / "slow" / "go")
     closing, freeing = {
-        "legacy": ("cuIpcCloseMemHandle", "cuMemFree"),
+        "auto": ("cuIpcCloseMemHandle", "cuMemFree"),
         "fd": ("cuMemAddressFree", "cuMemAddressFree"),
     }[handles]
     with (
@@ -125,13 +86,12 @@ def test_handed_over_memory_of_a_dead_stub_stays_while_in_use(tmp_path, handles)
         assert served.infer("both", given) == (200, (4 * given).tolist())
 
 
-@pytest.mark.parametrize("handles", HANDLES)
-def test_tensors_stay_on_the_gpu_while_their_consumer_restarts(tmp_path, handles):
+def test_tensors_stay_on_the_gpu_while_their_consumer_restarts(tmp_path):
     write_device_model(tmp_path, "arena", IN_ARENA)
     write_device_model(tmp_path, "last", DOUBLE)
     ensemble(tmp_path, "both", ["arena", "last"])
     given = values()
-    with running_device_server(tmp_path, handles=handles) as served:
+    with running_device_server(tmp_path) as served:
         server = served.server
         assert served.infer("both", given) == (200, (4 * given).tolist())
         # After the second death in a row the next process starts a moment later.
@@ -148,24 +108,11 @@ def test_tensors_stay_on_the_gpu_while_their_consumer_restarts(tmp_path, handles
         assert copies == []
 
 
-def test_a_full_arena_is_waited_for_and_then_told(tmp_path):
-    write_device_model(tmp_path, "keeper", KEEPER)
-    with running_device_server(tmp_path) as served:
-        size = ARENA // 4
-        for kept in range(1, 5):
-            assert served.infer("keeper", [size]) == (200, [kept])
-        status, error = served.infer("keeper", [size])
-        assert status == 500
-        assert "device memory arena is full" in error
-        assert served.infer("keeper", [0]) == (200, [0])
-        assert served.infer("keeper", [size]) == (200, [1])
-
-
 def test_a_tensor_larger_than_the_arena(tmp_path):
     write_device_model(tmp_path, "first", DOUBLE, config=placement("device"))
     write_device_model(tmp_path, "second", DOUBLE)
     ensemble(tmp_path, "both", ["first", "second"])
-    with running_device_server(tmp_path, arena=2 << 20) as served:
+    with running_device_server(tmp_path, arena=SMALL_ARENA) as served:
         given = np.ones(600_000, np.float32)
         with (
             served.doing("first", d2h=(given.nbytes, 1), waits=1),
@@ -174,17 +121,6 @@ def test_a_tensor_larger_than_the_arena(tmp_path):
             assert served.infer("both", given) == (200, (4 * given).tolist())
         reasons = {name for name, value in served.server.metrics().items() if "fallbacks" in name}
         assert any("device_input_on_host" in name for name in reasons)
-
-
-def test_a_model_without_memory_fails_alone(tmp_path):
-    write_device_model(tmp_path, "greedy", GREEDY)
-    with running_device_server(tmp_path) as served:
-        (pid,) = pids_of(served, "greedy")
-        status, error = served.infer("greedy", [float(1 << 31)])
-        assert status == 500
-        assert "CUDA_ERROR_OUT_OF_MEMORY" in error
-        assert served.infer("greedy", [5.0]) == (200, [5.0])
-        assert pids_of(served, "greedy") == [pid]
 
 
 def test_an_error_that_stays_ends_the_stub_and_nobody_else(tmp_path):
@@ -208,85 +144,46 @@ def test_an_error_that_stays_ends_the_stub_and_nobody_else(tmp_path):
         assert pids_of(served, "other") == pids[1]
 
 
-@pytest.mark.parametrize(
-    ("calls", "handles"),
-    [
-        (["cuIpcGetMemHandle"], "legacy"),
-        (["cuIpcOpenMemHandle"], "legacy"),
-        (["cuMemExportToShareableHandle"], "fd"),
-        (["cuMemImportFromShareableHandle"], "fd"),
-        (["cuIpcGetMemHandle", "cuMemCreate"], "auto"),
-        (["cuIpcOpenMemHandle", "cuMemImportFromShareableHandle"], "auto"),
-    ],
-)
-def test_tensors_cross_by_the_host_if_memory_cannot_be_shared(tmp_path, calls, handles):
-    write_device_model(tmp_path, "first", DOUBLE)
-    write_device_model(tmp_path, "second", DOUBLE, config=placement("device"))
-    write_device_model(tmp_path, "call_second", CALLER)
-    ensemble(tmp_path, "both", ["first", "second"])
-    faults = [(call, NOT_SUPPORTED) for call in calls]
-    with running_device_server(tmp_path, faults=faults, handles=handles) as served:
-        given = values()
-        with served.doing("first", d2h=(NBYTES, 1), waits=1):
-            assert served.infer("both", given) == (200, (4 * given).tolist())
-        assert served.infer("call_second", given) == (200, (2 * given).tolist())
-        counted = {
-            name: value for name, value in served.server.metrics().items() if "fallbacks" in name
-        }
-        name = 'gpubridge_fallbacks_total{model="first",reason="device_not_shared",version="1"}'
-        assert counted[name] == 1
-        assert "tensors leave the GPU between models" in served.server.log()
-        assert all(f"{call} failed: " in served.server.log() for call in calls)
-        # Three stubs with arenas of their own, and nothing of what was offered to them.
-        assert served.machine.used(0) < 4 * ARENA
-
-
-def test_models_without_gpu_use_are_served_without_a_driver(tmp_path):
-    write_model(tmp_path, "host", HOST, config="instance_group [{ kind: KIND_AUTO }]")
-    with running_device_server(tmp_path, devices=0) as served:
-        assert served.infer("host", [1.0]) == (200, [2.0])
-        assert "no GPU is" not in served.server.log()
-
-
-@pytest.mark.parametrize("handles", HANDLES)
-def test_nothing_is_left_behind(tmp_path, handles):
+def test_nothing_is_left_behind(tmp_path):
     write_device_model(tmp_path, "double", DOUBLE)
-    with running_device_server(tmp_path, handles=handles) as served:
+    with running_device_server(tmp_path, handles="fd") as served:
         assert served.infer("double", values())[0] == 200
         served.server.stop()
         assert served.machine.used(0) == 0
     assert not list(Path("/dev/shm").glob(f"*{served.server.pid}*"))
 
 
-@pytest.mark.parametrize(
-    ("becomes", "answers"), [("fault", (500, 503)), ("stale", (200,)), ("held", (200,))]
-)
-def test_a_client_that_dies_takes_nobody_with_it(tmp_path, becomes, answers):
+@pytest.fixture(scope="module")
+def dying(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
     for name in ("double", "other"):
-        write_device_model(tmp_path, name, DOUBLE)
-    write_model(tmp_path, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+        write_device_model(repository, name, DOUBLE)
+    write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
     with running_device_server(
-        tmp_path,
-        "--allow-client-shm=true",
-        tolerated="whose exporter has freed it, or is gone",
-        switches={"dead_exporter": becomes},
+        repository, tolerated="whose exporter has freed it, or is gone"
     ) as served:
-        (other,) = pids_of(served, "other")
-        with running_worker(served.machine) as worker:
-            client = Client(worker, served.server)
-            prepared(client, "dead")
-            client.write("dead", np.ones(COUNT, np.float32))
-            assert infer(served, "double", region("dead"))[0] == 200
-            worker.kill()
-            for model in ("double", "host"):
-                # Where its memory is gone, who looks at it fails, and nobody else.
-                assert infer(served, model, region("dead"))[0] in answers
-            wait_until(served.server.is_ready, "all models to be ready", served.server)
-            assert client.post("region/dead/unregister") == (200, "")
-            # Nobody has it any more: a driver that has held it frees it.
-            wait_until(
-                lambda: served.machine.used(0, worker.pid) == 0, "its memory to go", served.server
-            )
-        for model in ("double", "other", "host"):
-            assert served.infer(model, np.ones(COUNT, np.float32)) == (200, [2.0] * COUNT)
-        assert pids_of(served, "other") == [other]
+        yield served
+
+
+# Where what is gone is an error, the server's own context is lost, too: tests/process/test_device_server_lost.py
+@pytest.mark.parametrize("becomes", ["stale", "held"])
+def test_a_client_that_dies_takes_nobody_with_it(dying, becomes):
+    served = dying
+    served.machine.set(dead_exporter=becomes)
+    (other,) = pids_of(served, "other")
+    with running_worker(served.machine) as worker:
+        client = Client(worker, served.server)
+        prepared(client, "dead")
+        client.write("dead", np.ones(COUNT, np.float32))
+        assert infer(served, "double", region("dead"))[0] == 200
+        worker.kill()
+        for model in ("double", "host"):
+            assert infer(served, model, region("dead"))[0] == 200
+        assert client.post("region/dead/unregister") == (200, "")
+        # Nobody has it any more: a driver that has held it frees it.
+        wait_until(
+            lambda: served.machine.used(0, worker.pid) == 0, "its memory to go", served.server
+        )
+    for model in ("double", "other", "host"):
+        assert served.infer(model, np.ones(COUNT, np.float32)) == (200, [2.0] * COUNT)
+    assert pids_of(served, "other") == [other]

@@ -10,6 +10,7 @@ import pytest
 from tests.process.device_models import (
     DOUBLE,
     HANDLES,
+    LARGE_ARENA,
     LIBRARY,
     running_device_server,
     write_device_model,
@@ -112,12 +113,10 @@ def served(tmp_path_factory, request):
     for name in ("first", "second"):
         write_device_model(repository, name, DOUBLE)
     write_device_model(repository, "other", DOUBLE, gpus="1")
-    write_device_model(repository, "arena", IN_ARENA)
     write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
-    for called in ("second", "arena", "host", "other"):
+    for called in ("second", "host", "other"):
         write_device_model(repository, f"call_{called}", CALLER)
     ensemble(repository, "both", ["first", "second"])
-    ensemble(repository, "from_arena", ["arena", "second"])
     ensemble(repository, "by_host", ["first", "host", "second"])
     ensemble(repository, "to_other", ["first", "other"])
     write_device_model(repository, "call_both", CALLER)
@@ -127,23 +126,6 @@ def served(tmp_path_factory, request):
 
 def values():
     return np.random.default_rng().random(COUNT, np.float32)
-
-
-def test_an_ensembles_edge_on_one_gpu_costs_one_copy_of_user_memory(served):
-    for _ in range(3):
-        given = values()
-        with (
-            served.doing("first", d2d=(NBYTES, 1)),
-            served.doing("second", d2h=(NBYTES, 1), waits=1),
-        ):
-            assert served.infer("both", given) == (200, (4 * given).tolist())
-
-
-def test_an_ensembles_edge_from_the_arena_costs_nothing(served):
-    for _ in range(3):
-        given = values()
-        with served.doing("arena"), served.doing("second", d2h=(NBYTES, 1), waits=1):
-            assert served.infer("from_arena", given) == (200, (4 * given).tolist())
 
 
 def test_the_status_has_copies_by_kind_and_memory_on_the_gpu(served):
@@ -202,15 +184,6 @@ def test_a_call_of_a_model_that_is_not_on_the_gpu_is_brought_to_it_by_the_server
         assert served.infer(f"call_{called}", given) == (200, (2 * given).tolist())
 
 
-def test_a_call_of_a_model_that_answers_from_the_arena(served):
-    given = values()
-    with (
-        served.doing("call_arena", d2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=1),
-        served.doing("arena"),
-    ):
-        assert served.infer("call_arena", given) == (200, (2 * given).tolist())
-
-
 def test_a_call_of_an_ensemble_leaves_its_answer_on_the_gpu(served):
     given = values()
     with (
@@ -243,12 +216,11 @@ def test_a_trace_does_not_show_what_is_on_a_gpu(tmp_path):
     assert "6" in outputs["second"]
 
 
-@pytest.mark.parametrize("form", HANDLES)
-def test_tensors_cross_in_host_memory_if_the_gpu_is_full(tmp_path, form):
+def test_tensors_cross_in_host_memory_if_the_gpu_is_full(tmp_path):
     write_device_model(tmp_path, "first", DOUBLE)
     write_device_model(tmp_path, "second", DOUBLE)
     ensemble(tmp_path, "both", ["first", "second"])
-    with running_device_server(tmp_path, handles=form, arena=64 << 20) as served:
+    with running_device_server(tmp_path, arena=LARGE_ARENA) as served:
         full = 'gpubridge_fallbacks_total{model="first",reason="device_memory_full",version="1"}'
         # A framework has the rest, for the moment.
         served.machine.set_memory(24 << 20)

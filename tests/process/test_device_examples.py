@@ -90,8 +90,8 @@ def write_imagenet(repository):
     (repository / "imagenet" / "config.pbtxt").write_text(text)
 
 
-@pytest.fixture(scope="module", params=[pytest.param("legacy", marks=pytest.mark.nightly), "fd"])
-def served(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
     models = tmp_path_factory.mktemp("models")
     write_imagenet(models)
     write_device_model(
@@ -104,15 +104,9 @@ def served(request, tmp_path_factory):
     )
     (models / "first_pixels" / "1").mkdir(parents=True)
     (models / "first_pixels" / "config.pbtxt").write_text(STEPS)
-    repositories = [
-        EXAMPLES / "image_preproc" / "python_repository",
-        EXAMPLES / "cupy_addsub" / "model_repository",
-        models,
-    ]
-    environment = imaging_environment(tmp_path_factory.mktemp("cache"))
-    with running_device_server(
-        repositories, devices=1, handles=request.param, environment=environment
-    ) as served:
+    for repository in ("image_preproc/python_repository", "cupy_addsub/model_repository"):
+        shutil.copytree(EXAMPLES / repository, models, dirs_exist_ok=True)
+    with running_device_server(models, environment=imaging_environment()) as served:
         yield served
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.process.device_models import LIBRARY, running_device_server, write_device_model
+from tests.process.controlled import control, only
+from tests.process.device_models import (
+    ARENA,
+    LARGE_ARENA,
+    LIBRARY,
+    running_device_server,
+    write_device_model,
+)
 from tests.process.server import wait_until, write_model
 from tests.process.test_device_edges import HOST, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of
@@ -123,12 +130,13 @@ class TritonPythonModel:
 """
 
 
-def test_models_that_use_no_gpu_have_nothing_there(tmp_path):
-    models = [f"numpy_{number}" for number in range(3)]
+def test_nothing_is_on_a_gpu_before_a_model_uses_it(tmp_path):
+    models = [f"numpy_{number}" for number in range(2)]
     for model in models:
         # No instance group: KIND_GPU on each GPU, as at Triton.
         write_model(tmp_path, model, NUMPY)
-    with running_device_server(tmp_path, own=True) as served:
+    write_device_model(tmp_path, "used", IN_ARENA)
+    with running_device_server(tmp_path, *only(*models), own=True) as served:
         for model in models:
             for _ in range(3):
                 assert served.infer(model, [1.0, 2.0]) == (200, [2.0, 4.0])
@@ -140,6 +148,16 @@ def test_models_that_use_no_gpu_have_nothing_there(tmp_path):
         pids = {pid for model in models for pid in pids_of(served, model)}
         # Not even the driver is loaded there: whoever forks may use it.
         assert not {call.pid for call in served.machine.calls("cuInit")} & pids
+        # A model that uses it takes what it needs, and no other process does.
+        assert control(served.server, "load", "used") == (200, "")
+        assert served.infer("used", [1.0]) == (200, [2.0])
+        (pid,) = pids_of(served, "used")
+        assert sorted(set(served.machine.contexts())) == sorted({pid, served.server.pid})
+        assert ARENA <= served.machine.used(0) < 2 * ARENA
+        assert served.machine.used(1) == 0
+        # By handles, since both kinds work.
+        assert "crosses processes by legacy IPC handles\n" in served.server.log()
+        assert served.machine.calls("cuMemCreate") == []
 
 
 def depth(served, model, value=1.0):
@@ -154,7 +172,7 @@ def test_a_gpu_that_is_not_used_costs_a_request_nothing(tmp_path):
         for name in ("one", "two"):
             write_model(tmp_path, f"{kind}_{name}", DEPTH, config=config)
         ensemble(tmp_path, f"{kind}_both", [f"{kind}_one", f"{kind}_two"])
-    with running_device_server(tmp_path, devices=1) as served:
+    with running_device_server(tmp_path) as served:
         for model in ("one", "two", "both"):
             # As many calls of Python around the model's own: none but the loop's for a request.
             assert depth(served, f"gpu_{model}") == depth(served, f"cpu_{model}")
@@ -163,7 +181,7 @@ def test_a_gpu_that_is_not_used_costs_a_request_nothing(tmp_path):
 
 def test_the_loop_changes_with_the_first_tensor_on_the_gpu(tmp_path):
     write_model(tmp_path, "m", DEPTH)
-    with running_device_server(tmp_path, devices=1) as served:
+    with running_device_server(tmp_path) as served:
         before = depth(served, "m")
         assert depth(served, "m", 0.0) == before
         after = depth(served, "m")
@@ -182,19 +200,6 @@ def test_the_first_request_of_an_ensemble_may_make_the_first_tensor_on_the_gpu(t
                 assert served.infer("both", [value, 1.0]) == (200, [4 * value, 4.0])
 
 
-def test_a_device_tensor_takes_what_it_needs_and_no_other_process_does(tmp_path):
-    write_device_model(tmp_path, "used", IN_ARENA)
-    write_model(tmp_path, "idle", NUMPY)
-    with running_device_server(tmp_path, arena=256 * MIB) as served:
-        assert served.infer("idle", [1.0]) == (200, [2.0])
-        assert served.infer("used", [1.0]) == (200, [2.0])
-        (pid,) = pids_of(served, "used")
-        assert sorted(set(served.machine.contexts())) == sorted({pid, served.server.pid})
-        # Beside what the model takes for itself.
-        assert FIRST <= served.machine.used(0) < 2 * FIRST
-        assert served.machine.used(1) == 0
-
-
 def test_a_consumer_allocates_no_arena_of_its_own(tmp_path):
     write_device_model(tmp_path, "maker", IN_ARENA)
     source = NUMPY.replace("assert given.is_cpu() and through.is_cpu()", "").replace(
@@ -202,7 +207,7 @@ def test_a_consumer_allocates_no_arena_of_its_own(tmp_path):
     )
     write_device_model(tmp_path, "reader", source)
     ensemble(tmp_path, "both", ["maker", "reader"])
-    with running_device_server(tmp_path, arena=256 * MIB) as served:
+    with running_device_server(tmp_path, arena=LARGE_ARENA) as served:
         assert served.infer("both", [1.0]) == (200, [4.0])
         pids = {*pids_of(served, "maker"), *pids_of(served, "reader"), served.server.pid}
         assert set(served.machine.contexts(0)) == pids
@@ -217,7 +222,7 @@ def test_a_model_forks_before_it_touches_the_gpu(tmp_path):
 
 def test_an_arena_grows_by_use_up_to_its_limit(tmp_path):
     write_device_model(tmp_path, "hoard", HOARD)
-    with running_device_server(tmp_path, arena=160 * MIB) as served:
+    with running_device_server(tmp_path, arena=LARGE_ARENA) as served:
 
         def used():
             return served.machine.used(0) // MIB
@@ -237,7 +242,7 @@ def test_an_arena_grows_by_use_up_to_its_limit(tmp_path):
         assert used() == 128
         status, error = served.infer("hoard", [40, 5])
         assert status == 500
-        total, in_use = 160 * MIB, 100 * MIB
+        total, in_use = LARGE_ARENA, 100 * MIB
         assert (
             f"device memory arena is full: {40 * MIB} bytes asked for, {in_use} of {total}" in error
         )
@@ -250,7 +255,7 @@ def test_an_arena_grows_by_use_up_to_its_limit(tmp_path):
 
 def test_idle_segments_make_way_for_one_that_is_larger(tmp_path):
     write_device_model(tmp_path, "hoard", HOARD)
-    with running_device_server(tmp_path, arena=160 * MIB) as served:
+    with running_device_server(tmp_path, arena=LARGE_ARENA) as served:
         for number in (1, 2, 3):
             assert served.infer("hoard", [30, number]) == (200, [number])
         assert served.machine.used(0) // MIB == 128
@@ -263,10 +268,10 @@ def test_idle_segments_make_way_for_one_that_is_larger(tmp_path):
 
 def test_a_request_that_gets_no_device_memory_fails_alone(tmp_path):
     write_device_model(tmp_path, "hoard", HOARD)
-    with running_device_server(tmp_path, arena=2 << 30) as served:
+    with running_device_server(tmp_path, arena=LARGE_ARENA) as served:
         served.machine.set_memory(100 * MIB)
         (pid,) = pids_of(served, "hoard")
-        status, error = served.infer("hoard", [200, 1])
+        status, error = served.infer("hoard", [150, 1])
         assert status == 500
         assert "device-arena-bytes=N" in error
         # The server was asked once, however long the model waited for room.

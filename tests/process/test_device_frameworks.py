@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 
 from gpubridge.tensor import native
-from tests.process.device_models import DOUBLE, LIBRARY, running_device_server, write_device_model
+from tests.process.device_models import (
+    ARENA,
+    DOUBLE,
+    LIBRARY,
+    running_device_server,
+    write_device_model,
+)
 from tests.process.test_device_edges import ensemble
 
 COUNT = 20_000
 NBYTES = 4 * COUNT
-ARENA = 8 << 20
 PLACED = 'parameters { key: "INPUT_PLACEMENT" value { string_value: "device" } }'
 
 SPEAKING = """
@@ -172,7 +177,7 @@ def served(tmp_path_factory):
         write_device_model(repository, name, source_of(name), config=PLACED)
         ensemble(repository, f"{name}_then_double", [name, "double"])
     write_device_model(repository, "double", DOUBLE)
-    with running_device_server(repository, arena=ARENA) as served:
+    with running_device_server(repository) as served:
         yield served
 
 
@@ -226,10 +231,10 @@ def test_arena_memory_returns_to_the_arena(served, model):
 
 @pytest.mark.parametrize(
     ("model", "text"),
-    [("cupy", "device memory arena is full"), ("torch", "PyTorch asked for 4800000 bytes more")],
+    [("cupy", "device memory arena is full"), ("torch", "PyTorch asked for 9600000 bytes more")],
 )
 def test_more_than_the_arena_has(served, model, text):
-    status, error = served.infer(model, np.ones(1_200_000))
+    status, error = served.infer(model, np.ones(2_400_000))
     assert status == 500
     assert text in error
     given = values()

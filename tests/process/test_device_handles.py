@@ -12,7 +12,7 @@ from tests.process.device_models import ARENA, DOUBLE, running_device_server, wr
 from tests.process.server import wait_until
 from tests.process.test_device_clients import Client
 from tests.process.test_device_edges import CALLER, EARLY, IN_ARENA, ensemble
-from tests.process.test_device_network import pids_of
+from tests.process.test_device_network import pids_of, placement
 from tests.simcuda.processes import running_worker
 
 COUNT = 20_000
@@ -40,11 +40,10 @@ def write_pair(repository):
     ensemble(repository, "both", ["first", "second"])
 
 
-@pytest.mark.parametrize("call", ["cuIpcGetMemHandle", "cuIpcOpenMemHandle"])
-def test_descriptors_replace_handles_that_are_refused(tmp_path, call):
+def test_descriptors_replace_handles_that_are_refused(tmp_path):
     write_pair(tmp_path)
     write_device_model(tmp_path, "call_second", CALLER)
-    with running_device_server(tmp_path, faults=[(call, NOT_SUPPORTED)], own=True) as served:
+    with running_device_server(tmp_path, faults=NO_HANDLES, own=True) as served:
         for _ in range(3):
             given = values()
             with (
@@ -54,73 +53,78 @@ def test_descriptors_replace_handles_that_are_refused(tmp_path, call):
                 assert served.infer("both", given) == (200, (4 * given).tolist())
             assert served.infer("call_second", given) == (200, (2 * given).tolist())
         assert fallbacks(served) == {}
-        ((name, count),) = arenas(served).items()
-        assert 'handles="fd"' in name
-        assert count == 3
-        log = served.server.log()
-        assert "crosses processes by VMM file descriptors, since legacy IPC handles are" in log
-        assert f"{call} failed: CUDA_ERROR_NOT_SUPPORTED" in log
+        check_that_descriptors_are_used(served, "cuIpcOpenMemHandle")
         # What was offered first is gone.
         wait_until(lambda: served.machine.used(0) < 4 * ARENA, "one arena each", served.server)
-
-
-def test_a_later_stub_starts_with_the_kind_that_works_and_clients_are_told(tmp_path):
-    write_device_model(tmp_path, "double", IN_ARENA)
-    flag = "--allow-client-shm=true"
-    with running_device_server(tmp_path, flag, faults=NO_HANDLES, own=True) as served:
-        (pid,) = pids_of(served, "double")
-        assert served.infer("double", values())[0] == 200
+        # A later stub starts with the kind that works.
         refused = len(served.machine.calls("cuIpcOpenMemHandle"))
-        assert refused == 1
+        (pid,) = pids_of(served, "second")
         os.kill(pid, 9)
-        wait_until(lambda: pids_of(served, "double") not in ([], [pid]), "a stub", served.server)
+        wait_until(lambda: pids_of(served, "second") not in ([], [pid]), "a stub", served.server)
         wait_until(served.server.is_ready, "the stub to be ready", served.server)
-        given = values()
-        assert served.infer("double", given) == (200, (2 * given).tolist())
+        assert served.infer("call_second", given) == (200, (2 * given).tolist())
         assert len(served.machine.calls("cuIpcOpenMemHandle")) == refused
         check_that_a_client_is_told(served)
         # Models have their GPU all the same.
-        assert served.infer("double", given) == (200, (2 * given).tolist())
+        assert served.infer("both", given) == (200, (4 * given).tolist())
 
 
-def test_several_instances_find_it_out_while_their_model_is_completed(tmp_path):
+def check_that_descriptors_are_used(served, call):
+    """Three arenas cross by descriptors, since a call is refused."""
+    found = arenas(served)
+    assert all('handles="fd"' in name for name in found)
+    assert sum(found.values()) == 3
+    log = served.server.log()
+    assert "crosses processes by VMM file descriptors, since legacy IPC handles are" in log
+    assert f"{call} failed: CUDA_ERROR_NOT_SUPPORTED" in log
+
+
+@pytest.mark.parametrize("call", ["cuIpcGetMemHandle", "cuIpcOpenMemHandle"])
+def test_several_instances_find_it_out_while_their_model_is_completed(tmp_path, call):
     source = IN_ARENA.replace("self.library = Library(args)", EARLY) + (
         "    @staticmethod\n    def auto_complete_config(config):\n        return config\n"
     )
     write_device_model(tmp_path, "double", source, gpus="0, 0, 1")
-    with running_device_server(tmp_path, faults=NO_HANDLES, own=True) as served:
+    with running_device_server(tmp_path, faults=[(call, NOT_SUPPORTED)], own=True) as served:
         given = values()
         for _ in range(6):
             assert served.infer("double", given) == (200, (2 * given).tolist())
         assert fallbacks(served) == {}
-        assert sum(arenas(served).values()) == 3
-
-
-def test_handles_are_taken_where_both_work(tmp_path):
-    write_device_model(tmp_path, "double", IN_ARENA)
-    with running_device_server(tmp_path, own=True) as served:
-        assert served.infer("double", values())[0] == 200
-        ((name, count),) = arenas(served).items()
-        assert 'handles="legacy"' in name
-        assert count == 1
-        assert "crosses processes by legacy IPC handles\n" in served.server.log()
-        assert served.machine.calls("cuMemCreate") == []
+        check_that_descriptors_are_used(served, call)
 
 
 @pytest.mark.parametrize(
-    ("handles", "faults"),
-    [("legacy", NO_HANDLES), ("fd", [("cuMemImportFromShareableHandle", NOT_SUPPORTED)])],
+    ("handles", "calls"),
+    [
+        ("legacy", ["cuIpcOpenMemHandle"]),
+        ("fd", ["cuMemImportFromShareableHandle"]),
+        ("auto", ["cuIpcGetMemHandle", "cuMemCreate"]),
+    ],
 )
-def test_nothing_else_is_tried_when_one_is_asked_for(tmp_path, handles, faults):
-    write_device_model(tmp_path, "double", IN_ARENA)
+def test_tensors_cross_by_the_host_if_memory_cannot_be_shared(tmp_path, handles, calls):
+    write_device_model(tmp_path, "first", DOUBLE)
+    write_device_model(tmp_path, "second", DOUBLE, config=placement("device"))
+    write_device_model(tmp_path, "call_second", CALLER)
+    ensemble(tmp_path, "both", ["first", "second"])
+    faults = [(call, NOT_SUPPORTED) for call in calls]
     with running_device_server(tmp_path, faults=faults, handles=handles, own=True) as served:
         given = values()
-        assert served.infer("double", given) == (200, (2 * given).tolist())
-        other = {"legacy": "cuMemCreate", "fd": "cuIpcGetMemHandle"}[handles]
-        assert served.machine.calls(other) == []
+        with served.doing("first", d2h=(NBYTES, 1), waits=1):
+            assert served.infer("both", given) == (200, (4 * given).tolist())
+        # The second has a GPU of its own all the same.
+        with served.doing("second", h2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=1):
+            assert served.infer("second", given) == (200, (2 * given).tolist())
+        assert served.infer("call_second", given) == (200, (2 * given).tolist())
         assert arenas(served) == {}
-        (name,) = fallbacks(served)
-        assert 'reason="device_not_shared"' in name
+        name = 'gpubridge_fallbacks_total{model="first",reason="device_not_shared",version="1"}'
+        assert fallbacks(served)[name] == 1
+        assert "tensors leave the GPU between models" in served.server.log()
+        assert all(f"{call} failed: " in served.server.log() for call in calls)
+        # Nothing else is tried when one is asked for.
+        other = {"legacy": "cuMemCreate", "fd": "cuIpcGetMemHandle", "auto": "cuMemMap"}[handles]
+        assert served.machine.calls(other) == []
+        # Three stubs with arenas of their own, and nothing of what was offered to them.
+        assert served.machine.used(0) < 4 * ARENA
 
 
 def check_that_a_client_is_told(served):
@@ -141,8 +145,7 @@ def test_stubs_keep_no_descriptor_and_reloads_leave_no_memory(tmp_path):
         used = served.machine.used(0)
         return used, len(list(Path(f"/proc/{served.server.pid}/fd").iterdir()))
 
-    flag = "--model-control-mode=explicit"
-    with running_device_server(tmp_path, flag, "--load-model=*", handles="fd", own=True) as served:
+    with running_device_server(tmp_path, handles="fd") as served:
         given = values()
         assert served.infer("both", given)[0] == 200
         # The simulated driver has one open for each mapping: of its own arena, or that which it reads.

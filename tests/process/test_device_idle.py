@@ -77,7 +77,5 @@ def was_woken_by_its_thread(served, folder):
 
 def test_a_stub_looks_after_what_its_threads_do_while_it_gets_no_message(tmp_path):
     write_device_model(tmp_path, "late", LATE)
-    with running_device_server(
-        tmp_path, devices=1, tolerated="at an address that is not allocated"
-    ) as served:
+    with running_device_server(tmp_path, tolerated="at an address that is not allocated") as served:
         assert any(was_woken_by_its_thread(served, tmp_path / "late") for _ in range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,10 +12,12 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from gpubridge.backends.image_preproc.image_files import jpeg_is_whole
-from tests.host_kernel.simulated import imaging_environment
+from tests.host_kernel.simulated import imaging_cache, imaging_environment
 from tests.image_corpus import GOOD_FILES, HOSTILE_FILES
 from tests.process.device_models import running_device_server
 from tests.process.imaging import ask, expected_pixels, write_image_model
+from tests.process.server import write_model
+from tests.process.test_device_edges import HOST
 
 TABLE = 112
 """Bytes that tell the kernel of an image."""
@@ -64,8 +67,7 @@ def served(tmp_path_factory):
         }.items()
     }
     parameters["batched"].pop("more", None)
-    environment = imaging_environment(tmp_path_factory.mktemp("cache"))
-    with running_device_server(repository, devices=1, environment=environment) as running:
+    with running_device_server(repository, environment=imaging_environment()) as running:
         found = Served(running, parameters)
         with found.client:
             yield found
@@ -157,6 +159,18 @@ def test_in_a_dynamic_batch_only_the_request_with_the_bad_image_fails(served):
             )
 
 
+def check_one(repository, kind, *, answers=2, **options):
+    """Serve a model on a machine; it is right, and its log is returned."""
+    parameters = write_image_model(repository, kind=kind, DTYPE="FP32")
+    with (
+        running_device_server(repository, **options) as running,
+        triton.InferenceServerClient(running.server.http_url) as client,
+    ):
+        for _ in range(answers):
+            np.testing.assert_array_equal(ask(client, JPEGS), expected_pixels(JPEGS, parameters))
+        return running.server.log()
+
+
 @pytest.mark.parametrize(
     ("missing", "faults", "said"),
     [
@@ -166,51 +180,38 @@ def test_in_a_dynamic_batch_only_the_request_with_the_bad_image_fails(served):
     ],
 )
 def test_a_missing_library_moves_work_to_the_cpu_with_one_warning(tmp_path, missing, faults, said):
-    parameters = write_image_model(tmp_path / "models", kind="KIND_GPU")
     options = {} if missing is None else {missing: False}
-    environment = imaging_environment(tmp_path / "cache", **options)
-    serving = running_device_server(
-        tmp_path / "models", devices=1, environment=environment, faults=faults
-    )
-    with serving as running, triton.InferenceServerClient(running.server.http_url) as client:
-        for _ in range(2):
-            np.testing.assert_array_equal(ask(client, JPEGS), expected_pixels(JPEGS, parameters))
-        assert len(re.findall(said, running.server.log())) == 1
+    # A kernel that was kept would be used.
+    environment = imaging_environment(tmp_path / "cache" if missing else None, **options)
+    log = check_one(tmp_path / "models", "KIND_GPU", environment=environment, faults=faults)
+    assert len(re.findall(said, log)) == 1
 
 
-def test_a_compiled_kernel_is_kept_for_the_next_start(tmp_path):
-    write_image_model(tmp_path / "models", kind="KIND_GPU", count=2)
-    environment = imaging_environment(tmp_path / "cache")
-    for _ in range(2):
-        with running_device_server(tmp_path / "models", devices=1, environment=environment):
-            (kept,) = (tmp_path / "cache" / "gpubridge" / "kernels").iterdir()
-            assert kept.read_bytes().startswith(b"gpubridge kernel 1\n")
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
-    parameters = write_image_model(tmp_path / "models", kind="KIND_GPU")
-    (tmp_path / "cache").write_text("no directory")
-    environment = imaging_environment(tmp_path / "cache")
-    with (
-        running_device_server(tmp_path / "models", devices=1, environment=environment) as running,
-        triton.InferenceServerClient(running.server.http_url) as client,
-    ):
-        np.testing.assert_array_equal(ask(client, JPEGS), expected_pixels(JPEGS, parameters))
-        assert "resizing on GPU 0" in running.server.log()
+def test_a_compiled_kernel_is_kept_for_the_next_start_if_it_can_be(tmp_path):
+    kernels = imaging_cache() / "gpubridge" / "kernels"
+    shutil.rmtree(kernels, ignore_errors=True)
+    for number in range(2):
+        check_one(tmp_path / str(number), "KIND_GPU", environment=imaging_environment())
+        (kept,) = kernels.iterdir()
+        assert kept.read_bytes().startswith(b"gpubridge kernel 1\n")
+    shutil.rmtree(kernels)
+    kernels.write_text("no directory")
+    try:
+        log = check_one(tmp_path / "unkept", "KIND_GPU", environment=imaging_environment())
+    finally:
+        kernels.unlink()
+    assert "resizing on GPU 0" in log
 
 
 @pytest.mark.parametrize("devices", [0, 2])
 def test_the_same_configuration_runs_with_gpus_and_without(tmp_path, devices):
-    parameters = write_image_model(tmp_path / "models", kind="KIND_AUTO", DTYPE="FP32")
-    environment = imaging_environment(tmp_path / "cache")
-    serving = running_device_server(tmp_path / "models", devices=devices, environment=environment)
-    with serving as running, triton.InferenceServerClient(running.server.http_url) as client:
-        for _ in range(4):
-            np.testing.assert_array_equal(ask(client, JPEGS), expected_pixels(JPEGS, parameters))
-        log = running.server.log()
-        assert log.count("resizing on GPU") == devices
-        for device in range(devices):
-            assert f"resizing on GPU {device}" in log
+    write_model(tmp_path, "host", HOST, config="instance_group [{ kind: KIND_AUTO }]")
+    options = {"devices": devices, "environment": imaging_environment()}
+    log = check_one(tmp_path, "KIND_AUTO", answers=4, **options)
+    assert log.count("resizing on GPU") == devices
+    assert all(f"resizing on GPU {device}" in log for device in range(devices))
+    # A model that asks for no GPU is not told that there is none.
+    assert "'host'" not in "".join(line for line in log.splitlines() if "no GPU is" in line)
 
 
 @pytest.mark.parametrize("call", ["cuLaunchKernel", "cuMemcpyHtoDAsync"])

@@ -21,7 +21,7 @@ from tests.process.server import wait_until
 from tests.process.test_device_edges import CALLER, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of, placement
 
-KILLS = int(os.environ.get("GPUBRIDGE_TEST_KILLS", "8"))
+KILLS = int(os.environ.get("GPUBRIDGE_TEST_KILLS", "5"))
 # More of them, so that the others work while some are dead.
 INSTANCES = 2 if KILLS < 100 else 3
 VICTIMS = ("first", "second", "call_second")
@@ -131,7 +131,7 @@ def kill_at_random(served, load, random, asking, pause):
         # Events are tried, and then not used; or they are, and who is not let go of is ended.
         pytest.param("auto", "released", "auto", marks=pytest.mark.nightly),
         pytest.param("auto", "never", "auto", marks=pytest.mark.nightly),
-        ("auto", "never", "share"),
+        pytest.param("auto", "never", "share", marks=pytest.mark.nightly),
     ],
 )
 def test_kills_at_random_moments(tmp_path, handles, recorder, events):

@@ -36,7 +36,7 @@ def served(repository):
     write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
     ensemble(repository, "two", ["maker", "consumer"])
     ensemble(repository, "four", ["maker", "consumer", "other", "last"])
-    with running_device_server(repository, delay_us=0, own=True) as served:
+    with running_device_server(repository, delay_us=0) as served:
         yield served
 
 
@@ -124,9 +124,7 @@ def test_a_stub_completes_what_it_has_handed_on_before_it_ends(tmp_path):
         write_device_model(tmp_path, name, source)
     ensemble(tmp_path, "two", ["maker", "last"])
     with (
-        running_device_server(
-            tmp_path, "--model-control-mode=explicit", "--load-model=*", own=True
-        ) as served,
+        running_device_server(tmp_path) as served,
         ThreadPoolExecutor(2) as pool,
     ):
         held, given = Gate(tmp_path, "maker", served.server), values()
@@ -147,7 +145,7 @@ def test_a_kernel_that_fails_after_its_response_has_left_is_found_out(tmp_path):
     write_device_model(tmp_path, "consumer", CONSUMER)
     ensemble(tmp_path, "two", ["maker", "consumer"])
     with running_device_server(
-        tmp_path, delay_us=0, tolerated="at an address that is not allocated", own=True
+        tmp_path, delay_us=0, tolerated="at an address that is not allocated"
     ) as served:
         maker, consumer = (Gate(tmp_path, name, served.server) for name in ("maker", "consumer"))
         pids = pid_of(served, "maker"), pid_of(served, "consumer")

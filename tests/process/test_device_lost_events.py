@@ -23,15 +23,23 @@ REFUSED = "wait for their GPU work before they send tensors"
 AFTER = "its GPU work still waited for another process"
 
 
-@pytest.fixture
-def repository(tmp_path):
-    write_device_model(tmp_path, "maker", MAKER)
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    write_device_model(folder, "maker", MAKER)
     for name in ("consumer", "other"):
-        write_device_model(tmp_path, name, CONSUMER)
-    write_device_model(tmp_path, "last", DOUBLE)
-    ensemble(tmp_path, "two", ["maker", "consumer"])
-    ensemble(tmp_path, "four", ["maker", "consumer", "other", "last"])
-    return tmp_path
+        write_device_model(folder, name, CONSUMER)
+    write_device_model(folder, "last", DOUBLE)
+    ensemble(folder, "two", ["maker", "consumer"])
+    ensemble(folder, "four", ["maker", "consumer", "other", "last"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(repository):
+    """A server that uses events until it has seen one that stays: by the last test that uses it."""
+    with running_device_server(repository, SHORT, delay_us=0, own=True) as served:
+        yield served
 
 
 def values():
@@ -49,72 +57,65 @@ def is_up(served, before, names):
     return all(now.values()) and changed == set(names) and served.server.is_ready()
 
 
-@pytest.mark.parametrize(
-    ("model", "ended"), [("two", ["consumer"]), ("four", ["consumer", "other", "last"])]
-)
-def test_a_stub_that_stays_blocked_is_ended(repository, model, ended):
-    with running_device_server(repository, SHORT, delay_us=0, recorder="never", own=True) as served:
-        given = values()
-        assert served.infer("four", given) == (200, (16 * given).tolist())
-        before = pids(served)
-        # The last that takes what another process still writes.
-        taking = "consumer" if model == "two" else "other"
-        held, seen = (Gate(repository, name, served.server) for name in ("maker", taking))
-        held.hold()
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(served.infer, model, given)
-            seen.wait_for("made")
-            os.kill(before["maker"][0], signal.SIGKILL)
-            status, error = answer.result()
-        held.open()
-        assert status == 503
-        assert AFTER in error
-        assert "'maker_0_0' is not healthy" in error
-        # Each one waits for the one before it.
+def test_a_slow_stub_is_not_ended(served, repository):
+    """Its stream has been let go of; its own kernel takes longer than the deadline."""
+    given = values()
+    assert served.infer("two", given) == (200, (4 * given).tolist())
+    before = pids(served)
+    makers, consumers = (Gate(repository, name, served.server) for name in ("maker", "consumer"))
+    makers.hold()
+    consumers.hold()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(served.infer, "two", given)
+        consumers.wait_for("made")
+        os.kill(before["maker"][0], signal.SIGKILL)
         wait_until(
-            lambda: is_up(served, before, ["maker", *ended]),
-            "the ended stubs to be back",
+            lambda: pids(served)["maker"] not in ([], before["maker"]),
+            "a new stub",
             served.server,
         )
-        assert served.server.log().count(REFUSED) == 1
-        # Now the maker waits, and nobody else.
-        with served.doing("maker", waits=1):
-            assert served.infer("two", given) == (200, (4 * given).tolist())
-        assert served.infer("four", given) == (200, (16 * given).tolist())
+        makers.open()
+        time.sleep(3 * SECONDS)
+        consumers.open()
+        status, error = answer.result()
+    assert status == 503
+    assert AFTER not in error
+    assert pids(served)["consumer"] == before["consumer"]
+    assert served.infer("two", given) == (200, (4 * given).tolist())
+    assert REFUSED not in served.server.log()
 
 
-def test_a_slow_stub_is_not_ended(repository):
-    """Its stream has been let go of; its own kernel takes longer than the deadline."""
-    with running_device_server(repository, SHORT, delay_us=0, own=True) as served:
-        given = values()
+def test_a_stub_that_stays_blocked_is_ended(served, repository):
+    served.machine.set(killed_recorder="never")
+    given = values()
+    assert served.infer("four", given) == (200, (16 * given).tolist())
+    before = pids(served)
+    # The last that takes what another process still writes.
+    held, seen = (Gate(repository, name, served.server) for name in ("maker", "other"))
+    held.hold()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(served.infer, "four", given)
+        seen.wait_for("made")
+        os.kill(before["maker"][0], signal.SIGKILL)
+        status, error = answer.result()
+    held.open()
+    assert status == 503
+    assert AFTER in error
+    assert "'maker_0_0' is not healthy" in error
+    # Each one waits for the one before it.
+    wait_until(
+        lambda: is_up(served, before, ["maker", "consumer", "other", "last"]),
+        "the ended stubs to be back",
+        served.server,
+    )
+    assert served.server.log().count(REFUSED) == 1
+    # Now the maker waits, and nobody else.
+    with served.doing("maker", waits=1):
         assert served.infer("two", given) == (200, (4 * given).tolist())
-        before = pids(served)
-        makers, consumers = (
-            Gate(repository, name, served.server) for name in ("maker", "consumer")
-        )
-        makers.hold()
-        consumers.hold()
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(served.infer, "two", given)
-            consumers.wait_for("made")
-            os.kill(before["maker"][0], signal.SIGKILL)
-            wait_until(
-                lambda: pids(served)["maker"] not in ([], before["maker"]),
-                "a new stub",
-                served.server,
-            )
-            makers.open()
-            time.sleep(3 * SECONDS)
-            consumers.open()
-            status, error = answer.result()
-        assert status == 503
-        assert AFTER not in error
-        assert pids(served)["consumer"] == before["consumer"]
-        assert served.infer("two", given) == (200, (4 * given).tolist())
-        assert REFUSED not in served.server.log()
+    assert served.infer("four", given) == (200, (16 * given).tolist())
 
 
-@pytest.mark.parametrize("recorder", ["rerecord", "released", "never"])
+@pytest.mark.parametrize("recorder", ["rerecord", "never"])
 def test_events_are_used_where_the_driver_was_seen_to_release(repository, recorder):
     with running_device_server(
         repository, delay_us=0, recorder=recorder, events="auto", own=True

@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.process.device_models import (
@@ -16,17 +15,6 @@ from tests.process.device_models import (
 )
 from tests.process.server import write_code_model, write_model
 
-COUNT = 20_000
-NBYTES = 4 * COUNT
-# Calls of which no request makes any, by their beginnings; what is slow, or waits without being counted.
-FORBIDDEN = (
-    "cuIpc",
-    "cuMemAlloc",
-    "cuMemFree",
-    "cuDevicePrimary",
-    "cuCtxSynchronize",
-    "cuStreamSynchronize",
-)
 WORDS = {
     "inputs": 'name: "IN" data_type: TYPE_FP32 dims: [-1]',
     "outputs": 'name: "OUT" data_type: TYPE_STRING dims: [1]',
@@ -41,7 +29,6 @@ def placement(value, name="INPUT_PLACEMENT"):
 def served(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_device_model(repository, "double", DOUBLE)
-    write_device_model(repository, "uploaded", DOUBLE, config=placement("device"))
     write_device_model(repository, "where", WHERE, gpus="0, 1", config="max_batch_size: 0", **WORDS)
     write_model(repository, "auto", WHERE, **WORDS, config="instance_group [{ kind: KIND_AUTO }]")
     write_model(repository, "implied", WHERE, **WORDS)
@@ -70,35 +57,6 @@ def test_an_instance_runs_on_each_gpu(served, model):
 
 def test_an_instance_runs_on_the_gpu_that_is_named(served):
     assert said(served, "second", 16) <= {f"GPU 1 second_0_{i} 1 True" for i in (0, 1)}
-
-
-def test_an_output_of_the_gpu_goes_to_the_network_with_one_copy_and_one_wait(served):
-    values = np.random.default_rng(1).random(COUNT, np.float32)
-    for _ in range(3):
-        with served.doing("double", d2h=(NBYTES, 1), waits=1):
-            assert served.infer("double", values) == (200, (2 * values).tolist())
-
-
-def test_an_input_of_the_network_goes_to_the_gpu_with_one_copy(served):
-    values = np.random.default_rng(2).random(COUNT, np.float32)
-    for _ in range(3):
-        with served.doing("uploaded", h2d=(NBYTES, 1), d2h=(NBYTES, 1), waits=1):
-            assert served.infer("uploaded", values) == (200, (2 * values).tolist())
-
-
-def test_a_request_calls_the_driver_for_its_copies_only(served):
-    values = np.ones(COUNT, np.float32)
-    for _ in range(3):
-        served.infer("uploaded", values)
-    (pid,) = pids_of(served, "uploaded")
-    before = len(served.machine.calls(pid=pid))
-    for _ in range(4):
-        served.infer("uploaded", values)
-    calls = [call.name for call in served.machine.calls(pid=pid)][before:]
-    assert not [name for name in calls if name.startswith(FORBIDDEN)]
-    assert calls.count("cuEventSynchronize") <= 4
-    # Half of these are the model's kernel.
-    assert calls.count("cuMemcpyHtoDAsync") == calls.count("cuMemcpyDtoHAsync") == 8
 
 
 def pids_of(served, model):

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 
+from tests.process.controlled import control, only
 from tests.process.device_models import (
     ARENA,
     DOUBLE,
@@ -14,7 +15,6 @@ from tests.process.device_models import (
     running_device_server,
     write_device_model,
 )
-from tests.process.server import wait_until
 from tests.process.test_device_clients import COUNT, NBYTES, Client, infer, prepared, region
 from tests.process.test_device_edges import IN_ARENA, ensemble
 from tests.process.test_device_network import WORDS, said
@@ -40,8 +40,7 @@ def values():
 def test_numbers_are_those_of_the_server(tmp_path):
     write_device_model(tmp_path, "double", IN_ARENA)
     environment = {"CUDA_VISIBLE_DEVICES": TURNED}
-    flag = "--allow-client-shm=true"
-    with running_device_server(tmp_path, flag, environment=environment, peers=True) as served:
+    with running_device_server(tmp_path, environment=environment, peers=True) as served:
         # The first of the server's is the machine's second.
         assert served.infer("double", values())[0] == 200
         assert served.machine.used(1) >= ARENA
@@ -70,7 +69,7 @@ def test_a_stub_that_sees_them_in_another_order_is_on_the_same_gpu(tmp_path):
     write_device_model(repository, "turned", DOUBLE, config=turned)
     write_device_model(repository, "where", WHERE, config=turned, **WORDS)
     ensemble(repository, "both", ["first", "turned"])
-    with running_device_server(repository, "--allow-client-shm=true") as served:
+    with running_device_server(repository) as served:
         assert served.machine.used(1) == 0
         given = values()
         # Nothing of the edge is seen by the host.
@@ -96,13 +95,9 @@ def test_a_stub_that_does_not_see_its_gpu_does_not_load(tmp_path):
     repository = tmp_path / "models"
     write_device_model(repository, "blind", DOUBLE, config=config)
     write_device_model(repository, "double", DOUBLE)
-    with running_device_server(repository, "--exit-on-error=false", ready=False) as served:
-        wait_until(lambda: served.server.is_ready("double"), "the other", served.server)
-        wait_until(
-            lambda: served.server.index()["blind", 1]["state"] == "UNAVAILABLE",
-            "the refusal",
-            served.server,
-        )
-        reason = served.server.index()["blind", 1]["reason"]
+    with running_device_server(repository, *only("double")) as served:
+        status, reason = control(served.server, "load", "blind")
+        assert status == 400
         assert "is not seen by this process" in reason
         assert "check CUDA_VISIBLE_DEVICES" in reason
+        assert served.server.is_ready("double")

@@ -7,14 +7,19 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.process.device_models import DOUBLE, HANDLES, running_device_server, write_device_model
+from tests.process.device_models import (
+    ARENA,
+    DOUBLE,
+    HANDLES,
+    running_device_server,
+    write_device_model,
+)
 from tests.process.test_device_clients import Client, infer, prepared, region
 from tests.process.test_device_edges import CALLER, EARLY, IN_ARENA, ensemble
 from tests.simcuda.processes import running_worker
 
 COUNT = 20_000
 NBYTES = 4 * COUNT
-ARENA = 4 << 20
 PEER_ACCESS_UNSUPPORTED = 217
 NOT_SUPPORTED = 801
 INVALID_DEVICE = 101
@@ -31,14 +36,14 @@ def running(repository, *models, peers=True, **options):
     for name, members in (("to_other", ["first", "other"]), ("from_arena", ["arena", "other"])):
         if {*members} <= {*models}:
             ensemble(repository, name, members)
-    with running_device_server(repository, "--allow-client-shm=true", peers=peers, **options) as it:
+    with running_device_server(repository, peers=peers, **options) as it:
         yield it
 
 
 @pytest.fixture(scope="module", params=HANDLES)
 def served(tmp_path_factory, request):
     folder, models = tmp_path_factory.mktemp("models"), ("first", "arena", "other", "call_other")
-    with running(folder, *models, arena=ARENA, handles=request.param) as served:
+    with running(folder, *models, handles=request.param) as served:
         yield served
 
 
@@ -126,6 +131,24 @@ def test_its_memory_comes_back(served):
     assert fallbacks(served, "other", "peer_memory_full") == 0
 
 
+def test_a_tensor_that_is_too_large_for_that_memory(served):
+    count = ARENA // 4 + 1000
+    nbytes = 4 * count
+    before = fallbacks(served, "other", "peer_memory_full")
+    with running_worker(served.machine) as worker:
+        client = Client(worker, served.server)
+        for name, device in (("in", 0), ("out", 1)):
+            client.allocate(name, nbytes, device)
+            assert client.register(name, nbytes, device) == (200, "")
+        client.write("in", np.arange(count, dtype=np.float32))
+        with served.doing("other", d2h=(nbytes, 1), d2d=(nbytes, 1), waits=2):
+            status, _ = infer(served, "other", region("in", nbytes), region("out", nbytes), count)
+            assert status == 200
+        assert (client.read("out", count) == 2 * np.arange(count, dtype=np.float32)).all()
+        assert client.post("unregister") == (200, "")
+    assert fallbacks(served, "other", "peer_memory_full") == before + 1
+
+
 def test_tensors_cross_by_the_host_between_gpus_without_peer_access(tmp_path):
     with running(tmp_path, "first", "other", "call_other", peers=False) as served:
         given = values()
@@ -144,33 +167,16 @@ def test_tensors_cross_by_the_host_between_gpus_without_peer_access(tmp_path):
 @pytest.mark.parametrize(
     ("call", "code", "reason", "handles"),
     [
-        ("cuCtxEnablePeerAccess", PEER_ACCESS_UNSUPPORTED, "no_peer_access", "legacy"),
+        ("cuCtxEnablePeerAccess", PEER_ACCESS_UNSUPPORTED, "no_peer_access", "auto"),
         ("cuIpcGetMemHandle", NOT_SUPPORTED, "peer_memory_absent", "legacy"),
         ("cuMemSetAccess", INVALID_DEVICE, "peer_memory_absent", "fd"),
-        ("cuCtxEnablePeerAccess", PEER_ACCESS_UNSUPPORTED, "no_peer_access", "fd"),
-        ("cuMemExportToShareableHandle", NOT_SUPPORTED, "peer_memory_absent", "fd"),
     ],
 )
 def test_a_driver_that_refuses_when_it_comes_to_it(tmp_path, call, code, reason, handles):
-    with running(tmp_path, "other", "call_other", handles=handles) as served:
+    with running(tmp_path, "other", "call_other", handles=handles, own=True) as served:
         given = values()
         served.machine.fail(call, code)
         for _ in range(2):
             assert served.infer("call_other", given) == (200, (2 * given).tolist())
         assert fallbacks(served, "other", reason) == 2
         assert served.server.log().count("are copied between GPUs through host memory") == 1
-
-
-def test_a_tensor_that_is_too_large_for_that_memory(tmp_path):
-    with running(tmp_path, "other", arena=2 << 20) as served:
-        given = np.ones(600_000, np.float32)
-        with running_worker(served.machine) as worker:
-            client = Client(worker, served.server)
-            client.allocate("in", given.nbytes)
-            assert client.register("in", given.nbytes) == (200, "")
-            client.write("in", given)
-            with served.doing("other", d2h=(2 * given.nbytes, 2), waits=2):
-                status, answer = infer(served, "other", region("in", given.nbytes), count=600_000)
-            assert (status, answer["outputs"][0]["data"]) == (200, (2 * given).tolist())
-            assert client.post("unregister") == (200, "")
-        assert fallbacks(served, "other", "peer_memory_full") == 1

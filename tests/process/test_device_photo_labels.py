@@ -57,8 +57,13 @@ def served(tmp_path_factory):
     for repository in ("model_repository", "pipeline_repository"):
         shutil.copytree(EXAMPLE / repository, models, dirs_exist_ok=True)
     (models / "classifier" / "1" / "model.py").write_text(CLASSIFIER)
-    environment = imaging_environment(tmp_path_factory.mktemp("cache"))
-    with running_device_server(models, devices=1, environment=environment) as served:
+    for name in ("image_preproc", "classifier"):
+        # The machine, which tests share, has two GPUs: an instance on each would hand on by the host.
+        config = models / name / "config.pbtxt"
+        text = config.read_text()
+        assert "KIND_AUTO" in text
+        config.write_text(text.replace("KIND_AUTO", "KIND_GPU gpus: [0]"))
+    with running_device_server(models, environment=imaging_environment()) as served:
         yield served
 
 

@@ -24,16 +24,18 @@ def values():
     return np.random.default_rng().random(COUNT, np.float32)
 
 
-@pytest.fixture
-def served(tmp_path):
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
     for name in ("double", "other"):
-        write_device_model(tmp_path, name, DOUBLE)
-    write_model(tmp_path, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
-    write_device_model(tmp_path, "call_host", CALLER)
-    write_device_model(tmp_path, "call_other", CALLER)
-    ensemble(tmp_path, "both", ["double", "other"])
+        write_device_model(folder, name, DOUBLE)
+    write_model(folder, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+    write_device_model(folder, "call_host", CALLER)
+    write_device_model(folder, "call_other", CALLER)
+    ensemble(folder, "both", ["double", "other"])
     options = {"tolerated": GONE, "switches": {"dead_exporter": "fault"}}
-    with running_device_server(tmp_path, "--allow-client-shm=true", **options, own=True) as served:
+    with running_device_server(folder, **options, own=True) as served:
+        (other,) = pids_of(served, "other")
         with running_worker(served.machine) as worker:
             client = Client(worker, served.server)
             prepared(client, "dead")
@@ -41,7 +43,11 @@ def served(tmp_path):
             given = values()
             assert served.infer("call_host", given) == (200, (2 * given).tolist())
             worker.kill()
-            # The model is on the host, so that it is the server that looks at what is gone.
+            # A model that looks at what is gone fails, and nobody else.
+            assert infer(served, "double", region("dead"))[0] in (500, 503)
+            wait_until(served.server.is_ready, "all models to be ready", served.server)
+            assert pids_of(served, "other") == [other]
+            # This one is on the host, so that it is the server that looks at it.
             status, answer = infer(served, "host", region("dead"))
             assert status == 500, answer
             assert "is lost" in answer["error"]

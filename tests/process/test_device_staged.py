@@ -10,7 +10,7 @@ import pytest
 from tritonclient.utils import shared_memory as shm
 
 from tests.process.client_memory import memory
-from tests.process.device_models import DOUBLE, HANDLES, running_device_server, write_device_model
+from tests.process.device_models import DOUBLE, running_device_server, write_device_model
 from tests.process.server import wait_until, write_model
 from tests.process.test_device_clients import Client, infer, region
 from tests.process.test_device_edges import HOST
@@ -23,12 +23,12 @@ PIECE = 2 << 20
 INVALID_VALUE = 1
 
 
-@pytest.fixture(scope="module", params=HANDLES)
-def served(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     write_model(folder, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
     write_device_model(folder, "double", DOUBLE)
-    with running_device_server(folder, "--allow-client-shm=true", handles=request.param) as served:
+    with running_device_server(folder) as served:
         yield served
 
 

@@ -11,15 +11,29 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.process.device_models import LIBRARY, running_device_server, write_device_model
+from tests.process.device_models import (
+    LIBRARY,
+    SMALL_ARENA,
+    running_device_server,
+    write_device_model,
+)
 from tests.process.raw_http import connected
 from tests.process.raw_http2 import PING, frames, open_stream, send_data
 from tests.process.server import wait_until
-from tests.process.test_device_network import FORBIDDEN, pids_of, placement
+from tests.process.test_device_network import pids_of, placement
 from tests.waits import polling
 
 COUNT = 10_000
 NBYTES = 4 * COUNT
+# Calls of which no request makes any, by their beginnings; what is slow, or waits without being counted.
+FORBIDDEN = (
+    "cuIpc",
+    "cuMemAlloc",
+    "cuMemFree",
+    "cuDevicePrimary",
+    "cuCtxSynchronize",
+    "cuStreamSynchronize",
+)
 INVALID_VALUE = 1
 ILLEGAL_ADDRESS = 700
 
@@ -72,8 +86,8 @@ class TritonPythonModel:
 class Permits:
     """Says which executes may go on."""
 
-    def __init__(self, repository, model, served):
-        self._folder = repository / model
+    def __init__(self, model, served):
+        self._folder = served.server.repositories[0] / model
         self._served = served
         self._model = model
         for name in ("begun", "permits"):
@@ -106,23 +120,41 @@ class Permits:
         self._served.server.metrics()
 
 
-def serve_patient(repository, config="", **options):
-    write_device_model(repository, "patient", PATIENT, config=f"{placement('device')}\n{config}")
-    return running_device_server(repository, **options)
+PLAIN, ONE, TWO = "patient", "singly", "paired"
+SHAPES = {PLAIN: COUNT, ONE: (1, COUNT), TWO: (1, COUNT)}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    write_device_model(folder, PLAIN, PATIENT, config=placement("device"))
+    for size, name in ((1, ONE), (2, TWO)):
+        config = f"{placement('device')} max_batch_size: {size} dynamic_batching {{ }}"
+        write_device_model(folder, name, PATIENT, config=config)
+    with running_device_server(folder) as served:
+        yield served
+
+
+@pytest.fixture
+def narrow(tmp_path):
+    write_device_model(tmp_path, PLAIN, PATIENT, config=placement("device"))
+    with running_device_server(tmp_path, arena=SMALL_ARENA) as served:
+        yield served
 
 
 @contextmanager
-def lined_up(served, repository, shape=COUNT, parameters=({}, {}, {})):
+def lined_up(served, model=PLAIN, shape=None, parameters=({}, {}, {})):
     """Three requests at the stub: the first is being executed; gives permits and what is asked."""
     # From the first answer on, the server feeds ahead.
+    shape = shape or SHAPES[model]
     given = [np.random.default_rng().random(shape, np.float32) for _ in parameters]
-    assert served.infer("patient", given[0])[0] == 200
-    permits = Permits(repository, "patient", served)
+    assert served.infer(model, given[0])[0] == 200
+    permits = Permits(model, served)
     with ThreadPoolExecutor(len(given)) as pool:
         answers = []
         try:
             for number, (values, each) in enumerate(zip(given, parameters, strict=True), 1):
-                answers.append(pool.submit(served.infer, "patient", values, parameters=each))
+                answers.append(pool.submit(served.infer, model, values, parameters=each))
                 permits.wait_for_requests(number)
                 if number == 1:
                     permits.wait_for(1)
@@ -141,17 +173,10 @@ def doubled(values):
     return 200, (2 * values).ravel().tolist()
 
 
-@pytest.mark.parametrize(
-    ("config", "shape"),
-    [("", COUNT), ("max_batch_size: 1 dynamic_batching { }", (1, COUNT))],
-    ids=["plain", "dynamic"],
-)
-def test_inputs_go_to_the_gpu_while_the_batch_before_theirs_runs(tmp_path, config, shape):
-    with (
-        serve_patient(tmp_path, config) as served,
-        lined_up(served, tmp_path, shape) as (permits, answers, given),
-    ):
-        (pid,) = pids_of(served, "patient")
+@pytest.mark.parametrize("model", [PLAIN, ONE])
+def test_inputs_go_to_the_gpu_while_the_batch_before_theirs_runs(served, model):
+    with lined_up(served, model) as (permits, answers, given):
+        (pid,) = pids_of(served, model)
         before = len(uploads(served, pid))
         permits.give()
         permits.wait_for(2)
@@ -168,24 +193,23 @@ def test_inputs_go_to_the_gpu_while_the_batch_before_theirs_runs(tmp_path, confi
             assert answer.result() == doubled(values)
 
 
-def test_many_at_once_are_right_and_cost_what_one_does(tmp_path):
-    with (
-        serve_patient(tmp_path, delay_us=3000, seed=11) as served,
-        ThreadPoolExecutor(6) as pool,
-    ):
-        given = [np.random.default_rng(i).random(COUNT, np.float32) for i in range(48)]
-        for values in given[:8]:
-            assert served.infer("patient", values) == doubled(values)
-        (pid,) = pids_of(served, "patient")
-        before = len(served.machine.calls(pid=pid))
-        with served.doing("patient", h2d=(48 * NBYTES, 48), d2h=(48 * NBYTES, 48), waits=48):
-            answers = list(pool.map(lambda values: served.infer("patient", values), given))
-        for answer, values in zip(answers, given, strict=True):
-            assert answer == doubled(values)
-        calls = [call.name for call in served.machine.calls(pid=pid)][before:]
-        assert not [name for name in calls if name.startswith(FORBIDDEN)]
-        # Other waits than those that are counted are none.
-        assert calls.count("cuEventSynchronize") <= 48
+def test_many_at_once_are_right_and_cost_what_one_does(served):
+    served.machine.delay(3000)
+    given = [np.random.default_rng(i).random(COUNT, np.float32) for i in range(48)]
+    for values in given[:8]:
+        assert served.infer(PLAIN, values) == doubled(values)
+    (pid,) = pids_of(served, PLAIN)
+    before = len(served.machine.calls(pid=pid))
+    cost = {"h2d": (48 * NBYTES, 48), "d2h": (48 * NBYTES, 48), "waits": 48}
+    with ThreadPoolExecutor(6) as pool, served.doing(PLAIN, **cost):
+        answers = list(pool.map(lambda values: served.infer(PLAIN, values), given))
+    served.machine.delay(200)
+    for answer, values in zip(answers, given, strict=True):
+        assert answer == doubled(values)
+    calls = [call.name for call in served.machine.calls(pid=pid)][before:]
+    assert not [name for name in calls if name.startswith(FORBIDDEN)]
+    # Other waits than those that are counted are none.
+    assert calls.count("cuEventSynchronize") <= 48
 
 
 RST_STREAM = 3
@@ -220,47 +244,44 @@ def asked_by_hand(served, values):
         yield cancel
 
 
-def test_a_request_that_is_cancelled_after_its_upload_has_begun_is_not_executed(tmp_path):
-    arena = 2 << 20
-    with serve_patient(tmp_path, arena=arena) as served:
-        with (
-            lined_up(served, tmp_path, parameters=({}, {})) as (permits, answers, given),
-            asked_by_hand(served, given[0]) as cancel,
-        ):
-            (pid,) = pids_of(served, "patient")
-            permits.wait_for_requests(3)
-            before = len(uploads(served, pid))
-            permits.give()
-            permits.wait_for(2)
-            wait_until(lambda: len(uploads(served, pid)) == before + 3, "its upload", served.server)
-            cancel()
-            permits.give()
-            for answer, each in zip(answers, given, strict=True):
-                assert answer.result() == doubled(each)
-            permits.wait_for_requests(0)
-        assert (tmp_path / "patient" / "begun").stat().st_size == 2
-        # Nothing of it is left in the arena.
-        whole = np.ones(arena // 4, np.float32)
-        assert served.infer("patient", whole) == doubled(whole)
+def test_a_request_that_is_cancelled_after_its_upload_has_begun_is_not_executed(narrow):
+    with (
+        lined_up(narrow, parameters=({}, {})) as (permits, answers, given),
+        asked_by_hand(narrow, given[0]) as cancel,
+    ):
+        (pid,) = pids_of(narrow, PLAIN)
+        permits.wait_for_requests(3)
+        before = len(uploads(narrow, pid))
+        permits.give()
+        permits.wait_for(2)
+        wait_until(lambda: len(uploads(narrow, pid)) == before + 3, "its upload", narrow.server)
+        cancel()
+        permits.give()
+        for answer, each in zip(answers, given, strict=True):
+            assert answer.result() == doubled(each)
+        permits.wait_for_requests(0)
+    assert (narrow.server.repositories[0] / PLAIN / "begun").stat().st_size == 2
+    # Nothing of it is left in the arena.
+    whole = np.ones(SMALL_ARENA // 4, np.float32)
+    assert narrow.infer(PLAIN, whole) == doubled(whole)
 
 
-def test_a_stub_that_dies_with_uploads_under_way_loses_what_it_had_begun_and_no_more(tmp_path):
-    with serve_patient(tmp_path) as served:
-        with lined_up(served, tmp_path) as (permits, answers, given):
-            (pid,) = pids_of(served, "patient")
-            before = len(uploads(served, pid))
-            permits.give()
-            permits.wait_for(2)
-            wait_until(lambda: len(uploads(served, pid)) == before + 3, "the upload", served.server)
-            os.kill(pid, signal.SIGKILL)
-            assert answers[0].result() == doubled(given[0])
-            status, error = answers[1].result()
-            assert status == 503
-            assert "is not healthy" in error
-            permits.give_all()
-            assert answers[2].result() == doubled(given[2])
-        values = np.ones(COUNT, np.float32)
-        assert served.infer("patient", values) == doubled(values)
+def test_a_stub_that_dies_with_uploads_under_way_loses_what_it_had_begun_and_no_more(served):
+    with lined_up(served) as (permits, answers, given):
+        (pid,) = pids_of(served, PLAIN)
+        before = len(uploads(served, pid))
+        permits.give()
+        permits.wait_for(2)
+        wait_until(lambda: len(uploads(served, pid)) == before + 3, "the upload", served.server)
+        os.kill(pid, signal.SIGKILL)
+        assert answers[0].result() == doubled(given[0])
+        status, error = answers[1].result()
+        assert status == 503
+        assert "is not healthy" in error
+        permits.give_all()
+        assert answers[2].result() == doubled(given[2])
+    values = np.ones(COUNT, np.float32)
+    assert served.infer(PLAIN, values) == doubled(values)
 
 
 def fallbacks(served):
@@ -268,55 +289,42 @@ def fallbacks(served):
     return served.server.metrics().get(name, 0)
 
 
-def test_inputs_are_uploaded_in_turn_if_the_arena_holds_one(tmp_path):
+def test_inputs_are_uploaded_in_turn_if_the_arena_holds_one(narrow):
     count = (3 << 20) // 2 // 4
-    with (
-        serve_patient(tmp_path, arena=2 << 20) as served,
-        lined_up(served, tmp_path, count) as (permits, answers, given),
-    ):
-        (pid,) = pids_of(served, "patient")
-        before = len(uploads(served, pid, 4 * count))
+    with lined_up(narrow, shape=count) as (permits, answers, given):
+        (pid,) = pids_of(narrow, PLAIN)
+        before = len(uploads(narrow, pid, 4 * count))
         permits.give()
         permits.wait_for(2)
-        wait_until(lambda: fallbacks(served) == 1, "it to be told", served.server)
-        assert len(uploads(served, pid, 4 * count)) == before + 2
+        wait_until(lambda: fallbacks(narrow) == 1, "it to be told", narrow.server)
+        assert len(uploads(narrow, pid, 4 * count)) == before + 2
         permits.give_all()
         for answer, values in zip(answers, given, strict=True):
             assert answer.result() == doubled(values)
 
 
-def test_a_models_own_memory_precedes_the_next_inputs(tmp_path):
-    count = (1 << 19) // 4
+def test_a_models_own_memory_precedes_the_next_inputs(narrow):
     # Beside its own input there is room for this, but not beside that of the next one.
     parameters = ({}, {"fill": (1 << 20) + 4096}, {})
-    with (
-        serve_patient(tmp_path, arena=2 << 20) as served,
-        lined_up(served, tmp_path, count, parameters) as (permits, answers, given),
-    ):
+    with lined_up(narrow, PLAIN, (1 << 19) // 4, parameters) as (permits, answers, given):
         permits.give()
         assert answers[0].result() == doubled(given[0])
         # The output of the first, too, lies in the arena, until a turn of the server after its answer.
-        assert fallbacks(served) == 0
+        assert fallbacks(narrow) == 0
         permits.give_all()
         for answer, values in zip(answers[1:], given[1:], strict=True):
             assert answer.result() == doubled(values)
-        assert fallbacks(served) == 1
-
-
-TWO = "max_batch_size: 2 dynamic_batching { }"
+        assert fallbacks(narrow) == 1
 
 
 @pytest.mark.parametrize(
-    ("config", "shape", "nth"),
-    [("", COUNT, 2), ("", COUNT, 3), (TWO, (1, COUNT), 2), (TWO, (1, COUNT), 3)],
+    ("model", "nth"),
+    [(PLAIN, 2), (PLAIN, 3), (TWO, 2), (TWO, 3)],
     ids=["at its turn", "ahead", "first of a batch", "last of a batch"],
 )
-def test_an_upload_that_fails_fails_the_request_that_it_is_for(tmp_path, config, shape, nth):
-    with (
-        serve_patient(tmp_path, config) as served,
-        lined_up(served, tmp_path, shape) as (permits, answers, given),
-    ):
-        (pid,) = pids_of(served, "patient")
+def test_an_upload_that_fails_fails_the_request_that_it_is_for(served, model, nth):
+    with lined_up(served, model) as (permits, answers, given):
+        (pid,) = pids_of(served, model)
         # The first is the kernel's of the request that is executed.
         served.machine.fail("cuMemcpyHtoDAsync", INVALID_VALUE, nth=nth)
         permits.give()
@@ -331,15 +339,12 @@ def test_an_upload_that_fails_fails_the_request_that_it_is_for(tmp_path, config,
                 assert "cuMemcpyHtoDAsync failed" in error
             else:
                 assert answer.result() == doubled(values)
-        assert pids_of(served, "patient") == [pid]
+        assert pids_of(served, model) == [pid]
 
 
-def test_a_device_that_is_lost_with_the_next_upload_costs_what_was_begun(tmp_path):
-    with (
-        serve_patient(tmp_path) as served,
-        lined_up(served, tmp_path) as (permits, answers, given),
-    ):
-        (pid,) = pids_of(served, "patient")
+def test_a_device_that_is_lost_with_the_next_upload_costs_what_was_begun(served):
+    with lined_up(served) as (permits, answers, given):
+        (pid,) = pids_of(served, PLAIN)
         permits.give()
         permits.wait_for(2)
         # Late enough that the answer waits for it.
@@ -348,6 +353,7 @@ def test_a_device_that_is_lost_with_the_next_upload_costs_what_was_begun(tmp_pat
         permits.give()
         assert answers[1].result()[0] == 500
         served.machine.heal()
+        served.machine.delay(200)
         permits.give_all()
         assert answers[2].result() == doubled(given[2])
-        assert pids_of(served, "patient") != [pid]
+        assert pids_of(served, PLAIN) != [pid]

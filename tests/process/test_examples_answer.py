@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.process.forked_commands import run_script
 from tests.process.server import running_server
 
 ROOT = Path(__file__).parents[2]
@@ -44,14 +43,7 @@ def test_an_example_answers_what_its_readme_shows(name):
         }
         for line, output in shown:
             words = [ports.get(word, word) for word in shlex.split(line)]
-            finished = subprocess.run(
-                [sys.executable, *words],
-                capture_output=True,
-                text=True,
-                cwd=ROOT,
-                timeout=150,
-                check=False,
-            )
+            finished = run_script(*words, cwd=ROOT)
             assert (finished.returncode, finished.stderr) == (0, ""), server.log()
             assert finished.stdout == output
         assert server.stubs()

@@ -87,12 +87,14 @@ def test_requests_of_several_rows_get_theirs(gpubridge_model, tmp_path):
 
 
 def test_what_it_returns_may_be_of_any_library(gpubridge_model, tmp_path):
-    torch = pytest.importorskip("torch")
-    del torch
     body = """
     def execute_batch(self, batch):
-        import torch
-        return {"OUT": torch.from_numpy(batch["IN"].copy()) + 1}
+        return {"OUT": Foreign(batch["IN"] + 1)}
+
+class Foreign:
+    # All that a library shows of its arrays.
+    def __init__(self, array):
+        self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
 """
     model = model_of(gpubridge_model, tmp_path, body)
     answers = model.batch([{"IN": [[1, 2]]}, {"IN": [[3, 4], [5, 6]]}])
@@ -268,50 +270,49 @@ parameters { key: "INPUT_PLACEMENT" value { string_value: "device" } }
 """
 
 
-def test_inputs_on_the_gpu_stay_there(tmp_path):
-    write_device_model(tmp_path, "m", ON_DEVICE, config=PLACED + WAITING)
-    with running_device_server(tmp_path) as server:
-
-        def ask(values):
-            return server.infer("m", values)
-
-        whole = np.arange(8).reshape(4, 2)
-        with server.doing("m", h2d=(32, 1), d2h=(32, 1), waits=1):
-            assert ask(whole) == (200, whole.ravel().tolist())
-        # Four uploads, one join of rows that are not side by side, and an answer each.
-        with server.doing("m", h2d=(32, 4), d2d=(32, 4), d2h=(32, 4), waits=4):
-            with ThreadPoolExecutor(4) as clients:
-                answers = list(clients.map(ask, whole[:, None]))
-            assert answers == [(200, row.tolist()) for row in whole]
+@pytest.fixture(scope="module")
+def device(tmp_path_factory):
+    """A server with a model that gathers batches, two that take what it gives, and the two chains."""
+    folder = tmp_path_factory.mktemp("models")
+    write_device_model(folder, "first", ON_DEVICE, config=PLACED + WAITING)
+    write_device_model(folder, "single", ON_DEVICE, config=PLACED)
+    write_device_model(folder, "gathering", ON_DEVICE, config=PLACED + WAITING)
+    for last in ("single", "gathering"):
+        ensemble(folder, f"first_{last}", ["first", last])
+        config = folder / f"first_{last}" / "config.pbtxt"
+        config.write_text(f"max_batch_size: 4\n{config.read_text()}")
+    with running_device_server(folder) as server:
+        yield server
 
 
-def test_cut_outputs_on_the_gpu_go_to_the_next_model_there(tmp_path):
-    write_device_model(tmp_path, "first", ON_DEVICE, config=PLACED + WAITING)
-    write_device_model(tmp_path, "last", ON_DEVICE, config=PLACED)
-    ensemble(tmp_path, "both", ["first", "last"])
-    config = tmp_path / "both" / "config.pbtxt"
-    config.write_text(f"max_batch_size: 4\n{config.read_text()}")
-    with running_device_server(tmp_path) as server:
-        rows = np.arange(8).reshape(4, 1, 2)
-        with server.doing("last", d2h=(32, 4), waits=4), ThreadPoolExecutor(4) as clients:
-            answers = list(clients.map(lambda row: server.infer("both", row), rows))
-        assert answers == [(200, row.ravel().tolist()) for row in rows]
+ROWS = np.arange(8).reshape(4, 1, 2)
 
 
-def test_rows_that_lie_together_on_the_gpu_are_not_copied(tmp_path):
-    write_device_model(tmp_path, "first", ON_DEVICE, config=PLACED + WAITING)
-    write_device_model(tmp_path, "last", ON_DEVICE, config=PLACED + WAITING)
-    ensemble(tmp_path, "both", ["first", "last"])
-    config = tmp_path / "both" / "config.pbtxt"
-    config.write_text(f"max_batch_size: 4\n{config.read_text()}")
-    with running_device_server(tmp_path) as server:
-        rows = np.arange(8).reshape(4, 1, 2)
-        for _ in range(2):
-            # The rows are pieces of one output: the second model's array is that output.
-            with (
-                server.doing("first", h2d=(32, 4), d2d=(32, 4)),
-                server.doing("last", d2h=(32, 4), waits=4),
-                ThreadPoolExecutor(4) as clients,
-            ):
-                answers = list(clients.map(lambda row: server.infer("both", row), rows))
-            assert answers == [(200, row.ravel().tolist()) for row in rows]
+def ask_at_once(device, model):
+    """Ask for each row by a client of its own; each gets back what it has sent."""
+    with ThreadPoolExecutor(4) as clients:
+        answers = list(clients.map(lambda row: device.infer(model, row), ROWS))
+    assert answers == [(200, row.ravel().tolist()) for row in ROWS]
+
+
+def test_inputs_on_the_gpu_stay_there(device):
+    with device.doing("first", h2d=(32, 1), d2h=(32, 1), waits=1):
+        assert device.infer("first", ROWS.reshape(4, 2)) == (200, ROWS.ravel().tolist())
+    # Four uploads, one join of rows that are not side by side, and an answer each.
+    with device.doing("first", h2d=(32, 4), d2d=(32, 4), d2h=(32, 4), waits=4):
+        ask_at_once(device, "first")
+
+
+def test_cut_outputs_on_the_gpu_go_to_the_next_model_there(device):
+    with device.doing("single", d2h=(32, 4), waits=4):
+        ask_at_once(device, "first_single")
+
+
+def test_rows_that_lie_together_on_the_gpu_are_not_copied(device):
+    for _ in range(2):
+        # The rows are pieces of one output: the second model's array is that output.
+        with (
+            device.doing("first", h2d=(32, 4), d2d=(32, 4)),
+            device.doing("gathering", d2h=(32, 4), waits=4),
+        ):
+            ask_at_once(device, "first_gathering")

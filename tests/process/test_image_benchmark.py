@@ -18,7 +18,10 @@ def run(environment, *arguments):
     )
 
 
-@pytest.mark.parametrize("dtype", ["FP32", "FP16", "UINT8"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["FP32", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("FP16", "UINT8"))],
+)
 def test_it_measures_a_kernel_whose_values_are_right(tmp_path, dtype):
     with lawful_machine() as machine:
         environment = {**machine.environment(), **imaging_environment(tmp_path)}

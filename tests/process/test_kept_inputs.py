@@ -155,8 +155,8 @@ SCHEDULINGS = {"": "", "batched": "max_batch_size: 64\ndynamic_batching {}"}
 
 @pytest.mark.parametrize(
     ("environment", "scheduling"),
-    [({}, ""), ({}, "batched"), (PURE, "")],
-    ids=["compiled", "compiled-batched", "python"],
+    [({}, ""), (PURE, "batched")],
+    ids=["compiled", "python-batched"],
 )
 def test_requests_wait_for_a_model_that_does_not_finish_others(tmp_path, scheduling, environment):
     config = f"model_transaction_policy {{ decoupled: true }}\n{SCHEDULINGS[scheduling]}"

@@ -26,6 +26,7 @@ if "serve" in sys.orig_argv:
     from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
     from gpubridge.engine.models.model import StubModel
     from gpubridge.frontend import generate, infer
+    from gpubridge.frontend.bls.requests import CalledModels
     from gpubridge.frontend.grpc import infer as grpc_infer, packing
     from gpubridge.protocol import infer_request
     from gpubridge.protocol.grpc import infer_request as grpc_request
@@ -58,6 +59,7 @@ if "serve" in sys.orig_argv:
     plant(RegionAnnouncer, "name", lambda self, *_: instance(self) and instance(self).name, "send_0")
     plant(RequestContext, "encoded", lambda self: "fault" in (self.parameters or ""), True)
     plant(StubModel, "_is_prepared", lambda self, *_: self.name, "prepare")
+    plant(CalledModels, "form", lambda self, record, *_: record.context.model, "call")
 """
 MODELS = ("good", "parse", "encode", "prepare", "send")
 COUNT = 6
@@ -110,7 +112,7 @@ BATCHES = {
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     (folder / "sitecustomize.py").write_text(PLANTED)
-    for name in (*MODELS, "second"):
+    for name in (*MODELS, "second", "call"):
         write_code_model(folder / "models", name)
     for name, config in BATCHES.items():
         io = 'name: "{}" data_type: TYPE_INT32 dims: [1]'
@@ -273,3 +275,16 @@ def test_the_other_requests_of_sequences_are_answered(server, model):
         asked = [number(sequence_id=sequence, **{step: True}) for step in steps]
         got = list(answers(server, [(f"/v2/models/{model}/infer", body) for body in asked]))
         assert [status for status, _ in got] == [200, 500, 200, 500, 200], got
+
+
+def test_the_call_of_a_model_is_answered(server):
+    code = """
+given = [pb_utils.Tensor("IN", np.array([b"self.said = 'called'"], np.object_))]
+call = lambda model: pb_utils.InferenceRequest(
+    model_name=model, requested_output_names=["OUT"], inputs=given).exec()
+error = call("call").error()
+self.said = error.code().name, error.message(), call("second").output_tensors()[0].as_numpy().tolist()
+"""
+    said = "the server could not take the call: ZeroDivisionError('planted')"
+    assert server.ask(code, "good") == (200, str(("INTERNAL", said, [b"called"])))
+    assert "A model's call failed in the server" in server.log()

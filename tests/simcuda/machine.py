@@ -18,7 +18,9 @@ from tests.simcuda.build import build_driver
 __all__ = ["Activity", "DriverCall", "Machine", "lawful_machine", "running_machine"]
 
 # The layout of `Control` in csrc/world.h.
-_HEADER = struct.Struct("=IIIIIIQQQ")
+_HEADER = struct.Struct("=IIIIIIQQQQ")
+_VERSION = struct.Struct("=Q")
+_VERSION_AT = 32
 _FAULT = struct.Struct("=48sqii")
 _FAULTS = 32
 _LOCK = struct.Struct("=Q")
@@ -73,10 +75,13 @@ class Machine:
         path.write_bytes(bytes(self._activities + _ACTIVITIES * _ACTIVITY.size))
         with path.open("r+b") as file:
             self._page = mmap.mmap(file.fileno(), 0)
-        _HEADER.pack_into(self._page, 0, 0, seed, 2, 0, 0, 0, _MACHINE_BYTES, 0, 0)
+        _HEADER.pack_into(self._page, 0, 0, seed, 2, 0, 0, 0, _MACHINE_BYTES, 0, 0, 0)
         self._driver = build_driver()
         self._settings: dict[str, str] = {}
-        self._calls_start = 0
+        # What is read of its records begins there; processes append lines.
+        self._starts = {"calls": 0, "violations": 0}
+        for name in self._starts:
+            self._path(name).touch()
 
     def close(self) -> None:
         """Let go of the control page."""
@@ -87,7 +92,6 @@ class Machine:
         libraries = os.environ.get("LD_LIBRARY_PATH")
         return {
             **os.environ,
-            **self._settings,
             "SIMCUDA_DIR": str(self._folder),
             "LD_LIBRARY_PATH": f"{self._driver}:{libraries}" if libraries else str(self._driver),
         }
@@ -95,8 +99,15 @@ class Machine:
     # -- what is set of it ----------------------------------------------------------------------
 
     def set(self, **settings: int | str) -> None:
-        """Set what csrc/settings.h tells of, for processes that begin after this: ``open_us=500``."""
-        self._settings |= {f"SIMCUDA_{name.upper()}": str(settings[name]) for name in settings}
+        """Set what csrc/settings.h tells of, from now on: ``open_us=500``."""
+        self._write({**self._settings, **{name: str(settings[name]) for name in settings}})
+
+    def _write(self, settings: dict[str, str]) -> None:
+        self._settings = settings
+        lines = "".join(f"{name.upper()}={text}\n" for name, text in settings.items())
+        (self._folder / "settings").write_text(lines)
+        (version,) = _VERSION.unpack_from(self._page, _VERSION_AT)
+        _VERSION.pack_into(self._page, _VERSION_AT, version + 1)
 
     def delay(self, longest_us: int) -> None:
         """Let work on streams begin up to so many microseconds late."""
@@ -141,17 +152,21 @@ class Machine:
             _FAULT.pack_into(self._page, _HEADER.size + index * _FAULT.size, b"", 0, 0, 0)
 
     def begin(self) -> None:
-        """Forget the calls so far; what has been set, and what processes hold, stays."""
-        self._calls_start = len(self._lines("calls"))
+        """Forget the calls and the broken rules so far; what has been set, and what processes hold, stays."""
+        self._starts = {name: self._path(name).stat().st_size for name in self._starts}
 
-    def state(self) -> object:
-        """Return what is set of it now, to be compared."""
-        header, faults = (
-            _HEADER.unpack_from(self._page),
-            self._page[_HEADER.size : self._activities - _LOCK.size],
-        )
-        # The last two numbers are counts of the driver's own.
-        return header[:-2], bytes(faults), dict(self._settings)
+    def state(self) -> tuple[bytes, dict[str, str]]:
+        """Return what is set of it now, to be compared, or to be set again."""
+        faults = self._page[_HEADER.size : self._activities - _LOCK.size]
+        return self._page[:_VERSION_AT] + faults, self._settings
+
+    def restore(self, state: tuple[bytes, dict[str, str]]) -> None:
+        """Set all that was set when `state` returned this."""
+        page, settings = state
+        self._page[:_VERSION_AT] = page[:_VERSION_AT]
+        self._page[_HEADER.size : self._activities - _LOCK.size] = page[_VERSION_AT:]
+        if settings != self._settings:
+            self._write(settings)
 
     # -- what was done on it ---------------------------------------------------------------------
 
@@ -186,7 +201,7 @@ class Machine:
     def calls(self, name: str | None = None, pid: int | None = None) -> list[DriverCall]:
         """Return the calls since `begin`, in their order; of one name or process only."""
         found = []
-        for line in self._lines("calls")[self._calls_start :]:
+        for line in self._lines("calls"):
             who, _, rest = line.partition(" ")
             call, _, rest = rest.partition("(")
             arguments, _, result = rest.partition(")=")
@@ -196,12 +211,16 @@ class Machine:
         return found
 
     def violations(self) -> list[str]:
-        """Return the rules that were broken so far, each with the process that did."""
+        """Return the rules that were broken since `begin`, each with the process that did."""
         return self._lines("violations")
 
+    def _path(self, name: str) -> Path:
+        return self._folder / name
+
     def _lines(self, name: str) -> list[str]:
-        path = self._folder / name
-        return path.read_text().splitlines() if path.exists() else []
+        with self._path(name).open() as file:
+            file.seek(self._starts[name])
+            return file.read().splitlines()
 
 
 def _held_bytes(file: Path) -> int:

@@ -85,10 +85,10 @@ answer = int(d.cuModuleLoadData(image)[0])
     ],
 )
 def test_compiled_modules_fit_their_release(machine, tmp_path, option, release, codes):
-    machine.set(nvrtc_version=release)
+    release = {"SIMCUDA_NVRTC_VERSION": str(release)}
     for driver, code in zip((12090, 13000), codes, strict=True):
         machine.set(driver_version=driver)
-        environment = imaging_environment(tmp_path, decoder=False)
+        environment = imaging_environment(tmp_path, decoder=False) | release
         with running_worker(machine, environment) as worker:
             worker.do("start()")
             assert worker.do(COMPILE, f"--gpu-architecture={option}") == code

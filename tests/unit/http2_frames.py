@@ -62,10 +62,6 @@ WINDOW_UPDATE = 8
 CONTINUATION = 9
 
 END_STREAM = 0x01
-ACK = 0x01
-END_HEADERS = 0x04
-PADDED = 0x08
-PRIORITY_FIELDS = 0x20
 
 # Length and type are one word: length << 8 | type.
 _HEADER = struct.Struct(">IBI")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 import ssl
 import subprocess
@@ -17,41 +18,42 @@ from gpubridge.frontend.grpc import connection as grpc_connection
 from tests.fuzz.grpc_endpoint import GrpcEndpoint
 from tests.unit.http_endpoint import GET, Endpoint, Transport
 
+# A hard limit that was lowered stays so: each case has a process.
 CODE = """
-import logging, resource, sys
+import json, logging, os, resource, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from gpubridge.frontend.connection_limits import allow_connections
-soft, hard, *limits = map(int, sys.argv[1:])
-resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-backlog = allow_connections(limits)
-print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], backlog)
+for soft, hard, limits in json.loads(sys.argv[1]):
+    if not os.fork():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        backlog = allow_connections(limits)
+        print("got", resource.getrlimit(resource.RLIMIT_NOFILE)[0], backlog, flush=True)
+        os._exit(0)
+    os.wait()
 """
+CASES = [
+    # Soft limit, hard limit, limits of connections; soft limit after it, backlog, whether it warns.
+    (256, 4096, [100, 200], 3372, 1024, False),
+    (3500, 4096, [100, 200], 3500, 1024, False),
+    (256, 2048, [4096, 4096], 2048, 64, True),
+    (256, 2048, [0], 2048, 128, False),
+    (2048, 2048, [0, 100], 2048, 64, False),
+    (256, 2048, [], 1024, 1024, False),
+    (160, 160, [4096, 4096, 4096], 160, 3, True),
+]
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard", "limits", "left", "backlog", "warned"),
-    [
-        (256, 4096, [100, 200], 3372, 1024, False),
-        (3500, 4096, [100, 200], 3500, 1024, False),
-        (256, 2048, [4096, 4096], 2048, 64, True),
-        (256, 2048, [0], 2048, 128, False),
-        (2048, 2048, [0, 100], 2048, 64, False),
-        (256, 2048, [], 1024, 1024, False),
-        (160, 160, [4096, 4096, 4096], 160, 3, True),
-    ],
-)
-def test_it_is_raised_as_far_as_needed_and_allowed(soft, hard, limits, left, backlog, warned):
-    # In a process of its own: a hard limit that was lowered stays so.
-    finished = subprocess.run(
-        [sys.executable, "-c", CODE, *map(str, (soft, hard, *limits))],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    *said, after = finished.stdout.splitlines()
-    assert after.split() == [str(left), str(backlog)]
-    assert any("--http-max-connections" in line for line in said) == warned
+def test_it_is_raised_as_far_as_needed_and_allowed():
+    command = [sys.executable, "-c", CODE, json.dumps([case[:3] for case in CASES])]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    said, got = "", []
+    for line in finished.stdout.splitlines():
+        if line.startswith("got "):
+            got.append((*map(int, line.split()[1:]), "--http-max-connections" in said))
+            said = ""
+        else:
+            said += line
+    assert got == [case[3:] for case in CASES]
 
 
 @pytest.fixture

@@ -27,10 +27,6 @@ class Storage(memory.MemoryFileSystem):
         self.store, self.pseudo_dirs, self.got = {}, [""], []
         self.hook = lambda path: None
 
-    def put_text(self, **files):
-        for path, text in files.items():
-            self.pipe_file(path, text.encode())
-
     def get_file(self, rpath, lpath, callback=None, **kwargs):
         self.got.append(rpath.removeprefix("b/models/"))
         self.hook(rpath)

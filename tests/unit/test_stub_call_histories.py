@@ -1,30 +1,42 @@
 """Random histories of calls: whatever happens to others, each gets what its model answers, in order.
 
-Calls are made by threads, tasks and streams on several event loops; answers come one by one or
-several in a message. Tasks are cancelled, streams are dropped, loops are closed, children are forked, and garbage is
-collected. A model of the history knows which responses each call must get, and which are cancelled.
+Calls are made by threads, tasks and streams on several event loops, and by forked children; answers
+come one by one or several in a message. Waits for them time out, tasks are cancelled, streams are dropped, loops are
+closed, children are killed, and garbage is collected. A model of the history knows which responses each call must get, and which are cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
+import signal
 import threading
+import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
-from gpubridge.pb_utils import InferenceResponse
+from gpubridge.pb_utils import InferenceResponse, host
+from gpubridge.stub.forked import ForkedCalls
 from tests.unit.call_server import SECONDS, CallServer, query, value
 
 _LOOPS = 2
 _OVER = object()
 _STEPS = st.one_of(
     st.tuples(
-        st.sampled_from(["thread", "task", "stream", "tasks on a stream", "idle stream"]),
+        st.sampled_from(
+            [
+                *("thread", "task", "late task", "fired", "expired"),
+                *("stream", "tasks on a stream", "idle stream"),
+                *("child", "child task", "child stream"),
+            ]
+        ),
         st.integers(0, _LOOPS - 1),
     ),
     st.tuples(st.just("respond"), st.lists(st.integers(0, 7), min_size=1, max_size=4)),
@@ -68,6 +80,8 @@ class Made:
         self.open = self.wanted = True
         self.future: Future | None = None
         self.stream = None
+        # The process of a child, and where it writes what it got.
+        self.child: tuple[int, int] | None = None
 
     @property
     def is_stream(self) -> bool:
@@ -75,14 +89,15 @@ class Made:
 
     @property
     def on_loop(self) -> bool:
-        return self.kind in ("task", "stream", "tasks on a stream")
+        return self.kind in _ON_LOOP or self.kind == "tasks on a stream"
 
 
 class History:
     """Takes the steps of a history, and checks its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, children: ForkedCalls) -> None:
         self.server = CallServer()
+        self.children = children
         self.loops = [Loop() for _ in range(_LOOPS)]
         self.made: list[Made] = []
         self.count = 0
@@ -103,7 +118,9 @@ class History:
             case "collect":
                 gc.collect()
             case "fork":
-                self.fork()
+                made = Made("fork", 0, self.loops[0])
+                made.child = self.forked(self.drop_all)
+                assert _result(made) is None
             case _:
                 self.call(step, self.loops[what])
 
@@ -113,14 +130,19 @@ class History:
             threading.Thread(target=lambda: future.set_result(query().exec())).start()
             made = Made(kind, self.server.next_call(), loop)
             made.future = future
-        elif kind == "task":
-            future = loop.start(_answer())
+        elif kind in _ON_LOOP:
+            future = loop.start(_ON_LOOP[kind]())
             made = Made(kind, self.server.next_call(), loop)
             made.future = future
-        elif kind == "stream":
-            future = loop.start(_responses())
+            if kind == "expired":
+                assert future.result(SECONDS)
+                self.is_cancelled(made)
+            elif kind == "fired":
+                made.future = future.result(SECONDS)
+        elif kind in _OF_CHILD:
+            child = self.forked(_OF_CHILD[kind])
             made = Made(kind, self.server.next_call(), loop)
-            made.future = future
+            made.child = child
         else:
             stream = query().exec(decoupled=True)
             made = Made(kind, self.server.next_call(), loop)
@@ -149,16 +171,25 @@ class History:
 
     def give_up(self, made: Made) -> None:
         """Drop what the model holds of a call: it is cancelled, and no other."""
-        if made.kind == "thread":
+        if made.kind in ("thread", "fired"):
             return
-        if made.stream is not None:
+        if made.child is not None:
+            os.kill(made.child[0], signal.SIGKILL)
+            _wait_for(made)
+        elif made.stream is not None:
             made.stream = None
         elif not made.future.cancel():
             return
         # Who keeps the exception of the task keeps its iterator.
         made.future = None
+        self.is_cancelled(made)
+
+    def is_cancelled(self, made: Made) -> None:
+        """Wait until a call is cancelled that nobody wants any more."""
+        deadline = time.monotonic() + SECONDS
         while not self.cancelled():
-            made.loop.start(asyncio.sleep(0)).result(SECONDS)
+            assert time.monotonic() < deadline, made.kind
+            self.loops[0].start(asyncio.sleep(0)).result(SECONDS)
             gc.collect()
         made.wanted = False
         assert self.told.pop() == (made.number, False)
@@ -188,7 +219,9 @@ class History:
                     self.lost.add(made.number)
         closed.close()
 
-    def fork(self) -> None:
+    def forked(self, run: Callable[[], object]) -> tuple[int, int]:
+        """Run something in a child; returns its process, and where it writes the result."""
+        reads, writes = os.pipe()
         with warnings.catch_warnings():
             # Of Python 3.12: other threads run.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -196,12 +229,18 @@ class History:
         if pid == 0:
             try:
                 self.server.client.disown()
-                for made in self.made:
-                    made.stream = None
-                gc.collect()
+                self.children.after_in_child()
+                host.attach(host.current()._replace(caller=self.children))
+                os.write(writes, json.dumps(run()).encode())
             finally:
                 os._exit(0)
-        os.waitpid(pid, 0)
+        os.close(writes)
+        return pid, reads
+
+    def drop_all(self) -> None:
+        for made in self.made:
+            made.stream = None
+        gc.collect()
 
     def check(self) -> None:
         """End what is open: each call that nobody gave up gets what was sent to it."""
@@ -215,6 +254,10 @@ class History:
         assert self.server.calls.empty()
 
     def close(self) -> None:
+        for made in self.made:
+            if made.child is not None:
+                os.kill(made.child[0], signal.SIGKILL)
+                _wait_for(made)
         for loop in self.loops:
             loop.close()
         self.server.close()
@@ -223,12 +266,45 @@ class History:
 def _result(made: Made) -> list[str | None]:
     if made.stream is not None:
         return [value(each) for each in made.stream]
+    if made.child is not None:
+        got = os.read(made.child[1], 1 << 16)
+        _wait_for(made)
+        return json.loads(got)
     result = made.future.result(SECONDS)
     return [value(result)] if isinstance(result, InferenceResponse) else result
 
 
+def _wait_for(made: Made) -> None:
+    """Wait for the end of a child."""
+    pid, reads = made.child
+    made.child = None
+    os.close(reads)
+    os.waitpid(pid, 0)
+
+
 async def _answer():
     return await query().async_exec()
+
+
+async def _late():
+    """Wait for a time, and then on."""
+    answer = query().async_exec()
+    await asyncio.wait([answer], timeout=0)
+    return await answer
+
+
+async def _fired():
+    """Call, and return what gets the answer: nobody awaits it."""
+    got: Future = Future()
+    query().async_exec().add_done_callback(lambda answer: got.set_result(answer.result()))
+    return got
+
+
+async def _expired():
+    try:
+        await asyncio.wait_for(query().async_exec(), 0)
+    except asyncio.TimeoutError:
+        return True
 
 
 async def _responses():
@@ -249,9 +325,32 @@ async def _shared(stream, begun):
     return got
 
 
-@given(st.lists(_STEPS, max_size=14))
-def test_each_call_gets_what_is_sent_to_it(steps):
-    history = History()
+_ON_LOOP = {
+    "task": _answer,
+    "late task": _late,
+    "fired": _fired,
+    "expired": _expired,
+    "stream": _responses,
+}
+_OF_CHILD = {
+    "child": lambda: [value(query().exec())],
+    "child task": lambda: [value(asyncio.run(_late()))],
+    "child stream": lambda: asyncio.run(_responses()),
+}
+
+
+@pytest.fixture(scope="module")
+def children():
+    """Calls of forked children, by way of this process."""
+    calls = ForkedCalls()
+    calls.before_fork()
+    calls.after_in_parent()
+    return calls
+
+
+@given(steps=st.lists(_STEPS, max_size=14))
+def test_each_call_gets_what_is_sent_to_it(children, steps):
+    history = History(children)
     try:
         for step in steps:
             history.take(*step)

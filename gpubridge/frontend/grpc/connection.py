@@ -17,7 +17,8 @@ from gpubridge.frontend.grpc.infer import InferCall
 from gpubridge.frontend.grpc.packing import accepted_packing
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.grpc.status import CallFailed, Status, failure, framing_failure
-from gpubridge.host_shm import Account, Body, PrivateBytes
+from gpubridge.frontend.kept_bytes import KeptBytes
+from gpubridge.host_shm import Account, Body
 from gpubridge.protocol.grpc.receiver import RequestReceiver
 
 # Events of `Http2Connection` are tuples: kind, stream (0 for the connection), and the values that are
@@ -62,8 +63,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.http2 = Http2Connection(service.methods, Http2Limits())
         self.account = Account(self._unread)
         self.coder = service.coder
-        # Counts what the client has the connection keep beside large messages.
-        self._kept: PrivateBytes | None = None
+        self._kept = KeptBytes()
         self._service = service
         self._connections = connections
         self.calls: dict[int, Call] = {}
@@ -116,7 +116,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._connections.discard(self)
         self._state.lose()
         self._abort_calls()
-        self._release_kept()
+        self._kept.close()
         self.account.close()
 
     def eof_received(self) -> bool:
@@ -217,18 +217,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def charge(self, nbytes: int) -> int:
         """Charge what the client has the connection keep beside large messages; return the charge."""
-        if self._kept is None:
-            self._kept = PrivateBytes(self.new_body(self._shed))
-        try:
-            self._kept.count(nbytes)
-        except BridgeError as error:
-            self._shed(error)
-            return 0
-        return nbytes
+        return self._kept.count(nbytes, self.new_body, self._shed)
 
     def _shed(self, error: BridgeError) -> None:
         """Refuse the calls whose messages are unfinished: others need the memory."""
-        self._release_kept()
         self._state.charged = 0
         unfinished = [call for id_, call in self.calls.items() if self.http2.unfinished(id_)]
         for call in unfinished:
@@ -237,11 +229,6 @@ class GrpcConnection(asyncio.BufferedProtocol):
             # Headers of the open calls: there should not be more.
             self.http2.goaway()
         self.flush_soon()
-
-    def _release_kept(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            kept.close()
 
     # -- calls -----------------------------------------------------------------------------------
 

@@ -24,8 +24,9 @@ from gpubridge.errors import BridgeError, Pieces, invalid
 from gpubridge.frontend.connection_limits import Room, longest_idle, room_for, shortage
 from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody
 from gpubridge.frontend.http.message import FAULTS, Fault, HttpSettings, RequestHandler, Router
+from gpubridge.frontend.kept_bytes import KeptBytes
 from gpubridge.frontend.timeouts import Deadline, MinimumRate, SendStall, bytes_per_second
-from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget, PrivateBytes
+from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget
 from gpubridge.telemetry.logs import request_error
 
 _LINGER_SECONDS = 10.0
@@ -124,8 +125,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._route = listener.router.route
         self._timeouts = ConnectionTimeouts(self._settings.connections)
         self.account = Account(lambda: self.unsent)
-        # Counts what the client has the connection keep beside large bodies.
-        self._kept: PrivateBytes | None = None
+        self._kept = KeptBytes()
         self._lingering = False
         self._closing = False
         state = self._state = HttpConnectionState(
@@ -172,7 +172,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._connections.discard(self)
         self._closing = True
         self._state.lose()
-        self._release_kept()
+        self._kept.close()
         self.account.close()
 
     def eof_received(self) -> bool:
@@ -254,25 +254,14 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def charge(self, nbytes: int) -> int:
         """Charge what the client has the connection keep beside large bodies; return the charge."""
-        if self._kept is None:
-            self._kept = PrivateBytes(Body(self._listener.budget, self.account, self._shed))
-        try:
-            self._kept.count(nbytes)
-        except BridgeError as error:
-            self._shed(error)
-            return 0
-        return nbytes
+        return self._kept.count(
+            nbytes, partial(Body, self._listener.budget, self.account), self._shed
+        )
 
     def _shed(self, error: BridgeError) -> None:
         """Refuse what is being received, and read no more: others need the memory."""
-        self._release_kept()
         self._state.charged = 0
         self._state.refuse(error, 503)
-
-    def _release_kept(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            kept.close()
 
     # -- the compiled state ------------------------------------------------------------------------
 

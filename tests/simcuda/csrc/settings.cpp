@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
@@ -69,21 +71,50 @@ const std::map<std::string, Setter>& setters() {
   return all;
 }
 
+// The machine's settings and the process's own, by name.
+std::map<std::string, std::string> read_texts() {
+  std::map<std::string, std::string> found;
+  std::ifstream file(world_path("settings"));
+  for (std::string line; std::getline(file, line);) {
+    const auto end = line.find('=');
+    found[line.substr(0, end)] = line.substr(end + 1);
+  }
+  for (const auto& [name, set] : setters())
+    if (const char* text = std::getenv((kSettingPrefix + name).c_str())) found[name] = text;
+  return found;
+}
+
 Settings read_all() {
   Settings found;
-  for (const auto& [name, set] : setters()) {
-    const char* text = std::getenv((kSettingPrefix + name).c_str());
-    if (text != nullptr && !set(found, text))
+  for (const auto& [name, text] : read_texts()) {
+    const auto setter = setters().find(name);
+    if (setter == setters().end()) {
+      violation(kSettingPrefix + name + " is no setting of the simulated driver");
+    } else if (!setter->second(found, text)) {
       violation(kSettingPrefix + name + " cannot be '" + text + "'");
+    }
   }
   return found;
 }
 
+// Settings that were read, and those before them, which threads may still use.
+struct Version {
+  std::uint64_t number;
+  Settings all;
+  const Version* before;
+};
+
 }  // namespace
 
 const Settings& settings() {
-  static const Settings all = read_all();
-  return all;
+  static std::atomic<const Version*> last{nullptr};
+  const std::uint64_t number = control().settings_version.load();
+  const Version* known = last.load();
+  if (known == nullptr || known->number != number) {
+    known = new Version{number, read_all(), known};
+    last.store(known);
+  }
+  return known->all;
 }
 
 void check_settings() {

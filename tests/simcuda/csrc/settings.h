@@ -1,4 +1,5 @@
-// The settings of the simulated driver: environment variables, read when a process first asks.
+// The settings of the simulated driver: lines NAME=text of the machine's file "settings", read
+// again when that was written, or a process's own environment variables SIMCUDA_NAME, which win.
 // This is the one place that says what each means. Beside them there are SIMCUDA_DIR, the machine's
 // directory, and SIMCUDA_KERNEL, the library that runs whatever is launched (modules.cpp). A name
 // or a value that is none of these is noted as a broken rule.
@@ -13,60 +14,62 @@ enum class DeadExporter { kFault, kStale, kHeld };
 
 struct Settings {
   // -- what calls cost, in microseconds ----------------------------------------------------------
-  // SIMCUDA_PIN_US_PER_MIB: pinning of memory whose pages are there. No call of any process goes on
+  // PIN_US_PER_MIB: pinning of memory whose pages are there. No call of any process goes on
   // meanwhile (driver_lock.h).
   int pin_us_per_mib = 4;
-  // SIMCUDA_PIN_US_PER_MIB_UNTOUCHED: the same for pages that nobody has touched yet.
+  // PIN_US_PER_MIB_UNTOUCHED: the same for pages that nobody has touched yet.
   int pin_us_per_mib_untouched = 40;
-  // SIMCUDA_ALLOCATE_US: cuMemAlloc, cuMemCreate.
+  // ALLOCATE_US: cuMemAlloc, cuMemCreate.
   int allocate_us = 100;
-  // SIMCUDA_OPEN_US: cuIpcOpenMemHandle, cuMemMap.
+  // OPEN_US: cuIpcOpenMemHandle, cuMemMap.
   int open_us = 200;
-  // SIMCUDA_CLOSE_US: cuIpcCloseMemHandle, after it has waited for all work of the process;
+  // CLOSE_US: cuIpcCloseMemHandle, after it has waited for all work of the process;
   // cuMemUnmap, which waits for nothing.
   int close_us = 200;
 
   // -- what there is -----------------------------------------------------------------------------
-  // SIMCUDA_DRIVER_VERSION: the newest CUDA release that the driver knows, as 12020 or 13000.
+  // DRIVER_VERSION: the newest CUDA release that the driver knows, as 12020 or 13000.
   int driver_version = 12090;
-  // SIMCUDA_NVRTC_VERSION: the release of the compiler beside it (nvrtc/nvrtc.cpp).
+  // NVRTC_VERSION: the release of the compiler beside it (nvrtc/nvrtc.cpp), which reads the
+  // environment alone.
   int nvrtc_version = 12090;
-  // SIMCUDA_ARCHITECTURE: of the devices; 75 for a T4.
+  // ARCHITECTURE: of the devices; 75 for a T4.
   int architecture = 90;
 
   // -- what is undefined, or differs from driver to driver ---------------------------------------
-  // SIMCUDA_DESTROYED: what the handle of a destroyed stream or event means.
+  // DESTROYED: what the handle of a destroyed stream or event means.
   //   reused   that of the next one that is created; until then error 400
   //   refused  error 400 for ever
   //   crash    the end of the process
   Destroyed destroyed = Destroyed::kReused;
-  // SIMCUDA_SAME_BLOCK: memory of a block that this process has open is opened once more. (Small
+  // SAME_BLOCK: memory of a block that this process has open is opened once more. (Small
   // allocations of a process share blocks; a handle means one of them, and opens all the block.)
   //   counted      each opening counts, and the last closing unmaps: what the manual says
   //   refused      error 208 (already mapped): what has been seen of several releases
   //   closed-once  the first closing unmaps all of the block, whoever has it open
   SameBlock same_block = SameBlock::kCounted;
-  // SIMCUDA_DEAD_EXPORTER: memory that is open, and whose process is dead.
+  // DEAD_EXPORTER: memory that is open, and whose process is dead.
   //   fault  an illegal address
   //   stale  what it was, of memory that is somebody else's next
   //   held   what it was, and it stays used until it is closed
   DeadExporter dead_exporter = DeadExporter::kFault;
-  // SIMCUDA_KILLED_RECORDER: what a wait for an event becomes whose recorder was killed before the
+  // KILLED_RECORDER: what a wait for an event becomes whose recorder was killed before the
   // work was done.
   //   rerecord  it ends when any process records the event anew, and that has come
   //   released  it ends with the recorder, though nothing was done
   //   never     it never ends, whoever records the event anew
   KilledRecorder killed_recorder = KilledRecorder::kRerecord;
-  // SIMCUDA_SHM: the name of the process's /dev/shm. Events cross only to processes with the same.
+  // SHM: the name of the process's /dev/shm. Events cross only to processes with the same.
   std::string shm = "common";
-  // SIMCUDA_EVENT_LIMIT: how many events of a process can be opened by others at once.
+  // EVENT_LIMIT: how many events of a process can be opened by others at once.
   int event_limit = 100'000;
-  // SIMCUDA_PAGEABLE: a copy from pageable memory to the device.
+  // PAGEABLE: a copy from pageable memory to the device.
   //   staged  returns when the memory is copied away
   //   waits   returns when the stream has come to it, as above some size on a real device
   bool pageable_waits = false;
 };
 
+// The settings as they are now; what it returned before stays as it was.
 const Settings& settings();
-// Notes what is set and is no setting.
+// Notes what is set in the environment and is no setting.
 void check_settings();

@@ -47,6 +47,8 @@ struct Control {
   // 1: memory cannot be exported as a file descriptor.
   std::uint32_t without_fds;
   std::uint64_t memory_bytes;
+  // How often the file "settings" was written (settings.h).
+  std::atomic<std::uint64_t> settings_version;
   std::atomic<std::uint64_t> used_bytes[kDevices];
   Fault faults[kFaults];
   std::atomic<std::uint64_t> driver_held_until_us;
