@@ -176,7 +176,7 @@ def test_a_gpu_that_is_not_used_costs_a_request_nothing(tmp_path):
         for model in ("one", "two", "both"):
             # As many calls of Python around the model's own: none but the loop's for a request.
             assert depth(served, f"gpu_{model}") == depth(served, f"cpu_{model}")
-        assert served.machine.contexts() == []
+        assert not set(served.machine.contexts()) & set(served.server.stubs())
 
 
 def test_the_loop_changes_with_the_first_tensor_on_the_gpu(tmp_path):

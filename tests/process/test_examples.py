@@ -229,7 +229,7 @@ def test_the_pixels_are_not_copied_between_the_models(server, client):
 
     jpegs = [photo.read_bytes() for photo in PHOTOS]
     for model in PIPELINES:
-        for _ in range(6):
+        for _ in range(16):
             # Until it is clear that the called model only reads what its caller has, too.
             labels(client, model, PHOTO)
         before = copied()
