@@ -20,6 +20,11 @@ input [ { name: "INPUT__0" data_type: TYPE_FP32 dims: [ 2 ] },
 output [ { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ 2 ] },
          { name: "OUTPUT__1" data_type: TYPE_FP32 dims: [ 2 ] } ]
 """
+IN_AND_OUT = """
+backend: "pytorch"
+input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
 NAMED = CONFIG.replace("INPUT__0", "right").replace("INPUT__1", "left")
 
 
@@ -129,13 +134,18 @@ def test_strings_are_lists_of_str(made, tmp_path, start):
 
 def test_shared_inputs_are_not_written_to(made, tmp_path, start):
     made.script(tmp_path / "m", made.InPlace())
-    config = """backend: "pytorch" input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }
-        output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }"""
     x = np.zeros(3, np.float32)
     x.flags.writeable = False
-    (response,) = start(config).execute([request(["y"], x=x)])
+    (response,) = start(IN_AND_OUT).execute([request(["y"], x=x)])
     assert outputs(response)["y"].tolist() == [1, 1, 1]
     assert x.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("values", [[3], [1, 2]])
+def test_a_negated_view_is_sent_with_its_values(made, tmp_path, start, values):
+    made.script(tmp_path / "m", made.Imaginary())
+    (response,) = start(IN_AND_OUT).execute([request(["y"], x=rows(*values))])
+    assert outputs(response)["y"].tolist() == [-value for value in values]
 
 
 @pytest.mark.parametrize(

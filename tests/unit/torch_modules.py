@@ -9,6 +9,7 @@ import torch
 __all__ = [
     "ByKeyword",
     "FromDict",
+    "Imaginary",
     "InPlace",
     "Recycling",
     "Shout",
@@ -42,6 +43,13 @@ class Shout(torch.nn.Module):
 class InPlace(torch.nn.Module):
     def forward(self, x: torch.Tensor):
         return x.add_(1)
+
+
+class Imaginary(torch.nn.Module):
+    """Returns a view whose elements are the negative of what its memory holds."""
+
+    def forward(self, x: torch.Tensor):
+        return torch.imag(torch.conj(torch.complex(x, x)))
 
 
 class Recycling(torch.nn.Module):

@@ -116,7 +116,8 @@ class _Module:
 
     def _array(self, name: str, value: Any) -> Any:
         if isinstance(value, self._torch.Tensor):
-            return value.detach().cpu().contiguous()
+            # A view may be marked as negated, which DLPack does not say.
+            return value.detach().cpu().resolve_neg().contiguous()
         if isinstance(value, list) and all(isinstance(text, str) for text in value):
             return object_array([text.encode() for text in value], self._strings_shape)
         raise ValueError(
