@@ -9,6 +9,7 @@ import functools
 import http.client
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from gpubridge.engine.devices.copies import PEER_FALLBACKS
 from gpubridge.transport.messages import FALLBACKS
 from tests import first_answers
 from tests.codebase import references
-from tests.process.forked_commands import run_forked
+from tests.process.forked_commands import run_forked, run_script, servers_are_forked
 from tests.process.server import running_server
 
 ROOT = Path(__file__).parents[2]
@@ -117,10 +118,7 @@ def test_a_page_with_a_client_does_what_it_says(page, tmp_path):
         client = tmp_path / "client.py"
         text = client.read_text().replace("127.0.0.1:8000", server.http_url)
         client.write_text(text.replace("127.0.0.1:8001", server.grpc_url))
-        finished = subprocess.run(
-            [sys.executable, client],
-            capture_output=True, text=True, timeout=150, check=False, cwd=ROOT,
-        )  # fmt: skip
+        finished = run_script(str(client), cwd=ROOT)
         assert finished.returncode == 0, finished.stderr
         assert finished.stdout in blocks(document, "")
         if page == "tutorials/quickstart":
@@ -145,12 +143,10 @@ def test_a_first_answer_is_a_few_lines_away(name, tmp_path):
 def test_the_client_of_the_quickstart_asks_the_first_model_too(tmp_path):
     page = first_answers.PAGES["quickstart"]
     write_files(page, tmp_path)
-    with gpubridge.Server(tmp_path / "app.py") as server:
-        client = (tmp_path / "client.py").read_text().replace("127.0.0.1:8000", server.http_address)
-        finished = subprocess.run(
-            [sys.executable, "-c", client],
-            capture_output=True, text=True, timeout=150, check=False,
-        )  # fmt: skip
+    client = tmp_path / "client.py"
+    with servers_are_forked(), gpubridge.Server(tmp_path / "app.py") as server:
+        client.write_text(client.read_text().replace("127.0.0.1:8000", server.http_address))
+        finished = run_script(str(client))
     assert finished.stdout in blocks(page, ""), finished.stderr
 
 
@@ -173,15 +169,24 @@ def test_the_guide_to_models_does_what_it_says(tmp_path):
         assert re.search(r"^I.* stdout\] \[softmax_0\] running on CPU$", server.log(), re.MULTILINE)
 
 
-def test_the_guide_to_python_does_what_it_says(tmp_path):
+@pytest.fixture
+def asked(tmp_path, monkeypatch, capsys):
+    """Run the script ask.py of a guide, which starts its own server; returns what it printed."""
+
+    def run():
+        monkeypatch.chdir(tmp_path)
+        with servers_are_forked():
+            runpy.run_path("ask.py", run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_guide_to_python_does_what_it_says(tmp_path, asked):
     guide = ROOT / "docs" / "how-to" / "python.md"
     write_files(ROOT / "docs" / "how-to" / "models.md", tmp_path)
     write_files(guide, tmp_path)
-    done = subprocess.run(
-        [sys.executable, "ask.py"],
-        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.stdout in blocks(guide, ""), done.stderr
+    assert asked() in blocks(guide, "")
     tests = subprocess.run(
         # One of each guide.
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tmp_path.glob("test_*.py")],
@@ -190,20 +195,15 @@ def test_the_guide_to_python_does_what_it_says(tmp_path):
     assert "4 passed" in tests.stdout, tests.stdout
 
 
-def test_the_guide_to_models_in_one_file_does_what_it_says(tmp_path):
+def test_the_guide_to_models_in_one_file_does_what_it_says(tmp_path, asked):
     guide = ROOT / "docs" / "how-to" / "one-file.md"
     write_files(guide, tmp_path)
     (run,) = [line for text in blocks(guide, "sh") for line in text.splitlines() if " run " in line]
-    for words in (["ask.py"], ["-m", *shlex.split(run)]):
-        done = subprocess.run(
-            [sys.executable, *words],
-            capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert done.stdout in [
-            *blocks(guide, ""),
-            "PROBABILITIES: FP32 [2, 2]\n  [[0.5, 0.5],\n   [0.5, 0.5]]\n",
-        ]
+    assert asked() in blocks(guide, "")
+    done = run_forked(*shlex.split(run)[1:], cwd=tmp_path)
+    assert done.stdout == "PROBABILITIES: FP32 [2, 2]\n  [[0.5, 0.5],\n   [0.5, 0.5]]\n", (
+        done.stderr
+    )
 
 
 def test_every_command_exists():
