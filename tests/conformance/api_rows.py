@@ -162,7 +162,7 @@ ROWS = (
     _row(
         "1.13",
         "finalize",
-        "process/test_lifecycle.py::test_a_finalize_that_hangs_or_fails_keeps_neither_the_server_nor_other_models",
+        "process/test_lifecycle.py::test_what_does_not_end_is_given_up_after_the_exit_timeout",
     ),
     _row(
         "1.13",

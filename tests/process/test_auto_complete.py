@@ -16,21 +16,14 @@ import tritonclient.grpc
 
 from tests.process.completing import FULL, said, write_completing
 from tests.process.controlled import EXPLICIT, control, states
-from tests.process.ensembles import ADD
+from tests.process.ensembles import TEXT, infer, write_ensemble
 from tests.process.gates import Gate
-from tests.process.server import alive, running_server, wait_until, write_code_model, write_model
+from tests.process.server import alive, running_server, wait_until, write_code_model
 
 BATCHING = "c.set_max_batch_size(8)\nc.set_dynamic_batching()\n" + FULL
 ONE = 'backend: "python"\n'
 TWO = 'backend: "python"\ninstance_group [ { count: 2 } ]\n'
 THREE = 'backend: "python"\ninstance_group [ { count: 3 } ]\n'
-
-
-@pytest.fixture
-def models(tmp_path):
-    repository = tmp_path / "models"
-    repository.mkdir()
-    return repository
 
 
 @pytest.fixture(scope="module")
@@ -87,27 +80,22 @@ ARGS = "self.said = self.args['model_config']"
 # -- completing -----------------------------------------------------------------------------------
 
 
-def test_a_model_without_config_pbtxt_is_served_as_it_says(models):
-    kinds = "staticmethod", "classmethod"
-    for kind in kinds:
-        write_completing(models, kind, complete=BATCHING, kind=kind)
-    with running_server(models) as server:
-        processes = []
-        for model in kinds:
-            config = config_of(server, model)
-            assert (config["backend"], config["max_batch_size"]) == ("python", 8)
-            assert config["dynamic_batching"]["preferred_batch_size"] == [8]
-            assert [t["name"] for t in config["input"] + config["output"]] == ["IN", "OUT"]
-            metadata = json.loads(server.request("GET", f"/v2/models/{model}")[2])
-            assert metadata["inputs"] == [{"name": "IN", "datatype": "BYTES", "shape": [-1, 1]}]
-            assert json.loads(ask(server, ARGS, model, shape=(2, 1))) == config
-            # One process did it all, and imported the model once.
-            noted = said(models, model)
-            (pid,) = once = noted["import"]
-            expected = {"import": once, "complete": once, "initialize": once, "execute": once}
-            assert noted == expected
-            processes.append(pid)
-        assert sorted(processes) == sorted(server.stubs())
+@pytest.mark.parametrize("kind", ["staticmethod", "classmethod"])
+def test_a_model_without_config_pbtxt_is_served_as_it_says(served, stubs, kind):
+    models, server = served
+    write_completing(models, complete=BATCHING, kind=kind)
+    load(server)
+    config = config_of(server)
+    assert (config["backend"], config["max_batch_size"]) == ("python", 8)
+    assert config["dynamic_batching"]["preferred_batch_size"] == [8]
+    assert [t["name"] for t in config["input"] + config["output"]] == ["IN", "OUT"]
+    metadata = json.loads(server.request("GET", "/v2/models/m")[2])
+    assert metadata["inputs"] == [{"name": "IN", "datatype": "BYTES", "shape": [-1, 1]}]
+    assert json.loads(ask(server, ARGS, shape=(2, 1))) == config
+    # One process did it all, and imported the model once.
+    once = stubs()
+    assert len(once) == 1
+    assert said(models) == dict.fromkeys(("import", "complete", "initialize", "execute"), once)
 
 
 def test_the_scheduler_is_the_completed_one(served):
@@ -210,26 +198,13 @@ def test_a_sample_request_warms_the_completed_model_up(served, stubs):
     assert ask(server, "self.said = 'warm'") == "warm"
 
 
-def test_an_ensemble_is_made_of_what_its_members_say(models):
-    number = "c.add_{}({{'name': '{}', 'data_type': 'TYPE_FP32', 'dims': [1]}})\n"
-    complete = number.format("input", "IN") + number.format("output", "OUT") + "return c"
-    head = "    @staticmethod\n    def auto_complete_config(c):\n"
-    body = "".join(f"        {line}\n" for line in complete.splitlines())
-    write_model(models, "add", ADD.replace("Model:\n", f"Model:\n{head}{body}"))
-    (models / "add" / "config.pbtxt").unlink()
-    tensors = "data_type: TYPE_FP32 dims: [ 1 ]"
-    (models / "both" / "1").mkdir(parents=True)
-    (models / "both" / "config.pbtxt").write_text(
-        f'platform: "ensemble"\ninput [ {{ name: "IN" {tensors} }} ]\n'
-        f'output [ {{ name: "OUT" {tensors} }} ]\n'
-        'ensemble_scheduling { step [ { model_name: "add" model_version: -1 '
-        'input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } } ] }\n'
-    )
-    with running_server(models) as server:
-        tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
-        body = json.dumps({"inputs": [tensor]})
-        status, _, answer = server.request("POST", "/v2/models/both/infer", body)
-        assert (status, json.loads(answer)["outputs"][0]["data"]) == (200, [2])
+def test_an_ensemble_is_made_of_what_its_members_say(served):
+    models, server = served
+    write_completing(models)
+    write_ensemble(models, "both", "m IN=A > OUT=B", kind=TEXT)
+    assert control(server, "load", "both") == (200, "")
+    assert infer(server, "both", {"A": "self.said = 2"}) == {"B": ["2"]}
+    assert control(server, "unload", "both") == (200, "")
 
 
 def test_it_may_log_and_ask_where_it_is(served):
@@ -274,17 +249,6 @@ def test_a_clients_configuration_is_completed_too(served):
     # What was served still is.
     assert config_of(server)["max_batch_size"] == 8
     assert ask(server, "self.said = 1", shape=(1, 1)) == "1"
-
-
-def test_a_directory_without_config_is_found_when_polled(models):
-    poll = "--model-control-mode", "poll", "--repository-poll-secs", "1"
-    with running_server(models, *poll) as server:
-        write_completing(models)
-        wait_until(lambda: server.is_ready("m"), "the model", server)
-        assert config_of(server)["max_batch_size"] != 5
-        (models / "m" / "1" / "model.py").unlink()
-        write_completing(models, complete="c.set_max_batch_size(5)\n" + FULL)
-        wait_until(lambda: config_of(server)["max_batch_size"] == 5, "the new model", server)
 
 
 # -- failing --------------------------------------------------------------------------------------
@@ -413,30 +377,11 @@ def expected_code(reason):
     return "Invalid argument" if reason.startswith(ours) else "Internal"
 
 
-def test_a_completion_that_hangs_ends_with_the_server(models):
-    write_completing(models, complete="threading.Event().wait()", config=THREE)
-    write_code_model(models, "good")
-    with running_server(models, *EXPLICIT, "--load-model", "good") as server:
-        with ThreadPoolExecutor(1) as threads:
-            loading = threads.submit(control, server, "load")
-            wait_until(lambda: said(models)["complete"], "the completion to hang", server)
-            wait_until(
-                lambda: "s: instances m_0_0, m_0_1, m_0_2 in auto_complete_config" in server.log(),
-                "a line that says so",
-                server,
-            )
-            assert server.ask("self.said = 1", "good") == (200, "1")
-            stubs = server.stubs()
-            assert server.stop() == 0
-            assert loading.exception() is not None or loading.result()[0] != 200
-        assert not any(alive(pid) for pid in stubs)
-
-
 # -- not completing -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flag", ["--disable-auto-complete-config", "--strict-model-config=true"])
-def test_completion_can_be_switched_off(models, flag):
+def test_completion_can_be_switched_off(tmp_path):
+    models = tmp_path / "models"
     whole = (
         'backend: "python"\ninput [ { name: "IN" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
         'output [ { name: "OUT" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
@@ -444,12 +389,30 @@ def test_completion_can_be_switched_off(models, flag):
     write_completing(models, "whole", BATCHING, config=whole)
     write_completing(models, "part", config='backend: "python"\ninput [ { name: "IN" } ]\n')
     write_completing(models, "none")
-    with running_server(models, flag, "--exit-on-error=false", ready=False) as server:
-        wait_until(lambda: server.is_ready("whole"), "the whole one", server)
+    flags = ("--disable-auto-complete-config", "--exit-on-error=false", "--strict-readiness=false")
+    with running_server(models, *flags, own=True) as server:
         assert config_of(server, "whole")["max_batch_size"] == 0
         assert ask(server, "self.said = self.completed_here", "whole") == "False"
-        wait_until(lambda: "] ready" in server.log(), "the end of the loading", server)
         assert "model input 'IN' must specify 'data_type' for part" in server.log()
         assert "failed to open text file for read" in server.log()
         for name in ("whole", "part", "none"):
             assert said(models, name)["complete"] == []
+        # Without strict readiness, a server with models that failed is ready.
+        assert server.is_ready()
+        assert not server.is_ready("part")
+
+
+def test_a_completion_that_hangs_ends_with_the_server(serving):
+    """The last test of this server."""
+    models, server, _ = serving
+    write_completing(models, complete="threading.Event().wait()", config=THREE)
+    with ThreadPoolExecutor(1) as threads:
+        loading = threads.submit(control, server, "load")
+        wait_until(lambda: said(models)["complete"], "the completion to hang", server)
+        told = "s: instances m_0_0, m_0_1, m_0_2 in auto_complete_config"
+        wait_until(lambda: told in server.log(), "a line that says so", server)
+        assert server.ask("self.said = 1", "good") == (200, "1")
+        stubs = server.stubs()
+        assert server.stop() == 0
+        assert loading.exception() is not None or loading.result()[0] != 200
+    assert not any(alive(pid) for pid in stubs)

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from tests.process.raw_http import connected, inference, read_answer
-from tests.process.server import running_server, write_model
-from tests.process.tried_server import BIG, FILL, MIB, fill, good, tried_server
+from tests.process.tried_server import BIG, MIB, fill, good, tried_server
 
 
 @pytest.fixture(scope="module")
@@ -118,12 +117,3 @@ def test_clients_that_never_read_disturb_nobody_and_get_their_own_bytes(server):
         for number, sock in enumerate(slow):
             answer = read_answer(sock)[2]
             assert answer[-4 * BIG :] == np.full(BIG, 100 + number, np.float32).tobytes()
-
-
-def test_the_server_stops_although_a_client_does_not_read(tmp_path):
-    write_model(tmp_path, "fill", FILL, inputs='name: "IN" data_type: TYPE_INT64 dims: [2]')
-    flags = "--exit-timeout-secs", "1"
-    with running_server(tmp_path, *flags) as server, connected(server.http_url, 4096) as sock:
-        sock.sendall(fill(7, BIG))
-        assert sock.recv(100).startswith(b"HTTP/1.1 200")
-        assert server.stop() == 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
-from tests.process.controlled import only
-from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until
 from tests.process.streams import Stream, write_models
 
@@ -22,6 +21,7 @@ from tritonclient.utils import InferenceServerException  # noqa: E402
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
+    shutil.copytree(repository / "m", repository / "counted")
     with running_server(repository) as running:
         yield running
 
@@ -310,59 +310,39 @@ def test_calls_for_one_response_refuse_decoupled_models(server):
 # -- deaths, ends, counts ---------------------------------------------------------------------------
 
 
-def test_a_death_ends_the_requests_that_were_open(tmp_path):
-    write_models(tmp_path)
-    with running_server(tmp_path, *only("m")) as server, Stream(server) as stream:
-        stream.ask("kept.append(request.get_response_sender()); kept[0].send(answer(1))", "open")
-        assert stream.take() == ("open", "1", False)
-        stream.ask("os._exit(3)")
-        errors = [stream.take(), stream.take()]
-        assert all("Stub process 'm_0' is not healthy. It exited with code 3" in e for e in errors)
-        wait_until(server.is_ready, "the stub to be back", server)
-        stream.ask("request.get_response_sender().send(answer(len(kept)), FINAL)")
-        assert stream.take() == ("", "0", True)
+def test_a_death_ends_the_requests_that_were_open(server, stream):
+    stream.ask("kept.append(request.get_response_sender()); kept[-1].send(answer(1))", "open")
+    assert stream.take() == ("open", "1", False)
+    stream.ask("os._exit(3)")
+    errors = [stream.take(), stream.take()]
+    assert all("Stub process 'm_0' is not healthy. It exited with code 3" in e for e in errors)
+    wait_until(server.is_ready, "the stub to be back", server)
+    stream.ask("request.get_response_sender().send(answer(len(kept)), FINAL)")
+    assert stream.take() == ("", "0", True)
 
 
-def test_a_stop_waits_for_the_responses_that_are_still_to_come(tmp_path):
-    write_models(tmp_path)
-    gate = Gate(tmp_path / "gate")
-    with running_server(tmp_path, *only("m")) as server, Stream(server) as stream:
-        stream.ask(
-            "s = request.get_response_sender(); s.send(answer(1))\n"
-            "def late():\n"
-            f"    {gate.wait}\n"
-            "    s.send(answer(2), FINAL)\n"
-            "threading.Thread(target=late).start()"
+def test_statistics_count_a_request_when_it_is_over(server, stream):
+    def counts():
+        path = "/v2/models/counted/stats"
+        stats = json.loads(server.request("GET", path)[2])["model_stats"][0]
+        inference = stats["inference_stats"]
+        return (
+            stats["inference_count"],
+            stats["execution_count"],
+            inference["success"]["count"],
+            inference["fail"]["count"],
+            inference["compute_infer"]["count"],
         )
-        assert stream.take() == ("", "1", False)
-        server.process.terminate()
-        wait_until(lambda: not server.is_ready(), "the stop", server)
-        gate.open()
-        assert stream.take() == ("", "2", True)
-        assert server.process.wait(150) == 0
 
+    def ask(code):
+        stream.ask(code, model="counted")
 
-def test_statistics_count_a_request_when_it_is_over(tmp_path):
-    write_models(tmp_path)
-    with running_server(tmp_path, *only("m")) as server, Stream(server) as stream:
-
-        def counts():
-            stats = json.loads(server.request("GET", "/v2/models/m/stats")[2])["model_stats"][0]
-            inference = stats["inference_stats"]
-            return (
-                stats["inference_count"],
-                stats["execution_count"],
-                inference["success"]["count"],
-                inference["fail"]["count"],
-                inference["compute_infer"]["count"],
-            )
-
-        stream.ask("kept.append(request.get_response_sender()); kept[0].send(answer(1))")
-        stream.take()
-        stream.ask("request.get_response_sender().send(answer(1), FINAL)")
-        stream.take()
-        wait_until(lambda: counts()[1] == 2, "both executions to be counted", server)
-        assert counts() == (1, 2, 1, 0, 1)
-        stream.ask("kept.pop().send(flags=FINAL); raise ValueError")
-        wait_until(lambda: counts()[3] == 1, "the failure to be counted", server)
-        assert counts() == (2, 2, 2, 1, 2)
+    ask("kept.append(request.get_response_sender()); kept[0].send(answer(1))")
+    stream.take()
+    ask("request.get_response_sender().send(answer(1), FINAL)")
+    stream.take()
+    wait_until(lambda: counts()[1] == 2, "both executions to be counted", server)
+    assert counts() == (1, 2, 1, 0, 1)
+    ask("kept.pop().send(flags=FINAL); raise ValueError")
+    wait_until(lambda: counts()[3] == 1, "the failure to be counted", server)
+    assert counts() == (2, 2, 2, 1, 2)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 
 import pytest
 
 from tests.process.controlled import EXPLICIT, control, states
 from tests.process.ensembles import ADD, TEXT, infer, write_ensemble
-from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
 
@@ -22,36 +19,6 @@ def around(tmp_path):
     write_ensemble(tmp_path, "e", "add IN=A > OUT=t", "other IN=t > OUT=B")
     write_ensemble(tmp_path, "around", "e A=A > B=B")
     return tmp_path
-
-
-def test_an_ensemble_without_its_members(tmp_path):
-    write_model(tmp_path, "add", ADD)
-    write_model(tmp_path, "broken", "raise ValueError('no good')")
-    for name, step in (
-        ("missing", "nothing IN=A > OUT=B"),
-        ("version", "add:7 IN=A > OUT=B"),
-        ("sick", "broken IN=A > OUT=B"),
-        ("circle", "circle A=A > B=B"),
-        ("well", "add:1 IN=A > OUT=B"),
-    ):
-        write_ensemble(tmp_path, name, step)
-    flags = ("--exit-on-error=false", "--strict-readiness=false")
-    with running_server(tmp_path, *flags, own=True) as server:
-        reasons = {name: row.get("reason", "") for (name, _), row in server.index().items()}
-        assert reasons["missing"] == (
-            "ensemble missing contains models that are not available or ambiguous: nothing"
-        )
-        assert reasons["version"] == (
-            "ensemble 'version' depends on 'add' whose required version 7 is not loaded."
-        )
-        assert reasons["sick"].startswith(
-            "ensemble 'sick' depends on 'broken' which has no loaded version. Model 'broken' loading "
-            "failed with error: version 1 is at UNAVAILABLE state: "
-        )
-        assert reasons["circle"].startswith("circular dependency between ensembles: circle -> ")
-        assert infer(server, "well", {"A": [1.0]}) == {"B": [2.0]}
-        assert server.is_ready("well")
-        assert not server.is_ready("sick")
 
 
 def test_an_ensemble_is_ready_when_its_members_are(tmp_path):
@@ -76,27 +43,6 @@ def test_an_ensemble_is_ready_when_its_members_are(tmp_path):
         mark.unlink()
         assert control(server, "load", "e") == (200, "")
         assert server.is_ready("e")
-
-
-def test_requests_in_flight_are_answered_when_the_server_stops(tmp_path):
-    began = tmp_path / "began"
-    repository = tmp_path / "models"
-    for name in ("code", "other"):
-        write_code_model(repository, name)
-    write_ensemble(repository, "e", "code IN=A > OUT=t", "other IN=t > OUT=B", kind=TEXT)
-    gate = Gate(tmp_path / "gate")
-    first = f"open({str(began)!r}, 'w').close(); {gate.wait}; self.said = \"self.said = 'done'\""
-    with running_server(repository) as server:
-        answers = []
-        asking = threading.Thread(target=lambda: answers.append(infer(server, "e", {"A": first})))
-        asking.start()
-        wait_until(began.exists, "the first member to begin", server)
-        os.kill(server.pid, signal.SIGTERM)
-        wait_until(lambda: not server.is_ready(), "the stop", server)
-        gate.open()
-        asking.join(150)
-        assert answers == [{"B": ["done"]}]
-        assert server.process.wait(150) == 0
 
 
 def test_members_come_and_go_with_the_ensemble(around):

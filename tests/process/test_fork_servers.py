@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
 import signal
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from tests.process.server import (
     alive,
     descendants,
     is_fork_server,
+    named_memory,
     open_files,
     running_server,
     state,
@@ -47,7 +51,7 @@ FAILING = {
     "exits": "import sys; '--forks' in sys.orig_argv and sys.exit(3)",
     "hangs": "import signal, sys; '--forks' in sys.orig_argv and signal.pause()",
 }
-ENVIRONMENTS = ("killed", "stopped", "later", *FAILING)
+ENVIRONMENTS = ("lost", "stopped", *FAILING)
 
 
 def fork_servers(server, environment=""):
@@ -88,14 +92,14 @@ def write_environment(folder):
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """Models of the usual environment, and four of each environment."""
+    """Models of the usual environment, and five of each other one."""
     root = tmp_path_factory.mktemp("fork_servers")
-    for name in (*NAMES, *MORE):
+    for name in (*NAMES, *MORE, *BUSY):
         write_code_model(root / "models", name)
     write_code_model(root / "models", "many", config="instance_group [{ count: 5 }]")
     for environment in ENVIRONMENTS:
         write_environment(root / environment)
-        for number in range(4):
+        for number in range(5):
             config = environment_parameter(root / environment)
             write_code_model(root / "models", f"{environment}{number}", config=config)
     return root / "models"
@@ -227,15 +231,21 @@ def test_all_instances_of_a_model_wait_for_its_completed_configuration(server):
     assert "of model 'many' is not healthy" not in server.log()
 
 
-def test_a_killed_fork_server_is_replaced(server):
-    load(server, "killed0", "killed1", "killed2")
-    (before,) = fork_servers(server, "/killed")
-    os.kill(before, signal.SIGKILL)
-    wait_until(lambda: not alive(before), "the fork server to end")
-    load(server, "killed3")
-    assert len({about(server, f"killed{number}")["pid"] for number in range(4)}) == 4
-    (after,) = fork_servers(server, "/killed")
-    assert after != before
+def test_a_fork_server_that_is_killed_or_out_of_date_is_replaced(server, repository):
+    load(server, "lost0", "lost1", "lost2")
+    (killed,) = fork_servers(server, "/lost")
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: not alive(killed), "the fork server to end")
+    load(server, "lost3")
+    (outdated,) = fork_servers(server, "/lost")
+    # A stub has what was installed after its fork server had started.
+    site = repository.parent / "lost" / "packages" / "sitecustomize.py"
+    site.write_text("import os; os.environ['INSTALLED'] = 'yes'")
+    load(server, "lost4")
+    code = "import os; self.said = os.environ['INSTALLED']"
+    assert server.ask(code, "lost4") == (200, "yes")
+    wait_until(lambda: not alive(outdated), "the old fork server to end", server)
+    assert len({about(server, f"lost{number}")["pid"] for number in range(5)}) == 5
 
 
 def test_stubs_start_while_their_fork_server_is_stopped(server):
@@ -247,22 +257,11 @@ def test_stubs_start_while_their_fork_server_is_stopped(server):
     wait_until(lambda: not alive(before), "the fork server to be killed", server)
 
 
-def test_a_stub_has_what_was_installed_after_its_fork_server_had_started(server, repository):
-    load(server, "later0", "later1", "later2")
-    (before,) = fork_servers(server, "/later")
-    site = repository.parent / "later" / "packages" / "sitecustomize.py"
-    site.write_text("import os; os.environ['INSTALLED'] = 'yes'")
-    load(server, "later3")
-    code = "import os; self.said = os.environ['INSTALLED']"
-    assert server.ask(code, "later3") == (200, "yes")
-    wait_until(lambda: before not in fork_servers(server), "the old fork server to end", server)
-
-
 @pytest.mark.parametrize("environment", FAILING)
 def test_stubs_start_where_a_fork_server_cannot(server, repository, environment):
     site = repository.parent / environment / "packages" / "sitecustomize.py"
     site.write_text(FAILING[environment])
-    names = [f"{environment}{number}" for number in range(4)]
+    names = [f"{environment}{number}" for number in range(3)]
     load(server, *names)
     assert len({about(server, name)["hash"] for name in names}) == len(names)
     assert fork_servers(server, f"/{environment}") == []
@@ -270,18 +269,47 @@ def test_stubs_start_where_a_fork_server_cannot(server, repository, environment)
     assert len(re.findall(told, server.log())) == 1
 
 
-def test_nothing_is_left_of_a_killed_server(repository):
-    with running_server(repository, EXPLICIT, **PLAINLY) as server:
-        load(server, *NAMES[:3])
-        left = descendants(server.pid)
-        assert fork_servers(server)
-        server.process.kill()
-        server.process.wait()
-        wait_until(lambda: not any(map(alive, left)), "its processes to end")
-
-
 def test_none_is_forked_where_that_is_switched_off(repository):
     with running_server(repository, EXPLICIT, "--fork-stubs=false", **PLAINLY) as server:
         load(server, *NAMES[:3])
         assert fork_servers(server) == []
         assert len({about(server, name)["hash"] for name in NAMES[:3]}) == 3
+
+
+def test_named_memory_is_found():
+    before = named_memory(os.getpid())
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.truncate(4096)
+        assert named_memory(os.getpid()) - before == {file.name}
+        with Path(file.name).open("rb") as again:
+            mapped = mmap.mmap(again.fileno(), 4096, access=mmap.ACCESS_READ)
+        file.close()
+        assert named_memory(os.getpid()) - before == {f"{file.name} (deleted)"}
+        mapped.close()
+    assert named_memory(os.getpid()) <= before
+
+
+BUSY = {
+    "busy": "while True: pass",
+    "sleeping": "threading.Event().wait()",
+    "holding_gil": "ctypes.PyDLL(None).pause()",
+}
+
+
+def test_a_killed_server_leaves_no_process_and_no_shared_memory(server, repository):
+    """The last test of this server."""
+    load(server, *BUSY)
+    assert fork_servers(server)
+    left = descendants(server.pid)
+    # Nothing of theirs has a name there, even while they live: others' things come and go.
+    assert not set().union(*map(named_memory, [server.pid, *left]))
+    with ThreadPoolExecutor(len(BUSY)) as threads:
+        for name, code in BUSY.items():
+            mark = f"open({str(repository.parent / name)!r}, 'w').close()"
+            threads.submit(server.ask, f"{mark}\n{code}", name)
+        wait_until(
+            lambda: all((repository.parent / name).exists() for name in BUSY), "them", server
+        )
+        server.process.kill()
+        assert server.process.wait(150) == -signal.SIGKILL
+        wait_until(lambda: not any(map(alive, left)), "its processes to end")

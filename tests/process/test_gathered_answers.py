@@ -16,6 +16,7 @@ WAYS = {
     "fault": "import ctypes; ctypes.string_at(0)",
 }
 QUICK = 5
+ROUNDS = 2
 NOTE = "open({notes!r}, 'a').write('{name} '); self.said = '{name}'"
 
 
@@ -31,13 +32,14 @@ def pipelined(server, codes, sent):
             yield status, answer["outputs"][0]["data"][0] if status == 200 else answer["error"]
 
 
-@pytest.mark.parametrize("environment", [{}, PURE], ids=["compiled", "python"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "environment"), [*((way, {}) for way in WAYS), ("kill", PURE)], ids=[*WAYS, "python"]
+)
 def test_responses_before_a_death_reach_their_clients(tmp_path, way, environment):
     notes = tmp_path / "notes"
     write_code_model(tmp_path / "models")
     with running_server(tmp_path / "models", environment=environment) as server:
-        for _ in range(3):
+        for _ in range(ROUNDS):
             notes.unlink(missing_ok=True)
             gate = Gate(tmp_path / "gate")
             # From now on its process gets several at once.
@@ -55,6 +57,12 @@ def test_responses_before_a_death_reach_their_clients(tmp_path, way, environment
             assert answers == [(200, said) for said in ("waited", *names, *after)]
             # None was executed twice.
             assert notes.read_text().split() == [*names, *after]
-        count = 3 * (20 + 2 * QUICK + 1)
+        count = ROUNDS * (20 + 2 * QUICK + 1)
         labels = 'model="m",version="1"'
-        assert server.metrics()[f"nv_inference_request_success{{{labels}}}"] == count
+        metrics = server.metrics()
+        assert metrics[f"nv_inference_request_success{{{labels}}}"] == count
+        if environment:
+            # Each process takes the slower way, and one line says so.
+            slower = 'gpubridge_fallbacks_total{model="m",reason="native_module",version="1"}'
+            assert metrics[slower] == 1 + ROUNDS
+            assert server.log().count("runs slower: turned off by GPUBRIDGE_NO_NATIVE=1") == 1

@@ -10,7 +10,13 @@ import pytest
 
 from tests.process.gates import Gate
 from tests.process.raw_http import binary_request, connected, inference, read_answer, read_answers
-from tests.process.server import PURE, running_server, wait_until, write_code_model, write_model
+from tests.process.server import (
+    PURE,
+    running_server,
+    wait_until,
+    write_code_model,
+    write_model,
+)
 from tests.process.streams import Stream
 
 triton = pytest.importorskip("tritonclient.grpc")
@@ -121,6 +127,8 @@ def test_a_model_that_keeps_every_input_gets_copies_in_time(server):
         assert struct.unpack("<2f", answer[-8:]) == (number + 1, 0)
     told = re.findall("'keeper.* it gets copies from now on", server.log())
     assert len(told) == 1
+    counted = 'gpubridge_fallbacks_total{model="keeper",reason="inputs_kept",version="1"}'
+    assert server.metrics()[counted] == 1
 
 
 def test_requests_without_inputs_keep_no_memory(server):
@@ -150,21 +158,19 @@ class TritonPythonModel:
             final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
             self.senders.get().send(pb_utils.InferenceResponse([out]), final)
 """
-SCHEDULINGS = {"": "", "batched": "max_batch_size: 64\ndynamic_batching {}"}
+DECOUPLED = "model_transaction_policy { decoupled: true }\n"
+BATCHED = "max_batch_size: 64\ndynamic_batching {}"
 
 
 @pytest.mark.parametrize(
-    ("environment", "scheduling"),
-    [({}, ""), (PURE, "batched")],
-    ids=["compiled", "python-batched"],
+    ("environment", "config"), [({}, BATCHED), (PURE, "")], ids=["compiled-batched", "python"]
 )
-def test_requests_wait_for_a_model_that_does_not_finish_others(tmp_path, scheduling, environment):
-    config = f"model_transaction_policy {{ decoupled: true }}\n{SCHEDULINGS[scheduling]}"
+def test_requests_wait_for_a_model_that_does_not_finish_others(tmp_path, config, environment):
     gate = Gate(tmp_path / "gate")
-    source = HOLDER.replace("WAIT", gate.wait).replace("SHAPE", ":" if scheduling else "0")
-    write_model(tmp_path / "models", "holder", source, config=config)
+    source = HOLDER.replace("WAIT", gate.wait).replace("SHAPE", ":" if config else "0")
+    write_model(tmp_path / "models", "holder", source, config=DECOUPLED + config)
     write_code_model(tmp_path / "models")
-    tensor = triton.InferInput("IN", [1, 2] if scheduling else [2], "FP32")
+    tensor = triton.InferInput("IN", [1, 2] if config else [2], "FP32")
     tensor.set_data_from_numpy(np.zeros(tensor.shape(), np.float32))
     with running_server(tmp_path / "models", environment=environment) as server:
         with ExitStack() as stack:

@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
-import queue
 import re
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import numpy as np
+import grpc
 import pytest
 
-from tests.process.gates import Gate
+from tests.process.controlled import control, only
+from tests.process.ensembles import TEXT, infer, write_ensemble
+from tests.process.gates import Gate, waiting_at
+from tests.process.raw_http import connected, inference, read_answer
+from tests.process.raw_http2 import open_stream
 from tests.process.server import (
     Server,
     alive,
     descendants,
-    named_memory,
     running_server,
     wait_until,
     write_code_model,
     write_model,
 )
+from tests.process.streams import Stream, write_models as write_streams
 from tests.waits import poll, polling
 
 FOR_EVER = "threading.Event().wait()"
+# OUT has 16 MiB.
+FILL = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        out = pb_utils.Tensor("OUT", np.full(4 << 20, 7, np.float32))
+        return [pb_utils.InferenceResponse([out]) for _ in requests]
+"""
+TENSOR = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
+FILLED = json.dumps({"inputs": [TENSOR], "parameters": {"binary_data_output": True}}).encode()
 
 
 @pytest.fixture
@@ -49,53 +62,170 @@ def mark_and(path, code):
     return f"open({str(path)!r}, 'w').close()\n{code}"
 
 
-# -- SIGTERM --------------------------------------------------------------------------------------
+# -- what a stop waits for ------------------------------------------------------------------------
+# Each of these does something before the stop, looks when the server has been told to stop, and looks again
+# when the gate is open, at which its model waits.
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_answers_what_was_asked_refuses_what_is_new_and_finalizes(threads, tmp_path, number):
-    write_code_model(tmp_path)
-    gate, started = Gate(tmp_path / "gate"), tmp_path / "started"
-    with running_server(tmp_path) as server:
-        pids = descendants(server.pid)
-        host, port = server.http_url.split(":")
-        idle = socket.create_connection((host, int(port)))
-        slow = threads.submit(server.ask, mark_and(started, f"{gate.wait}; self.said = 1"))
-        wait_until(started.exists, "execute to start", server)
-        queued = [threads.submit(server.ask, f"self.said = {i}") for i in range(3)]
-        pending = 'nv_inference_pending_request_count{model="m",version="1"}'
-        wait_until(lambda: server.metrics()[pending] == 4, "four requests to wait", server)
-        server.process.send_signal(number)
-        with idle:
-            assert idle.recv(1) == b""
+def an_idle_connection(server, place, threads):
+    with connected(server.http_url) as idle:
+        yield
+        assert idle.recv(1) == b""
         with pytest.raises(ConnectionRefusedError):
-            server.ask("pass")
-        assert "Finalize" not in server.log()
+            server.ask("pass", "code")
+
+
+def half_a_request_and_a_call_without_a_message(server, place, threads):
+    with connected(server.http_url) as half, connected(server.grpc_url) as call:
+        half.sendall(inference("code", b"x", length=10_000))
+        open_stream(call)
+        yield
+        yield
+        assert read_answer(half)[0] == 503
+
+
+def requests_of_a_model_and_an_ensemble(server, place, threads):
+    started = place / "started"
+    code = mark_and(started, f"{waiting_at(place / 'gate')}; self.said = 1")
+    slow = threads.submit(server.ask, code, "code")
+    wait_until(started.exists, "execute to start", server)
+    queued = [threads.submit(server.ask, f"self.said = {i}", "code") for i in range(3)]
+    both = threads.submit(infer, server, "e", {"A": "self.said = \"self.said = 'done'\""})
+    pending = 'nv_inference_pending_request_count{model="code",version="1"}'
+    wait_until(lambda: server.metrics()[pending] == 5, "five requests to wait", server)
+    yield
+    assert "code is finalized" not in server.log()
+    yield
+    assert slow.result() == (200, "1")
+    assert [answer.result() for answer in queued] == [(200, str(i)) for i in range(3)]
+    assert both.result() == {"B": ["done"]}
+
+
+def a_stream_without_a_request(server, place, threads):
+    with Stream(server) as stream:
+        stream.ask("request.get_response_sender().send(answer(1), FINAL)")
+        assert stream.take() == ("", "1", True)
+        yield
+        assert stream.take() == "the server is stopping"
+
+
+def a_response_that_is_still_to_come(server, place, threads):
+    with Stream(server) as stream:
+        stream.ask(
+            "s = request.get_response_sender(); s.send(answer(1))\n"
+            "def late():\n"
+            f"    {waiting_at(place / 'gate')}\n"
+            "    s.send(answer(2), FINAL)\n"
+            "threading.Thread(target=late).start()"
+        )
+        assert stream.take() == ("", "1", False)
+        yield
+        yield
+        assert stream.take() == ("", "2", True)
+
+
+def a_client_that_reads_slowly(server, place, threads):
+    pids = descendants(server.pid)
+    with connected(server.http_url, receive_bytes=32768) as client:
+        client.sendall(inference("fill", FILLED, "Connection: close"))
+        answer = bytearray(client.recv(1000))
+        yield
+        yield
+        assert gone(pids)
+        while part := client.recv(1 << 20):
+            answer += part
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert len(answer) > 16 << 20
+
+
+# -- what it does not wait for --------------------------------------------------------------------
+
+
+def restarts_that_hang_or_are_far_away(server, place, threads):
+    assert server.ask("os._exit(1)", "hangs")[0] == 503
+    wait_until((place / "hangs").exists, "the next stub", server)
+    (place / "broken").touch()
+    assert server.ask("os._exit(1)", "loops")[0] == 503
+    wait_until(lambda: "restarts in 1.6 s" in server.log(), "a longer wait", server)
+    failed = server.log().count("failed to start")
+    yield
+    yield
+    assert server.process.wait(150) == 0
+    assert server.log().count("failed to start") == failed
+
+
+def a_load_that_hangs(server, place, threads):
+    loading = threads.submit(control, server, "load", "slow")
+    wait_until((place / "second").exists, "initialize", server)
+    yield
+    yield
+    assert loading.result()[0] == 503
+
+
+QUESTIONS = (
+    an_idle_connection,
+    half_a_request_and_a_call_without_a_message,
+    requests_of_a_model_and_an_ensemble,
+    a_stream_without_a_request,
+    a_response_that_is_still_to_come,
+    a_load_that_hangs,
+    a_client_that_reads_slowly,
+    # The last: no time is to pass before the stop.
+    restarts_that_hang_or_are_far_away,
+)
+SLOW = """
+if args["model_instance_name"] == "slow_0_1":
+    {first_is_up}
+    time.sleep(1)  # by then the server has heard of it
+    open({second!r}, "w").close()
+    threading.Event().wait()
+open({first!r}, "w").close()
+"""
+
+
+def write_stopped(models, place):
+    """Write the models that are asked at the stop."""
+    write_streams(models)
+    write_code_model(models, "code", finalize="print('code is finalized', flush=True)")
+    write_code_model(models, "other")
+    write_ensemble(models, "e", "code IN=A > OUT=t", "other IN=t > OUT=B", kind=TEXT)
+    write_model(models, "fill", FILL)
+    broken, hangs, again = (str(place / name) for name in ("broken", "hangs", "again"))
+    write_code_model(models, "loops", initialize=f"if os.path.exists({broken!r}): os._exit(1)")
+    hang = f"if os.path.exists({again!r}): open({hangs!r}, 'w').close(); {FOR_EVER}"
+    write_code_model(models, "hangs", initialize=f"{hang}\nopen({again!r}, 'w')")
+    first = str(place / "first")
+    first_is_up = polling(f"os.path.exists({first!r})")
+    slow = SLOW.format(first=first, first_is_up=first_is_up, second=str(place / "second"))
+    write_code_model(models, "slow", initialize=slow, config="instance_group [{ count: 2 }]")
+
+
+def test_a_stop_answers_what_was_asked_refuses_what_is_new_and_finalizes(threads, tmp_path):
+    models = tmp_path / "models"
+    write_stopped(models, tmp_path)
+    gate = Gate(tmp_path / "gate")
+    asked = only("m", "e", "code", "fill", "loops", "hangs")
+    with running_server(models, *asked) as server, ExitStack() as ends:
+        questions = [question(server, tmp_path, threads) for question in QUESTIONS]
+        for question in questions:
+            ends.callback(question.close)
+            next(question)
+        pids = descendants(server.pid)
+        server.process.send_signal(signal.SIGTERM)
+        for question in questions:
+            next(question, None)
         gate.open()
-        assert slow.result() == (200, "1")
-        assert [answer.result() for answer in queued] == [(200, str(i)) for i in range(3)]
+        for question in questions:
+            next(question, None)
         assert server.process.wait(150) == 0
         assert gone(pids)
-        assert server.log().count("Finalize\n") == 1
+        assert server.log().count("code is finalized\n") == 1
+        # "other", and the instance that was up of the model that was being loaded.
+        assert server.log().count("Finalize\n") == 2
         assert "Traceback" not in server.log()
 
 
-def test_an_open_stream_is_told_that_the_server_stops(tmp_path):
-    grpc_client = pytest.importorskip("tritonclient.grpc")
-    write_code_model(tmp_path)
-    tensor = grpc_client.InferInput("IN", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([b"self.said = 1"], np.object_))
-    answers = queue.Queue()
-    with (
-        running_server(tmp_path) as server,
-        grpc_client.InferenceServerClient(server.grpc_url) as client,
-    ):
-        client.start_stream(lambda result, error: answers.put((result, error)))
-        client.async_stream_infer("m", [tensor])
-        assert answers.get(timeout=150)[1] is None
-        server.process.send_signal(signal.SIGTERM)
-        assert "the server is stopping" in str(answers.get(timeout=60)[1])
-        assert server.process.wait(150) == 0
+# -- what it gives up -----------------------------------------------------------------------------
 
 
 WAITS = """
@@ -143,49 +273,6 @@ CLEANED = {
     "plain": ("request", "background"),
     "asks": ("deaf", "m"),
 }
-
-
-def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads, tmp_path):
-    models = tmp_path / "models"
-    write_code_model(models)
-    write_code_model(models, "deaf")
-    for name in CLEANED:
-        write_model(
-            models,
-            name,
-            ASKS if name == "asks" else WAITS,
-            config="model_transaction_policy { decoupled: true }" if name == "stream" else "",
-            inputs='name: "IN" data_type: TYPE_STRING dims: [1]',
-            outputs='name: "OUT" data_type: TYPE_STRING dims: [1]',
-        )
-        (tmp_path / f"of {name}").mkdir()
-    started = tmp_path / "started"
-    with running_server(models, "--exit-timeout-secs=1") as server:
-        pids = descendants(server.pid)
-        endless = threads.submit(server.ask, mark_and(started, FOR_EVER))
-        wait_until(started.exists, "execute to start", server)
-        given_up = []
-        for name in CLEANED:
-            body = json.dumps({"IN": str(tmp_path / f"of {name}")})
-            path = f"/v2/models/{name}/generate"
-            given_up.append(threads.submit(server.request, "POST", path, body))
-            waits = tmp_path / f"of {name}" / "request waits"
-            wait_until(waits.exists, f"'{name}' to wait", server)
-        assert server.stop() == 0
-        status, error = endless.result()
-        assert status == 503
-        assert error.startswith(
-            "Stub process 'm_0' is not healthy. It was killed: it had not ended "
-        )
-        # A coroutine is cancelled, a call fails, and the model is finalized before the process ends.
-        assert 200 not in [each.result()[0] for each in given_up]
-        for name, cleaned in CLEANED.items():
-            for what in (*(f"{each} cleans up" for each in cleaned), "finalize"):
-                assert (tmp_path / f"of {name}" / what).exists(), (name, what)
-        assert gone(pids)
-        assert "model 'm' still has 1 requests after 1 s" in server.log()
-
-
 KILLED = "Stub process '{}_0' is not healthy. It was killed: it had not ended "
 FINALIZES = {
     "hangs": (FOR_EVER, KILLED),
@@ -198,145 +285,81 @@ FINALIZES = {
 }
 
 
-def test_a_finalize_that_hangs_or_fails_keeps_neither_the_server_nor_other_models(tmp_path):
+@contextmanager
+def health_watched(server, gate):
+    """Watch the health of a server whose model m waits at a gate when it starts again, to its end."""
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        watching = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        watch, unknown = watching(b"", timeout=150), watching(b"\x0a\x05nobod")
+        assert next(unknown) == b"\x08\x03"
+        unknown.cancel()
+        assert next(watch) == b"\x08\x01"
+        assert server.ask("os._exit(1)")[0] == 503
+        assert next(watch) == b"\x08\x02"
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x02"
+        gate.open()
+        assert next(watch) == b"\x08\x01"
+        yield
+        assert next(watch) == b"\x08\x02"
+        with pytest.raises(grpc.RpcError) as ended:
+            next(watch)
+        assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert ended.value.details() == "the server is stopping"
+
+
+def write_given_up(models, place, gate):
+    """Write models that do not answer, or whose end fails; m waits at the gate when it starts again."""
+    again = str(place / "again")
+    at_gate = f"if os.path.exists({again!r}): {gate.wait}\nopen({again!r}, 'w')"
+    write_code_model(models, initialize=at_gate)
+    write_code_model(models, "deaf")
+    strings = {"inputs": 'name: "IN" data_type: TYPE_STRING dims: [1]'}
+    strings["outputs"] = strings["inputs"].replace('"IN"', '"OUT"')
+    for name in CLEANED:
+        decoupled = "model_transaction_policy { decoupled: true }" if name == "stream" else ""
+        source = ASKS if name == "asks" else WAITS
+        write_model(models, name, source, config=decoupled, **strings)
+        (place / f"of {name}").mkdir()
+    write_model(models, "fill", FILL)
     for name, (finalize, _) in FINALIZES.items():
-        write_code_model(tmp_path, name, finalize=finalize)
-    write_code_model(tmp_path, "tidy")
-    with running_server(tmp_path, "--exit-timeout-secs=3") as server:
-        pids = descendants(server.pid)
-        assert server.stop() == 0
+        write_code_model(models, name, finalize=finalize)
+    write_code_model(models, "tidy")
+
+
+def test_what_does_not_end_is_given_up_after_the_exit_timeout(threads, tmp_path):
+    models, gate, started = tmp_path / "models", Gate(tmp_path / "gate"), tmp_path / "started"
+    write_given_up(models, tmp_path, gate)
+    with (
+        running_server(models, "--exit-timeout-secs=3") as server,
+        connected(server.http_url, 4096) as unread,
+    ):
+        unread.sendall(inference("fill", FILLED))
+        assert unread.recv(100).startswith(b"HTTP/1.1 200")
+        with health_watched(server, gate):
+            pids = descendants(server.pid)
+            endless = threads.submit(server.ask, mark_and(started, FOR_EVER))
+            wait_until(started.exists, "execute to start", server)
+            given_up = []
+            for name in CLEANED:
+                body = json.dumps({"IN": str(tmp_path / f"of {name}")})
+                path = f"/v2/models/{name}/generate"
+                given_up.append(threads.submit(server.request, "POST", path, body))
+                waits = tmp_path / f"of {name}" / "request waits"
+                wait_until(waits.exists, f"'{name}' to wait", server)
+            assert server.stop(signal.SIGINT) == 0
         assert gone(pids)
         log = server.log()
+    status, error = endless.result()
+    assert (status, error.startswith(KILLED.format("m"))) == (503, True), error
+    # A coroutine is cancelled, a call fails, and the model is finalized before the process ends.
+    assert 200 not in [each.result()[0] for each in given_up]
+    for name, cleaned in CLEANED.items():
+        for what in (*(f"{each} cleans up" for each in cleaned), "finalize"):
+            assert (tmp_path / f"of {name}" / what).exists(), (name, what)
+    assert "model 'm' still has 1 requests after 3 s" in log
     for name, (_, logged) in FINALIZES.items():
         assert logged.format(name) in log
     assert "Finalize\n" in log
-
-
-def test_a_stop_does_not_wait_for_models_that_are_still_initializing(tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    write_code_model(tmp_path / "models", "quick")
-    write_code_model(
-        tmp_path / "models",
-        "slow",
-        initialize=f"""
-if args["model_instance_name"] == "slow_0_1":
-    {polling(f"os.path.exists({str(first)!r})")}
-    time.sleep(1)  # by then the server has heard of it
-    open({str(second)!r}, "w").close()
-    {FOR_EVER}
-open({str(first)!r}, "w").close()
-""",
-        config="instance_group [{ count: 2 }]",
-    )
-    with running_server(tmp_path / "models", ready=False) as server:
-        wait_until(second.exists, "initialize", server)
-        wait_until(lambda: server.is_ready("quick"), "the other model", server)
-        pids = descendants(server.pid)
-        assert len(server.stubs()) == 3
-        assert not server.is_ready()
-        assert server.stop() == 0
-        assert gone(pids)
-        # The model that was up, and the instance that was.
-        assert server.log().count("Finalize\n") == 2
-
-
-def test_a_stop_does_not_wait_for_the_next_restart_of_a_crash_looping_model(tmp_path):
-    broken = tmp_path / "broken"
-    write_code_model(
-        tmp_path / "models", initialize=f"if os.path.exists({str(broken)!r}): os._exit(1)"
-    )
-    with running_server(tmp_path / "models") as server:
-        broken.touch()
-        assert server.ask("os._exit(1)")[0] == 503
-        wait_until(lambda: "restarts in 0.8 s" in server.log(), "a longer wait", server)
-        restarts = server.log().count("failed to start")
-        assert server.stop() == 0
-        assert server.log().count("failed to start") == restarts
-
-
-def test_a_stop_does_not_wait_for_a_restart_that_hangs(tmp_path):
-    second = tmp_path / "second"
-    write_code_model(
-        tmp_path / "models",
-        initialize=f"if os.path.exists({str(second)!r}): {FOR_EVER}\nopen({str(second)!r}, 'w')",
-    )
-    with running_server(tmp_path / "models") as server:
-        assert server.ask("os._exit(1)")[0] == 503
-        wait_until(server.stubs, "the next stub", server)
-        assert server.stop() == 0
-
-
-def test_an_answer_is_sent_to_its_end_to_a_client_that_reads_slowly(tmp_path):
-    source = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        out = pb_utils.Tensor("OUT", np.full(4 << 20, 7, np.float32))
-        return [pb_utils.InferenceResponse([out]) for _ in requests]
-"""
-    write_model(tmp_path, "m", source)
-    body = json.dumps(
-        {
-            "inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
-    with running_server(tmp_path) as server, socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
-        host, port = server.http_url.split(":")
-        client.connect((host, int(port)))
-        head = b"POST /v2/models/m/infer HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body)
-        client.sendall(head + body)
-        answer = bytearray(client.recv(1000))
-        pids = descendants(server.pid)
-        server.process.send_signal(signal.SIGTERM)
-        assert gone(pids)
-        while part := client.recv(1 << 20):
-            answer += part
-        header, _, data = answer.partition(b"\r\n\r\n")
-        assert header.startswith(b"HTTP/1.1 200")
-        assert len(data) > 16 << 20
-        assert server.process.wait(150) == 0
-
-
-# -- SIGKILL --------------------------------------------------------------------------------------
-
-
-def test_named_memory_is_found():
-    before = named_memory(os.getpid())
-    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
-        file.truncate(4096)
-        assert named_memory(os.getpid()) - before == {file.name}
-        with Path(file.name).open("rb") as again:
-            mapped = mmap.mmap(again.fileno(), 4096, access=mmap.ACCESS_READ)
-        file.close()
-        assert named_memory(os.getpid()) - before == {f"{file.name} (deleted)"}
-        mapped.close()
-    assert named_memory(os.getpid()) <= before
-
-
-def test_a_killed_server_leaves_no_stub_and_no_shared_memory(threads, tmp_path):
-    marks = {
-        "idle": "pass",
-        "busy": "while True: pass",
-        "sleeping": FOR_EVER,
-        "holding_gil": "ctypes.PyDLL(None).pause()",
-    }
-    for name in marks:
-        write_code_model(tmp_path / "models", name)
-    with running_server(tmp_path / "models") as server:
-        pids = descendants(server.pid)
-        assert len(server.stubs()) == len(marks)
-        # Nothing of theirs has a name there, even while they live: others' things come and go.
-        assert not set().union(*map(named_memory, [server.pid, *pids]))
-        for name, code in marks.items():
-            threads.submit(server.ask, mark_and(tmp_path / name, code), name)
-        wait_until(lambda: all((tmp_path / name).exists() for name in marks), "them", server)
-        server.process.kill()
-        assert server.process.wait(150) == -signal.SIGKILL
-        assert gone(pids)
 
 
 # -- what loads -----------------------------------------------------------------------------------
@@ -371,9 +394,10 @@ BAD_FILES = {
 
 @pytest.fixture(scope="module")
 def half_broken(tmp_path_factory):
-    """A repository of which one model loads."""
+    """A repository of which one model loads, and one ensemble."""
     repository = tmp_path_factory.mktemp("half_broken")
-    write_code_model(repository, "good")
+    write_code_model(repository, "good", config="instance_group [{ count: 2 }]")
+    write_code_model(repository, "many", config="instance_group [{ count: 3 }]")
     for name, (code, _) in BAD_STARTS.items():
         write_code_model(repository, name, initialize=code)
     for name, (source, _) in BAD_FILES.items():
@@ -386,46 +410,61 @@ def half_broken(tmp_path_factory):
         initialize="if args['model_instance_name'].endswith('_1'): raise ValueError('second')",
         config="instance_group [{ count: 2 }]",
     )
+    for name, step in (
+        ("missing", "nothing IN=A > OUT=B"),
+        ("version", "good:7 IN=A > OUT=B"),
+        ("sick", "raises IN=A > OUT=B"),
+        ("round", "round A=A > B=B"),
+        ("well", "good:1 IN=A > OUT=B"),
+    ):
+        write_ensemble(repository, name, step, kind=TEXT)
+    for name in (os.fsdecode(b"b\xff"), "new\nline"):
+        (repository / name / "1").mkdir(parents=True)
     return repository
 
 
+REASONS = {
+    **{name: text for name, (_, text) in (BAD_STARTS | BAD_FILES).items()},
+    "no_file": "Python model file not found in '",
+    "one_of_two": "ValueError: second",
+    "needs_gpu": "KIND_GPU",
+    "many": "asks for 3 instances: expected at most 2 (--max-model-instances)",
+    "missing": "ensemble missing contains models that are not available or ambiguous: nothing",
+    "version": "ensemble 'version' depends on 'good' whose required version 7 is not loaded.",
+    "sick": (
+        "ensemble 'sick' depends on 'raises' which has no loaded version. Model 'raises' loading "
+        "failed with error: version 1 is at UNAVAILABLE state: "
+    ),
+    "round": "circular dependency between ensembles: round -> ",
+}
+
+
 def test_models_that_do_not_load_tell_why_and_the_others_serve(half_broken):
-    with running_server(half_broken, "--exit-on-error=false", ready=False) as server:
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--max-model-instances=2")
+    with running_server(half_broken, *flags, "--exit-on-error=false", ready=False) as server:
         wait_until(lambda: "] ready" in server.log(), "the loading to end", server)
-        index = server.index()
-        expected = {name: text for name, (_, text) in (BAD_STARTS | BAD_FILES).items()}
-        expected["no_file"] = "Python model file not found in '"
-        expected["one_of_two"] = "ValueError: second"
-        expected["needs_gpu"] = "KIND_GPU"
-        reasons = {name: row["reason"] for (name, _), row in index.items() if name != "good"}
-        assert {n for n, text in expected.items() if text not in reasons.pop(n)} == set(), index
+        rows = {name: row for (name, _), row in server.index().items()}
+        ready = {name for name, row in rows.items() if row["state"] == "READY"}
+        assert ready == {"good", "well"}
+        reasons = {name: row["reason"] for name, row in rows.items() if name not in ready}
+        assert {name for name, text in REASONS.items() if text not in reasons.pop(name)} == set()
         assert reasons == {}
-        assert index["good", 1]["state"] == "READY"
         assert server.ask("self.said = 1", "good") == (200, "1")
+        assert infer(server, "well", {"A": "self.said = 2"}) == {"B": ["2"]}
         # Of the GPU that one of them asks for, one short line.
         lines = [line for line in server.log().splitlines() if "no GPU is used" in line]
         assert [line.count(":") for line in lines] in ([], [4])
-        assert server.is_ready("good")
-        assert not server.is_ready("raises")
+        names = ("good", "well", "raises", "sick")
+        assert [server.is_ready(name) for name in names] == [True, True, False, False]
         assert not server.is_ready()
         # No stub stays of a model that did not load, not even the instance that was up.
-        assert len(server.stubs()) == 1
+        assert len(server.stubs()) == 2
         assert server.log().count("Finalize\n") == 1
-
-
-def test_a_directory_whose_name_is_no_text_is_left_out_with_a_warning(tmp_path):
-    write_code_model(tmp_path, "good")
-    for name in (os.fsdecode(b"b\xff"), "new\nline"):
-        (tmp_path / name / "1").mkdir(parents=True)
-    with running_server(
-        tmp_path, "--model-control-mode=explicit", "--load-model=*", own=True
-    ) as server:
-        assert set(server.index()) == {("good", 1)}
+        # Directories whose names are no text are left out, with a warning.
+        assert control(server, "load", "new%0Aline")[0] == 500
         lines = [line for line in server.log().splitlines() if "not UTF-8" in line]
         assert r"'b\udcff' is no model: " in lines[0]
         assert r"'new\nline' is no model: " in lines[1]
-        load = server.request("POST", "/v2/repository/models/new%0Aline/load", "{}")
-        assert load[0] == 500
         assert len(lines) == 2
 
 
@@ -439,20 +478,6 @@ def test_by_default_a_model_that_does_not_load_ends_the_server(half_broken):
         last = server.log().splitlines()[-1]
         assert "failed to load all models: 'crashes', 'deaf', 'ends', " in last
         assert last.endswith(f" failed; 'crashes': {BAD_STARTS['crashes'][1]}")
-
-
-def test_more_instances_than_a_model_may_have_are_refused(tmp_path):
-    write_code_model(tmp_path, "few", config="instance_group [{ count: 2 }]")
-    write_code_model(tmp_path, "many", config="instance_group [{ count: 3 }]")
-    flags = ("--max-model-instances=2", "--exit-on-error=false", "--strict-readiness=false")
-    with running_server(tmp_path, *flags, own=True) as server:
-        reason = server.index()["many", 0]["reason"]
-        assert "asks for 3 instances: expected at most 2 (--max-model-instances)" in reason
-        assert server.ask("self.said = 1", "few") == (200, "1")
-        assert len(server.stubs()) == 2
-        # Without strict readiness, a server with a model that failed is ready.
-        assert server.is_ready()
-        assert not server.is_ready("many")
 
 
 def test_a_server_that_is_started_without_standard_streams_opens_them(tmp_path):
