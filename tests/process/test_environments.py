@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.process.controlled import control, only
 from tests.process.environments import (
     environment_parameter,
     interpreter,
@@ -18,7 +20,7 @@ from tests.process.environments import (
     other_minors,
     shared_environment,
 )
-from tests.process.server import STARTED, running_server, state, wait_until, write_code_model
+from tests.process.server import running_server, state, wait_until, write_code_model
 
 FACTS = """
 import json
@@ -62,7 +64,7 @@ def server(another, tmp_path_factory):
     (inside / "triton_python_backend_stub").write_bytes(b"\x7fELF")
     packages = str(Path(np.__file__).parents[1])
     environment = {"PYTHONPATH": packages}
-    with running_server(repository, environment=environment, command=STARTED) as running:
+    with running_server(repository, environment=environment) as running:
         yield running
 
 
@@ -125,80 +127,68 @@ def test_errors_deaths_and_restarts_are_those_of_any_model(server):
     wait_until(lambda: "printed\n" in server.log(), "the line", server)
 
 
-def test_a_stubs_last_message_is_read_after_its_exit(tmp_path):
-    no_numpy = make_environment(sys.executable, tmp_path / "no_numpy")
-    program = tmp_path / "environment" / "bin" / "python3"
-    program.parent.mkdir(parents=True)
+def write_script(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def unusable(folder):
+    """Make environments that cannot be used; returns the path of each by name, and why not."""
+    no_numpy = make_environment(sys.executable, folder / "no_numpy")
     # The server sees nothing of this stub before it has ended, its first message unread.
-    program.write_text(
-        f'#!/bin/sh\ncase "$*" in *bootstrap*) kill -STOP $PPID;; esac\nexec {no_numpy}/bin/python "$@"\n'
-    )
-    program.chmod(0o755)
-    write_code_model(tmp_path / "models", config=environment_parameter(tmp_path / "environment"))
-    with running_server(tmp_path / "models", "--exit-on-error=false", ready=False) as server:
-        wait_until(lambda: state(server.pid) == "T", "the stub to start", server)
-        wait_until(lambda: not server.stubs(), "the stub to end")
-        os.kill(server.pid, signal.SIGCONT)
-        wait_until(lambda: server.index()["m", 1]["state"] == "UNAVAILABLE", "the end", server)
-        assert "cannot import numpy" in server.index()["m", 1]["reason"]
+    stopping = f'case "$*" in *bootstrap*) kill -STOP $PPID;; esac; exec {no_numpy}/bin/python "$@"'
+    for name, text in (
+        ("no_program", "#!/nowhere/python3\n"),
+        ("no_python", "#!/bin/sh\necho me\n"),
+        ("broken", "#!/bin/sh\necho libpython is missing >&2; exit 127\n"),
+        ("stopping", f"#!/bin/sh\n{stopping}\n"),
+        ("nested/inner", ""),
+    ):
+        write_script(folder / name / "bin" / "python3", text)
+    (folder / "moved" / "bin").mkdir(parents=True)
+    (folder / "moved" / "bin" / "python3").symlink_to("/no/such/python3")
+    (folder / "empty").mkdir()
+    reasons = {
+        "missing": "missing does not exist. The Python environment should",
+        "empty": "holds no bin/python3: expected a virtual environment",
+        "moved": "its bin/python3 is a link to /no/such/python3, which this",
+        "nested": "got one in its folder 'inner': that has to be the top",
+        "no_python": "it is no Python: asked for its version it says 'me'",
+        "broken": "it ended with code 127: libpython is missing",
+        "no_numpy": "cannot import numpy: No module named 'numpy'; install numpy",
+        "no_program": "it cannot be started: No such file or directory",
+        "stopping": "cannot import numpy",
+    }
+    too_old = next(filter(None, map(interpreter, (8, 7, 6))), None)
+    if too_old is not None:
+        make_environment(too_old, folder / "too_old")
+        reasons["too_old"] = "a stub needs Python 3.9 or newer: make the environment with a newer"
+    cases = {name: (folder / name, reason) for name, reason in reasons.items()}
+    relative = "Failed to get the canonical path for environments/mine."
+    return {**cases, "relative": ("environments/mine", relative)}
 
 
 def test_an_environment_that_cannot_be_used_is_refused_with_the_reason(tmp_path):
     models = tmp_path / "models"
-    no_numpy = make_environment(sys.executable, tmp_path / "no_numpy")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "no_program" / "bin").mkdir(parents=True)
-    (tmp_path / "no_program" / "bin" / "python3").write_text("#!/nowhere/python3\n")
-    (tmp_path / "no_program" / "bin" / "python3").chmod(0o755)
-    for folder in ("moved", "no_python", "broken", "nested/inner"):
-        (tmp_path / folder / "bin").mkdir(parents=True)
-    (tmp_path / "moved" / "bin" / "python3").symlink_to("/no/such/python3")
-    (tmp_path / "nested" / "inner" / "bin" / "python3").write_text("")
-    for folder, text in (
-        ("no_python", "echo me"),
-        ("broken", "echo libpython is missing >&2; exit 127"),
-    ):
-        program = tmp_path / folder / "bin" / "python3"
-        program.write_text(f"#!/bin/sh\n{text}\n")
-        program.chmod(0o755)
-    cases = {
-        "missing": (tmp_path / "nothing", "nothing does not exist. The Python environment should"),
-        "empty": (tmp_path / "empty", "holds no bin/python3: expected a virtual environment"),
-        "relative": (
-            "environments/mine",
-            "Failed to get the canonical path for environments/mine.",
-        ),
-        "moved": (tmp_path / "moved", "its bin/python3 is a link to /no/such/python3, which this"),
-        "nested": (tmp_path / "nested", "got one in its folder 'inner': that has to be the top"),
-        "no_python": (
-            tmp_path / "no_python",
-            "it is no Python: asked for its version it says 'me'",
-        ),
-        "broken": (tmp_path / "broken", "it ended with code 127: libpython is missing"),
-        "no_numpy": (no_numpy, "cannot import numpy: No module named 'numpy'; install numpy"),
-        "no_program": (tmp_path / "no_program", "it cannot be started: No such file or directory"),
-    }
-    too_old = next(filter(None, map(interpreter, (8, 7, 6))), None)
-    if too_old is not None:
-        folder = make_environment(too_old, tmp_path / "too_old")
-        cases["too_old"] = (
-            folder,
-            "a stub needs Python 3.9 or newer: make the environment with a newer",
-        )
+    cases = unusable(tmp_path)
     for name, (path, _) in cases.items():
         write_code_model(models, name, config=environment_parameter(path))
     write_code_model(models, "good")
-    with running_server(models, "--exit-on-error=false", ready=False) as server:
-        wait_until(lambda: server.is_ready("good"), "the good model", server)
-        wait_until(
-            lambda: (
-                not any(row["state"] == "LOADING" for row in server.index().values())
-                and len(server.index()) == len(cases) + 1
-            ),
-            "the others",
-            server,
-        )
+    with (
+        running_server(models, *only("good")) as server,
+        ThreadPoolExecutor(len(cases)) as threads,
+    ):
+        last = threads.submit(control, server, "load", "stopping")
+        wait_until(lambda: state(server.pid) == "T", "the stub to start", server)
+        wait_until(lambda: len(server.stubs()) == 1, "the stub to end")
+        os.kill(server.pid, signal.SIGCONT)
+        assert last.result()[0] == 400
+        names = sorted(cases.keys() - {"stopping"})
+        answers = list(threads.map(lambda name: control(server, "load", name), names))
+        assert [status for status, _ in answers] == [400] * len(names)
         reasons = {name: row.get("reason", "") for (name, _), row in server.index().items()}
+        assert server.ask("self.said = 1", "good") == (200, "1")
     assert {
         name: reasons[name] for name, (_, text) in cases.items() if text not in reasons[name]
     } == {}
