@@ -10,15 +10,18 @@ __all__ = ["poll", "polling", "timers", "until"]
 
 _PAUSE_SECONDS = 0.001
 _LONG_PAUSE_SECONDS = 0.01
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.005, 0.04
 
 
 def poll(condition: Callable[[], object], limit_seconds: float) -> bool:
-    """Return whether a condition comes to hold within a time."""
+    """Return whether a condition comes to hold within a time: it is looked at less and less often."""
     deadline = time.monotonic() + limit_seconds
+    pause = _FIRST_PAUSE_SECONDS
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(_LONG_PAUSE_SECONDS)
+        time.sleep(pause)
+        pause = min(1.25 * pause, _LAST_PAUSE_SECONDS)
     return True
 
 

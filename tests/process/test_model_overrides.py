@@ -1,6 +1,5 @@
 """Models that clients send: configurations and files instead of the repository's."""
 
-import asyncio
 import json
 import shutil
 import signal
@@ -8,9 +7,7 @@ import signal
 import grpc
 import pytest
 import tritonclient.grpc
-import tritonclient.grpc.aio
 import tritonclient.http
-import tritonclient.http.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
@@ -46,26 +43,6 @@ def test_clients_load_models_of_their_own(model, explicit_server):
 def _rows(client):
     index = client.get_model_repository_index()
     return index if isinstance(index, list) else [{"name": row.name} for row in index.models]
-
-
-@pytest.mark.parametrize("kit", [tritonclient.http.aio, tritonclient.grpc.aio])
-def test_asynchronous_clients_control_models(model, kit):
-    server, repository, name = model
-    write(repository, name)
-    url = server.http_url if kit is tritonclient.http.aio else server.grpc_url
-
-    async def work():
-        async with kit.InferenceServerClient(url) as client:
-            await client.load_model(
-                name, config=CONFIG, files={"file:9/model.py": source("b").encode()}
-            )
-            assert ask(server, name) == "b/9"
-            await client.unload_model(name)
-            with pytest.raises(InferenceServerException, match="failed to load 'nope'"):
-                await client.load_model("nope")
-            assert await client.get_model_repository_index()
-
-    asyncio.run(work())
 
 
 def test_a_config_override_lasts_until_the_next_load(model):

@@ -142,31 +142,39 @@ def test_an_error_comes_with_the_models_own_traceback(run, models):
     assert "finalized" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("inputs", "said"),
-    [
-        (["WHAT=1"], "unexpected inference input 'WHAT' for model 'sum'"),
-        ([], "expected 1 inputs but got 0 inputs for model 'sum'"),
-        (["IN=[[1]]"], "unexpected shape for input 'IN' for model 'sum'. Expected [-1], got [1,1]"),
-        (["IN=[1, [2, 3]]"], "Shape does not match true shape of 'data' field"),
-        (['IN=["a"]'], "attempt to access JSON non-number as double"),
-        (["IN=@int.npy"], "data-type is 'INT64', but model 'sum' expects 'FP32'"),
-        (
-            ["IN=@short"],
-            "input byte size mismatch for input 'IN' for model 'sum'. Expected 4, got 6",
-        ),
-        (["IN=@none"], "input 'IN': cannot read none: No such file or directory"),
-        (["IN=a"], "input 'IN': expected JSON"),
-        (["IN"], "--input expects NAME=VALUE"),
-    ],
-)
-def test_bad_inputs_are_refused_as_by_a_server(run, models, inputs, said):
+BAD_INPUTS = [
+    (["WHAT=1"], "unexpected inference input 'WHAT' for model 'sum'"),
+    ([], "expected 1 inputs but got 0 inputs for model 'sum'"),
+    (["IN=[[1]]"], "unexpected shape for input 'IN' for model 'sum'. Expected [-1], got [1,1]"),
+    (["IN=[1, [2, 3]]"], "Shape does not match true shape of 'data' field"),
+    (['IN=["a"]'], "attempt to access JSON non-number as double"),
+    (["IN=@int.npy"], "data-type is 'INT64', but model 'sum' expects 'FP32'"),
+    (["IN=@short"], "input byte size mismatch for input 'IN' for model 'sum'. Expected 4, got 6"),
+    (["IN=@none"], "input 'IN': cannot read none: No such file or directory"),
+    (["IN=a"], "input 'IN': expected JSON"),
+    (["IN"], "--input expects NAME=VALUE"),
+]
+
+
+def test_bad_inputs_are_refused_as_by_a_server(models):
     np.save(models / "int.npy", np.array([1]))
     (models / "short").write_bytes(b"123456")
-    flags = [word for text in inputs for word in ("--input", text)]
-    done = run("sum", *flags, cwd=models)
-    assert done.returncode == 1
-    assert said in done.stderr
+    commands = [
+        ["run", "sum", *(word for text in inputs for word in ("--input", text))]
+        for inputs, _ in BAD_INPUTS
+    ]
+    # One process runs all of them.
+    program = f"""
+for words in {commands!r}:
+    try: code = main(words)
+    except SystemExit as error: code = error.code
+    print("exit", code, file=sys.stderr)
+"""
+    done = run_forked(cwd=models, imports="from gpubridge.cli import main", program=program)
+    said = done.stderr.split("exit 1\n")
+    assert len(said) == len(BAD_INPUTS) + 1, done.stderr
+    for (_, text), each in zip(BAD_INPUTS, said, strict=False):
+        assert text in each
     assert "batch of" not in done.stdout
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 
 import pytest
 import tritonclient.grpc as over_grpc
-import tritonclient.grpc.aio as over_grpc_aio
 import tritonclient.http as over_http
-import tritonclient.http.aio as over_http_aio
 from tritonclient.utils import InferenceServerException
 
 from gpubridge.cli import main
@@ -116,24 +113,6 @@ def test_trace_settings_are_shown_changed_and_cleared(server, library, url):
             client.get_trace_settings("none")
         with pytest.raises(InferenceServerException, match="Unable to parse 'trace_rate', got: x"):
             client.update_trace_settings("m", {"trace_rate": "x"})
-
-
-@pytest.mark.parametrize(
-    ("module", "url"), [(over_http_aio, "http_url"), (over_grpc_aio, "grpc_url")]
-)
-def test_the_asyncio_clients_see_and_change_both(server, module, url):
-    async def change():
-        async with module.InferenceServerClient(getattr(server, url)) as client:
-            await client.update_log_settings({"log_verbose_level": 2})
-            await client.update_trace_settings("m", {"trace_rate": "9"})
-            await client.get_log_settings()
-            await client.get_trace_settings("m")
-
-    asyncio.run(change())
-    _, _, body = server.request("GET", "/v2/logging")
-    assert json.loads(body)["log_verbose_level"] == 2
-    _, _, body = server.request("GET", "/v2/models/m/trace/setting")
-    assert json.loads(body)["trace_rate"] == "9"
 
 
 def test_a_running_execute_is_heard_as_soon_as_its_level_is_wanted(server):
