@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
+from tests.process.model_sources import answering
 from tests.process.raw_http import binary_request, connected, inference, read_answer
 from tests.process.raw_http2 import open_stream, send_data
 from tests.process.server import running_server, wait_until, write_model
@@ -22,20 +23,10 @@ MIB = 1 << 20
 SCALE = int(os.environ.get("GPUBRIDGE_CHARGING_SCALE", "16"))
 """The sizes of the issue divided by this: 1 for those themselves, once before a release."""
 
-MODEL = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            given = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            wanted = int(given[0])
-            out = given[:4] + 1 if wanted == 0 else np.zeros(wanted, np.float32)
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
-        return responses
-"""
+MODEL = answering("""
+wanted = int(value[0])
+return respond(OUT=value[:4] + 1 if wanted == 0 else np.zeros(wanted, np.float32))
+""")
 
 
 @pytest.fixture(scope="module")

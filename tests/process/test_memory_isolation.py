@@ -2,56 +2,34 @@
 
 from __future__ import annotations
 
-import abc
 import os
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 
+from tests.process.model_sources import answering
 from tests.process.raw_http import binary_request, connected, inference, read_answer
 from tests.process.server import running_server, write_model
 
 ANSWERS = int(os.environ.get("GPUBRIDGE_ISOLATION_ANSWERS", "1200"))
 """Answers of the busy models in all; 10,000 once before a release."""
 
-BUSY = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            given = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            out = pb_utils.Tensor("OUT", given + 1)
-            responses.append(pb_utils.InferenceResponse([out]))
-        return responses
-"""
-
-CARELESS = """
+BUSY = answering("return respond(OUT=value + 1)")
+CARELESS = answering("""
 import ctypes
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-FAR = 32768
-SECRET = np.array([7301.25, -7301.25], np.float32).tobytes()
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            given = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            begin = given.__array_interface__["data"][0]
-            answer = given + 1
-            found = 0
-            for at in (begin - FAR, begin + given.nbytes):
-                found += ctypes.string_at(at, FAR).count(SECRET)
-                ctypes.memset(at, 0xAB, FAR)
-            out = pb_utils.Tensor("OUT", np.concatenate([answer, [np.float32(found)]]))
-            responses.append(pb_utils.InferenceResponse([out]))
-        return responses
-"""
+far, secret = 32768, np.array([7301.25, -7301.25], np.float32).tobytes()
+begin = value.__array_interface__["data"][0]
+answer = value + 1
+found = 0
+for at in (begin - far, begin + value.nbytes):
+    found += ctypes.string_at(at, far).count(secret)
+    ctypes.memset(at, 0xAB, far)
+return respond(OUT=np.concatenate([answer, [np.float32(found)]]))
+""")
 SECRET = (7301.25, -7301.25)
+MODELS = ("alpha", "beta", "gamma")
 
 
 def ask(sock, model, values):
@@ -64,80 +42,46 @@ def ask(sock, model, values):
     return np.frombuffer(body[header:], np.float32)
 
 
-class Client(threading.Thread, abc.ABC):
-    """Asks one model again and again, each time with a request of another size."""
-
-    def __init__(self, url, model, seed):
-        super().__init__()
-        self.url = url
-        self.model = model
-        self.random = random.Random(seed)
-        self.answers = self.wrong = 0
-        self.found = 0.0
-        self.error = None
-
-    def run(self):
-        try:
-            with connected(self.url) as self.sock:
-                self.converse()
-        except Exception as error:
-            self.error = error
-
-    @abc.abstractmethod
-    def converse(self):
-        """Send requests and count the answers, until done."""
-
-    def values(self):
-        count = self.random.choice([8, 700, 3000, 9000, 40_000])
-        return np.full(count, self.random.randrange(1000), np.float32)
+def values_of(chance):
+    return np.full(chance.choice([8, 700, 3000, 9000, 40_000]), chance.randrange(1000), np.float32)
 
 
-class Busy(Client):
-    def __init__(self, url, model, seed, answers):
-        super().__init__(url, model, seed)
-        self.wanted = answers
-
-    def converse(self):
-        while self.answers < self.wanted:
-            values = self.values()
+def ask_busily(url, seed, count):
+    """Ask a busy model so often, each time with a request of another size; return the wrong answers."""
+    chance, wrong = random.Random(seed), 0
+    with connected(url) as sock:
+        for _ in range(count):
+            values = values_of(chance)
             values[2:4] = SECRET
-            answer = ask(self.sock, self.model, values)
-            self.answers += 1
-            self.wrong += not np.array_equal(answer, values + 1)
+            wrong += not np.array_equal(ask(sock, MODELS[seed % 3], values), values + 1)
+    return wrong
 
 
-class Overrunning(Client):
-    def __init__(self, url, model, seed):
-        super().__init__(url, model, seed)
-        self.enough = threading.Event()
-
-    def converse(self):
-        while not self.enough.is_set():
-            values = self.values()
-            answer = ask(self.sock, self.model, values)
-            self.answers += 1
-            self.wrong += not np.array_equal(answer[:-1], values + 1)
-            self.found += answer[-1]
+def overrun(url, enough):
+    """Ask the careless model until it is enough; return the answers, the wrong ones, and what it saw."""
+    chance, answers, wrong, found = random.Random(9), 0, 0, 0.0
+    with connected(url) as sock:
+        while not enough.is_set():
+            values = values_of(chance)
+            *answer, seen = ask(sock, "careless", values)
+            answers += 1
+            wrong += not np.array_equal(answer, values + 1)
+            found += seen
+    return answers, wrong, found
 
 
 def test_a_model_that_overruns_its_input_reaches_no_other_model(tmp_path):
-    models = ("alpha", "beta", "gamma")
-    for model in models:
+    for model in MODELS:
         write_model(tmp_path, model, BUSY)
     write_model(tmp_path, "careless", CARELESS)
-    with running_server(tmp_path) as server:
-        each = -(-ANSWERS // 6)
-        busy = [Busy(server.http_url, models[i % 3], i, each) for i in range(6)]
-        careless = Overrunning(server.http_url, "careless", 9)
-        for client in (careless, *busy):
-            client.start()
-        for client in busy:
-            client.join()
-        careless.enough.set()
-        careless.join()
-        assert [client.error for client in (careless, *busy)] == [None] * 7
-        assert sum(client.answers for client in busy) >= ANSWERS
-        assert careless.answers > ANSWERS / 100
-        assert [client.wrong for client in (careless, *busy)] == [0] * 7
-        assert careless.found == 0
+    enough = threading.Event()
+    with running_server(tmp_path) as server, ThreadPoolExecutor(7) as pool:
+        careless = pool.submit(overrun, server.http_url, enough)
+        busy = [pool.submit(ask_busily, server.http_url, i, -(-ANSWERS // 6)) for i in range(6)]
+        wait(busy)
+        enough.set()
+        assert [each.result() for each in busy] == [0] * 6
+        answers, *others = careless.result()
+        assert answers > ANSWERS / 100
+        assert others == [0, 0]
         assert "unhealthy" not in server.log()

@@ -11,37 +11,15 @@ import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
 from tests.process.gates import Gate
+from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, wait_until, write_model
 
 SLEEP = 0.02
-PLAIN = f"""
-import time
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep({SLEEP})
-        responses = []
-        for request in requests:
-            data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            error = pb_utils.TritonError("negative") if data.min() < 0 else None
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)], error))
-        return responses
-"""
-# Sends its second response when it may.
-SEVERAL = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            sender = request.get_response_sender()
-            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
-            WAIT
-            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+PLAIN = answering(f"""
+time.sleep({SLEEP})
+error = pb_utils.TritonError("negative") if value.min() < 0 else None
+return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)], error)
+""")
 BUCKETS = """
 model_metrics { metric_control {
   metric_identifier { family: "nv_inference_first_response_histogram_ms" }
@@ -59,7 +37,8 @@ def found(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "plain", PLAIN)
     gate = Gate(tmp_path_factory.mktemp("gate") / "gate")
-    several = SEVERAL.replace("WAIT", gate.wait)
+    # Sends its second response when it may.
+    several = sending(f"send(OUT=value)\n{gate.wait}\nsend(OUT=value)")
     write_model(repository, "several", several, config=DECOUPLED + BUCKETS)
     flags = ("summary_latencies=true", "histogram_latencies=true", "counter_latencies=false")
     config = [word for flag in flags for word in ("--metrics-config", flag)]

@@ -17,68 +17,42 @@ from tritonclient.utils import InferenceServerException
 from gpubridge.telemetry.settings import OpenTelemetrySettings, TraceSettings
 from gpubridge.telemetry.traces import Traces
 from tests.process.ensembles import write_ensemble
+from tests.process.model_sources import answering, sending
 from tests.process.otlp import collector
 from tests.process.server import PURE, running_server, wait_until, write_model
 
-CODE = """
-import json
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        data = request.inputs()[0].as_numpy()
-        if data.min() < 0:
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError("negative"))
-        parameters = {"context": json.dumps(request.trace().get_context())}
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", 2 * data)], parameters=parameters)
-"""
-SPANS = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        data = request.inputs()[0].as_numpy()
-        with request.span("outer", {"n": len(data), "exact": True}) as outer:
-            outer.set_attribute("late", "\\ud800" + "x" * 5000)
-            with request.span("inner", {"half": 0.5}):
-                call = pb_utils.InferenceRequest(
-                    model_name="m", inputs=[pb_utils.Tensor("IN", data)],
-                    requested_output_names=["OUT"], trace=request.trace())
-                answer = call.exec()
-        try:
-            with request.span("fails"):
-                raise KeyError("lost")
-        except KeyError:
-            pass
-        for wrong in ((1,), ("a", {"k": None}), ("a", {1: 2}), ("a", {"k": 1 << 64})):
-            try:
-                request.span(*wrong)
-            except TypeError:
-                pass
-            else:
-                raise AssertionError(wrong)
-        return pb_utils.InferenceResponse(answer.output_tensors())
-"""
-SEVERAL = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            data = request.inputs()[0].as_numpy()
-            sender = request.get_response_sender()
-            for value in data:
-                with request.span(f"step {value:g}"):
-                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data[:1])]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+CODE = answering("""
+if value.min() < 0:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError("negative"))
+return respond({"context": json.dumps(request.trace().get_context())}, OUT=2 * value)
+""")
+SPANS = answering("""
+with request.span("outer", {"n": len(value), "exact": True}) as outer:
+    outer.set_attribute("late", "\\ud800" + "x" * 5000)
+    with request.span("inner", {"half": 0.5}):
+        call = pb_utils.InferenceRequest(
+            model_name="m", inputs=[pb_utils.Tensor("IN", value)],
+            requested_output_names=["OUT"], trace=request.trace())
+        answer = call.exec()
+try:
+    with request.span("fails"):
+        raise KeyError("lost")
+except KeyError:
+    pass
+for wrong in ((1,), ("a", {"k": None}), ("a", {1: 2}), ("a", {"k": 1 << 64})):
+    try:
+        request.span(*wrong)
+    except TypeError:
+        pass
+    else:
+        raise AssertionError(wrong)
+return pb_utils.InferenceResponse(answer.output_tensors())
+""")
+SEVERAL = sending("""
+for each in value:
+    with request.span(f"step {each:g}"):
+        send(OUT=value[:1])
+""")
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
 SAMPLED = {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "vendor=a,other=b"}

@@ -11,6 +11,7 @@ import pytest
 
 from devtools import demo
 from gpubridge import server as server_module
+from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_model
 
 SOURCE = """
@@ -95,20 +96,12 @@ IMAGE_MODELS = {
     "flow": ENSEMBLE.replace("MEMBER", "pixels_of_jpeg").replace("INPUT", "FILE"),
     "flow_of_flow": ENSEMBLE.replace("MEMBER", "flow").replace("INPUT", "A"),
 }
-PHOTOS = """
+PHOTOS = answering("""
 import io
-import numpy as np
-import triton_python_backend_utils as pb_utils
 from PIL import Image
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request.inputs()[0].as_numpy()[0, 0]) for request in requests]
-
-    def answer(self, file):
-        size = np.array([Image.open(io.BytesIO(file)).size], np.float32)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", size[:, :1])])
-"""
+size = np.array([Image.open(io.BytesIO(value[0, 0])).size], np.float32)
+return respond(OUT=size[:, :1])
+""")
 HUGE = 'name: "IN" data_type: TYPE_FP32 dims: [1000000, 1000000]'
 
 

@@ -14,80 +14,46 @@ import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from tests.process.controlled import refusal
+from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_model
 
 SIZE = 9_000_000
 LONG = 500_000
 COUNTING = """
-import json, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.count = 0
-
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        self.count += 1
-        values = request.inputs()[0].as_numpy()
-        if values.size and values.flat[0] == -1:
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError("bad"))
-        if values.size and values.flat[0] == -2:
-            time.sleep(0.3)
-        count = np.full((len(values), 1) if BATCHED else (1,), self.count, np.int32)
-        outputs = [pb_utils.Tensor("OUT", values * 2), pb_utils.Tensor("COUNT", count)]
-        outputs = [each for each in outputs if each.name() in request.requested_output_names()]
-        return pb_utils.InferenceResponse(outputs, parameters=PARAMETERS)
+self.count += 1
+if value.size and value.flat[0] == -1:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError("bad"))
+if value.size and value.flat[0] == -2:
+    time.sleep(0.3)
+count = np.full((len(value), 1) if BATCHED else (1,), self.count, np.int32)
+outputs = {"OUT": value * 2, "COUNT": count}
+asked = request.requested_output_names()
+return respond(PARAMETERS, **{name: outputs[name] for name in outputs if name in asked})
 """
-STRINGS = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.count = 0
-
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        self.count += 1
-        values = np.append(request.inputs()[0].as_numpy(), str(self.count).encode())
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", values)])
-"""
-CALLING = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        outputs = []
-        for _ in range(2):
-            call = pb_utils.InferenceRequest(
-                model_name="m", requested_output_names=["OUT", "COUNT"], inputs=request.inputs()
-            )
-            answer = call.exec()
-            values = {each.name(): each.as_numpy() for each in answer.output_tensors()}
-            outputs.append(values["COUNT"].item())
-            # What a caller does to its answer stays with it.
-            values["OUT"][:] = 0
-        count = pb_utils.Tensor("COUNT", np.array([outputs[0] * 1000 + outputs[1]], np.int32))
-        call = pb_utils.InferenceRequest(
-            model_name="m", requested_output_names=["OUT"], inputs=request.inputs()
-        )
-        return pb_utils.InferenceResponse([*call.exec().output_tensors(), count])
-"""
+STRINGS = answering(
+    """
+self.count += 1
+return respond(OUT=np.append(value, str(self.count).encode()))
+""",
+    "self.count = 0",
+)
+CALLING = answering("""
+outputs = []
+for _ in range(2):
+    call = pb_utils.InferenceRequest(
+        model_name="m", requested_output_names=["OUT", "COUNT"], inputs=request.inputs()
+    )
+    answer = call.exec()
+    values = {each.name(): each.as_numpy() for each in answer.output_tensors()}
+    outputs.append(values["COUNT"].item())
+    # What a caller does to its answer stays with it.
+    values["OUT"][:] = 0
+count = pb_utils.Tensor("COUNT", np.array([outputs[0] * 1000 + outputs[1]], np.int32))
+call = pb_utils.InferenceRequest(
+    model_name="m", requested_output_names=["OUT"], inputs=request.inputs()
+)
+return pb_utils.InferenceResponse([*call.exec().output_tensors(), count])
+""")
 TOLD = "cache_hits", "cache_misses"
 PARTS = tuple(
     f"{name}_us" for name in ["request", "queue", "input", "execute", "output", "cache", "answer"]
@@ -101,7 +67,8 @@ TENSORS = {
 
 
 def source(*, batched=False, parameters="{}"):
-    return COUNTING.replace("BATCHED", str(batched)).replace("PARAMETERS", parameters)
+    counting = COUNTING.replace("BATCHED", str(batched)).replace("PARAMETERS", parameters)
+    return answering(counting, "self.count = 0")
 
 
 def write_ensemble(repository, name, config):
@@ -461,7 +428,7 @@ def test_a_reload_forgets_answers_also_those_of_ensembles(server, client):
         count(client, name, values)
     for name in ("m", "plain"):
         file = server.repository / name / "1" / "model.py"
-        file.write_text(file.read_text().replace("values * 2", "values * 3"))
+        file.write_text(file.read_text().replace("value * 2", "value * 3"))
         client.load_model(name)
     np.testing.assert_array_equal(ask(client, "m", values)["OUT"], values * 3)
     np.testing.assert_array_equal(ask(client, "cached_over_plain", values)["OUT"], values * 3)

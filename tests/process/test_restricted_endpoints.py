@@ -11,41 +11,19 @@ import pytest
 import tritonclient.grpc as over_grpc
 from tritonclient.grpc import service_pb2 as messages, service_pb2_grpc
 
+from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, wait_until, write_model
 
-SOURCE = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)])
-"""
-CALLER = SOURCE.replace(
-    "        return pb_utils.InferenceResponse([pb_utils.Tensor",
-    """        pb_utils.unload_model("spare")
-        pb_utils.load_model("spare")
-        call = pb_utils.InferenceRequest(
-            model_name="m", requested_output_names=["OUT"], inputs=request.inputs()
-        )
-        value = call.exec().output_tensors()[0].as_numpy()
-        return pb_utils.InferenceResponse([pb_utils.Tensor""",
+SOURCE = answering("return respond(OUT=value)")
+CALLER = answering("""
+pb_utils.unload_model("spare")
+pb_utils.load_model("spare")
+call = pb_utils.InferenceRequest(
+    model_name="m", requested_output_names=["OUT"], inputs=request.inputs()
 )
-STREAM = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            out = pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())
-            final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-            request.get_response_sender().send(pb_utils.InferenceResponse([out]), final)
-"""
+return respond(OUT=call.exec().output_tensors()[0].as_numpy())
+""")
+STREAM = sending("send(OUT=value)")
 ENSEMBLE = """
 platform: "ensemble"
 input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]

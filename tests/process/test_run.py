@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.process.forked_commands import fork_command, run_forked
+from tests.process.model_sources import answering
 from tests.process.server import wait_until, write_model
 
 SUM = """
@@ -41,23 +42,15 @@ class TritonPythonModel:
     def finalize(self):
         print("finalized")
 """
-CALLER = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            call = pb_utils.InferenceRequest(
-                model_name="sum", requested_output_names=["OUT"], inputs=request.inputs()
-            )
-            answer = call.exec()
-            if answer.has_error():
-                raise pb_utils.TritonModelException(answer.error().message())
-            responses.append(pb_utils.InferenceResponse(answer.output_tensors()))
-        return responses
-"""
+CALLER = answering("""
+call = pb_utils.InferenceRequest(
+    model_name="sum", requested_output_names=["OUT"], inputs=request.inputs()
+)
+answer = call.exec()
+if answer.has_error():
+    raise pb_utils.TritonModelException(answer.error().message())
+return pb_utils.InferenceResponse(answer.output_tensors())
+""")
 REPEAT = """
 import asyncio
 import numpy as np
@@ -75,19 +68,7 @@ class TritonPythonModel:
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 TEXT = 'name: "IN" data_type: TYPE_STRING dims: [1]'
-UPPER = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            upper = np.char.upper(request.inputs()[0].as_numpy().astype(bytes))
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", upper)]))
-        return responses
-"""
+UPPER = answering("return respond(OUT=np.char.upper(value.astype(bytes)))")
 
 
 def run_command(directory, *flags, stdin="", cwd=None):

@@ -6,24 +6,16 @@ import json
 
 import pytest
 
+from tests.process.model_sources import answering
 from tests.process.server import running_server, write_model
 
-TELLER = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            said = []
-            for name in ("START", "READY", "END", "CORRID"):
-                value = pb_utils.get_input_tensor_by_name(request, name).as_numpy()
-                said.append(f"{value.dtype} {value.reshape(-1).tolist()[0]} {value.shape}")
-            text = np.full((1, 1), "; ".join(said).encode(), dtype=object)
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)]))
-        return responses
-"""
+TELLER = answering("""
+said = []
+for name in ("START", "READY", "END", "CORRID"):
+    value = pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+    said.append(f"{value.dtype} {value.reshape(-1).tolist()[0]} {value.shape}")
+return respond(OUT=np.full((1, 1), "; ".join(said).encode(), dtype=object))
+""")
 
 IDS = ("UINT64", "INT64", "UINT32", "INT32", "STRING")
 FLAGS = {

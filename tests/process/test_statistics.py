@@ -10,25 +10,16 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.process.model_sources import answering
 from tests.process.server import running_server, write_model
 
 SLEEP = 0.05
-CODE = f"""
-import time
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            if data.min() < 0:
-                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("negative")))
-            else:
-                time.sleep({SLEEP})
-                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
-        return responses
-"""
+CODE = answering(f"""
+if value.min() < 0:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError("negative"))
+time.sleep({SLEEP})
+return respond(OUT=value)
+""")
 REQUESTS = [1, 3, 3, 8]
 
 

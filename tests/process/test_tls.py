@@ -29,29 +29,18 @@ from gpubridge.errors import BridgeError
 from gpubridge.frontend.tls_connection import read_context
 from tests.process.certificates import Authority, tls_flags
 from tests.process.forked_commands import run_forked
+from tests.process.model_sources import answering
 from tests.process.raw_http import CONTINUE, binary_request, inference
 from tests.process.server import open_files, running_server, wait_until, write_model
 from tests.waits import polling
 
-ECHO = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
-                for r in requests]
-"""
-PATIENT = """
-import time
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        print("waits", flush=True)
-        UNTIL_CANCELLED
-        print("cancelled", flush=True)
-        return [pb_utils.InferenceResponse([]) for _ in requests]
-""".replace("UNTIL_CANCELLED", polling("requests[0].is_cancelled()"))
+ECHO = answering("return respond(OUT=value)")
+PATIENT = answering(f"""
+print("waits", flush=True)
+{polling("request.is_cancelled()")}
+print("cancelled", flush=True)
+return respond()
+""")
 SIZES = (4, 150_000, 1_000_000)
 
 

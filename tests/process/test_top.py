@@ -19,18 +19,14 @@ import pytest
 
 from gpubridge.cli import main
 from tests.process.controlled import control, only
+from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_model
 
-CODE = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        if requests[0].inputs()[0].as_numpy().min() < 0:
-            raise ValueError("\\x1b[31mred [bold]")
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
-                for r in requests]
-"""
+CODE = answering("""
+if value.min() < 0:
+    raise ValueError("\\x1b[31mred [bold]")
+return respond(OUT=value)
+""")
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +114,7 @@ def test_a_model_without_requests_has_no_quantiles(server, capsys):
 
 
 @contextmanager
-def answering(answers):
+def server_of(answers):
     """A server with one answer for each path; returns its URL."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -161,7 +157,7 @@ def test_a_server_without_a_status_shows_its_statistics(extension, said, capsys)
         "/v2/repository/index": [{"name": "a\x1bb", "version": "2", "state": "READY"}],
         "/v2/models/stats": {"model_stats": [statistics]},
     }
-    with answering(answers) as url:
+    with server_of(answers) as url:
         assert top(url, "--once", "--interval", "0.1") == 0
     text, note = capsys.readouterr()
     assert said in note
@@ -180,7 +176,7 @@ def test_a_server_without_a_status_shows_its_statistics(extension, said, capsys)
     ],
 )
 def test_servers_of_another_kind(answers, text, capsys):
-    with answering(answers) as url:
+    with server_of(answers) as url:
         assert top(url, "--once", "--interval", "0.1") == 1
     assert text in capsys.readouterr().err
 

@@ -14,58 +14,32 @@ from tritonclient.utils import InferenceServerException
 
 from tests.process.ensembles import write_ensemble
 from tests.process.gates import Gate, waiting_at
+from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, wait_until, write_model
 
 CODE = """
-import os, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            if data.min() == -9:
-                os._exit(3)
-            if data.min() < 0:
-                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("negative")))
-            else:
-                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", 2 * data)]))
-        return responses
+if value.min() == -9:
+    os._exit(3)
+if value.min() < 0:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError("negative"))
+return respond(OUT=2 * value)
 """
 SEVERAL = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            sender = request.get_response_sender()
-            for value in data:
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data[:1] * 0 + value)]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        {wait}
+for each in value:
+    send(OUT=np.array([each]))
+{wait}
 """
 CALLS = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        data = request.inputs()[0].as_numpy()
-        for name, given in (("m", {"trace": request.trace()}), ("other", {})):
-            call = pb_utils.InferenceRequest(
-                request_id="called",
-                model_name=name,
-                inputs=[pb_utils.Tensor("IN", data)],
-                requested_output_names=["OUT"],
-                **given,
-            )
-            answer = call.exec()
-        return pb_utils.InferenceResponse(answer.output_tensors())
+for name, given in (("m", {"trace": request.trace()}), ("other", {})):
+    call = pb_utils.InferenceRequest(
+        request_id="called",
+        model_name=name,
+        inputs=request.inputs(),
+        requested_output_names=["OUT"],
+        **given,
+    )
+    answer = call.exec()
+return pb_utils.InferenceResponse(answer.output_tensors())
 """
 STEPS = [
     "REQUEST_START",
@@ -115,13 +89,13 @@ def tracing(tmp_path_factory):
     repository = folder / "models"
     gate = folder / "gate"
     for name in ("m", "other"):
-        write_model(repository, name, CODE)
-    write_model(repository, "slow", CODE.replace("data = pb", f"{waiting_at(gate)}; data = pb"))
-    several = SEVERAL.format(wait=waiting_at(gate))
+        write_model(repository, name, answering(CODE))
+    write_model(repository, "slow", answering(f"{waiting_at(gate)}\n{CODE}"))
+    several = sending(SEVERAL.format(wait=waiting_at(gate)))
     write_model(
         repository, "several", several, config="model_transaction_policy { decoupled: true }"
     )
-    write_model(repository, "calls", CALLS)
+    write_model(repository, "calls", answering(CALLS))
     write_chain(repository, "inner", "m", "calls")
     write_chain(repository, "outer", "inner", "m")
     write_chain(repository, "slowly", "slow", "slow")
@@ -289,7 +263,7 @@ def test_one_request_of_so_many_and_no_more_than_the_count(traced):
 
 
 def test_files_of_so_many_traces_and_what_is_left_at_the_end(tmp_path):
-    write_model(tmp_path / "models", "m", CODE)
+    write_model(tmp_path / "models", "m", answering(CODE))
     config = (
         f"triton,file={tmp_path / 't'}",
         "triton,log-frequency=2",

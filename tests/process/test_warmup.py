@@ -11,6 +11,7 @@ import pytest
 
 from tests.process.controlled import EXPLICIT, control, refusal
 from tests.process.ensembles import write_ensemble
+from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, wait_until, write_model
 
 # Notes each execute in a file: how many requests, and the first input's shape and sum.
@@ -40,18 +41,6 @@ class TritonPythonModel:
             file.write(json.dumps([self.instance, noted]) + "\\n")
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
                 for r in requests]
-"""
-DECOUPLED = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            open(NOTES, "a").write("executed\\n")
-            sender = request.get_response_sender()
-            sender.send(pb_utils.InferenceResponse([
-                pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
 
@@ -174,7 +163,7 @@ def test_decoupled_models_are_warmed_up(load, tmp_path):
     write_model(
         load.repository,
         "m",
-        DECOUPLED.replace("NOTES", repr(str(notes))),
+        sending(f"open({str(notes)!r}, 'a').write('executed\\n')\nsend(OUT=value)"),
         config="model_transaction_policy { decoupled: true }\n"
         + sample("s", "zero_data: true", count=3),
     )
@@ -282,27 +271,16 @@ def test_inputs_that_are_not_declared_are_left_out_with_a_warning(load, tmp_path
     assert f"model 'm': {said}" in load.server.log()
 
 
-# Notes the value of the control input in each execute.
-CONTROLLED = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            start = pb_utils.get_input_tensor_by_name(request, "START").as_numpy()
-            open(NOTES, "a").write(f"{start.dtype} {start.tolist()}\\n")
-            out = pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())
-            responses.append(pb_utils.InferenceResponse([out]))
-        return responses
-"""
-
-
 def test_samples_have_the_control_inputs_of_sequences(load, tmp_path):
     more = 'inputs { key: "START" value { data_type: TYPE_INT32 dims: [1] zero_data: true } } }]'
+    source = answering(f"""
+start = pb_utils.get_input_tensor_by_name(request, "START").as_numpy()
+open({str(tmp_path / "notes")!r}, "a").write(f"{{start.dtype}} {{start.tolist()}}\\n")
+return respond(OUT=value)
+""")
     control = "control_input { name: 'START' control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }"
     write_model(
-        load.repository, "m", CONTROLLED.replace("NOTES", repr(str(tmp_path / "notes"))),
+        load.repository, "m", source,
         config=f"sequence_batching {{ {control} }} "
         + sample("s", "zero_data: true").replace("}]", more),
     )  # fmt: skip
