@@ -90,7 +90,11 @@ class TritonPythonModel:
 """
 
 
-def ensemble(repository, name, members):
+ROW = 'name: "{}" data_type: TYPE_FP32 dims: [-1]'
+
+
+def ensemble(repository, name, members, given=None, made=None):
+    """Write an ensemble of models behind each other; ``given`` and ``made`` are its tensors, if not FP32."""
     directory = repository / name
     (directory / "1").mkdir(parents=True)
     tensors = ["IN", *[f"between_{i}" for i in range(1, len(members))], "OUT"]
@@ -101,8 +105,7 @@ def ensemble(repository, name, members):
     )
     (directory / "config.pbtxt").write_text(
         'platform: "ensemble"\n'
-        'input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]\n'
-        'output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]\n'
+        f"input [{{ {given or ROW.format('IN')} }}]\noutput [{{ {made or ROW.format('OUT')} }}]\n"
         f"ensemble_scheduling {{ step [{steps}] }}\n"
     )
 
