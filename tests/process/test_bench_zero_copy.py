@@ -11,8 +11,10 @@ import sys
 import pytest
 
 from gpubridge.bench.measurement import MODELS
+from gpubridge.bench.server_process import ServerProcess
+from gpubridge.errors import BridgeError
 from tests.process.forked_commands import run_forked
-from tests.process.server import alive
+from tests.process.server import alive, wait_until
 from tests.simcuda.build import build_management
 from tests.simcuda.machine import lawful_machine
 from tests.simcuda.processes import running_worker
@@ -22,7 +24,7 @@ SIZE = 256 << 10
 PATHS = ["hand_on", "place", "chain", "host"]
 
 # What it tells is what the simulated driver has copied between host and devices.
-NVIDIA_SMI = """#!{python}
+NVIDIA_SMI = """#!{python} -SE
 import os, re, sys, time
 log = os.path.join(os.environ["SIMCUDA_DIR"], "calls")
 
@@ -121,9 +123,10 @@ def machine():
             assert not alive(pid)
 
 
-def test_device_paths_are_zero_copy_and_the_host_path_is_seen_to_cross(machine, tmp_path):
-    """By dmon."""
-    done, document = bench(machine, tmp_path, path=on_path(tmp_path / "bin"), nvml="old")
+# By counters of 32 bits, which wrap; and by dmon, where NVML has none.
+@pytest.mark.parametrize("meter", ["counting", pytest.param("old", marks=pytest.mark.nightly)])
+def test_device_paths_are_zero_copy_and_the_host_path_is_seen_to_cross(machine, tmp_path, meter):
+    done, document = bench(machine, tmp_path, path=on_path(tmp_path / "bin"), nvml=meter)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict: zero-copy: device paths put nothing on PCIe" in done.stdout
     assert document["holds"] is True
@@ -151,8 +154,9 @@ def test_device_paths_are_zero_copy_and_the_host_path_is_seen_to_cross(machine, 
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-# Counters of 32 bits wrap; those of 64 are there since driver 555.
-@pytest.mark.parametrize("counters", ["counting", pytest.param("wide", marks=pytest.mark.nightly)])
+# What is judged of one is asked without a server: tests/unit/test_bench_zero_copy.py
+@pytest.mark.nightly
+@pytest.mark.parametrize("counters", ["counting", "wide"])
 def test_a_copy_over_the_host_is_found_by_both_meters(machine, tmp_path, counters):
     planted = tmp_path / "models"
     shutil.copytree(MODELS, planted)
@@ -219,14 +223,12 @@ def test_a_machine_whose_processes_share_no_memory_is_told_so(machine, tmp_path)
     assert document is None
 
 
-def test_a_server_that_cannot_start_is_told_with_its_log(machine, tmp_path):
-    planted = tmp_path / "models"
-    shutil.copytree(MODELS, planted)
-    (planted / "place" / "1" / "model.py").write_text("raise RuntimeError('planted')")
-    done, _ = bench(machine, tmp_path, models=planted)
-    assert done.returncode == 2
-    assert "the benchmark's server: ended with exit code 1; its log" in done.stderr
-    assert "planted" in done.stderr
+def test_a_server_that_cannot_start_is_told_with_its_log(tmp_path):
+    command = ["sh", "-c", "echo planted; exit 1"]
+    with ServerProcess("the benchmark's server", command, tmp_path / "log") as server:
+        wait_until(lambda: not alive(server.pid), "its end")
+        with pytest.raises(BridgeError, match="ended with exit code 1; its log:\\nplanted"):
+            server.check_start(60)
 
 
 def test_an_answer_that_is_not_what_was_sent_ends_the_run(machine, tmp_path):
