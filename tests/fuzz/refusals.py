@@ -14,6 +14,7 @@ def tried(function, *arguments):
         return function(*arguments), None
     except BridgeError as error:
         refusal = error
-    # Clients can be told.
+    # Clients can be told, and it is not what an exception of ours is told as.
     assert refusal.message.encode(errors="strict")
+    assert "is a bug of gpubridge" not in refusal.message, refusal.message
     return None, refusal

@@ -14,9 +14,8 @@ from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Account, Body, Budget
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.schema import message_class
-from tests.fuzz.budget import edited, edits, fuzzed, mutations, splits
+from tests.fuzz.budget import fuzzed, mutations, splits
 from tests.fuzz.grpc_endpoint import CONFIG, PREFACE, GrpcEndpoint, frame, head, message
-from tests.fuzz.said import said_of
 from tests.unit.grpc_requests import Model, Request, cache, inputs_of, raw
 
 STATUSES = {0, 3, 5, 8, 12, 13, 14}
@@ -121,46 +120,6 @@ def test_a_message_is_read_the_same_whole_and_in_pieces(data):
         assert arena.lent() == (0, 0)
     finally:
         arena.close()
-
-
-@fuzzed(3)
-@given(requests(), requests(), st.integers(0, 5), edits(1))
-def test_a_message_is_the_same_by_template_and_parsed_anew(known, other, count, changes):
-    # The same request but for its values: of another one, of other numbers, or with an edit.
-    made = Request.FromString(known)
-    made.id = Request.FromString(other).id
-    for index, entry in enumerate(made.inputs):
-        if entry.shape:
-            entry.shape[0] = count
-        if index < len(made.raw_input_contents) and entry.datatype == "FP32":
-            made.raw_input_contents[index] = b"wxyz" * count
-    for name in made.parameters:
-        if made.parameters[name].HasField("int64_param"):
-            made.parameters[name].int64_param = count
-    asked = edited(made.SerializeToString(), changes)
-    arena = Regions(1 << 24).arena("m")
-    try:
-        told = []
-        for before in ([known, known], []):
-            forms = cache(Model(CONFIG), arena)
-            for message in before:
-                _outcome(message, forms, arena)
-            told.append(_outcome(asked, forms, arena))
-        assert told[0] == told[1]
-        assert arena.lent() == (0, 0)
-    finally:
-        arena.close()
-
-
-def _outcome(message, forms, arena):
-    """Return what a message becomes: an error, or what the model gets."""
-    try:
-        _, made, _ = whole_request(message, forms, lambda _: None)
-    except BridgeError as error:
-        return error.code, error.message
-    outcome = said_of(made), inputs_of(made)
-    arena.free(made.slot)
-    return outcome
 
 
 def test_each_of_several_ids_has_to_be_text():

@@ -30,7 +30,6 @@ from gpubridge.transport.signatures import SignatureCache, decode_shapes
 from tests.fuzz.budget import fuzzed, mutations
 from tests.fuzz.json_values import PARAMETERS, SIZES, VALUES, json_bytes
 from tests.fuzz.refusals import tried
-from tests.fuzz.said import said_of
 from tests.unit.http_endpoint import Transport
 from tests.unit.model_configs import model_config
 
@@ -150,13 +149,11 @@ class _Model:
         self.config = config
         self.arena = arena
         self.seen = None
-        self.said = None
         self.signatures = SignatureCache()
 
     def submit(self, request, received=None):
         signature = self.signatures[request.signature]
         shapes = decode_shapes(signature, request.dims)
-        self.said = said_of(request)
         self.seen = []
         if request.ranges is not None:
             assert len(signature.tensors) == len(request.ranges)
@@ -233,72 +230,6 @@ def test_a_body_is_a_request_within_its_memory_or_refused(memory, which, parts, 
     _send(endpoint, header + data, b"%d" % len(header))
     assert model.seen == [data]
     assert memory.arenas.arena("m").lent() == (0, 0)
-
-
-@st.composite
-def _alike(draw):
-    """Two requests whose documents differ in values only: which config, and body and length of each."""
-    which, names = draw(
-        st.sampled_from([(0, "A"), (0, "AS"), (0, "AD"), (0, "ASD"), (1, "A"), (2, "S"), (3, "A")])
-    )
-    parameters = {
-        "binary_data_output": st.just(True),
-        "priority": st.one_of(st.integers(0, 3), SIZES, VALUES),
-        "timeout": st.one_of(SIZES, VALUES),
-        "sequence_id": st.one_of(SIZES, st.sampled_from(["", "a", "é", "a" * 200]), VALUES),
-        "any": st.one_of(SIZES, st.floats(), st.text(max_size=5)),
-        "triton_x": st.booleans(),
-    }
-    keys = draw(st.lists(st.sampled_from(sorted(parameters)), max_size=3, unique=True))
-    made = []
-    for _ in range(2):
-        entries, following = [], b""
-        for name in names:
-            shape = [draw(st.integers(0, 3)) for _ in range({1: 2, 3: 2}.get(which, 1))]
-            shape[-1] = {"S": 1, "D": 2}.get(name, shape[-1])
-            count = int(np.prod(shape))
-            datatype = {"A": "FP32", "S": "BYTES", "D": "FP64"}[name]
-            data = (
-                b"\3\0\0\0abc" * count
-                if name == "S"
-                else draw(st.binary(max_size=4))[:1] * ({"A": 4, "D": 8}[name] * count)
-            )
-            # Mostly right.
-            size = draw(st.sampled_from([len(data)] * 12 + [0, 1 << 63, (1 << 64) - 1]))
-            if draw(st.integers(0, 12)) == 0:
-                shape[-1] = draw(SIZES)
-            place = {"binary_data_size": size}
-            entry = {"name": name, "datatype": datatype, "shape": shape, "parameters": place}
-            entries.append(entry)
-            following += data
-        if draw(st.integers(0, 12)) == 0:
-            following = following[1:]
-        document = {
-            "id": draw(st.sampled_from(["", "7", "é", "two words", 'a"b', "\n"])),
-            "parameters": {key: draw(parameters[key]) for key in keys},
-            "inputs": entries,
-        }
-        header = json_bytes(document)
-        made.append((header + following, b"%d" % len(header)))
-    return which, made
-
-
-@fuzzed(5)
-@given(_alike())
-def test_a_request_is_the_same_by_template_and_parsed_anew(memory, pair):
-    which, (known, asked) = pair
-    told = []
-    for before in ([known, known], []):
-        model = _Model(CONFIGS[which], memory.arenas.arena("m"))
-        endpoint = InferEndpoint(model, memory, None)
-        for body, length in before:
-            tried(_send, endpoint, body, length)
-        model.seen = model.said = None
-        _, refusal = tried(_send, endpoint, *asked)
-        said = None if refusal is None else (refusal.code, refusal.message)
-        told.append((said, model.seen, model.said))
-        assert memory.arenas.arena("m").lent() == (0, 0)
-    assert told[0] == told[1]
 
 
 class _Router:

@@ -198,6 +198,7 @@ def test_ids_dims_sizes_and_values_may_differ(arena):
         request = two(number, id="x" * number)
         request.parameters["timeout"].int64_param = number
         request.parameters["sequence_id"].string_param = f"s{number}"
+        request.parameters["sequence_start"].bool_param = True
         request.parameters["mine"].string_param = "é" * number
         request.parameters["n"].int64_param = number
         return request.SerializeToString(deterministic=True)

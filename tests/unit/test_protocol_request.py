@@ -265,57 +265,6 @@ def test_the_model_sees_the_reshaped_input(dims, more, shape, seen):
     assert list(decode_shapes(SignatureCache()[form.signature], form.dims)[0]) == seen
 
 
-KEYS = (
-    *("inputs", "outputs", "parameters", "name", "shape", "datatype", "data", "id", "timeout"),
-    *("binary_data_size", "binary_data", "shared_memory_region", "sequence_id"),
-)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-5, 1 << 65) | st.floats() | st.text(max_size=3),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)
-    ),
-    max_leaves=20,
-)
-
-
-def refused_or_taken(raw):
-    refusal = None
-    try:
-        parse_request(raw, TWO)
-    except BridgeError as error:
-        refusal = error
-    codes = ErrorCode.INVALID_ARG, ErrorCode.INTERNAL, ErrorCode.NOT_FOUND
-    assert refusal is None or (refusal.message and refusal.code in codes)
-
-
-@given(JSON)
-def test_any_json_is_refused_or_taken(value):
-    refused_or_taken(json.dumps(value).encode())
-
-
-@given(st.data())
-def test_any_change_of_a_good_request_is_refused_or_taken(data):
-    good = {
-        "id": "x",
-        "inputs": [entry(data=[1, 2]), binary("B", "FP32", [2], 8)],
-        "outputs": [{"name": "X", "parameters": {"binary_data": True}}],
-        "parameters": {"n": 1},
-    }
-    at, key = good, data.draw(st.sampled_from(sorted(good)))
-    while isinstance(at[key], (dict, list)) and at[key] and data.draw(st.booleans()):
-        at = at[key]
-        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
-    at[key] = data.draw(JSON)
-    refused_or_taken(json.dumps(good).encode())
-
-
-@given(st.binary(max_size=60), st.integers(0, 200))
-def test_any_bytes_are_refused_or_taken(raw, at):
-    good = document(entry(data=[1, 2]), entry("B", data=[1, 2]))
-    refused_or_taken(raw)
-    refused_or_taken(good[:at] + raw + good[at + len(raw) :])
-
-
 @pytest.mark.parametrize("prefix", [b"", b'{"x":NaN,"inputs":', b'{"inputs":'])
 @pytest.mark.parametrize("bracket", [b"[", b'{"a":'])
 def test_depth_is_an_error(prefix, bracket):

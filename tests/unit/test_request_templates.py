@@ -334,6 +334,7 @@ def test_ids_dims_sizes_and_values_may_differ():
                     "priority": number,
                     "timeout": 10**number % 2**63,
                     "mine": f"{number}",
+                    "sequence_start": True,
                 },
             }
         )
