@@ -199,9 +199,12 @@ class _AsyncStream(_Model):
         answers: AsyncGenerator[Any, None],
         sender: InferenceResponseSender,
     ) -> None:
-        """Send what a generator yields, until its client leaves, whatever it then waits for."""
+        """Send what a generator yields, until its client leaves, whatever it then waits for.
+
+        While a client reads too slowly, only its own generator waits.
+        """
         # Few models are such, and asyncio takes 4 MiB.
-        from asyncio import CancelledError, current_task  # noqa: PLC0415
+        from asyncio import CancelledError, current_task, sleep  # noqa: PLC0415
 
         task, handle = current_task(), request._handle
         assert task is not None
@@ -218,7 +221,10 @@ class _AsyncStream(_Model):
                 async for returned in answers:
                     if request.is_cancelled():
                         break
-                    sender.send(self.response(returned))
+                    response = self.response(returned)
+                    for pause in sender._stream.waits(response):
+                        await sleep(pause)
+                    sender._pass_on(response, False)
         except CancelledError:
             if not left:
                 raise

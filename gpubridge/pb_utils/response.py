@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -151,8 +152,8 @@ class ResponseStream(Protocol):
 
     decoupled: bool
 
-    def wait_for_credit(self, response: InferenceResponse, /) -> None:
-        """Block while the client reads too slowly, until it is gone or the stream is closed."""
+    def waits(self, response: InferenceResponse, /) -> Iterator[float]:
+        """Yield seconds to wait while the client reads too slowly, until it is gone or the stream is closed."""
 
     def close(self) -> None:
         """Close the stream: nothing will be sent any more."""
@@ -238,12 +239,17 @@ class InferenceResponseSender:
             self._check(response, final)
             if response is not None and not final:
                 # Without the lock, so that closing the sender does not wait for a slow client.
-                self._stream.wait_for_credit(response)
-            with self._lock:
-                self._check(response, final)
-                self._sent += response is not None
-                self._closed = final
-                self._stream.send(response, final)
+                for pause in self._stream.waits(response):
+                    time.sleep(pause)
+            self._pass_on(response, final)
+
+    def _pass_on(self, response: InferenceResponse | None, final: bool) -> None:
+        """Send what need not wait, or has waited, for its client."""
+        with self._lock:
+            self._check(response, final)
+            self._sent += response is not None
+            self._closed = final
+            self._stream.send(response, final)
 
     def _check(self, response: Any, final: bool) -> None:
         if not self._stream.decoupled:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -244,8 +243,8 @@ class StubResponseStream:
         self._lock = threading.Lock()
         self.decoupled = writer.identity.decoupled
 
-    def wait_for_credit(self, response: InferenceResponse) -> None:
-        """Wait until the server has forwarded enough responses for this one to be sent.
+    def waits(self, response: InferenceResponse) -> Iterator[float]:
+        """Yield seconds to wait until the server has forwarded enough responses for this one to be sent.
 
         Polls a cell in shared memory with increasing pauses: slow clients are rare. Once the model is
         to end, nothing waits for its clients: the response will not be sent.
@@ -256,7 +255,7 @@ class StubResponseStream:
             if self.cancelled():
                 self._failure = _CUT
                 return
-            time.sleep(pause)
+            yield pause
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def close(self) -> None:

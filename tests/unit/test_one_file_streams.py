@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import queue
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from gpubridge.one_file import adapter
-from gpubridge.pb_utils import InferenceRequest, host
+from gpubridge.pb_utils import InferenceRequest, InferenceResponse, host
+from gpubridge.pb_utils.response import InferenceResponseSender
 from gpubridge.stub.cancellations import Cancellations
 from gpubridge.stub.coroutines import Coroutines
 
@@ -36,10 +38,30 @@ class Page:
 class Handle:
     """A request of a stub that is cancelled by its cell."""
 
-    def __init__(self, cancellations, page, ticket):
+    def __init__(self, cancellations, page, ticket, sender=None):
         self.on_cancel = lambda react: cancellations.watched(ticket, react)
         self.cancelled = lambda: page.cancelled[ticket] != 0
-        self.response_sender = lambda: SimpleNamespace(send=lambda *arguments: None)
+        self.response_sender = lambda: sender or SimpleNamespace(send=lambda *arguments: None)
+
+
+class Stream:
+    """A stream whose responses wait for its client until that is ``ready``."""
+
+    decoupled = True
+
+    def __init__(self, ready):
+        self.ready = ready
+        self.sent = []
+
+    def waits(self, _):
+        while not self.ready.is_set():
+            yield 0.001
+
+    def send(self, response, final):
+        self.sent.append((response, final))
+
+    def sender_dropped(self, _):
+        """Leave it: the test has failed by then."""
 
 
 class Streams(adapter._AsyncStream):
@@ -54,6 +76,38 @@ class Streams(adapter._AsyncStream):
 
     def response(self, returned):
         return returned
+
+
+def request_of(handle):
+    request = object.__new__(InferenceRequest)
+    request._handle = handle
+    return request
+
+
+def test_a_generator_whose_client_reads_slowly_waits_alone(coroutines):
+    page, ended = Page(), queue.SimpleQueue()
+    cancellations, ready = Cancellations(page), [threading.Event(), threading.Event()]
+
+    async def answers():
+        yield one
+        yield other
+
+    one, other = InferenceResponse([]), InferenceResponse([])
+    streams = [Stream(each) for each in ready]
+    for ticket, stream in enumerate(streams):
+        sender = InferenceResponseSender._on(stream)
+        request = request_of(Handle(cancellations, page, ticket, sender))
+        coroutines.start(
+            Streams(answers).execute([request]), lambda *_, ticket=ticket: ended.put(ticket)
+        )
+    try:
+        ready[1].set()
+        assert ended.get(timeout=SECONDS) == 1
+        assert streams[0].sent == []
+    finally:
+        ready[0].set()
+    assert ended.get(timeout=SECONDS) == 0
+    assert streams[0].sent == streams[1].sent == [(one, False), (other, False), (None, True)]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="tasks count no cancellations")
@@ -74,11 +128,7 @@ def test_a_generator_that_takes_its_cancellation_leaves_the_next_request_none(co
         await asyncio.get_running_loop().create_future()
         yield 2
 
-    requests = []
-    for ticket in range(2):
-        request = object.__new__(InferenceRequest)
-        request._handle = Handle(cancellations, page, ticket)
-        requests.append(request)
+    requests = [request_of(Handle(cancellations, page, ticket)) for ticket in range(2)]
     model = Streams(takes, waits)
     coroutines.start(model.execute(requests), lambda *outcome: done.put(outcome))
     begun.get(timeout=SECONDS)

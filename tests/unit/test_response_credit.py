@@ -9,7 +9,6 @@ import pytest
 
 from gpubridge.pb_utils import InferenceResponse
 from gpubridge.request import InferRequest
-from gpubridge.stub import response_stream
 from gpubridge.stub.response_stream import StubResponseStream
 from gpubridge.transport.control import CANCELLED
 from gpubridge.transport.messages import ResponseFlag
@@ -17,18 +16,6 @@ from tests.fuzz.fake_stub import FakeStub, record
 from tests.unit.looped_stub import started_stubs
 
 LIMIT = 64
-
-
-class Blocked(Exception):
-    """Raised where a stream would wait for its client."""
-
-
-@pytest.fixture(autouse=True)
-def no_waits(monkeypatch):
-    def sleep(seconds):
-        raise Blocked
-
-    monkeypatch.setattr(response_stream.time, "sleep", sleep)
 
 
 @pytest.fixture
@@ -48,12 +35,9 @@ def run(fake_stub, request):
 
 def credit(stream):
     """Use up the credit of a stream; returns how many responses that was."""
-    for count in range(2 * LIMIT):
-        try:
-            stream.wait_for_credit(InferenceResponse([]))
-        except Blocked:
-            return count
-    return None
+    return next(
+        count for count in range(2 * LIMIT) if next(stream.waits(InferenceResponse([])), None)
+    )
 
 
 def test_responses_of_an_earlier_run_count_until_they_are_passed_on(fake_stub):
