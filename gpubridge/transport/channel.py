@@ -40,7 +40,12 @@ class ChannelClosed(BridgeError):
 
 
 class DescriptorsLost(BridgeError):
-    """Descriptors of a message were lost: this process has reached its limit of them."""
+    """Descriptors of a message were lost: this process has reached its limit of them.
+
+    ``datagram``: the message without them.
+    """
+
+    datagram = b""
 
 
 class MalformedMessage(BridgeError):
@@ -122,11 +127,13 @@ class Channel:
             # Else there would be more of either.
             close_all(fds)
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            raise DescriptorsLost(
+            lost = DescriptorsLost(
                 f"the limit of {limit} open descriptors (ulimit -n) is reached: those of a message were "
                 "lost",
                 ErrorCode.UNAVAILABLE,
             )
+            lost.datagram = message
+            raise lost
         if cut:
             close_all(fds)
             raise MalformedMessage(

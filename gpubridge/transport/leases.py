@@ -224,11 +224,12 @@ class BorrowedMemory:
     ``arena``: whether a device arena is among the regions; ``book``: the views.
     """
 
-    __slots__ = ("_segments", "_views", "arena", "book")
+    __slots__ = ("_segments", "_table", "_views", "arena", "book")
 
     def __init__(self, table: memoryview) -> None:
         compiled = native()
         book = LeaseBook if compiled is None else compiled.LeaseBook
+        self._table = table
         self.book: LeaseBook = book(table)
         self._views = self.book.views
         self._segments: dict[int, KnownSegment] = {}
@@ -296,8 +297,15 @@ class BorrowedMemory:
         except ValueError as error:
             raise MalformedMessage(str(error)) from error
 
+    def release(self, refs: Sequence[tuple[int, int, int, int]]) -> None:
+        """End the leases of references that are not used: no view would end them."""
+        for *_, lease in refs:
+            if lease < len(self._table):
+                self._table[lease] = 0
+
     def forget(self, table: memoryview) -> None:
         """Use another table from now on: a forked child must not end the borrower's leases."""
+        self._table = table
         self.book.forget(table)
 
     def close(self) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import resource
+
 import numpy as np
 import pytest
 
+from gpubridge.errors import ErrorCode
 from gpubridge.host_shm import Segment
 from gpubridge.pb_utils import InferenceRequest, Tensor
 from gpubridge.pb_utils.request import TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
@@ -161,6 +165,28 @@ def test_a_lease_lasts_as_long_as_a_view_of_the_response(sides):
         assert side.leases[1] == 1
         del array
         assert side.leases[1] == 0
+
+
+def test_responses_in_memory_for_which_there_is_no_descriptor_are_errors_that_say_so(sides):
+    message = encode_records(CallKind.CALL_RESPONSES, [response(1, region=8), response(2)])
+    fields, limits = {"region": 8, "size": 4096}, resource.getrlimit(resource.RLIMIT_NOFILE)
+    for side in sides:
+        fds = [os.dup(side.segment.fd) for _ in range(2)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (fds[-1] + 1, limits[1]))
+        try:
+            side.records.map(CallKind.REGION, fields, fds)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        (_, _, refused), (_, _, taken) = side.records.decode(message)
+        text, code = seen_of(refused)
+        assert "Too many open files" in text
+        assert "ulimit -n" in text
+        assert (code, side.leases[1]) == (ErrorCode.UNAVAILABLE, 0)
+        assert seen_of(taken)[0][0][2] == VALUES[:4].reshape(2, 2).tolist()
+        # What was dropped and is announced again is mapped.
+        side.records.map(CallKind.DROP_REGION, fields, [])
+        side.records.map(CallKind.REGION, fields, fds)
+        assert not side.records.decode(message)[0][2].has_error()
 
 
 @pytest.mark.parametrize("end", range(0, 90, 7))

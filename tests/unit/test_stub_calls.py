@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +44,27 @@ def test_memory_is_looked_after_while_another_thread_waits_for_an_answer(client_
     asker.join(30)
     assert not asker.is_alive()
     assert [answer["ready"] for answer in answers] == [True]
+
+
+def test_descriptors_that_are_lost_are_missed_by_those_alone_whose_they_are(client_and_server):
+    calls, server = client_and_server
+
+    def answer(*fds):
+        question = decode_control(server.receive()[0])["question"]
+        server.send(control_message(CallKind.ANSWER, question=question), fds)
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ThreadPoolExecutor(1) as threads, Path(os.devnull).open() as file:
+        for fds in ((), (file.fileno(),), ()):
+            asking = threads.submit(calls.ask, "board")
+            resource.setrlimit(resource.RLIMIT_NOFILE, (file.fileno() + 1, limits[1]))
+            try:
+                server.send(control_message(CallKind.REGION, region=9, size=1), (file.fileno(),))
+                answer(*fds)
+                error = asking.exception(30)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert "ulimit -n" in str(error) if fds else error is None
 
 
 class Watched(Channel):

@@ -16,7 +16,13 @@ from gpubridge.stub.bls.records import BlsRecords, CallResponse, error_code
 from gpubridge.stub.bls.scope import BATCH
 from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.transport.calls import CallKind
-from gpubridge.transport.channel import Channel, ChannelClosed, MalformedMessage, close_all
+from gpubridge.transport.channel import (
+    Channel,
+    ChannelClosed,
+    DescriptorsLost,
+    MalformedMessage,
+    close_all,
+)
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
     LONGEST_CONTROL,
@@ -62,7 +68,9 @@ class BlsClient:
         self._channel = channel
         self._records = BlsRecords(BorrowedMemory(lent), outputs)
         self._outbox = Outbox(channel, self._lose)
-        self._reader = ChannelReader(channel, self._take, self._end_all, requests, awake_ns)
+        self._reader = ChannelReader(
+            channel, self._take, self._lose_memory, self._end_all, requests, awake_ns
+        )
         self._numbers = itertools.count(1)
         # Whoever waits for one of these is reachable from it: asyncio holds no task that waits.
         self._calls: dict[int, Call] = {}
@@ -231,6 +239,17 @@ class BlsClient:
                 self.on_given_up()
         else:
             raise MalformedMessage(f"message of unknown kind {kind} from the server")
+
+    def _lose_memory(self, lost: DescriptorsLost) -> None:
+        """Handle a message without its descriptors: of whom they were gets the reason, nobody else."""
+        if lost.datagram[0] == CallKind.ANSWER:
+            request = self._control_requests.get(decode_control(lost.datagram)["question"])
+            if request is not None:
+                request.fail(lost.message)
+        elif lost.datagram[0] == CallKind.REGION:
+            self._records.lose(decode_control(lost.datagram)["region"], lost)
+        else:
+            raise lost
 
     def _deliver_all(self, responses: Sequence[CallResponse]) -> None:
         """Deliver the responses of a message, all of them.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from gpubridge.stub.bls.calls import Outcome
-from gpubridge.transport.channel import Channel, ChannelClosed
+from gpubridge.transport.channel import Channel, ChannelClosed, DescriptorsLost
 from gpubridge.transport.wait_predictor import WaitPredictor
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class ChannelReader:
     """Reads a channel in one of the threads that wait, or on event loops that have nothing else to do.
 
     - ``take``: handles a message and its descriptors.
+    - ``lost``: handles a message whose descriptors were lost.
     - ``ended``: called when the other side is gone.
     - ``requests``: the wait predictor of requests; tells whether the model has one at a time.
     - ``awake_ns``: how long to poll for a message.
@@ -35,6 +36,7 @@ class ChannelReader:
         self,
         channel: Channel,
         take: Callable[[bytes, list[int]], None],
+        lost: Callable[[DescriptorsLost], None],
         ended: Callable[[], None],
         requests: WaitPredictor,
         awake_ns: int,
@@ -42,6 +44,7 @@ class ChannelReader:
         self._channel = channel
         self._descriptor = channel.fileno()
         self._take = take
+        self._lost = lost
         self._ended = ended
         self._requests = requests
         self._answers = WaitPredictor(awake_ns)
@@ -140,6 +143,9 @@ class ChannelReader:
         except ChannelClosed:
             self._closed = True
             self._ended()
+            return
+        except DescriptorsLost as error:
+            self._lost(error)
             return
         self._take(message, fds)
 

@@ -45,6 +45,8 @@ class BlsRecords:
     def __init__(self, borrowed: BorrowedMemory, outputs: OutputMemory) -> None:
         self._borrowed = borrowed
         self._outputs = outputs
+        # Regions that could not be mapped, and why.
+        self._lost: dict[int, BridgeError] = {}
         self._device: StubDevice | None = None
         self._placement: DevicePlacement | None = None
         self._encode = record_encoder()
@@ -74,15 +76,24 @@ class BlsRecords:
         self._writer = self._responses = None
 
     def map(self, kind: int, fields: dict[str, Any], fds: list[int]) -> None:
-        """Map or unmap a region; responses in device memory that cannot be opened are errors."""
+        """Map or unmap a region; responses in memory that cannot be mapped are errors."""
+        region = fields["region"]
         if kind == CallKind.REGION:
-            self._borrowed.announce(fields["region"], fds.pop(), fields["size"])
+            try:
+                self._borrowed.announce(region, fds.pop(), fields["size"])
+            except BridgeError as error:
+                self.lose(region, error)
         elif kind == CallKind.DROP_REGION:
-            self._borrowed.drop(fields["region"])
+            self._lost.pop(region, None)
+            self._borrowed.drop(region)
         elif self._device is None:
             close_all(fds)
         else:
             self._borrowed.add_segment(self._device.regions.announce(fields, fds))
+
+    def lose(self, region: int, why: BridgeError) -> None:
+        """Note why a region cannot be mapped: responses there are this error."""
+        self._lost[region] = why.copy()
 
     def encode(self, number: int, request: InferenceRequest, decoupled: bool) -> bytes:
         """Return the record of a call; inputs outside of shared memory are copied there.
@@ -153,10 +164,13 @@ class BlsRecords:
             tensors = self._tensors(record)
             if self._device is not None:
                 tensors = self._received(tensors, record)
-        except BridgeError as failure:
+        except BridgeError as error:
+            lost = (self._lost[ref[0]] for ref in record.refs if ref[0] in self._lost)
+            failure = next(lost, error)
+            self._borrowed.release(record.refs)
             if self._device is not None:
                 self._device.note_error(failure)
-            return InferenceResponse([], TritonError(failure.message))
+            return InferenceResponse([], TritonError(failure.message, error_code(failure.code)))
         return InferenceResponse._received(tensors, context.parameters or "{}")
 
     def _tensors(self, record: Record) -> list[Any]:
