@@ -60,7 +60,7 @@ class TritonPythonModel:
                     out = pb_utils.Tensor("OUT", np.array([sent], np.int32))
                     sender.send(pb_utils.InferenceResponse([out]))
                     sent += 1
-                    if count < 0 and sent == 100:
+                    if count < 0 and sent == 32:
                         # More would use a processor for as long as nobody cancels it.
                         UNTIL_CANCELLED
                 if count == -2:

@@ -264,7 +264,7 @@ def running_device_server(
     arena=ARENA,
     faults=(),
     tolerated=None,
-    peers=False,
+    peers=True,
     handles="auto",
     events="share",
     recorder="rerecord",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Prepare", "Start", "close_idle_servers", "lend"]
 
-_KEPT = 4
+_KEPT = 6
 """Idle servers of one worker: tests with the same flags lie together."""
 _IDLE_SECONDS = 5
 """A server whose models are not gone by then is not lent again."""

@@ -115,14 +115,11 @@ def served(tmp_path_factory, request):
     repository = tmp_path_factory.mktemp("models")
     for name in ("first", "second"):
         write_device_model(repository, name, DOUBLE)
-    write_device_model(repository, "other", DOUBLE, gpus="1")
     write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
-    for called in ("second", "host", "other"):
+    for called in ("second", "host", "both"):
         write_device_model(repository, f"call_{called}", CALLER)
     ensemble(repository, "both", ["first", "second"])
     ensemble(repository, "by_host", ["first", "host", "second"])
-    ensemble(repository, "to_other", ["first", "other"])
-    write_device_model(repository, "call_both", CALLER)
     with running_device_server(repository, handles=request.param) as served:
         yield served
 
@@ -152,15 +149,6 @@ def test_an_edge_to_a_model_on_the_host_and_back(served):
         assert served.infer("by_host", given) == (200, (8 * given).tolist())
 
 
-def test_an_edge_to_another_gpu_goes_by_way_of_the_host(served):
-    given = values()
-    with (
-        served.doing("first", d2h=(NBYTES, 1), waits=1),
-        served.doing("other", d2h=(NBYTES, 1), waits=1),
-    ):
-        assert served.infer("to_other", given) == (200, (4 * given).tolist())
-
-
 def test_a_call_of_a_model_on_the_same_gpu(served):
     before = len(served.server.log())
     for _ in range(3):
@@ -176,15 +164,13 @@ def test_a_call_of_a_model_on_the_same_gpu(served):
     assert "answer on device" in logged
 
 
-@pytest.mark.parametrize("called", ["host", "other"])
-def test_a_call_of_a_model_that_is_not_on_the_gpu_is_brought_to_it_by_the_server(served, called):
+def test_a_call_of_a_model_on_the_host_is_brought_to_it_by_the_server(served):
     given = values()
-    own = (NBYTES, 1) if called == "host" else (2 * NBYTES, 2)
     with (
-        served.doing(f"call_{called}", d2d=(NBYTES, 1)),
-        served.doing(called, d2h=own, waits=own[1]),
+        served.doing("call_host", d2d=(NBYTES, 1)),
+        served.doing("host", d2h=(NBYTES, 1), waits=1),
     ):
-        assert served.infer(f"call_{called}", given) == (200, (2 * given).tolist())
+        assert served.infer("call_host", given) == (200, (2 * given).tolist())
 
 
 def test_a_call_of_an_ensemble_leaves_its_answer_on_the_gpu(served):

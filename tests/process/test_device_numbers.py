@@ -40,7 +40,7 @@ def values():
 def test_numbers_are_those_of_the_server(tmp_path):
     write_device_model(tmp_path, "double", IN_ARENA)
     environment = {"CUDA_VISIBLE_DEVICES": TURNED}
-    with running_device_server(tmp_path, environment=environment, peers=True) as served:
+    with running_device_server(tmp_path, environment=environment) as served:
         # The first of the server's is the machine's second.
         assert served.infer("double", values())[0] == 200
         assert served.machine.used(1) >= ARENA

@@ -26,7 +26,7 @@ INVALID_DEVICE = 101
 
 
 @contextmanager
-def running(repository, *models, peers=True, **options):
+def running(repository, *models, **options):
     """Serve these models, and the ensembles of which all members are among them."""
     # What fails in a test is the server's memory, and not the caller's own.
     caller = CALLER.replace("self.library = Library(args)", EARLY)
@@ -36,7 +36,7 @@ def running(repository, *models, peers=True, **options):
     for name, members in (("to_other", ["first", "other"]), ("from_arena", ["arena", "other"])):
         if {*members} <= {*models}:
             ensemble(repository, name, members)
-    with running_device_server(repository, peers=peers, **options) as it:
+    with running_device_server(repository, **options) as it:
         yield it
 
 
@@ -160,6 +160,10 @@ def test_tensors_cross_by_the_host_between_gpus_without_peer_access(tmp_path):
         with served.doing("other", d2h=(2 * NBYTES, 2), waits=2):
             assert served.infer("call_other", given) == (200, (2 * given).tolist())
         assert fallbacks(served, "other", "no_peer_access") == 1
+        with running_worker(served.machine) as worker:
+            client = Client(worker, served.server)
+            client.allocate("in", NBYTES, device=1)
+            assert "failed to open CUDA IPC handle" in client.register("in", NBYTES)[1]
         assert "GPU 0 cannot reach the memory of GPU 1" in served.server.log()
         assert not served.machine.calls("cuMemcpyPeerAsync")
 

@@ -38,10 +38,17 @@ def server():
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server):
     with triton.InferenceServerClient(server.http_url) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def images():
+    """A server of image_preproc alone, which needs no torch."""
+    with running_server(EXAMPLES / "image_preproc" / "model_repository") as running:
+        yield running
 
 
 def run_example(script, server, *arguments):
@@ -59,8 +66,9 @@ def infer(client, model, *jpegs, library=triton):
     return client.infer(model, [tensor])
 
 
-def ask(client, *jpegs):
-    return infer(client, "image_preproc", *jpegs).as_numpy("PIXELS")
+def ask(server, *jpegs):
+    with triton.InferenceServerClient(server.http_url) as client:
+        return infer(client, "image_preproc", *jpegs).as_numpy("PIXELS")
 
 
 @needs_torch
@@ -71,9 +79,9 @@ def test_pytorch_addsub_client_gets_the_sum_and_the_difference(server):
     assert "32 requests over 4 connection(s), every answer checked" in printed
 
 
-def test_image_preproc_client_shows_every_photograph(server, tmp_path):
+def test_image_preproc_client_shows_every_photograph(images, tmp_path):
     sheet = tmp_path / "sheet.png"
-    printed = run_example("image_preproc/client.py", server, "--contact-sheet", str(sheet))
+    printed = run_example("image_preproc/client.py", images, "--contact-sheet", str(sheet))
     for photo in PHOTOS:
         assert f"{photo.name:28} [3, 224, 224] float32" in printed
     assert f"all in one request: [{len(PHOTOS)}, 3, 224, 224] float32" in printed
@@ -82,37 +90,36 @@ def test_image_preproc_client_shows_every_photograph(server, tmp_path):
         assert len(drawn.convert("RGB").getcolors(1 << 24)) > 10_000  # photographs, not a blank
 
 
-def test_image_preproc_answers_what_a_vision_library_would(client):
+def test_image_preproc_answers_what_a_vision_library_would(images):
     jpegs = [photo.read_bytes() for photo in PHOTOS]
     expected = np.stack([reference(jpeg) for jpeg in jpegs])
-    np.testing.assert_allclose(ask(client, *jpegs), expected, atol=ONE_LEVEL, rtol=0)
+    np.testing.assert_allclose(ask(images, *jpegs), expected, atol=ONE_LEVEL, rtol=0)
 
 
-def test_image_preproc_writes_its_pixels_where_they_are_sent_from(server, client):
+def test_image_preproc_writes_its_pixels_where_they_are_sent_from(images):
     copied = 'gpubridge_copied_bytes_total{kind="host",model="image_preproc",version="1"}'
-    ask(client, PHOTO)
-    before = server.metrics()[copied]
-    pixels = ask(client, PHOTO)
+    ask(images, PHOTO)
+    before = images.metrics()[copied]
+    pixels = ask(images, PHOTO)
     # At the most what comes of the photograph in one read with the request's head.
-    assert server.metrics()[copied] - before < pixels.nbytes / 10
+    assert images.metrics()[copied] - before < pixels.nbytes / 10
 
 
 @pytest.mark.parametrize(("jpeg", "message"), BAD_IMAGES)
-def test_image_preproc_names_the_bad_image_to_its_client(client, jpeg, message):
+def test_image_preproc_names_the_bad_image_to_its_client(images, jpeg, message):
     with pytest.raises(InferenceServerException, match=rf"IMAGE\[1\]: .*{message}") as refused:
-        ask(client, PHOTO, jpeg)
+        ask(images, PHOTO, jpeg)
     assert refused.value.status() == "400"
 
 
-def test_good_requests_are_answered_while_bad_ones_are_refused(server):
+def test_good_requests_are_answered_while_bad_ones_are_refused(images):
     def one_connection(number):
-        with triton.InferenceServerClient(server.http_url) as own:
-            for _ in range(3):
-                if number % 2:
-                    with pytest.raises(InferenceServerException, match=r"IMAGE\[0\]"):
-                        ask(own, PHOTO[:5000])
-                else:
-                    assert ask(own, PHOTO).shape == (1, 3, 224, 224)
+        for _ in range(3):
+            if number % 2:
+                with pytest.raises(InferenceServerException, match=r"IMAGE\[0\]"):
+                    ask(images, PHOTO[:5000])
+            else:
+                assert ask(images, PHOTO).shape == (1, 3, 224, 224)
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(one_connection, range(4)))
@@ -191,18 +198,14 @@ def check(names, probabilities, expected):
 
 
 @needs_torch
-@pytest.mark.parametrize("model", PIPELINES)
-def test_photographs_get_the_labels_that_the_network_gives_them(client, expected, model):
-    names, probabilities = labels(client, model, *(photo.read_bytes() for photo in PHOTOS))
-    check(names, probabilities, expected)
-    assert len(set(names[:, 0])) > 2  # or the network would see nothing
-
-
-@needs_torch
-def test_over_grpc_too(server, expected):
-    with over_grpc.InferenceServerClient(server.grpc_url) as client:
-        jpegs = [photo.read_bytes() for photo in PHOTOS[:3]]
-        check(*labels(client, "photo_labels", *jpegs, library=over_grpc), expected[:3])
+def test_photographs_get_the_labels_that_the_network_gives_them(server, client, expected):
+    jpegs = [photo.read_bytes() for photo in PHOTOS]
+    for model in PIPELINES:
+        names, probabilities = labels(client, model, *jpegs)
+        check(names, probabilities, expected)
+        assert len(set(names[:, 0])) > 2  # or the network would see nothing
+    with over_grpc.InferenceServerClient(server.grpc_url) as grpc:
+        check(*labels(grpc, "photo_labels", *jpegs[:3], library=over_grpc), expected[:3])
 
 
 @needs_torch
@@ -239,11 +242,11 @@ def test_the_pixels_are_not_copied_between_the_models(server, client):
 
 
 @needs_torch
-@pytest.mark.parametrize("model", PIPELINES)
-def test_a_bad_photograph_is_named_and_harms_nobody(client, expected, model):
-    with pytest.raises(InferenceServerException, match=r"IMAGE\[1\]: expected a whole JPEG"):
-        labels(client, model, PHOTO, PHOTO[: len(PHOTO) // 2])
-    check(*labels(client, model, PHOTOS[0].read_bytes()), expected[:1])
+def test_a_bad_photograph_is_named_and_harms_nobody(client, expected):
+    for model in PIPELINES:
+        with pytest.raises(InferenceServerException, match=r"IMAGE\[1\]: expected a whole JPEG"):
+            labels(client, model, PHOTO, PHOTO[: len(PHOTO) // 2])
+        check(*labels(client, model, PHOTOS[0].read_bytes()), expected[:1])
 
 
 @needs_torch
