@@ -38,6 +38,7 @@ __all__ = [
     "named_memory",
     "open_files",
     "running_server",
+    "send_request",
     "started_server",
     "state",
     "wait_until",
@@ -97,13 +98,7 @@ class Server:
         self, method: str, path: str, body: bytes | str | None = None, headers: dict | None = None
     ) -> tuple[int, dict, bytes]:
         """Send one HTTP request on a connection of its own; returns status, headers, body."""
-        connection = http.client.HTTPConnection(self.http_url, timeout=150)
-        try:
-            connection.request(method, path, body, headers or {})
-            response = connection.getresponse()
-            return response.status, dict(response.getheaders()), response.read()
-        finally:
-            connection.close()
+        return send_request(self.http_url, method, path, body, headers)
 
     def ask(self, code: str, model: str = "m") -> tuple[int, str]:
         """Have a model of :func:`write_code_model` run some code; returns status, answer or error."""
@@ -128,12 +123,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """The metrics page: value by ``name{labels}``."""
-        connection = http.client.HTTPConnection(self.metrics_url, timeout=150)
-        try:
-            connection.request("GET", "/metrics")
-            page = connection.getresponse().read().decode()
-        finally:
-            connection.close()
+        page = send_request(self.metrics_url, "GET", "/metrics")[2].decode()
         lines = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in lines}
 
@@ -147,6 +137,19 @@ class Server:
         """Send a signal and wait for the end; returns the exit code."""
         self.process.send_signal(number)
         return self.process.wait(_STOP_SECONDS)
+
+
+def send_request(
+    url: str, method: str, path: str, body: bytes | str | None = None, headers: dict | None = None
+) -> tuple[int, dict, bytes]:
+    """Send one HTTP request to ``host:port`` on a connection of its own; returns status, headers, body."""
+    connection = http.client.HTTPConnection(url, timeout=150)
+    try:
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read()
+    finally:
+        connection.close()
 
 
 @contextmanager

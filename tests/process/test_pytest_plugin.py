@@ -18,6 +18,7 @@ from gpubridge.develop.in_process import InProcessModel
 from gpubridge.errors import BridgeError
 from tests.process.forked_commands import servers_are_forked
 from tests.process.gates import Gate
+from tests.process.model_sources import answering, sending
 from tests.process.server import open_files, write_model
 
 MODEL = """
@@ -47,38 +48,18 @@ class TritonPythonModel:
         print("finalized")
 """
 BATCHED = "max_batch_size: 8"
-STREAM = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            count = int(request.inputs()[0].as_numpy()[0])
-            for number in range(count):
-                if number == 3:
-                    error = pb_utils.TritonError("three is too many")
-                    sender.send(pb_utils.InferenceResponse(error=error))
-                    break
-                sent = pb_utils.Tensor("OUT", request.inputs()[0].as_numpy() * 0 + number)
-                sender.send(pb_utils.InferenceResponse([sent]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-CALLER = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            call = pb_utils.InferenceRequest(
-                model_name="numbers", requested_output_names=["OUT"], inputs=request.inputs()
-            )
-            responses.append(call.exec())
-        return responses
-"""
+STREAM = sending("""
+for number in range(min(3, int(value[0]))):
+    send(OUT=value * 0 + number)
+if value[0] > 3:
+    raise pb_utils.TritonModelException("three is too many")
+""")
+CALLER = answering("""
+call = pb_utils.InferenceRequest(
+    model_name="numbers", requested_output_names=["OUT"], inputs=request.inputs()
+)
+return call.exec()
+""")
 
 
 @pytest.fixture

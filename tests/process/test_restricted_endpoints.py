@@ -12,7 +12,7 @@ import tritonclient.grpc as over_grpc
 from tritonclient.grpc import service_pb2 as messages, service_pb2_grpc
 
 from tests.process.model_sources import answering, sending
-from tests.process.server import running_server, wait_until, write_model
+from tests.process.server import running_server, send_request, wait_until, write_model
 
 SOURCE = answering("return respond(OUT=value)")
 CALLER = answering("""
@@ -187,19 +187,13 @@ def test_inference_on_one_connection_again_and_again(server, size):
 def test_metrics_and_the_status(server):
     def fetch(url, path, *groups):
         headers = {name: value for group in groups for name, value in key(group).items()}
-        connection = http.client.HTTPConnection(url, timeout=150)
-        try:
-            connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
-            connection.close()
+        return send_request(url, "GET", path, None, headers)
 
     status = "/v2/gpubridge/status"
     for path in ("/metrics", status, "/", "/v2/models/m"):
-        code, said = fetch(server.metrics_url, path)
+        code, _, said = fetch(server.metrics_url, path)
         assert (code, json.loads(said)) == (403, refusal("metrics"))
-    assert b"nv_inference" in fetch(server.metrics_url, "/metrics", "metrics")[1]
+    assert b"nv_inference" in fetch(server.metrics_url, "/metrics", "metrics")[2]
     for path in (status, "/"):
         assert fetch(server.metrics_url, path, "metrics")[0] == 200
     for groups in (["metrics"], ["statistics"], ["metrics", "statistics"]):

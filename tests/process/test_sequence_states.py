@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.process.controlled import control, refusal
+from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_model
 
 # What it does with its state is up to the value: 50 keeps silent about it, 60 leaves one of a wrong
@@ -46,22 +47,12 @@ class TritonPythonModel:
 """
 
 # Counts in place, and answers with what it got.
-IN_PLACE = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            state = pb_utils.get_input_tensor_by_name(request, "S_IN").as_numpy()
-            state += value
-            tensors = [pb_utils.Tensor("OUT", state.copy())]
-            if value.item() != 50:
-                tensors.append(pb_utils.Tensor("S_OUT", state))
-            responses.append(pb_utils.InferenceResponse(tensors))
-        return responses
-"""
+IN_PLACE = answering("""
+state = pb_utils.get_input_tensor_by_name(request, "S_IN").as_numpy()
+state += value
+left = {} if value.item() == 50 else {"S_OUT": state}
+return respond(OUT=state.copy(), **left)
+""")
 
 ONE = {
     "inputs": 'name: "IN" data_type: TYPE_FP32 dims: [1]',

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import http.client
 import json
 import os
 import signal
@@ -14,7 +13,13 @@ import pytest
 
 from tests.process.controlled import control, only
 from tests.process.ensembles import ADD, write_ensemble
-from tests.process.server import running_server, wait_until, write_code_model, write_model
+from tests.process.server import (
+    running_server,
+    send_request,
+    wait_until,
+    write_code_model,
+    write_model,
+)
 
 PATH = "/v2/gpubridge/status"
 BATCHING = "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 200000 }"
@@ -24,13 +29,7 @@ PARTS = ("queue_us", "input_us", "execute_us", "output_us", "cache_us", "answer_
 
 def fetch(url, path=PATH, headers=None):
     """Send one GET; returns status, headers and body."""
-    connection = http.client.HTTPConnection(url, timeout=150)
-    try:
-        connection.request("GET", path, headers=headers or {})
-        response = connection.getresponse()
-        return response.status, dict(response.getheaders()), response.read()
-    finally:
-        connection.close()
+    return send_request(url, "GET", path, None, headers)
 
 
 def status(server):

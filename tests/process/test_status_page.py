@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import io
 import json
 import re
@@ -13,7 +12,13 @@ from PIL import Image
 
 from tests.process.browser import CHROMIUM, browser
 from tests.process.ensembles import ADD, write_ensemble
-from tests.process.server import running_server, wait_until, write_code_model, write_model
+from tests.process.server import (
+    running_server,
+    send_request,
+    wait_until,
+    write_code_model,
+    write_model,
+)
 from tests.process.test_status import fetch, infer
 
 pytestmark = [
@@ -140,13 +145,8 @@ def test_requests_of_other_pages_are_refused(server):
 
 
 def send(url, headers):
-    connection = http.client.HTTPConnection(url)
     body = '{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]}'
-    connection.request("POST", "/v2/models/add/infer", body, headers)
-    response = connection.getresponse()
-    answer = response.status, dict(response.getheaders()), response.read()
-    connection.close()
-    return answer
+    return send_request(url, "POST", "/v2/models/add/infer", body, headers)
 
 
 def test_keys(page):

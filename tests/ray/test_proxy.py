@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import inspect
 import json
 import signal
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.process.server import running_server, wait_until, write_code_model
+from tests.process.server import running_server, send_request, wait_until, write_code_model
 from tests.process.test_every_call import (
     ECHO,
     TRANSPORTS,
@@ -67,15 +66,9 @@ def fleet(servers):
 
 
 def send(url, method, path, body=None, headers=None):
-    connection = http.client.HTTPConnection(url, timeout=150)
-    try:
-        connection.request(method, path, body, headers or {})
-        response = connection.getresponse()
-        text = response.read()
-        is_json = response.getheader("content-type") == "application/json"
-        return response.status, json.loads(text) if is_json and text else text
-    finally:
-        connection.close()
+    status, fields, text = send_request(url, method, path, body, headers)
+    is_json = fields.get("content-type", fields.get("Content-Type")) == "application/json"
+    return status, json.loads(text) if is_json and text else text
 
 
 def ask(fleet, code=WHO, model="m", headers=None, parameters=None):
@@ -137,10 +130,7 @@ def test_the_state_of_the_fleet_is_at_the_proxy(fleet, servers):
     status, targets = send(fleet.metrics_url, "GET", "/targets")
     assert status == 200
     assert targets[0]["targets"] == [server.metrics_url for server in servers]
-    connection = http.client.HTTPConnection(fleet.metrics_url, timeout=150)
-    connection.request("GET", "/metrics")
-    assert b"haproxy_server_status" in connection.getresponse().read()
-    connection.close()
+    assert b"haproxy_server_status" in send(fleet.metrics_url, "GET", "/metrics")[1]
     assert send(fleet.http_url, "GET", "/v2/health/ready")[0] == 200
     for slot in (0, 1):
         fleet.remove(slot)
