@@ -22,7 +22,7 @@ from tests.process.controlled import (
     write,
 )
 from tests.process.gates import Gate
-from tests.process.server import alive, running_server, wait_until, write_code_model
+from tests.process.server import running_server, wait_until, write_code_model
 
 POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
 
@@ -224,20 +224,6 @@ def test_one_model_loads_while_another_does(tmp_path):
             assert unloaded.result() == (200, "")
         slow.join()
         assert states(server, "slow")[1] in ("UNLOADING", "UNAVAILABLE")
-
-
-def test_a_stop_in_the_middle_of_a_load_leaves_nothing(tmp_path):
-    write(tmp_path, "slow", initialize="threading.Event().wait()")
-    with running_server(tmp_path, *EXPLICIT) as server:
-        told = []
-        slow = threading.Thread(target=lambda: told.append(control(server, "load", "slow")))
-        slow.start()
-        wait_until(lambda: states(server, "slow") == {1: "LOADING"}, "the load to begin", server)
-        stubs = server.stubs()
-        assert server.stop() == 0
-        slow.join()
-        assert told == [(503, "the server is stopping")]
-        assert not any(alive(pid) for pid in stubs)
 
 
 # -- poll ------------------------------------------------------------------------------------------

@@ -232,22 +232,3 @@ os._exit(3)
     wait_until(lambda: server.is_ready("slow"), "the model that it asked for", server)
     wait_until(lambda: server.is_ready("asker"), "the model itself", server)
     assert json.loads(server.request("GET", "/v2/models/slow")[2])["versions"] == ["1"]
-
-
-def test_the_server_stops_while_a_model_waits_for_a_load(tmp_path):
-    write_code_model(tmp_path)
-    write_code_model(tmp_path, "slow", initialize="threading.Event().wait()")
-    with running_server(tmp_path, *EXPLICIT, "--load-model=m") as server:
-        code = """
-def load():
-    try:
-        pb_utils.load_model("slow")
-    except pb_utils.TritonModelException as error:
-        print("the load ended:", error, flush=True)
-self.loader = threading.Thread(target=load)
-self.loader.start()
-"""
-        assert server.ask(code)[0] == 200
-        wait_until(lambda: "loading: slow:1" in server.log(), "the load to begin", server)
-        assert server.stop() == 0
-        assert "the load ended: Failed to load model" in server.log()

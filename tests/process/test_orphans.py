@@ -78,6 +78,15 @@ def zombies(pid):
     return [child for child in children(pid) if state(child) == "Z"]
 
 
+def test_a_stub_that_dies_keeps_its_exit_code(tmp_path):
+    """Reaping orphans takes no child from other code."""
+    write_code_model(tmp_path)
+    with running_server(tmp_path) as server:
+        for code in range(1, 4):
+            assert f"It exited with code {code}." in server.ask(f"os._exit({code})")[1]
+            wait_until(lambda: server.is_ready("m"), "the next stub", server)
+
+
 @pytest.mark.parametrize("end", ["killed", "unloaded", "server stopped"])
 def test_processes_of_a_stub_end_with_it(tmp_path, started, end):
     write_code_model(tmp_path)
@@ -107,15 +116,6 @@ def test_processes_of_a_stub_end_with_it(tmp_path, started, end):
             assert server.ask("time.sleep(6); self.said = 1") == (200, "1")
             assert alive(pid)
         assert "Traceback" not in server.log()
-
-
-def test_a_stub_that_dies_keeps_its_exit_code(tmp_path):
-    """Reaping orphans takes no child from other code."""
-    write_code_model(tmp_path)
-    with running_server(tmp_path) as server:
-        for code in range(1, 4):
-            assert f"It exited with code {code}." in server.ask(f"os._exit({code})")[1]
-            wait_until(lambda: server.is_ready("m"), "the next stub", server)
 
 
 # -- as process 1 ------------------------------------------------------------------------------------

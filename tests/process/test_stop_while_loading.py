@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.process.completing import write_completing
-from tests.process.controlled import control
+from tests.process.controlled import control, only
 from tests.process.server import (
     alive,
     descendants,
@@ -97,7 +97,18 @@ def write_warming_up(repository, mark):
     (folder / "warmup" / "code").write_bytes(len(content).to_bytes(4, "little") + content)
 
 
-@pytest.mark.parametrize("asked", ["at the start", "by a client"])
+LOAD = """
+def load():
+    try:
+        pb_utils.load_model("initializing_too")
+    except pb_utils.TritonModelException as error:
+        print("the load ended:", error, flush=True)
+self.loader = threading.Thread(target=load)
+self.loader.start()
+"""
+
+
+@pytest.mark.parametrize("asked", ["at the start", "by a client and a model"])
 def test_a_server_that_loads_models_ends_quietly(tmp_path, asked):
     models = tmp_path / "models"
     marks = {name: tmp_path / name for name in ("initializing", "completing", "warming_up")}
@@ -105,7 +116,11 @@ def test_a_server_that_loads_models_ends_quietly(tmp_path, asked):
     write_initializing(models, codes["initializing"])
     write_completing(models, "completing", f"{codes['completing']}; {FOR_EVER}")
     write_warming_up(models, codes["warming_up"])
-    explicit = ["--model-control-mode=explicit"] if asked == "by a client" else []
+    explicit = []
+    if asked != "at the start":
+        explicit = only("asker")
+        write_code_model(models, "asker")
+        write_code_model(models, "initializing_too", initialize=FOR_EVER)
     with (
         ThreadPoolExecutor(3) as pool,
         running_server(models, *explicit, ready=bool(explicit)) as server,
@@ -113,6 +128,10 @@ def test_a_server_that_loads_models_ends_quietly(tmp_path, asked):
         loads = [pool.submit(control, server, "load", name) for name in marks if explicit]
         for mark in marks.values():
             wait_until(mark.exists, "the model to sleep", server)
+        if explicit:
+            assert server.ask(LOAD, "asker")[0] == 200
+            told = "loading: initializing_too:1"
+            wait_until(lambda: told in server.log(), "the load to begin", server)
         pids = descendants(server.pid)
         assert len(pids) >= len(marks)
         assert not set().union(*map(named_memory, [server.pid, *pids]))
@@ -120,4 +139,5 @@ def test_a_server_that_loads_models_ends_quietly(tmp_path, asked):
         assert not any(map(alive, pids))
         for word in ("Traceback", "Error", "never retrieved"):
             assert word not in server.log()
-        assert all(load.result()[0] == 503 for load in loads)
+        assert {load.result() for load in loads} <= {(503, "the server is stopping")}
+        assert not explicit or "the load ended: Failed to load model" in server.log()
