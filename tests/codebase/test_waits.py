@@ -15,7 +15,7 @@ TIMED = {
     "process/device_models.py": 1,  # Requests meet: each takes long.
     "process/test_bench_zero_copy.py": 2,  # The interval of a sampler, and a load that is not all there can be.
     "process/test_bls.py": 1,  # A call that lasts beyond the server's look at idle memory.
-    "process/test_connection_limits.py": 4,  # Calls that last beyond the limits of a connection.
+    "process/test_connection_limits.py": 2,  # Calls that last beyond the limits of a connection.
     "process/test_debug_model.py": 1,  # Longer than any other model may take.
     "process/test_device_capture.py": 2,  # Captures that last while other threads settle.
     "process/test_device_lost_events.py": 1,  # A kernel that lasts beyond the deadline of lost events.
