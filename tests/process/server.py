@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.simcuda.machine import Machine
 
 __all__ = [
+    "LITTLE_MEMORY",
     "PURE",
     "STARTED",
     "Server",
@@ -48,6 +49,8 @@ __all__ = [
 
 # With one of these, a copy of a process differs from one that has started.
 _AS_STARTED = ("LD_PRELOAD", "COVERAGE_")
+LITTLE_MEMORY = ("--request-arena-limit=25165824", "--output-arena-limit=25165824")
+"""Flags of a server where a leak of a few bodies of megabytes is the end of memory."""
 PURE = {"GPUBRIDGE_NO_NATIVE": "1"}
 """The environment of a server whose stubs are of the Python runtime."""
 STARTED = ("-m", "gpubridge")

@@ -65,14 +65,16 @@ def bomb(coding):
     return b"".join([*(packer.compress(bytes(MIB)) for _ in range(80)), packer.flush()])
 
 
-@pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_bombs_do_not_go_off(server, coding):
-    request = inference("add", bomb(coding), f"Content-Encoding: {coding}")
+def test_bombs_do_not_go_off(server):
+    requests = [
+        inference("add", bomb(coding), f"Content-Encoding: {coding}")
+        for coding in ("gzip", "deflate")
+    ]
     before = memory(server.pid, "VmHWM")
     with ExitStack() as stack:
         socks = [stack.enter_context(connected(server.http_url)) for _ in range(8)]
-        for sock in socks:
-            sock.sendall(request)
+        for number, sock in enumerate(socks):
+            sock.sendall(requests[number % 2])
         # Others are served meanwhile, and those who come after a bomb, later.
         good(server)
         for sock in socks:
@@ -88,7 +90,7 @@ def test_bombs_do_not_go_off(server, coding):
 def test_clients_that_leave_in_the_middle_of_a_body_leave_no_memory_behind(server):
     body = b"{" * (MIB - 1)
     with no_growth(server):
-        for _ in range(300):
+        for _ in range(150):
             with connected(server.http_url) as sock:
                 sock.sendall(inference("add", body, length=MIB))
 
@@ -97,7 +99,7 @@ def test_clients_that_leave_in_the_middle_of_a_body_leave_no_memory_behind(serve
 def test_clients_that_leave_before_their_answer_leave_no_memory_behind(server, read):
     request = fill(1, MIB)
     with no_growth(server):
-        for _ in range(200):
+        for _ in range(80):
             with connected(server.http_url, receive_bytes=4096) as sock:
                 sock.sendall(request)
                 sock.recv(read)
@@ -109,7 +111,7 @@ def test_clients_that_never_read_disturb_nobody_and_get_their_own_bytes(server):
         for number, sock in enumerate(slow):
             sock.sendall(fill(100 + number, BIG))
         with connected(server.http_url) as sock:
-            for value in range(20):
+            for value in range(6):
                 sock.sendall(fill(value, BIG))
                 answer = read_answer(sock)[2]
                 assert answer[-4 * BIG :] == np.full(BIG, value, np.float32).tobytes()

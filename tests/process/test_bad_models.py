@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.process.raw_http import binary_request
-from tests.process.server import PURE, running_server, write_model
+from tests.process.server import LITTLE_MEMORY, PURE, running_server, write_model
 
 FAULTY = """
 import sys
@@ -108,7 +108,7 @@ def server(tmp_path_factory):
         inputs=f'name: "IN" {string}',
         outputs=f'name: "OUT" {string}',
     )
-    with running_server(repository, "--output-arena-limit", str(64 << 20)) as server:
+    with running_server(repository, *LITTLE_MEMORY) as server:
         stubs = server.stubs()
         yield server
         assert server.stubs() == stubs

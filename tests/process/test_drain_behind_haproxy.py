@@ -67,7 +67,7 @@ class Load:
     def _ask(self) -> None:
         body = b'{"inputs":[{"name":"IN","datatype":"BYTES","shape":[1],"data":["self.said = 1"]}]}'
         # All that they ask for would keep both processors busy.
-        while not self._stopped.wait(0.005):
+        while not self._stopped.wait(0.02):
             try:
                 with urllib.request.urlopen(self._url, body, timeout=60) as answer:
                     self.statuses.append(answer.status)

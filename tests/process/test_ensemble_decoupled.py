@@ -44,7 +44,7 @@ class TritonPythonModel:
             # Some take longer, so that instances overtake each other.
             time.sleep(0.02 if value[0] % 3 == 1 else 0)
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value + 1)])
-                             if value[0] != 666 else pb_utils.InferenceResponse(
+                             if value[0] != 266 else pb_utils.InferenceResponse(
                              error=pb_utils.TritonError("not this one")))
         return responses
 """
@@ -147,7 +147,7 @@ def test_an_ensemble_with_decoupled_members_within_another(stream):
 
 
 def test_an_error_ends_the_request(stream):
-    stream.ask("wides", 700)
+    stream.ask("wides", 300)
     said = []
     while not said or not isinstance(said[-1], str):
         said.append(stream.take())
@@ -170,7 +170,7 @@ def test_a_slow_client_makes_the_first_member_wait(server, sent, model):
     sent.unlink(missing_ok=True)
     with triton.InferenceServerClient(server.grpc_url) as client:
         tensor = triton.InferInput("A", [1], "FP32")
-        tensor.set_data_from_numpy(np.array([600], np.float32))
+        tensor.set_data_from_numpy(np.array([260], np.float32))
         taken = []
         ready = queue.Queue()
 
@@ -187,9 +187,9 @@ def test_a_slow_client_makes_the_first_member_wait(server, sent, model):
             with pytest.raises(queue.Empty):
                 queue.Queue().get(timeout=1)
         # It has stopped half-way: neither it nor the server holds the rest.
-        assert 0 < int(before) < 600
-        for _ in range(600):
+        assert 0 < int(before) < 260
+        for _ in range(260):
             ready.put(None)
-        wait_until(lambda: len(taken) == 600, "every answer", server)
+        wait_until(lambda: len(taken) == 260, "every answer", server)
         client.stop_stream()
-    assert taken == [i + 1.0 for i in range(600)]
+    assert taken == [i + 1.0 for i in range(260)]

@@ -13,10 +13,7 @@ import pytest
 
 from tests.process.ensembles import copied, infer, statistics, write_models
 from tests.process.raw_http import binary_request, connected, inference
-from tests.process.server import (
-    running_server,
-    wait_until,
-)
+from tests.process.server import LITTLE_MEMORY, running_server, wait_until
 from tests.waits import polling
 
 UNTIL_CANCELLED = polling("request.is_cancelled()")
@@ -26,8 +23,7 @@ UNTIL_CANCELLED = polling("request.is_cancelled()")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_models(repository)
-    limits = ("--request-arena-limit", str(24 << 20), "--output-arena-limit", str(24 << 20))
-    with running_server(repository, *limits) as running:
+    with running_server(repository, *LITTLE_MEMORY) as running:
         yield running
 
 

@@ -9,12 +9,12 @@ import tritonclient.http
 from tests.process.client_memory import memory_server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def parent(tmp_path_factory):
     return tmp_path_factory.mktemp("parent")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server(parent):
     with memory_server(parent / "models") as server:
         yield server

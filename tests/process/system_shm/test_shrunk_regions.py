@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import gevent
 import numpy as np
 import pytest
 import tritonclient.http
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, shared_memory as shm
 
-from tests.process.client_memory import SHM, infer, memory, model, shared_input, shared_output
+from tests.process.client_memory import (
+    SHM,
+    infer,
+    memory,
+    model,
+    regions,
+    shared_input,
+    shared_output,
+)
+from tests.process.controlled import only
 from tests.process.gates import Gate, waiting_at
 from tests.process.server import PURE, running_server, wait_until, write_model
 
@@ -50,17 +58,40 @@ FLAGS = "--allow-client-shm=true", f"--output-arena-limit={6 * COUNT}"
 SHRUNK = "the client's shared memory region cannot be mapped: it has been shrunk"
 
 
+DIES = """
+import mmap, os, signal
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            x = request.inputs()[0].as_numpy()
+            if x[0] == 1:
+                os.kill(os.getpid(), signal.SIGBUS)
+            if x[0] == 2:
+                with open(__file__ + ".mapped", "w+b") as file:
+                    file.truncate(1 << 16)
+                    memory = mmap.mmap(file.fileno(), 1 << 16)
+                    file.truncate(0)
+                    memory[5]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", x)]) for _ in requests]
+"""
+FOUR = "instance_group [{ count: 4 }]"
+
+
 @contextmanager
-def serving(tmp_path, *, instances=1, compiled=True):
-    """A server with a model that looks at its client's memory at two times, and a region."""
-    started, at = tmp_path / "started", tmp_path / "gate"
+def serving(folder, environment, *models):
+    """A server with models that look at their client's memory at two times, and a region."""
+    started, at = folder / "started", folder / "gate"
     source = NAMES + model(BODY.format(started=started, wait=waiting_at(at)))
-    config = f"instance_group [{{ count: {instances} }}]"
-    write_model(tmp_path / "models", "touch", source, config=config)
-    write_model(tmp_path / "models", "send", source.replace(ANSWERS, SENDS), config=config)
-    environment = {} if compiled else PURE
+    write_model(folder / "models", "touch", source)
+    write_model(folder / "models", "four", source, config=FOUR)
+    write_model(folder / "models", "send", source.replace(ANSWERS, SENDS))
+    write_model(folder / "models", "dies", DIES)
+    flags = (*FLAGS, *only(*models))
     with (
-        running_server(tmp_path / "models", *FLAGS, environment=environment) as server,
+        running_server(folder / "models", *flags, environment=environment) as server,
         memory(4 * COUNT) as (key, _),
         tritonclient.http.InferenceServerClient(server.http_url, concurrency=8) as client,
     ):
@@ -79,7 +110,7 @@ def serving(tmp_path, *, instances=1, compiled=True):
             register()
             given = [shared_input(tritonclient.http, "r", [COUNT])]
             asked = [client.async_infer(name, given, outputs=wanted) for _ in range(requests)]
-            executed = min(requests, instances)
+            executed = min(requests, 4 if name == "four" else 1)
             pending = f'nv_inference_pending_request_count{{model="{name}",version="1"}}'
 
             def begun():
@@ -112,6 +143,29 @@ def serving(tmp_path, *, instances=1, compiled=True):
         )
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compiled")
+    with serving(folder, {}, "touch", "four", "send", "dies") as used:
+        yield used
+
+
+@pytest.fixture
+def used(compiled):
+    """That server; no process of its models dies in the test, and no region is left."""
+    stubs = compiled.server.stubs()
+    yield compiled
+    compiled.client.unregister_system_shared_memory()
+    assert compiled.server.stubs() == stubs
+
+
+@pytest.fixture(scope="module")
+def pure(tmp_path_factory):
+    """A server without the compiled module."""
+    with serving(tmp_path_factory.mktemp("pure"), PURE, "touch") as used:
+        yield used
+
+
 def restarts(server):
     return server.metrics()['gpubridge_stub_restarts_total{model="touch",version="1"}']
 
@@ -130,113 +184,74 @@ def check_revoked(used):
     used.client.unregister_system_shared_memory("r")
 
 
-@pytest.mark.parametrize("instances", [1, 4])
-def test_no_process_dies_however_many_use_it(tmp_path, instances):
-    with serving(tmp_path, instances=instances) as used:
-        stubs = used.server.stubs()
-        for left in (0, 1 << 14):
-            # Where there is one, three wait behind that which is executed.
-            errors = used.shrink_while_used(4, left=left)
-            assert all(SHRUNK in str(error) or "was revoked" in str(error) for error in errors)
-            assert sum(SHRUNK in str(error) for error in errors) >= instances
-            check_revoked(used)
-        assert used.server.stubs() == stubs
-        assert restarts(used.server) == 0
-
-
-def test_a_request_in_shrunk_memory_fails_with_every_model(tmp_path):
-    with serving(tmp_path) as used:
-        stubs = used.server.stubs()
-        wanted = tritonclient.http.InferRequestedOutput("OUT")
-        ways = [(SORTED, wanted), (PASSED_ON, wanted), (RAISED, wanted)]
-        ways += [(way, shared_output(tritonclient.http, "r", 16)) for way in (SORTED, WRITTEN)]
-        # Again and again, with output memory for one.
-        for way, output in ways * 3:
-            (error,) = used.shrink_while_used(1, way, wanted=[output])
-            assert SHRUNK in error
-            check_revoked(used)
-        assert used.server.stubs() == stubs
-        # Neither errors of the model nor of ours hold its inputs.
-        assert "keeps inputs beyond their request" not in used.server.log()
-
-
-def test_a_response_that_its_model_sends(tmp_path):
-    with serving(tmp_path) as used:
-        stubs = used.server.stubs()
-        for way in (SORTED, PASSED_ON):
-            (error,) = used.shrink_while_used(1, way, name="send")
-            assert SHRUNK in error
+@pytest.mark.parametrize("name", ["touch", "four"])
+def test_no_process_dies_however_many_use_it(used, name):
+    for left in (0, 1 << 14):
+        # Where there is one, three wait behind that which is executed.
+        errors = used.shrink_while_used(4, name=name, left=left)
+        assert all(SHRUNK in str(error) or "was revoked" in str(error) for error in errors)
+        assert sum(SHRUNK in str(error) for error in errors) >= (4 if name == "four" else 1)
         check_revoked(used)
-        assert used.server.stubs() == stubs
+    assert restarts(used.server) == 0
 
 
-def test_a_forked_child_ends_as_ever(tmp_path):
-    with serving(tmp_path) as used:
-        assert used.shrink_while_used(1, FORKED) == [[7.0]]
+def test_a_request_in_shrunk_memory_fails_with_every_model(used):
+    wanted = tritonclient.http.InferRequestedOutput("OUT")
+    ways = [(SORTED, wanted), (PASSED_ON, wanted), (RAISED, wanted)]
+    ways += [(way, shared_output(tritonclient.http, "r", 16)) for way in (SORTED, WRITTEN)]
+    # Again and again, with output memory for one.
+    for way, output in ways * 3:
+        (error,) = used.shrink_while_used(1, way, wanted=[output])
+        assert SHRUNK in error
+        check_revoked(used)
+    # Neither errors of the model nor of ours hold its inputs.
+    assert "keeps inputs beyond their request" not in used.server.log()
 
 
-DIES = """
-import mmap, os, signal
-import numpy as np
-import triton_python_backend_utils as pb_utils
+def test_a_response_that_its_model_sends(used):
+    for way in (SORTED, PASSED_ON):
+        (error,) = used.shrink_while_used(1, way, name="send")
+        assert SHRUNK in error
+    check_revoked(used)
 
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            x = request.inputs()[0].as_numpy()
-            if x[0] == 1:
-                os.kill(os.getpid(), signal.SIGBUS)
-            if x[0] == 2:
-                with open("FILE", "w+b") as file:
-                    file.truncate(1 << 16)
-                    memory = mmap.mmap(file.fileno(), 1 << 16)
-                    file.truncate(0)
-                    memory[5]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", x)]) for _ in requests]
-"""
+
+def test_a_forked_child_ends_as_ever(used):
+    assert used.shrink_while_used(1, FORKED) == [[7.0]]
 
 
 @pytest.mark.parametrize("way", [1, 2])
-def test_faults_outside_of_clients_memory_end_the_process(tmp_path, way):
-    source = DIES.replace("FILE", str(tmp_path / "file"))
-    write_model(tmp_path / "models", "dies", source)
-    with (
-        running_server(tmp_path / "models", "--allow-client-shm=true") as server,
-        memory(400) as (key, _),
-        tritonclient.http.InferenceServerClient(server.http_url) as client,
-    ):
-        client.register_system_shared_memory("r", key, 400)
-        infer(tritonclient.http, client, "dies", 4, "r", None)
-        Path(SHM / key[1:]).write_bytes(np.full(100, way, np.float32).tobytes())
+def test_faults_outside_of_clients_memory_end_the_process(compiled, way):
+    with regions(compiled.client, 400) as (source,):
+        infer(tritonclient.http, compiled.client, "dies", 4, "0", None)
+        shm.set_shared_memory_region(source, [np.full(100, way, np.float32)])
         with pytest.raises(InferenceServerException, match="SIGBUS"):
-            infer(tritonclient.http, client, "dies", 4, "r", None)
+            infer(tritonclient.http, compiled.client, "dies", 4, "0", None)
+        compiled.client.unregister_system_shared_memory()
+    wait_until(lambda: compiled.server.is_ready("dies"), "the model to be back", compiled.server)
 
 
 # -- without the compiled module -------------------------------------------------------------------
 
 
-def test_a_region_that_is_shrunk_kills_one_process_and_is_revoked(tmp_path):
-    with serving(tmp_path, compiled=False) as used:
-        stubs = used.server.stubs()
-        used.register()
-        os.truncate(used.file, 1 << 10)
-        with pytest.raises(InferenceServerException, match="was shrunk"):
-            infer(tritonclient.http, used.client, "touch", COUNT, "r", None)
-        os.truncate(used.file, 4 * COUNT)
-        infer(tritonclient.http, used.client, "touch", COUNT, "r", None)
-        used.client.unregister_system_shared_memory("r")
-        # Three wait behind the one that is executed.
-        errors = used.shrink_while_used(4)
-        assert sum("SIGBUS): a client shrank" in error for error in errors) == 1, errors
-        check_revoked(used)
-        assert len(set(stubs) & set(used.server.stubs())) == 1
-        assert restarts(used.server) == 1
+def test_a_region_that_is_shrunk_kills_one_process_and_is_revoked(pure):
+    before = restarts(pure.server)
+    pure.register()
+    os.truncate(pure.file, 1 << 10)
+    with pytest.raises(InferenceServerException, match="was shrunk"):
+        infer(tritonclient.http, pure.client, "touch", COUNT, "r", None)
+    os.truncate(pure.file, 4 * COUNT)
+    infer(tritonclient.http, pure.client, "touch", COUNT, "r", None)
+    pure.client.unregister_system_shared_memory("r")
+    # Three wait behind the one that is executed.
+    errors = pure.shrink_while_used(4)
+    assert sum("SIGBUS): a client shrank" in error for error in errors) == 1, errors
+    check_revoked(pure)
+    assert restarts(pure.server) == before + 1
 
 
-def test_deaths_by_regions_that_are_shrunk_do_not_count(tmp_path):
-    with serving(tmp_path, compiled=False) as used:
-        for _ in range(4):
-            (error,) = used.shrink_while_used(1)
-            assert "SIGBUS" in error
-            wait_until(lambda: used.server.is_ready("touch"), "the stub to be back", used.server)
-        assert "restarts in" not in used.server.log()
+def test_deaths_by_regions_that_are_shrunk_do_not_count(pure):
+    for _ in range(4):
+        (error,) = pure.shrink_while_used(1)
+        assert "SIGBUS" in error
+        wait_until(lambda: pure.server.is_ready("touch"), "the stub to be back", pure.server)
+    assert "restarts in" not in pure.server.log()
