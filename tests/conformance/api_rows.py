@@ -139,7 +139,7 @@ ROWS = (
         "load_model, unload_model",
         f"{_CONTROL}test_a_model_is_loaded_from_what_it_is_sent",
         f"{_CONTROL}test_failures_have_tritons_texts",
-        f"{_CONTROL}test_only_in_explicit_mode",
+        "process/test_model_control.py::test_a_slow_load_is_told_in_the_log_and_the_status_and_no_mode_refuses_control",
     ),
     _row("1.13", "initialize"),
     _row(

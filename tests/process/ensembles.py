@@ -7,72 +7,38 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.process.model_sources import answering
 from tests.process.server import write_code_model, write_model
 
 __all__ = ["ADD", "TEXT", "copied", "infer", "statistics", "write_ensemble", "write_models"]
 
-ADD = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy() + 1)])
-                for r in requests]
-"""
+ADD = answering("return respond(OUT=value + 1)")
 # OUT is the sum of its inputs, NUMBER how many there are.
-SUM = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            arrays = [tensor.as_numpy() for tensor in request.inputs()]
-            number = np.array([len(arrays)], np.float32)
-            responses.append(pb_utils.InferenceResponse(
-                [pb_utils.Tensor("OUT", sum(arrays)), pb_utils.Tensor("NUMBER", number)]))
-        return responses
+SUM = answering(
+    """
+arrays = [tensor.as_numpy() for tensor in request.inputs()]
+return respond(OUT=sum(arrays), NUMBER=np.array([len(arrays)], np.float32))
 """
+)
 # Writes to its input if it may; NUMBER is 1 if so.
-EDIT = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            value = request.inputs()[0].as_numpy()
-            number = np.array([value.flags.writeable], np.float32)
-            if value.flags.writeable:
-                value *= 2
-            responses.append(pb_utils.InferenceResponse(
-                [pb_utils.Tensor("OUT", value + 0), pb_utils.Tensor("NUMBER", number)]))
-        return responses
+EDIT = answering(
+    """
+number = np.array([value.flags.writeable], np.float32)
+if value.flags.writeable:
+    value *= 2
+return respond(OUT=value + 0, NUMBER=number)
 """
+)
 # What a member sees of a request besides its tensors.
-SIGHT = """
-import json
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([json.dumps([
-                    r.request_id(), r.correlation_id(), r.flags(), r.timeout(), r.parameters(),
-                    sorted(r.requested_output_names())])], object))]) for r in requests]
+SIGHT = answering(
+    """
+seen = [request.request_id(), request.correlation_id(), request.flags(), request.timeout(),
+        request.parameters(), sorted(request.requested_output_names())]
+return respond(OUT=np.array([json.dumps(seen)], object))
 """
+)
 # A batching model whose output has no batch dimension of its own.
-TOTAL = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse(
-            [pb_utils.Tensor("OUT", r.inputs()[0].as_numpy().sum(axis=1))]) for r in requests]
-"""
+TOTAL = answering("return respond(OUT=value.sum(axis=1))")
 FP32 = "data_type: TYPE_FP32 dims: [-1]"
 TEXT = "data_type: TYPE_STRING dims: [1]"
 BATCH = "max_batch_size: 8 dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 10000000 }"

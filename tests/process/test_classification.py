@@ -12,20 +12,10 @@ import tritonclient.http as over_http
 import tritonclient.http.aio as over_http_aio
 from tritonclient.utils import InferenceServerException
 
+from tests.process.model_sources import answering
 from tests.process.server import running_server, write_model
 
-CODE = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            tensors = [pb_utils.Tensor("OUT", data), pb_utils.Tensor("FLAG", data > 1)]
-            responses.append(pb_utils.InferenceResponse(tensors))
-        return responses
-"""
+CODE = answering("return respond(OUT=value, FLAG=value > 1)")
 OUTPUTS = (
     'name: "OUT" data_type: TYPE_FP32 dims: [-1] label_filename: "labels.txt" }, '
     '{ name: "FLAG" data_type: TYPE_BOOL dims: [-1]'

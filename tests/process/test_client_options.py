@@ -11,27 +11,22 @@ import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
 from tests.process.gates import Gate
+from tests.process.model_sources import answering
 from tests.process.server import running_server, write_model
 
 grpc_client = pytest.importorskip("tritonclient.grpc")
 
 # Answers what it was asked with, after a wait where the input says so.
-SEEN = """
-import fcntl, json, os
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([self.answer(r)]) for r in requests]
-
-    def answer(self, r):
-        if r.inputs()[0].as_numpy()[0]:
-            fcntl.flock(open(os.path.dirname(__file__) + "/gate"), fcntl.LOCK_SH)
-        seen = [r.request_id(), r.correlation_id(), r.flags(), r.timeout(),
-                json.loads(r.parameters())]
-        return pb_utils.Tensor("OUT", np.array([json.dumps(seen)], np.object_))
+SEEN = answering(
+    """
+if value[0]:
+    import fcntl
+    fcntl.flock(open(os.path.dirname(__file__) + "/gate"), fcntl.LOCK_SH)
+seen = [request.request_id(), request.correlation_id(), request.flags(), request.timeout(),
+        json.loads(request.parameters())]
+return respond(OUT=np.array([json.dumps(seen)], np.object_))
 """
+)
 CLIENTS = {"http": http_client, "grpc": grpc_client}
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.process.controlled import only
 from tests.process.gates import Gate
+from tests.process.model_sources import answering, sending
 from tests.process.raw_http import binary_request, connected, inference, read_answer, read_head
 from tests.process.raw_http2 import (
     GOAWAY,
@@ -37,37 +38,10 @@ grpc = pytest.importorskip("grpc")
 triton = pytest.importorskip("tritonclient.grpc")
 service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")
 
-ECHO = """
-import triton_python_backend_utils as pb_utils
+ECHO = answering("return respond(OUT=value)")
 
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
-                for r in requests]
-"""
-
-LARGE = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(3 << 19, np.float32))])
-                for r in requests]
-"""
-ENDLESS = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for _ in range(int(request.inputs()[0].as_numpy()[0])):
-                out = pb_utils.Tensor("OUT", np.ones(1 << 15, np.float32))
-                sender.send(pb_utils.InferenceResponse([out]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+LARGE = answering("return respond(OUT=np.ones(3 << 19, np.float32))")
+ENDLESS = sending("for _ in range(int(value[0])): send(OUT=np.ones(1 << 15, np.float32))")
 NO_WINDOW = b"\0\0\6\4\0\0\0\0\0" + struct.pack(">HI", 4, 0)
 RST_STREAM = 3
 ACKNOWLEDGED = b"\0\0\x08\6\1\0\0\0\0"

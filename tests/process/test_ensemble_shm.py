@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException, shared_memory as shm
 
 from tests.process.controlled import only
 from tests.process.ensembles import copied, write_ensemble, write_models
+from tests.process.model_sources import sending
 from tests.process.server import running_server, write_model
 
 COUNT = 100_000
@@ -31,19 +32,7 @@ class TritonPythonModel:
         np.add(x, 1, out=out.as_numpy())
         return out
 """
-COUNTS = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for number in range(3):
-                out = pb_utils.Tensor("OUT", request.inputs()[0].as_numpy() * number)
-                sender.send(pb_utils.InferenceResponse([out]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+COUNTS = sending("for number in range(3): send(OUT=value * number)")
 
 
 @pytest.fixture(scope="module")

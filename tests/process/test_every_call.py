@@ -14,19 +14,13 @@ import tritonclient.http.aio as http_aio
 import tritonclient.utils.shared_memory as system_memory
 from tritonclient.utils import InferenceServerException
 
+from tests.process.model_sources import answering
 from tests.process.server import running_server, write_model
 
 grpc_client = pytest.importorskip("tritonclient.grpc")
 grpc_aio = pytest.importorskip("tritonclient.grpc.aio")
 
-ECHO = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
-                for r in requests]
-"""
+ECHO = answering("return respond(OUT=value)")
 NOT_CALLS = {"close", "plugin", "register_plugin", "unregister_plugin"}
 VALUES = np.arange(4, dtype=np.float32)
 TRANSPORTS = {

@@ -10,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.process.model_sources import answering, sending
 from tests.process.raw_http import connected, inference, read_answers
 from tests.process.server import running_server, write_model
 
@@ -17,40 +18,14 @@ grpc = pytest.importorskip("grpc")
 service_pb2 = pytest.importorskip("tritonclient.grpc.service_pb2")
 service_pb2_grpc = pytest.importorskip("tritonclient.grpc.service_pb2_grpc")
 
-ECHO = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
-            for r in requests
-        ]
+ECHO = answering("return respond(OUT=value)")
+TOLD = answering(
+    """
+text = json.loads(request.parameters())["text"]
+return respond(OUT=np.array([f"{len(text)} {text[:3]}{text[-3:]}".encode()], object))
 """
-TOLD = """
-import json
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        texts = [json.loads(r.parameters())["text"] for r in requests]
-        told = [np.array([f"{len(text)} {text[:3]}{text[-3:]}".encode()], object) for text in texts]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", each)]) for each in told]
-"""
-EVENTS = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for count in request.inputs()[0].as_numpy().tolist():
-                out = pb_utils.Tensor("OUT", np.arange(int(count), dtype=np.float64))
-                sender.send(pb_utils.InferenceResponse([out]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+)
+EVENTS = sending("for count in value.tolist(): send(OUT=np.arange(int(count), dtype=np.float64))")
 LIMITS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 LEAST_ANSWERS = 20
 """A neighbour gets more than that while a request of seconds is worked on; it got one to three."""

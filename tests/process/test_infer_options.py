@@ -9,59 +9,34 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.process.model_sources import answering
 from tests.process.server import running_server, write_model
 
-TWO = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            x = pb_utils.get_input_tensor_by_name(request, "A")
-            y = pb_utils.get_input_tensor_by_name(request, "B")
-            x = x.as_numpy()
-            y = np.full_like(x, 10) if y is None else y.as_numpy()
-            responses.append(pb_utils.InferenceResponse(
-                [pb_utils.Tensor("SUM", x + y), pb_utils.Tensor("DIFFERENCE", x - y)]))
-        return responses
+TWO = answering(
+    """
+b = pb_utils.get_input_tensor_by_name(request, "B")
+b = np.full_like(value, 10) if b is None else b.as_numpy()
+return respond(SUM=value + b, DIFFERENCE=value - b)
 """
+)
 
-TELL = """
-import json
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            told = {
-                "id": request.request_id(),
-                "parameters": json.loads(request.parameters()),
-                "correlation_id": request.correlation_id(),
-                "flags": request.flags(),
-                "timeout": request.timeout(),
-                "outputs": sorted(request.requested_output_names()),
-                "shape": [t.shape() for t in request.inputs()],
-            }
-            out = pb_utils.Tensor("OUT", np.array([json.dumps(told).encode()], dtype=object))
-            responses.append(pb_utils.InferenceResponse([out], parameters={
-                "text": "caf\\u00e9", "lone": "\\ud800", "number": -5, "huge": 10**30, "yes": True}))
-        return responses
+TELL = answering(
+    """
+told = {
+    "id": request.request_id(),
+    "parameters": json.loads(request.parameters()),
+    "correlation_id": request.correlation_id(),
+    "flags": request.flags(),
+    "timeout": request.timeout(),
+    "outputs": sorted(request.requested_output_names()),
+    "shape": [t.shape() for t in request.inputs()],
+}
+parameters = {"text": "caf\\u00e9", "lone": "\\ud800", "number": -5, "huge": 10**30, "yes": True}
+return respond(parameters, OUT=np.array([json.dumps(told).encode()], dtype=object))
 """
+)
 
-SHAPES = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([
-            pb_utils.Tensor("OUT", np.array(r.inputs()[0].shape(), dtype=np.int64))])
-            for r in requests]
-"""
+SHAPES = answering("return respond(OUT=np.array(request.inputs()[0].shape(), dtype=np.int64))")
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.process.gates import Gate
+from tests.process.model_sources import answering
 from tests.process.raw_http import binary_request, connected, inference, read_answer, read_answers
 from tests.process.server import (
     PURE,
@@ -21,24 +22,16 @@ from tests.process.streams import Stream
 
 triton = pytest.importorskip("tritonclient.grpc")
 
-KEEPER = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    kept = []
-
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            self.kept.append(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy())
-            changed = 0
-            if len(self.kept) % 500 == 0:
-                changed = sum(int(array[0] != i) for i, array in enumerate(self.kept))
-            out = np.array([len(self.kept), changed], dtype=np.float32)
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out)]))
-        return responses
-"""
+KEEPER = answering(
+    """
+self.kept.append(value)
+changed = 0
+if len(self.kept) % 500 == 0:
+    changed = sum(int(array[0] != i) for i, array in enumerate(self.kept))
+return respond(OUT=np.array([len(self.kept), changed], dtype=np.float32))
+""",
+    "self.kept = []",
+)
 INPUTLESS = """
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -71,19 +64,7 @@ class TritonPythonModel:
         return responses
 """
 
-EDITOR = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            x = request.inputs()[0].as_numpy()
-            x *= 2
-            x[0] = -1
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", x)]))
-        return responses
-"""
+EDITOR = answering("value *= 2; value[0] = -1; return respond(OUT=value)")
 AT_ONCE = 64  # requests that a stream, or a connection, has at a model
 REQUESTS = 5000  # more than there are tickets for memory that is lent to a stub
 

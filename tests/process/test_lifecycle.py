@@ -18,6 +18,7 @@ import pytest
 from tests.process.controlled import control, only
 from tests.process.ensembles import TEXT, infer, write_ensemble
 from tests.process.gates import Gate, waiting_at
+from tests.process.model_sources import answering
 from tests.process.raw_http import connected, inference, read_answer
 from tests.process.raw_http2 import open_stream
 from tests.process.server import (
@@ -34,15 +35,7 @@ from tests.waits import poll, polling
 
 FOR_EVER = "threading.Event().wait()"
 # OUT has 16 MiB.
-FILL = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        out = pb_utils.Tensor("OUT", np.full(4 << 20, 7, np.float32))
-        return [pb_utils.InferenceResponse([out]) for _ in requests]
-"""
+FILL = answering("return respond(OUT=np.full(4 << 20, 7, np.float32))")
 TENSOR = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
 FILLED = json.dumps({"inputs": [TENSOR], "parameters": {"binary_data_output": True}}).encode()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.process.model_sources import answering
 from tests.process.raw_http import binary_request, connected, inference, read_answer
 from tests.process.server import open_files, running_server, wait_until, write_model
 
@@ -17,40 +18,13 @@ MIB = 1 << 20
 BIG = 4 * MIB
 """Elements of an output of 16 MiB: far beyond what sockets hold."""
 
-_ADD = """
-import triton_python_backend_utils as pb_utils
+_ADD = answering("return respond(OUT=value + request.inputs()[1].as_numpy())")
 
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            a, b = (pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in "AB")
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", a + b)]))
-        return responses
-"""
+_STRINGS = answering("return respond(OUT=value)")
 
-_STRINGS = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
-                for r in requests]
-"""
-
-FILL = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            value, count = request.inputs()[0].as_numpy()
-            responses.append(pb_utils.InferenceResponse(
-                [pb_utils.Tensor("OUT", np.full(int(count), value, np.float32))]))
-        return responses
-"""
+FILL = answering(
+    "number, count = value; return respond(OUT=np.full(int(count), number, np.float32))"
+)
 
 
 @contextmanager
