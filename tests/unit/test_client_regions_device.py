@@ -20,20 +20,17 @@ class Memory:
 
 
 @pytest.mark.parametrize("name", ["m", ""])
-def test_memory_that_a_stream_is_soon_done_with_can_be_unregistered(name):
-    async def scenario():
-        regions = Regions(1 << 20)
-        registry = ClientRegions(regions, DeviceManager(0), allowed=True, most=4)
-        region = registry._registered["m"] = ClientRegion("m", "", 0, 64, Memory(), 0)
-        uses = [RegionUse([ClientPlace(region, 0, 8)], ())]
-        # One whom it is in use for stays.
-        with pytest.raises(BridgeError) as caught:
-            await registry.unregister_device(name)
-        assert caught.value.code == ErrorCode.INTERNAL
-        assert registry.status("m", on_device=True) == [region]
-        asyncio.get_running_loop().call_later(0.01, uses.clear)
+async def test_memory_that_a_stream_is_soon_done_with_can_be_unregistered(name):
+    regions = Regions(1 << 20)
+    registry = ClientRegions(regions, DeviceManager(0), allowed=True, most=4)
+    region = registry._registered["m"] = ClientRegion("m", "", 0, 64, Memory(), 0)
+    uses = [RegionUse([ClientPlace(region, 0, 8)], ())]
+    # One whom it is in use for stays.
+    with pytest.raises(BridgeError) as caught:
         await registry.unregister_device(name)
-        assert registry.status(on_device=True) == []
-        regions.close()
-
-    asyncio.run(scenario())
+    assert caught.value.code == ErrorCode.INTERNAL
+    assert registry.status("m", on_device=True) == [region]
+    asyncio.get_running_loop().call_later(0.01, uses.clear)
+    await registry.unregister_device(name)
+    assert registry.status(on_device=True) == []
+    regions.close()

@@ -126,14 +126,10 @@ def test_a_grpc_connection_without_room_is_told_or_cut_off(monkeypatch, room):
     assert (b"ulimit -n" in sent) == (room is Room.SHORT)
 
 
-def test_a_handshake_without_room_is_not_begun(monkeypatch):
+async def test_a_handshake_without_room_is_not_begun(monkeypatch):
     monkeypatch.setattr(tls_connection, "room_for", lambda *_: Room.NONE)
-
-    async def connect():
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        listener = tls_connection.TlsListener(lambda: context, most=0, seconds=0)
-        transport = Transport()
-        tls_connection.TlsConnection(listener, None).connection_made(transport)
-        return transport.state
-
-    assert asyncio.run(connect()) == "closed"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    listener = tls_connection.TlsListener(lambda: context, most=0, seconds=0)
+    transport = Transport()
+    tls_connection.TlsConnection(listener, None).connection_made(transport)
+    assert transport.state == "closed"

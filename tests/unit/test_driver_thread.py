@@ -94,61 +94,47 @@ def test_work_is_handed_over_amid_a_hand_over(thread):
     assert done.count("interrupting") > 1
 
 
-def test_work_is_done_in_its_order(thread):
+async def test_work_is_done_in_its_order(thread):
     done = []
-
-    async def main():
-        for number in range(20):
-            thread.submit(lambda number=number: done.append(number))
-        return await thread.run(threading.current_thread)
-
-    assert asyncio.run(main()).name == "device"
+    for number in range(20):
+        thread.submit(lambda number=number: done.append(number))
+    assert (await thread.run(threading.current_thread)).name == "device"
     assert done == list(range(20))
 
 
-def test_exceptions_are_raised_at_the_waiter(thread):
+async def test_exceptions_are_raised_at_the_waiter(thread):
     def fail():
         raise ValueError("no such device")
 
-    async def main():
-        thread.submit(fail)
-        with pytest.raises(ValueError, match="no such device"):
-            await thread.run(fail)
-        return await thread.run(lambda: 5)
-
-    assert asyncio.run(main()) == 5
+    thread.submit(fail)
+    with pytest.raises(ValueError, match="no such device"):
+        await thread.run(fail)
+    assert await thread.run(lambda: 5) == 5
 
 
-def test_a_cancelled_caller_leaves_nothing_behind(thread):
+async def test_a_cancelled_caller_leaves_nothing_behind(thread):
     held, begun = threading.Event(), []
-
-    async def main():
-        thread.submit(held.wait)
-        task = asyncio.ensure_future(thread.run(lambda: begun.append(1)))
-        task.cancel()
-        await asyncio.sleep(0)
-        held.set()
-        await thread.run(int)
-
-    asyncio.run(main())
+    thread.submit(held.wait)
+    task = asyncio.ensure_future(thread.run(lambda: begun.append(1)))
+    task.cancel()
+    await asyncio.sleep(0)
+    held.set()
+    await thread.run(int)
     assert begun == []
 
 
-def test_nothing_is_kept_of_what_is_done(thread):
+async def test_nothing_is_kept_of_what_is_done(thread):
     class Memory:
         def close(self):
             return self
 
-    async def main():
-        memory = Memory()
-        watch = weakref.ref(memory)
-        await thread.run(memory.close)
-        thread.submit(memory.close)
-        await thread.run(int)
-        del memory
-        return watch()
-
-    assert asyncio.run(main()) is None
+    memory = Memory()
+    watch = weakref.ref(memory)
+    await thread.run(memory.close)
+    thread.submit(memory.close)
+    await thread.run(int)
+    del memory
+    assert watch() is None
 
 
 def test_nothing_is_kept_of_what_has_failed(thread):

@@ -125,40 +125,32 @@ def test_complete_tensors_are_not_lost():
     assert isinstance(second.answer(None, [handed_on(other)]), StubDied)
 
 
-def test_any_response_may_come_of_an_answer_to_a_call():
+async def test_any_response_may_come_of_an_answer_to_a_call():
     first, caller = Stub("first"), Stub("caller")
-
-    async def scenario():
-        answer = handed_on(first.answer(0))
-        caller.events.keep([answer])
-        response = caller.answer(3)
-        first.events.close()
-        assert response.event.lost == "first is dead"
-        assert isinstance(caller.answer(), StubDied)
-        caller.events.close()
-
-    asyncio.run(scenario())
+    answer = handed_on(first.answer(0))
+    caller.events.keep([answer])
+    response = caller.answer(3)
+    first.events.close()
+    assert response.event.lost == "first is dead"
+    assert isinstance(caller.answer(), StubDied)
+    caller.events.close()
 
 
-def test_a_batch_executed_when_lost_memory_went_back_has_no_answer():
+async def test_a_batch_executed_when_lost_memory_went_back_has_no_answer():
     first, caller = Stub("first"), Stub("caller")
     request, waiting = (InferRequest(b"", None, 0, (), lambda outcome: None) for _ in range(2))
     at_stub = [(3, 0, request), (4, 1, waiting)]
-
-    async def scenario():
-        answer = handed_on(first.answer(0))
-        caller.events.keep([answer])
-        first.events.close()
-        # Its streams were let go of, and its look at that ends before it is heard of.
-        caller.events.release([answer], lambda: at_stub, 3)
-        del answer
-        record = Record(0, Signature((), ()), (), ResponseContext(), 0, "", ())
-        response = InferResponse(record.signature, (), [])
-        assert isinstance(caller.events.answered(response, record, request), StubDied)
-        assert caller.events.answered(response, record, waiting) is response
-        caller.events.close()
-
-    asyncio.run(scenario())
+    answer = handed_on(first.answer(0))
+    caller.events.keep([answer])
+    first.events.close()
+    # Its streams were let go of, and its look at that ends before it is heard of.
+    caller.events.release([answer], lambda: at_stub, 3)
+    del answer
+    record = Record(0, Signature((), ()), (), ResponseContext(), 0, "", ())
+    response = InferResponse(record.signature, (), [])
+    assert isinstance(caller.events.answered(response, record, request), StubDied)
+    assert caller.events.answered(response, record, waiting) is response
+    caller.events.close()
 
 
 def test_a_call_comes_of_whatever_its_caller_was_lent():
@@ -223,24 +215,21 @@ def test_an_event_outlives_nobody():
 
 
 @pytest.mark.parametrize("looks", [1, 3])
-def test_late_leases_are_looked_at_until_they_are_over(looks):
-    async def scenario():
-        over = asyncio.Event()
-        seen = []
+async def test_late_leases_are_looked_at_until_they_are_over(looks):
+    over = asyncio.Event()
+    seen = []
 
-        def look():
-            seen.append(None)
-            if len(seen) == looks:
-                over.set()
-            return len(seen) < looks
+    def look():
+        seen.append(None)
+        if len(seen) == looks:
+            over.set()
+        return len(seen) < looks
 
-        late = LeasePoller(look)
-        late.begin()
-        late.begin()
-        await over.wait()
-        assert (len(seen), timers()) == (looks, [])
-        late.begin()
-        late.close()
-        assert (len(seen), timers()) == (looks, [])
-
-    asyncio.run(scenario())
+    late = LeasePoller(look)
+    late.begin()
+    late.begin()
+    await over.wait()
+    assert (len(seen), timers()) == (looks, [])
+    late.begin()
+    late.close()
+    assert (len(seen), timers()) == (looks, [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import tempfile
 import time
@@ -146,7 +145,7 @@ def test_orphans_are_removed_but_nothing_whole_and_nothing_that_is_worked_on(sto
 
 
 @pytest.mark.parametrize("emptied", ["files", "entries", "cache"])
-def test_an_environment_is_unpacked_again_for_the_next_stub_when_the_cache_was_emptied(
+async def test_an_environment_is_unpacked_again_for_the_next_stub_when_the_cache_was_emptied(
     tmp_path, emptied
 ):
     archive = pack(tmp_path / "e.tar.gz", borrowing_environment())
@@ -155,27 +154,23 @@ def test_an_environment_is_unpacked_again_for_the_next_stub_when_the_cache_was_e
     config = SimpleNamespace(
         name="m", backend_file=None, parameters={"EXECUTION_ENV_PATH": str(archive)}
     )
-
-    async def work():
-        environments = ModelEnvironments(tmp_path / "cache", 1 << 20, LoadThreads())
-        environment = await environments.of_model(model, config)
-        made = await environments.stat_interpreter(environment)
-        # Nothing is missing: nothing is made again.
-        assert await environments.restored(environment) == environment
-        assert (await environments.stat_interpreter(environment)).st_ino == made.st_ino
-        empty(tmp_path / "cache", emptied)
-        assert await environments.restored(environment) == environment
-        await environments.stat_interpreter(environment)
-        # Other content of the archive is another environment.
-        pack(archive, borrowing_environment(more="more"))
-        empty(tmp_path / "cache", "cache")
-        other = await environments.restored(environment)
-        assert other.root != environment.root
-        assert other.python == str(other.root / "bin" / "python3")
-        assert other.variables["VIRTUAL_ENV"] == str(other.root)
-        await environments.close()
-
-    asyncio.run(work())
+    environments = ModelEnvironments(tmp_path / "cache", 1 << 20, LoadThreads())
+    environment = await environments.of_model(model, config)
+    made = await environments.stat_interpreter(environment)
+    # Nothing is missing: nothing is made again.
+    assert await environments.restored(environment) == environment
+    assert (await environments.stat_interpreter(environment)).st_ino == made.st_ino
+    empty(tmp_path / "cache", emptied)
+    assert await environments.restored(environment) == environment
+    await environments.stat_interpreter(environment)
+    # Other content of the archive is another environment.
+    pack(archive, borrowing_environment(more="more"))
+    empty(tmp_path / "cache", "cache")
+    other = await environments.restored(environment)
+    assert other.root != environment.root
+    assert other.python == str(other.root / "bin" / "python3")
+    assert other.variables["VIRTUAL_ENV"] == str(other.root)
+    await environments.close()
 
 
 def empty(cache, how):

@@ -77,20 +77,16 @@ def test_the_setting_says_it_until_something_is_known(way, shared):
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_a_gpu_is_tried_once_when_memory_is_handed_on_there(tried, caplog, works):
+async def test_a_gpu_is_tried_once_when_memory_is_handed_on_there(tried, caplog, works):
     tried.answers += [WORKS if works else STAYS]
-
-    async def scenario():
-        sharing = EventSharing("auto", 1.0)
-        first, other = User(sharing), User(sharing, uuid="GPU-1")
-        for _ in range(3):
-            sharing.need(GPU)
-            await until(lambda: first.shares or caplog.records)
-        assert (first.shares, other.shares, User(sharing).shares) == (works, False, works)
-        await sharing.close()
-
     caplog.set_level(logging.WARNING)
-    asyncio.run(scenario())
+    sharing = EventSharing("auto", 1.0)
+    first, other = User(sharing), User(sharing, uuid="GPU-1")
+    for _ in range(3):
+        sharing.need(GPU)
+        await until(lambda: first.shares or caplog.records)
+    assert (first.shares, other.shares, User(sharing).shares) == (works, False, works)
+    await sharing.close()
     assert tried.asked == [GPU]
     assert [record.getMessage().endswith("they stay") for record in caplog.records] == (
         [] if works else [True]
@@ -98,32 +94,25 @@ def test_a_gpu_is_tried_once_when_memory_is_handed_on_there(tried, caplog, works
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_a_check_that_could_not_run_is_repeated(tried, caplog, monkeypatch, works):
+async def test_a_check_that_could_not_run_is_repeated(tried, caplog, monkeypatch, works):
     monkeypatch.setattr(event_sharing, "_FIRST_PAUSE", 0.001)
     tried.answers += [no_check("no memory"), no_check("no memory"), WORKS if works else STAYS]
-
-    async def scenario():
-        sharing = EventSharing("auto", 1.0)
-        user = User(sharing)
-        sharing.need(GPU)
-        # Both outcomes show: that it works by the user, that it does not by a second warning.
-        await until(lambda: user.shares or len(caplog.records) == 2)
-        assert user.shares is works
-        await sharing.close()
-
     caplog.set_level(logging.WARNING)
-    asyncio.run(scenario())
+    sharing = EventSharing("auto", 1.0)
+    user = User(sharing)
+    sharing.need(GPU)
+    # Both outcomes show: that it works by the user, that it does not by a second warning.
+    await until(lambda: user.shares or len(caplog.records) == 2)
+    assert user.shares is works
+    await sharing.close()
     assert tried.asked == [GPU] * 3
     said = [record.getMessage().rsplit(": ")[-1] for record in caplog.records]
     assert said == ["no memory; the test will be repeated", *([] if works else ["they stay"])]
 
 
 @pytest.mark.parametrize("way", ["share", "wait"])
-def test_nothing_is_tried_where_the_setting_says_it(tried, way):
-    async def scenario():
-        EventSharing(way, 1.0).need(GPU)
-
-    asyncio.run(scenario())
+async def test_nothing_is_tried_where_the_setting_says_it(tried, way):
+    EventSharing(way, 1.0).need(GPU)
     assert tried.asked == []
 
 

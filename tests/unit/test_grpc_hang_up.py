@@ -36,17 +36,14 @@ def test_the_answer_comes_although_its_client_has_hung_up(method, deferred):
     assert endpoint.closed
 
 
-def test_an_answer_of_this_very_moment_is_sent_before_the_connection_ends():
-    async def converse():
-        endpoint = GrpcEndpoint(deferred=True)
-        endpoint.receive(PREFACE + head(1, "ModelInfer") + frame(0, 1, 1, REQUEST))
-        for model, request in endpoint.waiting:
-            model.answer(request)
-        endpoint.end()
-        assert endpoint.closed
-        return endpoint.statuses()
-
-    assert asyncio.run(converse()) == {1: [0]}
+async def test_an_answer_of_this_very_moment_is_sent_before_the_connection_ends():
+    endpoint = GrpcEndpoint(deferred=True)
+    endpoint.receive(PREFACE + head(1, "ModelInfer") + frame(0, 1, 1, REQUEST))
+    for model, request in endpoint.waiting:
+        model.answer(request)
+    endpoint.end()
+    assert endpoint.closed
+    assert endpoint.statuses() == {1: [0]}
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])

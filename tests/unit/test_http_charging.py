@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 
 import pytest
@@ -125,45 +124,36 @@ def test_a_body_that_finds_no_room_is_refused_and_the_rest_of_it_dropped():
         (lambda body: chunked(body, MIB), b"of %d bytes are in use" % (10 * MIB)),
     ],
 )
-def test_a_body_above_the_limit_of_all_memory_is_refused_with_both_numbers(framed, words):
-    async def converse():
-        endpoint = large_endpoint(arena_limit=10 * MIB)
-        endpoint.receive(framed(bytes(20 * MIB)) + GET)
-        await settled(endpoint)
-        (status, text), (again, _) = endpoint.answers()
-        assert (status, again) == (503, 200)
-        assert words in text
-        assert used(endpoint) == 0
-
-    asyncio.run(converse())
+async def test_a_body_above_the_limit_of_all_memory_is_refused_with_both_numbers(framed, words):
+    endpoint = large_endpoint(arena_limit=10 * MIB)
+    endpoint.receive(framed(bytes(20 * MIB)) + GET)
+    await settled(endpoint)
+    (status, text), (again, _) = endpoint.answers()
+    assert (status, again) == (503, 200)
+    assert words in text
+    assert used(endpoint) == 0
 
 
-def test_a_decompressed_body_is_charged():
-    async def converse():
-        endpoint = large_endpoint(deferred=True)
-        body = bytes(30 * MIB)
-        endpoint.receive(post(gzip.compress(body), b"/echo", GZIP))
-        await settled(endpoint)
-        (handler,) = endpoint.handlers
-        assert handler.body == body
-        assert used(endpoint) == held(endpoint) == len(body)
-        handler.answer()
-        assert used(endpoint) == held(endpoint) == 0
-
-    asyncio.run(converse())
+async def test_a_decompressed_body_is_charged():
+    endpoint = large_endpoint(deferred=True)
+    body = bytes(30 * MIB)
+    endpoint.receive(post(gzip.compress(body), b"/echo", GZIP))
+    await settled(endpoint)
+    (handler,) = endpoint.handlers
+    assert handler.body == body
+    assert used(endpoint) == held(endpoint) == len(body)
+    handler.answer()
+    assert used(endpoint) == held(endpoint) == 0
 
 
-def test_a_bomb_is_refused_when_there_is_no_memory_for_what_it_becomes():
-    async def converse():
-        endpoint = large_endpoint(arena_limit=16 * MIB)
-        endpoint.receive(post(gzip.compress(bytes(60 * MIB)), b"/echo", GZIP) + post(b"abc"))
-        await settled(endpoint)
-        (status, text), answer = endpoint.answers()
-        assert (status, b"arena is full" in text) == (503, True)
-        assert answer == (200, b"abc")
-        assert used(endpoint) == held(endpoint) == 0
-
-    asyncio.run(converse())
+async def test_a_bomb_is_refused_when_there_is_no_memory_for_what_it_becomes():
+    endpoint = large_endpoint(arena_limit=16 * MIB)
+    endpoint.receive(post(gzip.compress(bytes(60 * MIB)), b"/echo", GZIP) + post(b"abc"))
+    await settled(endpoint)
+    (status, text), answer = endpoint.answers()
+    assert (status, b"arena is full" in text) == (503, True)
+    assert answer == (200, b"abc")
+    assert used(endpoint) == held(endpoint) == 0
 
 
 def test_clients_that_hold_much_must_send_faster():

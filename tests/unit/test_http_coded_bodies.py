@@ -66,52 +66,43 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_others_are_served_meanwhile_and_answers_keep_their_order(held_workers, kind):
-    async def converse():
-        endpoint = large_endpoint()
-        neighbour = large_endpoint(beside=endpoint)
-        endpoint.receive(REQUESTS[kind] + GET)
-        await reached(held_workers)
-        assert endpoint.answers() == []
-        neighbour.receive(post(b"x") + post(gzip.compress(b"y"), b"/echo", GZIP, ACCEPT))
-        assert neighbour.answers() == [(200, b"x"), (200, b"y")]
-        held_workers.released.set()
-        await finished(endpoint)
-        assert endpoint.answers() == [(200, BODY), (200, b"")]
-        assert endpoint.transport.state == "open"
-
-    asyncio.run(converse())
+async def test_others_are_served_meanwhile_and_answers_keep_their_order(held_workers, kind):
+    endpoint = large_endpoint()
+    neighbour = large_endpoint(beside=endpoint)
+    endpoint.receive(REQUESTS[kind] + GET)
+    await reached(held_workers)
+    assert endpoint.answers() == []
+    neighbour.receive(post(b"x") + post(gzip.compress(b"y"), b"/echo", GZIP, ACCEPT))
+    assert neighbour.answers() == [(200, b"x"), (200, b"y")]
+    held_workers.released.set()
+    await finished(endpoint)
+    assert endpoint.answers() == [(200, BODY), (200, b"")]
+    assert endpoint.transport.state == "open"
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_a_connection_that_is_lost_meanwhile_ends_its_request_once(held_workers, kind):
-    async def converse():
-        endpoint = large_endpoint()
-        endpoint.receive(REQUESTS[kind])
-        await reached(held_workers)
-        endpoint.lose()
-        held_workers.released.set()
-        await finished(endpoint)
-        (handler,) = endpoint.handlers
-        assert handler.ends == (["completed"] if kind == "packed" else ["aborted"])
-        assert handler.memory is None or kind == "packed"
-        assert not endpoint.transport.sent
-
-    asyncio.run(converse())
+async def test_a_connection_that_is_lost_meanwhile_ends_its_request_once(held_workers, kind):
+    endpoint = large_endpoint()
+    endpoint.receive(REQUESTS[kind])
+    await reached(held_workers)
+    endpoint.lose()
+    held_workers.released.set()
+    await finished(endpoint)
+    (handler,) = endpoint.handlers
+    assert handler.ends == (["completed"] if kind == "packed" else ["aborted"])
+    assert handler.memory is None or kind == "packed"
+    assert not endpoint.transport.sent
 
 
-def test_a_client_that_ends_its_side_meanwhile_gets_its_answer(held_workers):
-    async def converse():
-        endpoint = large_endpoint()
-        endpoint.receive(REQUESTS["unpacked"])
-        await reached(held_workers)
-        endpoint.end()
-        held_workers.released.set()
-        await finished(endpoint)
-        assert endpoint.answers() == [(200, BODY)]
-        assert endpoint.transport.state == "closed"
-
-    asyncio.run(converse())
+async def test_a_client_that_ends_its_side_meanwhile_gets_its_answer(held_workers):
+    endpoint = large_endpoint()
+    endpoint.receive(REQUESTS["unpacked"])
+    await reached(held_workers)
+    endpoint.end()
+    held_workers.released.set()
+    await finished(endpoint)
+    assert endpoint.answers() == [(200, BODY)]
+    assert endpoint.transport.state == "closed"
 
 
 @pytest.mark.parametrize(
@@ -122,60 +113,46 @@ def test_a_client_that_ends_its_side_meanwhile_gets_its_answer(held_workers):
         (gzip.compress(BODY)[:-8] + bytes(8), b"is not gzip data"),
     ],
 )
-def test_a_fault_that_shows_late_is_the_answer(body, words):
-    async def converse():
-        endpoint = large_endpoint()
-        endpoint.receive(post(body, b"/echo", GZIP) + GET)
-        await finished(endpoint)
-        (first, told), second = endpoint.answers()
-        assert (first, second) == (400, (200, b""))
-        assert words in told
-        assert endpoint.handlers[0].ends == ["aborted"]
-        assert endpoint.handlers[0].memory is None
-
-    asyncio.run(converse())
+async def test_a_fault_that_shows_late_is_the_answer(body, words):
+    endpoint = large_endpoint()
+    endpoint.receive(post(body, b"/echo", GZIP) + GET)
+    await finished(endpoint)
+    (first, told), second = endpoint.answers()
+    assert (first, second) == (400, (200, b""))
+    assert words in told
+    assert endpoint.handlers[0].ends == ["aborted"]
+    assert endpoint.handlers[0].memory is None
 
 
-def test_a_handler_without_memory_for_what_a_body_becomes():
-    async def converse():
-        endpoint = large_endpoint()
-        endpoint.receive(post(zlib.compress(BODY), b"/full", b"Content-Encoding: deflate"))
-        await finished(endpoint)
-        assert [status for status, _ in endpoint.answers()] == [503]
-        assert endpoint.handlers[0].ends == ["refused", "aborted"]
-
-    asyncio.run(converse())
+async def test_a_handler_without_memory_for_what_a_body_becomes():
+    endpoint = large_endpoint()
+    endpoint.receive(post(zlib.compress(BODY), b"/full", b"Content-Encoding: deflate"))
+    await finished(endpoint)
+    assert [status for status, _ in endpoint.answers()] == [503]
+    assert endpoint.handlers[0].ends == ["refused", "aborted"]
 
 
-def test_decompressed_bytes_count_against_their_connection(monkeypatch, held_workers):
+async def test_decompressed_bytes_count_against_their_connection(monkeypatch, held_workers):
     monkeypatch.setattr("gpubridge.frontend.http.connection._HELD_LIMIT", 4 << 20)
-
-    async def converse():
-        endpoint = large_endpoint(deferred=True)
-        held_workers.released.set()
-        endpoint.receive(*[REQUESTS["unpacked"]] * 2)
-        await finished(endpoint)
-        assert not endpoint.transport.reading
-        for handler in endpoint.handlers:
-            handler.answer()
-        assert endpoint.transport.reading
-        assert endpoint.answers() == [(200, BODY)] * 2
-
-    asyncio.run(converse())
+    endpoint = large_endpoint(deferred=True)
+    held_workers.released.set()
+    endpoint.receive(*[REQUESTS["unpacked"]] * 2)
+    await finished(endpoint)
+    assert not endpoint.transport.reading
+    for handler in endpoint.handlers:
+        handler.answer()
+    assert endpoint.transport.reading
+    assert endpoint.answers() == [(200, BODY)] * 2
 
 
-def test_a_fault_of_ours_is_an_answer_too(monkeypatch, caplog):
+async def test_a_fault_of_ours_is_an_answer_too(monkeypatch, caplog):
     def fail(*arguments):
         raise ZeroDivisionError
 
     monkeypatch.setattr(coded_bodies, "compress", fail)
-
-    async def converse():
-        endpoint = large_endpoint()
-        endpoint.receive(REQUESTS["packed"])
-        await finished(endpoint)
-        ((status, _, _),) = parse_answers(bytes(endpoint.transport.sent))
-        assert status == 500
-
-    asyncio.run(converse())
+    endpoint = large_endpoint()
+    endpoint.receive(REQUESTS["packed"])
+    await finished(endpoint)
+    ((status, _, _),) = parse_answers(bytes(endpoint.transport.sent))
+    assert status == 500
     assert "ZeroDivisionError" in caplog.text
