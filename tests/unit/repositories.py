@@ -30,7 +30,6 @@ __all__ = [
     "answer_all",
     "is_answered",
     "make_repository",
-    "played",
     "reason",
     "served",
 ]
@@ -219,16 +218,6 @@ def make_repository(folder, models, control="explicit"):
         (folder / name).mkdir()
     settings = server_settings({"repository.model_control_mode": control}, (folder,))
     return ModelRepository(settings, loader), loader
-
-
-def played(tmp_path, models, play, control="explicit"):
-    """Run a coroutine function on a repository and its loader."""
-
-    async def work():
-        repository, loader = make_repository(tmp_path, models, control)
-        await play(repository, loader)
-
-    asyncio.run(work())
 
 
 def served(repository):

@@ -10,7 +10,14 @@ from gpubridge.engine.ensemble import ensemble_model
 from gpubridge.engine.repository.loader import LoadFailed, NotPrepared
 from gpubridge.errors import BridgeError
 from tests.unit.ensembles import ensemble, member
-from tests.unit.repositories import ClientRequest, answer_all, is_answered, played, reason, served
+from tests.unit.repositories import (
+    ClientRequest,
+    answer_all,
+    is_answered,
+    make_repository,
+    reason,
+    served,
+)
 
 E = ensemble("a X=A > Y=t", "b X=t > Y=B")
 OUTER = ensemble("e A=A > B=B", name="outer")
@@ -20,54 +27,48 @@ A, B, C = member("a"), member("b"), member("c")
 # -- what is built on what --------------------------------------------------------------------------
 
 
-def test_ensembles_follow_a_replaced_member_in_the_step_in_which_it_is_replaced(tmp_path):
-    async def play(repository, loader):
-        await repository.load("outer")
-        heard = {}
+async def test_ensembles_follow_a_replaced_member_in_the_step_in_which_it_is_replaced(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
+    await repository.load("outer")
+    heard = {}
 
-        def listen(name):
-            heard[name] = repository.find("outer", None).members[0].members[0]
+    def listen(name):
+        heard[name] = repository.find("outer", None).members[0].members[0]
 
-        repository.listen(listen)
-        loader.change("a")
+    repository.listen(listen)
+    loader.change("a")
+    await repository.load("a")
+    assert heard == dict.fromkeys(["a", "e", "outer"], repository.find("a", None))
+
+
+async def test_what_is_not_affected_stays_as_it_is(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, B, E, ensemble("a X=A > Y=B", name="other")])
+    for name in ("e", "other"):
+        await repository.load(name)
+    ensembles = [repository.find(name, None) for name in ("e", "other")]
+    loader.change("b")
+    await repository.load("b")
+    assert repository.find("other", None) is ensembles[1]
+    await repository.load("other")
+    assert repository.find("other", None) is ensembles[1]
+    assert repository.find("e", None) is not ensembles[0]
+
+
+async def test_a_member_becomes_decoupled_and_back(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
+    await repository.load("outer")
+    for decoupled in (True, False):
+        loader.change("a", member("a", decoupled=decoupled))
         await repository.load("a")
-        assert heard == dict.fromkeys(["a", "e", "outer"], repository.find("a", None))
-
-    played(tmp_path, [A, B, E, OUTER], play)
-
-
-def test_what_is_not_affected_stays_as_it_is(tmp_path):
-    async def play(repository, loader):
-        for name in ("e", "other"):
-            await repository.load(name)
-        ensembles = [repository.find(name, None) for name in ("e", "other")]
-        loader.change("b")
-        await repository.load("b")
-        assert repository.find("other", None) is ensembles[1]
-        await repository.load("other")
-        assert repository.find("other", None) is ensembles[1]
-        assert repository.find("e", None) is not ensembles[0]
-
-    played(tmp_path, [A, B, E, ensemble("a X=A > Y=B", name="other")], play)
-
-
-def test_a_member_becomes_decoupled_and_back(tmp_path):
-    async def play(repository, loader):
-        await repository.load("outer")
-        for decoupled in (True, False):
-            loader.change("a", member("a", decoupled=decoupled))
-            await repository.load("a")
-            first, second = (repository.find(name, None) for name in "ab")
-            for name in ("e", "outer"):
-                assert repository.find(name, None).config.decoupled == decoupled
-            request = ClientRequest(repository.find("outer", None))
-            if decoupled:
-                first.respond(first.waiting[0])
-                first.respond(first.waiting[0])
-            answer_all(first, second)
-            assert is_answered(request, 3 if decoupled else 1)
-
-    played(tmp_path, [A, B, E, OUTER], play)
+        first, second = (repository.find(name, None) for name in "ab")
+        for name in ("e", "outer"):
+            assert repository.find(name, None).config.decoupled == decoupled
+        request = ClientRequest(repository.find("outer", None))
+        if decoupled:
+            first.respond(first.waiting[0])
+            first.respond(first.waiting[0])
+        answer_all(first, second)
+        assert is_answered(request, 3 if decoupled else 1)
 
 
 @pytest.mark.parametrize(
@@ -84,432 +85,386 @@ def test_a_member_becomes_decoupled_and_back(tmp_path):
         (member("b", outputs="Y:FP32[2]", batch=4), "tensor B: inconsistent shape"),
     ],
 )
-def test_an_ensemble_that_no_longer_fits_is_unloaded_until_it_does(tmp_path, changed, told):
-    async def play(repository, loader):
-        await repository.load("outer")
-        await repository.load("a")
-        before = ClientRequest(repository.find("outer", None))
-        members = [repository.find(name, None) for name in "ab"]
-        loader.change("b", changed)
-        await repository.load("b")
-        assert served(repository) == ["a", "b"]
-        assert told in reason(repository, "e")
-        assert "depends on 'e' which has no loaded version" in reason(repository, "outer")
-        with pytest.raises(BridgeError, match="'e' has no available versions"):
-            repository.find("e", None)
-        # What had begun is answered by those that it had begun with.
-        answer_all(*members)
-        assert is_answered(before)
-        loader.change("b", member("b", batch=4))
-        await repository.load("b")
-        assert served(repository) == ["a", "b", "e", "outer"]
-        assert not repository.failures
-
+async def test_an_ensemble_that_no_longer_fits_is_unloaded_until_it_does(tmp_path, changed, told):
     batched = [member(name, batch=4) for name in "ab"]
     e = ensemble("a X=A > Y=t", "b X=t > Y=B", batch=4, outputs="B:FP32[3]")
     outer = ensemble("e A=A > B=B", batch=4, name="outer")
-    played(tmp_path, [*batched, e, outer], play)
+    repository, loader = make_repository(tmp_path, [*batched, e, outer])
+    await repository.load("outer")
+    await repository.load("a")
+    before = ClientRequest(repository.find("outer", None))
+    members = [repository.find(name, None) for name in "ab"]
+    loader.change("b", changed)
+    await repository.load("b")
+    assert served(repository) == ["a", "b"]
+    assert told in reason(repository, "e")
+    assert "depends on 'e' which has no loaded version" in reason(repository, "outer")
+    with pytest.raises(BridgeError, match="'e' has no available versions"):
+        repository.find("e", None)
+    # What had begun is answered by those that it had begun with.
+    answer_all(*members)
+    assert is_answered(before)
+    loader.change("b", member("b", batch=4))
+    await repository.load("b")
+    assert served(repository) == ["a", "b", "e", "outer"]
+    assert not repository.failures
 
 
-def test_an_ensemble_that_never_fitted_is_served_once_it_does(tmp_path):
-    async def play(repository, loader):
-        with pytest.raises(LoadFailed, match="inconsistent data type"):
-            await repository.load("e")
-        assert [row.name for row in repository.failures] == ["e"]
-        loader.change("b", B)
-        await repository.load("b")
-        assert served(repository) == ["a", "b", "e"]
-        assert not repository.failures
-
-    played(tmp_path, [A, member("b", outputs="Y:INT32[-1]"), E], play)
-
-
-def test_a_bug_in_building_an_ensemble_concerns_that_ensemble_only(tmp_path, monkeypatch):
-    async def play(repository, loader):
-        await repository.load("outer")
-
-        def recurse(*_):
-            raise RecursionError("planted")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(ensemble_model, "wire", recurse)
-            loader.change("b")
-            await repository.load("b")
-        assert served(repository) == ["a", "b"]
-        assert "internal error: RecursionError: planted" in reason(repository, "e")
-        heard = []
-        repository.listen(heard.append)
-        # Whatever looks at the ensembles next.
-        await repository.load("c")
-        assert served(repository) == ["a", "b", "c", "e", "outer"]
-        assert sorted(heard) == ["c", "e", "outer"]
-        before = [repository.find(name, None) for name in ("e", "outer")]
+async def test_an_ensemble_that_never_fitted_is_served_once_it_does(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, member("b", outputs="Y:INT32[-1]"), E])
+    with pytest.raises(LoadFailed, match="inconsistent data type"):
         await repository.load("e")
-        assert [repository.find(name, None) for name in ("e", "outer")] == before
+    assert [row.name for row in repository.failures] == ["e"]
+    loader.change("b", B)
+    await repository.load("b")
+    assert served(repository) == ["a", "b", "e"]
+    assert not repository.failures
 
-    played(tmp_path, [A, B, C, E, OUTER], play)
+
+async def test_a_bug_in_building_an_ensemble_concerns_that_ensemble_only(tmp_path, monkeypatch):
+    repository, loader = make_repository(tmp_path, [A, B, C, E, OUTER])
+    await repository.load("outer")
+
+    def recurse(*_):
+        raise RecursionError("planted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ensemble_model, "wire", recurse)
+        loader.change("b")
+        await repository.load("b")
+    assert served(repository) == ["a", "b"]
+    assert "internal error: RecursionError: planted" in reason(repository, "e")
+    heard = []
+    repository.listen(heard.append)
+    # Whatever looks at the ensembles next.
+    await repository.load("c")
+    assert served(repository) == ["a", "b", "c", "e", "outer"]
+    assert sorted(heard) == ["c", "e", "outer"]
+    before = [repository.find(name, None) for name in ("e", "outer")]
+    await repository.load("e")
+    assert [repository.find(name, None) for name in ("e", "outer")] == before
 
 
-def test_versions_that_are_named(tmp_path):
-    async def play(repository, loader):
-        await repository.load("pinned")
-        await repository.load("free")
-        first = repository.find("a", 1)
-        loader.change("a", versions=(1, 2))
-        await repository.load("a")
-        assert [repository.find(n, None).members[0].version for n in ("pinned", "free")] == [1, 2]
-        loader.change("a", versions=(2,))
-        await repository.load("a")
-        assert "'a' whose required version 1 is not loaded" in reason(repository, "pinned")
-        loader.change("a", versions=(1,))
-        await repository.load("a")
-        pinned, free = (repository.find(name, None) for name in ("pinned", "free"))
-        assert pinned.members == free.members == (repository.find("a", 1),) != (first,)
-
+async def test_versions_that_are_named(tmp_path):
     pinned = ensemble("a:1 X=A > Y=B", name="pinned")
     free = ensemble("a X=A > Y=B", name="free")
-    played(tmp_path, [A, pinned, free], play)
+    repository, loader = make_repository(tmp_path, [A, pinned, free])
+    await repository.load("pinned")
+    await repository.load("free")
+    first = repository.find("a", 1)
+    loader.change("a", versions=(1, 2))
+    await repository.load("a")
+    assert [repository.find(n, None).members[0].version for n in ("pinned", "free")] == [1, 2]
+    loader.change("a", versions=(2,))
+    await repository.load("a")
+    assert "'a' whose required version 1 is not loaded" in reason(repository, "pinned")
+    loader.change("a", versions=(1,))
+    await repository.load("a")
+    pinned, free = (repository.find(name, None) for name in ("pinned", "free"))
+    assert pinned.members == free.members == (repository.find("a", 1),) != (first,)
 
 
 # -- requests under way -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("change", ["a", "b", "e", "e with members", "outer with members"])
-def test_a_request_that_has_begun_ends_whatever_is_unloaded(tmp_path, change):
-    async def play(repository, loader):
-        await repository.load("outer")
-        members = [repository.find(name, None) for name in "ab"]
-        request = ClientRequest(repository.find("outer", None))
-        name, *rest = change.split()
-        await repository.unload(name, dependents=bool(rest))
-        assert "outer" not in served(repository)
-        answer_all(*members)
-        assert is_answered(request)
-        for each in members:
-            if each.name not in served(repository):
-                await each.unloaded.wait()
-
-    played(tmp_path, [A, B, E, OUTER], play)
+async def test_a_request_that_has_begun_ends_whatever_is_unloaded(tmp_path, change):
+    repository = make_repository(tmp_path, [A, B, E, OUTER])[0]
+    await repository.load("outer")
+    members = [repository.find(name, None) for name in "ab"]
+    request = ClientRequest(repository.find("outer", None))
+    name, *rest = change.split()
+    await repository.unload(name, dependents=bool(rest))
+    assert "outer" not in served(repository)
+    answer_all(*members)
+    assert is_answered(request)
+    for each in members:
+        if each.name not in served(repository):
+            await each.unloaded.wait()
 
 
-def test_a_request_meets_the_members_that_it_began_with(tmp_path):
-    async def play(repository, loader):
-        await repository.load("outer")
-        requests, members = [], []
-        for _ in range(3):
-            members += [repository.find(name, None) for name in "ab"]
-            requests.append(ClientRequest(repository.find("outer", None), f"r{len(requests)}"))
-            for name in "ab":
-                loader.change(name)
-                await repository.load(name)
-        answer_all(*members)
-        assert all(map(is_answered, requests))
-        assert [each.received for each in members] == [[f"r{i // 2}"] for i in range(6)]
-        await asyncio.gather(*(each.unloaded.wait() for each in members))
-
-    played(tmp_path, [A, B, E, OUTER], play)
-
-
-def test_members_are_unloaded_after_the_requests_that_need_them(tmp_path):
-    async def play(repository, loader):
-        for name in ("outer", "c"):
+async def test_a_request_meets_the_members_that_it_began_with(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
+    await repository.load("outer")
+    requests, members = [], []
+    for _ in range(3):
+        members += [repository.find(name, None) for name in "ab"]
+        requests.append(ClientRequest(repository.find("outer", None), f"r{len(requests)}"))
+        for name in "ab":
+            loader.change(name)
             await repository.load(name)
-        first, second, other = (repository.find(name, None) for name in "abc")
-        request = ClientRequest(repository.find("outer", None))
-        await repository.unload("b")
-        await repository.unload("c")
-        # Whatever drains without waiting for a request has ended by the time this has.
-        await other.unloaded.wait()
+    answer_all(*members)
+    assert all(map(is_answered, requests))
+    assert [each.received for each in members] == [[f"r{i // 2}"] for i in range(6)]
+    await asyncio.gather(*(each.unloaded.wait() for each in members))
+
+
+async def test_members_are_unloaded_after_the_requests_that_need_them(tmp_path):
+    repository = make_repository(tmp_path, [A, B, C, E, OUTER])[0]
+    for name in ("outer", "c"):
+        await repository.load(name)
+    first, second, other = (repository.find(name, None) for name in "abc")
+    request = ClientRequest(repository.find("outer", None))
+    await repository.unload("b")
+    await repository.unload("c")
+    # Whatever drains without waiting for a request has ended by the time this has.
+    await other.unloaded.wait()
+    assert not second.unloaded.is_set()
+    answer_all(first, second)
+    assert is_answered(request)
+    await second.unloaded.wait()
+
+
+async def test_the_end_of_the_server_waits_for_requests_in_the_order_of_their_steps(tmp_path):
+    repository = make_repository(tmp_path, [A, B, E, OUTER])[0]
+    await repository.load("outer")
+    first, second = (repository.find(name, None) for name in "ab")
+    request = ClientRequest(repository.find("outer", None))
+    closing = asyncio.ensure_future(repository.close(3600.0))
+    while first.waiting or second.waiting:
+        answer_all(first)
         assert not second.unloaded.is_set()
-        answer_all(first, second)
-        assert is_answered(request)
-        await second.unloaded.wait()
-
-    played(tmp_path, [A, B, C, E, OUTER], play)
+        answer_all(second)
+    await closing
+    assert is_answered(request)
 
 
-def test_the_end_of_the_server_waits_for_requests_in_the_order_of_their_steps(tmp_path):
-    async def play(repository, loader):
-        await repository.load("outer")
-        first, second = (repository.find(name, None) for name in "ab")
-        request = ClientRequest(repository.find("outer", None))
-        closing = asyncio.ensure_future(repository.close(3600.0))
-        while first.waiting or second.waiting:
-            answer_all(first)
-            assert not second.unloaded.is_set()
-            answer_all(second)
-        await closing
-        assert is_answered(request)
-
-    played(tmp_path, [A, B, E, OUTER], play)
-
-
-def test_the_end_of_the_server_has_its_time(tmp_path):
-    async def play(repository, loader):
-        await repository.load("outer")
-        request = ClientRequest(repository.find("outer", None))
-        # One drains already, without a limit.
-        loader.change("a")
-        await repository.load("a")
-        await repository.close(0.0)
-        assert request.over
-        assert isinstance(request.outcomes[0], BridgeError)
-        assert all(each.unloaded.is_set() for each in loader.made)
-
-    played(tmp_path, [A, B, E, OUTER], play)
+async def test_the_end_of_the_server_has_its_time(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
+    await repository.load("outer")
+    request = ClientRequest(repository.find("outer", None))
+    # One drains already, without a limit.
+    loader.change("a")
+    await repository.load("a")
+    await repository.close(0.0)
+    assert request.over
+    assert isinstance(request.outcomes[0], BridgeError)
+    assert all(each.unloaded.is_set() for each in loader.made)
 
 
 # -- what is loaded ---------------------------------------------------------------------------------
 
 
-def test_only_members_that_no_other_needs_go_with_an_ensemble(tmp_path):
-    async def play(repository, loader):
-        await repository.load("outer")
-        await repository.load("other")
-        await repository.unload("outer", dependents=True)
-        assert served(repository) == ["a", "c", "other"]
-        # It waits for a member, and will need the other then.
-        await repository.load("outer")
-        await repository.unload("c")
-        await repository.unload("outer", dependents=True)
-        assert served(repository) == ["a"]
-        await repository.load("c")
-        assert served(repository) == ["a", "c", "other"]
-
+async def test_only_members_that_no_other_needs_go_with_an_ensemble(tmp_path):
     other = ensemble("a X=A > Y=t", "c X=t > Y=B", name="other")
-    played(tmp_path, [A, B, C, E, OUTER, other], play)
+    repository = make_repository(tmp_path, [A, B, C, E, OUTER, other])[0]
+    await repository.load("outer")
+    await repository.load("other")
+    await repository.unload("outer", dependents=True)
+    assert served(repository) == ["a", "c", "other"]
+    # It waits for a member, and will need the other then.
+    await repository.load("outer")
+    await repository.unload("c")
+    await repository.unload("outer", dependents=True)
+    assert served(repository) == ["a"]
+    await repository.load("c")
+    assert served(repository) == ["a", "c", "other"]
 
 
-def test_members_of_what_an_ensemble_was_changed_to_stay_until_it_is_served(tmp_path):
-    async def play(repository, loader):
-        for name in ("e", "other"):
-            await repository.load(name)
-        loader.change("d", failure="it is broken")
-        loader.change("e", ensemble("c X=A > Y=t", "d X=t > Y=B"))
-        with pytest.raises(NotPrepared, match="depends on 'd' which has no loaded version"):
-            await repository.load("e")
-        await repository.unload("other", dependents=True)
-        loader.change("d")
-        await repository.load("d")
-        assert repository.find("e", None).members[0] is repository.find("c", None)
-
+async def test_members_of_what_an_ensemble_was_changed_to_stay_until_it_is_served(tmp_path):
     other = ensemble("c X=A > Y=B", name="other")
-    played(tmp_path, [A, B, C, member("d"), E, other], play)
+    repository, loader = make_repository(tmp_path, [A, B, C, member("d"), E, other])
+    for name in ("e", "other"):
+        await repository.load(name)
+    loader.change("d", failure="it is broken")
+    loader.change("e", ensemble("c X=A > Y=t", "d X=t > Y=B"))
+    with pytest.raises(NotPrepared, match="depends on 'd' which has no loaded version"):
+        await repository.load("e")
+    await repository.unload("other", dependents=True)
+    loader.change("d")
+    await repository.load("d")
+    assert repository.find("e", None).members[0] is repository.find("c", None)
 
 
 @pytest.mark.parametrize("control", ["explicit", "poll"])
-def test_an_ensemble_waits_for_a_member_that_is_broken_or_missing(tmp_path, control):
-    async def play(repository, loader):
-        load = repository.reload if control == "poll" else repository.load
-        loader.change("b", failure="it is broken")
-        (tmp_path / "a").rename(tmp_path / ".a")
-        with pytest.raises(NotPrepared, match="models that are not available or ambiguous: a"):
-            await load("e")
-        with pytest.raises(NotPrepared, match="depends on 'e' which has no loaded version"):
-            await load("outer")
-        (tmp_path / ".a").rename(tmp_path / "a")
-        await load("a")
-        assert served(repository) == ["a"]
-        assert "depends on 'b' which has no loaded version" in reason(repository, "e")
-        loader.change("b")
-        await load("b")
-        assert served(repository) == ["a", "b", "e", "outer"]
-        assert not repository.failures
-
-    played(tmp_path, [A, B, E, OUTER], play, control)
+async def test_an_ensemble_waits_for_a_member_that_is_broken_or_missing(tmp_path, control):
+    repository, loader = make_repository(tmp_path, [A, B, E, OUTER], control)
+    load = repository.reload if control == "poll" else repository.load
+    loader.change("b", failure="it is broken")
+    (tmp_path / "a").rename(tmp_path / ".a")
+    with pytest.raises(NotPrepared, match="models that are not available or ambiguous: a"):
+        await load("e")
+    with pytest.raises(NotPrepared, match="depends on 'e' which has no loaded version"):
+        await load("outer")
+    (tmp_path / ".a").rename(tmp_path / "a")
+    await load("a")
+    assert served(repository) == ["a"]
+    assert "depends on 'b' which has no loaded version" in reason(repository, "e")
+    loader.change("b")
+    await load("b")
+    assert served(repository) == ["a", "b", "e", "outer"]
+    assert not repository.failures
 
 
-def test_a_server_misses_an_ensemble_that_it_was_started_with(tmp_path):
-    async def play(repository, loader):
-        loader.change("b", failure="it is broken")
-        await repository.load_initial()
-        missed = [("b", 1), ("e", 1), ("outer", 1)]
-        assert [(row.name, row.version) for row in repository.failures] == missed
-        # That somebody tries it again changes nothing.
-        with pytest.raises(NotPrepared):
-            await repository.reload("outer")
-        assert [(row.name, row.version) for row in repository.failures] == missed
-        loader.change("b")
-        await repository.reload("b")
-        assert not repository.failures
-
-    played(tmp_path, [A, B, E, OUTER], play, "none")
+async def test_a_server_misses_an_ensemble_that_it_was_started_with(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, B, E, OUTER], "none")
+    loader.change("b", failure="it is broken")
+    await repository.load_initial()
+    missed = [("b", 1), ("e", 1), ("outer", 1)]
+    assert [(row.name, row.version) for row in repository.failures] == missed
+    # That somebody tries it again changes nothing.
+    with pytest.raises(NotPrepared):
+        await repository.reload("outer")
+    assert [(row.name, row.version) for row in repository.failures] == missed
+    loader.change("b")
+    await repository.reload("b")
+    assert not repository.failures
 
 
-def test_what_an_ensemble_was_changed_to_is_served_when_its_member_comes(tmp_path):
-    async def play(repository, loader):
-        await repository.load("outer")
-        loader.change("c", failure="it is broken")
-        loader.change("e", ensemble("a X=A > Y=t", "c X=t > Y=B"))
-        with pytest.raises(NotPrepared, match="depends on 'c' which has no loaded version"):
-            await repository.load("e")
-        # Until then it is served as before, also on another member.
-        loader.change("b")
-        await repository.load("b")
-        assert repository.find("e", None).members[1] is repository.find("b", None)
-        loader.change("c")
-        await repository.load("c")
-        assert repository.find("e", None).members[1] is repository.find("c", None)
-        assert repository.find("outer", None).members == (repository.find("e", None),)
-
-    played(tmp_path, [A, B, C, E, OUTER], play)
+async def test_what_an_ensemble_was_changed_to_is_served_when_its_member_comes(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, B, C, E, OUTER])
+    await repository.load("outer")
+    loader.change("c", failure="it is broken")
+    loader.change("e", ensemble("a X=A > Y=t", "c X=t > Y=B"))
+    with pytest.raises(NotPrepared, match="depends on 'c' which has no loaded version"):
+        await repository.load("e")
+    # Until then it is served as before, also on another member.
+    loader.change("b")
+    await repository.load("b")
+    assert repository.find("e", None).members[1] is repository.find("b", None)
+    loader.change("c")
+    await repository.load("c")
+    assert repository.find("e", None).members[1] is repository.find("c", None)
+    assert repository.find("outer", None).members == (repository.find("e", None),)
 
 
-def test_a_model_that_was_to_become_an_ensemble_stays_one_that_runs(tmp_path):
-    async def play(repository, loader):
+async def test_a_model_that_was_to_become_an_ensemble_stays_one_that_runs(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, B])
+    await repository.load("a")
+    (tmp_path / "b").rename(tmp_path / ".b")
+    loader.models["a"] = (ensemble("b X=A > Y=B", name="a"), (1,), "")
+    with pytest.raises(NotPrepared, match="not available or ambiguous: b"):
         await repository.load("a")
-        (tmp_path / "b").rename(tmp_path / ".b")
-        loader.models["a"] = (ensemble("b X=A > Y=B", name="a"), (1,), "")
-        with pytest.raises(NotPrepared, match="not available or ambiguous: b"):
-            await repository.load("a")
-        (tmp_path / ".b").rename(tmp_path / "b")
-        first = repository.find("a", 1)
-        # It is a plain model again, and another version of it loads while the member comes.
-        loader.models["a"] = (A, (1, 2), "")
-        at_once, gate = loader.context.loading, asyncio.Event()
-        loader.context.loading = gate
-        loader.begun.clear()
-        load = asyncio.ensure_future(repository.load("a"))
-        await loader.begun.wait()
-        loader.context.loading = at_once
-        await repository.load("b")
-        gate.set()
-        await load
-        assert repository.find("a", 1) is first
-        assert not first.unloaded.is_set()
-        assert repository.versions("a") == [1, 2]
-
-    played(tmp_path, [A, B], play)
+    (tmp_path / ".b").rename(tmp_path / "b")
+    first = repository.find("a", 1)
+    # It is a plain model again, and another version of it loads while the member comes.
+    loader.models["a"] = (A, (1, 2), "")
+    at_once, gate = loader.context.loading, asyncio.Event()
+    loader.context.loading = gate
+    loader.begun.clear()
+    load = asyncio.ensure_future(repository.load("a"))
+    await loader.begun.wait()
+    loader.context.loading = at_once
+    await repository.load("b")
+    gate.set()
+    await load
+    assert repository.find("a", 1) is first
+    assert not first.unloaded.is_set()
+    assert repository.versions("a") == [1, 2]
 
 
-def test_an_unloaded_ensemble_waits_for_nothing(tmp_path):
-    async def play(repository, loader):
-        await repository.load("outer")
-        await repository.unload("b")
-        await repository.unload("e")
-        await repository.load("b")
-        assert served(repository) == ["a", "b"]
-        assert "depends on 'e' which has no loaded version" in reason(repository, "outer")
-        # It was loaded as a member; now it is loaded for itself.
+async def test_an_unloaded_ensemble_waits_for_nothing(tmp_path):
+    repository = make_repository(tmp_path, [A, B, E, OUTER])[0]
+    await repository.load("outer")
+    await repository.unload("b")
+    await repository.unload("e")
+    await repository.load("b")
+    assert served(repository) == ["a", "b"]
+    assert "depends on 'e' which has no loaded version" in reason(repository, "outer")
+    # It was loaded as a member; now it is loaded for itself.
+    await repository.load("e")
+    assert served(repository) == ["a", "b", "e", "outer"]
+
+
+async def test_an_ensemble_comes_back_as_it_was_loaded(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, B, E])
+    await repository.load("e")
+    await repository.unload("b")
+    # Files count when they are loaded.
+    loader.change("e", ensemble("nope X=A > Y=B"))
+    await repository.load("b")
+    assert served(repository) == ["a", "b", "e"]
+    assert [each.name for each in repository.find("e", None).members] == ["a", "b"]
+
+
+async def test_an_ensemble_of_a_clients_files_comes_back_with_its_member(tmp_path):
+    repository = make_repository(tmp_path, [A, B, E, OUTER])[0]
+    await repository.load("e", "{}", {"file:1/x": b""})
+    await repository.unload("b")
+    await repository.load("b")
+    assert served(repository) == ["a", "b", "e"]
+    source = repository.find("e", None)
+    await repository.load("outer")
+    assert repository.find("e", None) is source
+
+
+async def test_an_ensemble_cannot_require_one_that_requires_it(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
+    await repository.load("outer")
+    before = repository.find("e", None)
+    loader.change("e", ensemble("outer A=A > B=B"))
+    with pytest.raises(NotPrepared, match="circular dependency between ensembles: outer -> "):
         await repository.load("e")
-        assert served(repository) == ["a", "b", "e", "outer"]
-
-    played(tmp_path, [A, B, E, OUTER], play)
-
-
-def test_an_ensemble_comes_back_as_it_was_loaded(tmp_path):
-    async def play(repository, loader):
-        await repository.load("e")
-        await repository.unload("b")
-        # Files count when they are loaded.
-        loader.change("e", ensemble("nope X=A > Y=B"))
-        await repository.load("b")
-        assert served(repository) == ["a", "b", "e"]
-        assert [each.name for each in repository.find("e", None).members] == ["a", "b"]
-
-    played(tmp_path, [A, B, E], play)
+    assert repository.find("e", None) is before
+    loader.change("outer", ensemble("a X=A > Y=B", name="outer"))
+    await repository.load("outer")
+    assert repository.find("e", None).members == (repository.find("outer", None),)
 
 
-def test_an_ensemble_of_a_clients_files_comes_back_with_its_member(tmp_path):
-    async def play(repository, loader):
-        await repository.load("e", "{}", {"file:1/x": b""})
-        await repository.unload("b")
-        await repository.load("b")
-        assert served(repository) == ["a", "b", "e"]
-        source = repository.find("e", None)
-        await repository.load("outer")
-        assert repository.find("e", None) is source
-
-    played(tmp_path, [A, B, E, OUTER], play)
-
-
-def test_an_ensemble_cannot_require_one_that_requires_it(tmp_path):
-    async def play(repository, loader):
-        await repository.load("outer")
-        before = repository.find("e", None)
-        loader.change("e", ensemble("outer A=A > B=B"))
-        with pytest.raises(NotPrepared, match="circular dependency between ensembles: outer -> "):
-            await repository.load("e")
-        assert repository.find("e", None) is before
-        loader.change("outer", ensemble("a X=A > Y=B", name="outer"))
-        await repository.load("outer")
-        assert repository.find("e", None).members == (repository.find("outer", None),)
-
-    played(tmp_path, [A, B, E, OUTER], play)
-
-
-def test_members_of_an_ensemble_are_loaded_beside_its_unload(tmp_path):
-    async def play(repository, loader):
-        loader.context.loading.clear()
-        load = asyncio.ensure_future(repository.load("e"))
-        await loader.begun.wait()
-        assert {row.state for row in repository.index()} == {"LOADING"}
-        await repository.unload("e")
-        loader.context.loading.set()
-        await load
-        assert "e" not in served(repository)
-        assert reason(repository, "e") == "unloaded"
-
-    played(tmp_path, [A, B, E], play)
+async def test_members_of_an_ensemble_are_loaded_beside_its_unload(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, B, E])
+    loader.context.loading.clear()
+    load = asyncio.ensure_future(repository.load("e"))
+    await loader.begun.wait()
+    assert {row.state for row in repository.index()} == {"LOADING"}
+    await repository.unload("e")
+    loader.context.loading.set()
+    await load
+    assert "e" not in served(repository)
+    assert reason(repository, "e") == "unloaded"
 
 
 # -- versions of plain models -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("left", [(1,), (1, 3), ()])
-def test_a_failed_version_that_is_gone_is_not_missed(tmp_path, left):
-    async def play(repository, loader):
-        if 1 in left:
-            await repository.load("a")
-        loader.change("a", versions=(1, 2) if 1 in left else (2,), failure="it is broken")
-        with pytest.raises(LoadFailed):
-            await repository.load("a")
-        assert [(row.name, row.version) for row in repository.failures][-1] == ("a", 2)
-        loader.change("a", versions=left)
-        if left:
-            await repository.load("a")
-        else:
-            with pytest.raises(NotPrepared, match="at least one version"):
-                await repository.load("a")
-        assert not repository.failures
-
-    played(tmp_path, [A], play)
-
-
-def test_a_load_tries_a_model_that_waits_for_its_restart(tmp_path):
-    async def play(repository, loader):
+async def test_a_failed_version_that_is_gone_is_not_missed(tmp_path, left):
+    repository, loader = make_repository(tmp_path, [A])
+    if 1 in left:
         await repository.load("a")
-        repository.find("a", None).whole_now = False
-        loader.models["a"] = (A, (1,), "it still dies")
-        with pytest.raises(LoadFailed, match="it still dies"):
+    loader.change("a", versions=(1, 2) if 1 in left else (2,), failure="it is broken")
+    with pytest.raises(LoadFailed):
+        await repository.load("a")
+    assert [(row.name, row.version) for row in repository.failures][-1] == ("a", 2)
+    loader.change("a", versions=left)
+    if left:
+        await repository.load("a")
+    else:
+        with pytest.raises(NotPrepared, match="at least one version"):
             await repository.load("a")
-        assert served(repository) == ["a"]
-        loader.models["a"] = (A, (1,), "")
+    assert not repository.failures
+
+
+async def test_a_load_tries_a_model_that_waits_for_its_restart(tmp_path):
+    repository, loader = make_repository(tmp_path, [A])
+    await repository.load("a")
+    repository.find("a", None).whole_now = False
+    loader.models["a"] = (A, (1,), "it still dies")
+    with pytest.raises(LoadFailed, match="it still dies"):
         await repository.load("a")
-        assert repository.find("a", None) is loader.made[-1]
-        # One that works is not loaded again.
-        await repository.load("a")
-        assert len(loader.made) == 3
+    assert served(repository) == ["a"]
+    loader.models["a"] = (A, (1,), "")
+    await repository.load("a")
+    assert repository.find("a", None) is loader.made[-1]
+    # One that works is not loaded again.
+    await repository.load("a")
+    assert len(loader.made) == 3
 
-    played(tmp_path, [A], play)
 
-
-def test_a_load_of_an_ensemble_tries_a_member_that_waits_for_its_restart(tmp_path):
-    async def play(repository, loader):
+async def test_a_load_of_an_ensemble_tries_a_member_that_waits_for_its_restart(tmp_path):
+    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
+    await repository.load("outer")
+    before = {name: repository.find(name, None) for name in "ab"}
+    before["b"].whole_now = False
+    loader.models["b"] = (B, (1,), "it still dies")
+    with pytest.raises(LoadFailed, match=r"load failed for model 'b'.*it still dies"):
         await repository.load("outer")
-        before = {name: repository.find(name, None) for name in "ab"}
-        before["b"].whole_now = False
-        loader.models["b"] = (B, (1,), "it still dies")
-        with pytest.raises(LoadFailed, match=r"load failed for model 'b'.*it still dies"):
-            await repository.load("outer")
-        assert served(repository) == ["a", "b", "e", "outer"]
-        loader.models["b"] = (B, (1,), "")
-        await repository.load("outer")
-        assert repository.find("b", None) is loader.made[-1]
-        assert repository.find("a", None) is before["a"]
-        assert repository.find("e", None).members[1] is loader.made[-1]
-        # They were loaded for it only, as before.
-        await repository.unload("outer", dependents=True)
-        assert served(repository) == []
-
-    played(tmp_path, [A, B, E, OUTER], play)
+    assert served(repository) == ["a", "b", "e", "outer"]
+    loader.models["b"] = (B, (1,), "")
+    await repository.load("outer")
+    assert repository.find("b", None) is loader.made[-1]
+    assert repository.find("a", None) is before["a"]
+    assert repository.find("e", None).members[1] is loader.made[-1]
+    # They were loaded for it only, as before.
+    await repository.unload("outer", dependents=True)
+    assert served(repository) == []

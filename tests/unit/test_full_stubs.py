@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from types import SimpleNamespace
 
 import pytest
@@ -20,16 +19,6 @@ KINDS = {
     "oldest": "max_batch_size: 3\nsequence_batching { oldest { preferred_batch_size: [3] } }",
     "direct": "max_batch_size: 3\nsequence_batching { direct {} }",
 }
-
-
-def in_loop(test):
-    """Run a test on an event loop."""
-
-    @functools.wraps(test)
-    def run(*args, **kwargs):
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 def full_model(config):
@@ -54,7 +43,6 @@ async def let_go(instance, kept, count):
     ("kind", "sent_first"),
     [("default", 1), ("dynamic", 2), ("oldest", 2), ("direct", 0)],
 )
-@in_loop
 async def test_requests_wait_until_the_stub_lets_go_of_memory(kind, sent_first):
     model, instance, kept = full_model(KINDS[kind])
     sequences = kind in ("oldest", "direct")
@@ -76,7 +64,6 @@ async def test_requests_wait_until_the_stub_lets_go_of_memory(kind, sent_first):
     model.close()
 
 
-@in_loop
 async def test_the_limits_of_the_queue_hold_while_the_stub_is_full():
     policy = "default_queue_policy { default_timeout_microseconds: 1000 max_queue_size: 2 }"
     model, instance, kept = full_model(f"max_batch_size: 3\ndynamic_batching {{ {policy} }}")
@@ -93,7 +80,6 @@ async def test_the_limits_of_the_queue_hold_while_the_stub_is_full():
     model.close()
 
 
-@in_loop
 async def test_other_instances_take_what_a_full_stub_cannot():
     model = VirtualModel(model_config("IN FP32 [-1]"), instances=2)
     first, second = model.instances

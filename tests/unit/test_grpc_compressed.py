@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import struct
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -33,37 +34,33 @@ def send(endpoint, stream_id, data, *, end=False):
         endpoint.receive(frame(0, int(last), stream_id, data[at : at + FRAME]))
 
 
-def run(scenario):
-    async def inside():
-        endpoint = GrpcEndpoint()
-        await scenario(endpoint)
-        endpoint.lose()
-        # Tasks end, and give back what they hold.
-        await workers_are_idle()
-        await until(lambda: endpoint.connection.account.held == 0)
-        assert endpoint.regions.lent() == (0, 0)
-        endpoint.regions.close()
-        assert endpoint.regions.budget.used == 0
-
-    asyncio.run(inside())
+@asynccontextmanager
+async def run():
+    endpoint = GrpcEndpoint()
+    yield endpoint
+    endpoint.lose()
+    # Tasks end, and give back what they hold.
+    await workers_are_idle()
+    await until(lambda: endpoint.connection.account.held == 0)
+    assert endpoint.regions.lent() == (0, 0)
+    endpoint.regions.close()
+    assert endpoint.regions.budget.used == 0
 
 
 @pytest.mark.parametrize("values", [1, 100, 50_000, 250_000])
-def test_a_compressed_message_of_a_call_is_understood(values):
-    async def scenario(endpoint):
+async def test_a_compressed_message_of_a_call_is_understood(values):
+    async with run() as endpoint:
         endpoint.receive(PREFACE + head(1, "ModelInfer", CODED))
         send(endpoint, 1, coded(request(7, values)), end=True)
         await until(lambda: 1 in endpoint.statuses())
         assert endpoint.statuses() == {1: [0]}
         assert struct.pack("<f", 7) in endpoint.data(1)
 
-    run(scenario)
 
-
-def test_messages_of_a_stream_are_taken_in_their_order():
+async def test_messages_of_a_stream_are_taken_in_their_order():
     sizes = [1, 200_000, 2, 100, 250_000, 3, 150_000, 1]
 
-    async def scenario(endpoint):
+    async with run() as endpoint:
         endpoint.receive(PREFACE + head(1, "ModelStreamInfer", CODED))
         for number, size in enumerate(sizes):
             data = request(100 + number, size)
@@ -78,8 +75,6 @@ def test_messages_of_a_stream_are_taken_in_their_order():
         assert places == sorted(places)
         assert endpoint.submitted == len(sizes)
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 @pytest.mark.parametrize(
@@ -92,8 +87,8 @@ def test_messages_of_a_stream_are_taken_in_their_order():
     ],
     ids=["one byte", "bomb", "cut short", "plain"],
 )
-def test_a_broken_compressed_message_ends_its_call_alone(method, data):
-    async def scenario(endpoint):
+async def test_a_broken_compressed_message_ends_its_call_alone(method, data):
+    async with run() as endpoint:
         endpoint.receive(PREFACE + head(1, method, CODED) + head(3, "ModelInfer"))
         send(endpoint, 1, message(data(), flag=1), end=True)
         send(endpoint, 3, message(request(1, 1)), end=True)
@@ -101,12 +96,10 @@ def test_a_broken_compressed_message_ends_its_call_alone(method, data):
         assert endpoint.statuses() == {1: [INTERNAL], 3: [0]}
         assert endpoint.submitted == 1
 
-    run(scenario)
-
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-def test_a_client_that_leaves_meanwhile_leaves_nothing(method):
-    async def scenario(endpoint):
+async def test_a_client_that_leaves_meanwhile_leaves_nothing(method):
+    async with run() as endpoint:
         streams = range(1, 20, 2)
         endpoint.receive(PREFACE + b"".join(head(each, method, CODED) for each in streams))
         for each in streams:
@@ -114,5 +107,3 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing(method):
         # Some by a reset, the others with the connection.
         endpoint.receive(b"".join(frame(3, 0, each, bytes(4)) for each in range(1, 10, 2)))
         await asyncio.sleep(0)
-
-    run(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -24,22 +25,33 @@ def call(stream_id, data=b"goodbad!", *fields, model="m"):
     return head(stream_id, "ModelInfer", *fields) + sent
 
 
-def connected(test, **options):
-    """Run a test with a connection that knows its form of request."""
+@pytest.fixture
+def opened(monkeypatch):
+    """The calls that Python has opened."""
+    opened = []
+    begin = InferCall.__init__
 
-    async def run():
-        endpoint = GrpcEndpoint(**options)
-        endpoint.receive(PREFACE, call(1))
-        await endpoint.settle()
-        assert endpoint.statuses() == {1: [0]}
-        await test(endpoint)
-        endpoint.lose()
-        assert endpoint.regions.lent() == (0, 0)
+    def note(self, *arguments):
+        opened.append(self)
+        begin(self, *arguments)
 
-    asyncio.run(run())
+    monkeypatch.setattr(InferCall, "__init__", note)
+    return opened
 
 
-def test_a_known_form_of_request_calls_nothing_of_the_frontend():
+@asynccontextmanager
+async def connected(**options):
+    """Give a connection that knows its form of request."""
+    endpoint = GrpcEndpoint(**options)
+    endpoint.receive(PREFACE, call(1))
+    await endpoint.settle()
+    assert endpoint.statuses() == {1: [0]}
+    yield endpoint
+    endpoint.lose()
+    assert endpoint.regions.lent() == (0, 0)
+
+
+async def test_a_known_form_of_request_calls_nothing_of_the_frontend():
     called = []
 
     def note(frame, event, _):
@@ -47,7 +59,7 @@ def test_a_known_form_of_request_calls_nothing_of_the_frontend():
         if event == "call" and name.startswith(PACKAGES):
             called.append(frame.f_code.co_name)
 
-    async def ask(endpoint):
+    async with connected() as endpoint:
         # The first answer with a signature asks for its template.
         endpoint.receive(call(3))
         await endpoint.settle()
@@ -63,8 +75,6 @@ def test_a_known_form_of_request_calls_nothing_of_the_frontend():
         # That of the transport's own is called with what it is to send.
         assert set(called) <= {"flushed"}
 
-    connected(ask)
-
 
 def end_connection(endpoint):
     endpoint.lose()
@@ -75,8 +85,8 @@ def reset(endpoint):
 
 
 @pytest.mark.parametrize("end", [end_connection, reset])
-def test_a_call_that_nobody_waits_for_is_cancelled(end):
-    async def ask(endpoint):
+async def test_a_call_that_nobody_waits_for_is_cancelled(end):
+    async with connected(deferred=True) as endpoint:
         endpoint.receive(call(3))
         assert len(endpoint.waiting) == 1
         end(endpoint)
@@ -87,21 +97,17 @@ def test_a_call_that_nobody_waits_for_is_cancelled(end):
         endpoint.waiting.clear()
         assert 3 not in endpoint.statuses()
 
-    connected(ask, deferred=True)
 
-
-def test_a_server_that_stops_fails_the_calls_that_are_open():
-    async def ask(endpoint):
+async def test_a_server_that_stops_fails_the_calls_that_are_open():
+    async with connected(deferred=True) as endpoint:
         endpoint.receive(call(3))
         endpoint.connection.finish()
         await endpoint.settle()
         assert endpoint.statuses()[3] == [14]
 
-    connected(ask, deferred=True)
 
-
-def test_an_error_of_the_model_is_the_status():
-    async def ask(endpoint):
+async def test_an_error_of_the_model_is_the_status():
+    async with connected(deferred=True) as endpoint:
         endpoint.receive(call(3))
         ((_, request),) = endpoint.waiting
         slot, request.slot = request.slot, None
@@ -111,18 +117,14 @@ def test_an_error_of_the_model_is_the_status():
         await endpoint.settle()
         assert endpoint.statuses()[3] == [14]
 
-    connected(ask, deferred=True)
 
-
-def test_without_room_a_call_is_refused():
-    async def ask(endpoint):
+async def test_without_room_a_call_is_refused():
+    async with connected(deferred=True) as endpoint:
         for stream_id in range(3, 503, 2):
             endpoint.receive(call(stream_id, b"abcd" * 15_000))
         await endpoint.settle()
         statuses = {status for (status,) in endpoint.statuses().values()}
         assert statuses == {0, 14}
-
-    connected(ask, deferred=True)
 
 
 @pytest.mark.parametrize(
@@ -135,15 +137,8 @@ def test_without_room_a_call_is_refused():
         ((), "missing", 5),
     ],
 )
-def test_unusual_requests_are_read_by_python(monkeypatch, fields, model, status):
-    opened = []
-    begin = InferCall.__init__
-
-    def note(self, *arguments):
-        opened.append(self)
-        begin(self, *arguments)
-
-    async def ask(endpoint):
+async def test_unusual_requests_are_read_by_python(opened, fields, model, status):
+    async with connected() as endpoint:
         opened.clear()
         for stream_id in (3, 5):
             endpoint.receive(call(stream_id, b"goodbad!", *fields, model=model))
@@ -151,28 +146,11 @@ def test_unusual_requests_are_read_by_python(monkeypatch, fields, model, status)
         assert endpoint.statuses() == {1: [0], 3: [status], 5: [status]}
         assert len(opened) == (0 if status == 12 and fields else 2)
 
-    monkeypatch.setattr(InferCall, "__init__", note)
-    connected(ask)
-
 
 # -- large messages ----------------------------------------------------------------------------------
 
 LARGE = bytes(range(256)) * 3000
 KIB = 1 << 10
-
-
-@pytest.fixture
-def opened(monkeypatch):
-    """The calls that Python has opened."""
-    opened = []
-    begin = InferCall.__init__
-
-    def note(self, *arguments):
-        opened.append(self)
-        begin(self, *arguments)
-
-    monkeypatch.setattr(InferCall, "__init__", note)
-    return opened
 
 
 def large(stream_id, *, model="m", size=16 * KIB, **fields):
@@ -185,15 +163,13 @@ def large(stream_id, *, model="m", size=16 * KIB, **fields):
     return head(stream_id, "ModelInfer") + b"".join(frames)
 
 
-def large_known(test, **options):
-    """Run a test with a connection that knows its form of large request, too."""
-
-    async def run(endpoint):
+@asynccontextmanager
+async def large_known(**options):
+    """Give a connection that knows its form of large request, too."""
+    async with connected(**options) as endpoint:
         endpoint.receive(large(3))
         await endpoint.settle()
-        await test(endpoint)
-
-    connected(run, **options)
+        yield endpoint
 
 
 def held(endpoint):
@@ -202,8 +178,8 @@ def held(endpoint):
 
 @pytest.mark.parametrize("size", [1000, 16 * KIB, 512 * KIB])
 @pytest.mark.parametrize("cut", [1, 60, 16 * KIB, 512 * KIB, 512 * KIB + 300, 750 * KIB])
-def test_a_large_message_is_received_and_charged_without_python(opened, cut, size):
-    async def ask(endpoint):
+async def test_a_large_message_is_received_and_charged_without_python(opened, cut, size):
+    async with large_known(deferred=True) as endpoint:
         opened.clear()
         sent = large(5, size=size)
         endpoint.receive(sent[:cut])
@@ -221,11 +197,9 @@ def test_a_large_message_is_received_and_charged_without_python(opened, cut, siz
         assert (endpoint.statuses()[5], endpoint.statuses()[7], held(endpoint)) == ([0], [0], 0)
         assert not opened
 
-    large_known(ask, deferred=True)
 
-
-def test_a_message_in_pieces_is_taken_without_python(opened):
-    async def ask(endpoint):
+async def test_a_message_in_pieces_is_taken_without_python(opened):
+    async with connected() as endpoint:
         opened.clear()
         sent = call(5, b"abcd" * 100)
         for at in range(len(sent)):
@@ -233,8 +207,6 @@ def test_a_message_in_pieces_is_taken_without_python(opened):
         await endpoint.settle()
         assert endpoint.statuses()[5] == [0]
         assert not opened
-
-    connected(ask)
 
 
 def refuse(endpoint):
@@ -250,8 +222,10 @@ def half_close(endpoint):
     ("end", "status"), [(end_connection, None), (refuse, [14]), (half_close, [13])]
 )
 @pytest.mark.parametrize("checked", [False, True], ids=["plane", "python"])
-def test_a_large_message_that_does_not_end_gives_its_memory_back(opened, end, status, checked):
-    async def ask(endpoint):
+async def test_a_large_message_that_does_not_end_gives_its_memory_back(
+    opened, end, status, checked
+):
+    async with large_known() as endpoint:
         sent = large(5)
         endpoint.receive(sent[: 300 * KIB])
         if checked:
@@ -267,11 +241,9 @@ def test_a_large_message_that_does_not_end_gives_its_memory_back(opened, end, st
         assert endpoint.statuses().get(5) == status
         assert not endpoint.connection.calls
 
-    large_known(ask)
 
-
-def test_a_slow_large_message_goes_on_in_python():
-    async def ask(endpoint):
+async def test_a_slow_large_message_goes_on_in_python():
+    async with large_known(deferred=True) as endpoint:
         sent = large(5)
         endpoint.receive(sent[: 300 * KIB])
         endpoint.connection.check(asyncio.get_running_loop().time())
@@ -281,19 +253,15 @@ def test_a_slow_large_message_goes_on_in_python():
         await endpoint.settle()
         assert (endpoint.statuses()[5], held(endpoint)) == ([0], 0)
 
-    large_known(ask, deferred=True)
 
-
-def test_a_large_message_that_is_too_slow_fails():
-    async def ask(endpoint):
+async def test_a_large_message_that_is_too_slow_fails():
+    async with large_known() as endpoint:
         endpoint.receive(large(5)[: 300 * KIB])
         now = asyncio.get_running_loop().time()
         for seconds in (0, 31, 62):
             endpoint.connection.check(now + seconds)
         await endpoint.settle()
         assert (endpoint.statuses()[5], held(endpoint)) == ([4], 0)
-
-    large_known(ask)
 
 
 @pytest.mark.parametrize(
@@ -305,23 +273,21 @@ def test_a_large_message_that_is_too_slow_fails():
         ({"raw_input_contents": [b"\0" * 7]}, 3),
     ],
 )
-def test_python_has_a_large_message_with_its_charge(opened, options, status):
-    async def ask(endpoint):
+async def test_python_has_a_large_message_with_its_charge(opened, options, status):
+    async with large_known() as endpoint:
         opened.clear()
         endpoint.receive(large(5, **options))
         await endpoint.settle()
         assert (endpoint.statuses()[5], held(endpoint)) == ([status], 0)
         assert len(opened) == 1
 
-    large_known(ask)
-
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_connections_without_a_call_stand_in_the_order_in_which_they_became_so(streamed):
+async def test_connections_without_a_call_stand_in_the_order_in_which_they_became_so(streamed):
     """Plain calls are those of the compiled half, streams those of Python."""
     ping = frame(6, 0, 0, b"12345678")
 
-    async def ask(first):
+    async with connected() as first:
         second, third = GrpcEndpoint(beside=first), GrpcEndpoint(beside=first)
         endpoints = {
             endpoint.connection: number for number, endpoint in enumerate((first, second, third))
@@ -352,5 +318,3 @@ def test_connections_without_a_call_stand_in_the_order_in_which_they_became_so(s
         third.lose()
         second.lose()
         assert idle() == [0]
-
-    connected(ask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -36,21 +37,19 @@ def held(endpoint):
     return endpoint.connection.account.held
 
 
-def run(scenario):
-    async def inside():
-        endpoint = opened(1)
-        await scenario(endpoint)
-        endpoint.lose()
-        assert held(endpoint) == 0
-        assert endpoint.regions.lent() == (0, 0)
-        endpoint.regions.close()
-        assert endpoint.regions.budget.used == 0
-
-    asyncio.run(inside())
+@asynccontextmanager
+async def run():
+    endpoint = opened(1)
+    yield endpoint
+    endpoint.lose()
+    assert held(endpoint) == 0
+    assert endpoint.regions.lent() == (0, 0)
+    endpoint.regions.close()
+    assert endpoint.regions.budget.used == 0
 
 
-def test_a_large_message_counts_as_it_arrives():
-    async def scenario(endpoint):
+async def test_a_large_message_counts_as_it_arrives():
+    async with run() as endpoint:
         send(endpoint, 1, LARGE[: 4 * FRAME])
         assert held(endpoint) == 0
         send(endpoint, 1, LARGE[4 * FRAME : 20 * FRAME])
@@ -60,11 +59,9 @@ def test_a_large_message_counts_as_it_arrives():
         assert held(endpoint) == 0
         assert endpoint.submitted == 2
 
-    run(scenario)
 
-
-def test_a_connection_that_holds_more_than_its_share_makes_room():
-    async def scenario(endpoint):
+async def test_a_connection_that_holds_more_than_its_share_makes_room():
+    async with run() as endpoint:
         # Seven of eight MiB; an eighth is the share.
         for i in range(1, 7):
             endpoint.receive(head(2 * i + 1, "ModelStreamInfer"))
@@ -82,11 +79,9 @@ def test_a_connection_that_holds_more_than_its_share_makes_room():
         assert endpoint.data(1).endswith(b"abcd")
         other.lose()
 
-    run(scenario)
 
-
-def test_a_large_message_that_comes_too_slowly_ends_its_call():
-    async def scenario(endpoint):
+async def test_a_large_message_that_comes_too_slowly_ends_its_call():
+    async with run() as endpoint:
         window = int(GrpcConnections().message_timeout)
         for _ in range(3):
             send(endpoint, 1, LARGE)
@@ -99,8 +94,6 @@ def test_a_large_message_that_comes_too_slowly_ends_its_call():
             send(endpoint, 1, LARGE[60 * FRAME :][time : time + 1])
         assert endpoint.statuses() == {1: [DEADLINE_EXCEEDED]}
         assert held(endpoint) == 0
-
-    run(scenario)
 
 
 LONG_INPUT = raw(("A", "FP32", [VALUES], b"abcd" * VALUES)).SerializeToString()
@@ -123,19 +116,17 @@ async def turns_until(condition):
 
 
 @pytest.mark.usefixtures("in_pieces")
-def test_the_loop_runs_while_a_long_message_is_copied():
-    async def scenario(endpoint):
+async def test_the_loop_runs_while_a_long_message_is_copied():
+    async with run() as endpoint:
         send(endpoint, 1, LARGE + SMALL)
         assert await turns_until(lambda: endpoint.submitted == 2) >= len(LARGE) >> 16
         await asyncio.sleep(0)
         assert endpoint.data(1).count(b"abcd") == 2
 
-    run(scenario)
-
 
 @pytest.mark.usefixtures("in_pieces")
-def test_a_call_that_ends_beside_a_long_message_holds_nothing():
-    async def scenario(endpoint):
+async def test_a_call_that_ends_beside_a_long_message_holds_nothing():
+    async with run() as endpoint:
         send(endpoint, 1, LARGE)
         assert held(endpoint) > 0
         endpoint.receive(frame(3, 0, 1, bytes(4)))
@@ -143,8 +134,6 @@ def test_a_call_that_ends_beside_a_long_message_holds_nothing():
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert endpoint.submitted == 0
-
-    run(scenario)
 
 
 @pytest.mark.usefixtures("in_pieces")
@@ -155,12 +144,10 @@ def test_a_call_that_ends_beside_a_long_message_holds_nothing():
         (LONG_INPUT.replace(b"FP32", b"FP33"), b"data-type is '<invalid>'"),
     ],
 )
-def test_a_long_message_that_is_no_request_is_told_and_the_next_is_taken(wrong, text):
-    async def scenario(endpoint):
+async def test_a_long_message_that_is_no_request_is_told_and_the_next_is_taken(wrong, text):
+    async with run() as endpoint:
         send(endpoint, 1, message(wrong) + SMALL)
         await turns_until(lambda: endpoint.submitted == 1)
         await asyncio.sleep(0)
         assert endpoint.data(1).index(text) < endpoint.data(1).index(b"abcd")
         assert endpoint.statuses() == {}
-
-    run(scenario)
