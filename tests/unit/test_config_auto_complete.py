@@ -9,18 +9,10 @@ import pytest
 from gpubridge.config import finish_model_config, load_model_config
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import ModelConfig
+from tests.unit.model_configs import write_model
 
 TENSOR = {"name": "IN", "data_type": "TYPE_INT32", "dims": [1]}
 WHOLE = 'input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]\n'
-
-
-def write_model(folder, config):
-    directory = folder / "m"
-    (directory / "1").mkdir(parents=True)
-    (directory / "1" / "model.py").touch()
-    if config is not None:
-        (directory / "config.pbtxt").write_text(config)
-    return directory
 
 
 @pytest.fixture

@@ -13,12 +13,7 @@ import orjson
 import pytest
 
 from gpubridge.config import ModelConfig, complete_model_config, parse_model_config
-
-PYTHON = 'backend: "python"\n'
-TENSORS = (
-    'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }\n'
-    'output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }\n'
-)
+from tests.unit.model_configs import MINIMAL, PYTHON
 
 MINIMAL_AS_TRITON_PRINTS_IT = (
     '{"name":"m","platform":"","backend":"python","runtime":"","version_policy":{"latest":'
@@ -40,20 +35,18 @@ def complete(text: str) -> ModelConfig:
 
 
 def test_minimal_configuration_letter_by_letter() -> None:
-    assert complete(PYTHON + TENSORS).to_json() == MINIMAL_AS_TRITON_PRINTS_IT
+    assert complete(MINIMAL).to_json() == MINIMAL_AS_TRITON_PRINTS_IT
 
 
 def test_dict_and_text_are_the_same() -> None:
-    config = complete(
-        PYTHON + TENSORS + 'parameters { key: "\\u00e9" value { string_value: "\\n" } }'
-    )
+    config = complete(MINIMAL + 'parameters { key: "\\u00e9" value { string_value: "\\n" } }')
     assert json.loads(config.to_json()) == config.to_dict()
     assert config.to_dict()["parameters"] == {"\u00e9": {"string_value": "\n"}}
     assert config.to_spaced_json() == json.dumps(config.to_dict())
 
 
 def test_each_dict_is_the_callers_own() -> None:
-    config = complete(PYTHON + TENSORS)
+    config = complete(MINIMAL)
     config.to_dict()["input"] = []
     assert config.to_json() == MINIMAL_AS_TRITON_PRINTS_IT
 
@@ -158,7 +151,7 @@ def test_each_dict_is_the_callers_own() -> None:
     ],
 )
 def test_fields_as_triton_prints_them(rest: str, expected: str) -> None:
-    assert expected in complete(PYTHON + TENSORS + rest).to_json()
+    assert expected in complete(MINIMAL + rest).to_json()
 
 
 def test_reshape_to_a_scalar_is_kept() -> None:
@@ -171,5 +164,5 @@ def test_reshape_to_a_scalar_is_kept() -> None:
 
 
 def test_the_text_is_json_for_every_reader() -> None:
-    text = complete(PYTHON + TENSORS).to_json()
+    text = complete(MINIMAL).to_json()
     assert orjson.loads(text) == json.loads(text)

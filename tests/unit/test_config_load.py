@@ -19,21 +19,7 @@ from gpubridge.config import (
     unsupported_features,
 )
 from gpubridge.errors import BridgeError, ErrorCode
-
-PYTHON = 'backend: "python"\n'
-INPUT = 'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }\n'
-OUTPUT = 'output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }\n'
-MINIMAL = PYTHON + INPUT + OUTPUT
-
-
-def write_model(repository: Path, config: str | bytes | None, name: str = "m") -> Path:
-    model_dir = repository / name
-    (model_dir / "1").mkdir(parents=True)
-    (model_dir / "1" / "model.py").touch()
-    if config is not None:
-        content = config.encode() if isinstance(config, str) else config
-        (model_dir / "config.pbtxt").write_bytes(content)
-    return model_dir
+from tests.unit.model_configs import INPUT, MINIMAL, OUTPUT, PYTHON, write_model
 
 
 def load(repository: Path, config: str | bytes | None, gpu_count: int = 0) -> ModelConfig:

@@ -9,21 +9,7 @@ import pytest
 
 from gpubridge.config import load_model_config, parse_model_config
 from gpubridge.errors import BridgeError, ErrorCode
-
-PYTHON = 'backend: "python"\n'
-INPUT = 'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }\n'
-OUTPUT = 'output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }\n'
-MINIMAL = PYTHON + INPUT + OUTPUT
-
-
-def write_model(repository: Path, config: str | bytes | None, name: str = "m") -> Path:
-    model_dir = repository / name
-    (model_dir / "1").mkdir(parents=True)
-    (model_dir / "1" / "model.py").touch()
-    if config is not None:
-        content = config.encode() if isinstance(config, str) else config
-        (model_dir / "config.pbtxt").write_bytes(content)
-    return model_dir
+from tests.unit.model_configs import INPUT, MINIMAL, OUTPUT, PYTHON, cases, write_model
 
 
 def refusal(repository: Path, config: str | bytes | None, gpu_count: int = 0) -> str:
@@ -33,204 +19,107 @@ def refusal(repository: Path, config: str | bytes | None, gpu_count: int = 0) ->
     return caught.value.message.replace(str(repository), "REPO")
 
 
-def tensor(rest: str, direction: str = "input") -> str:
-    return f"{PYTHON}{direction} {{ {rest} }}"
-
-
-ON_THE_HOST = "; --gpu-fallback=host runs such instances on the CPU"
-NAMED = 'name: "X" data_type: TYPE_FP32 '
-
-# The message that Triton 2.51 logs for the same configuration, word for word.
-REFUSED_AS_TRITON_DOES = {
-    "directory name": (
-        'name: "other" ' + MINIMAL,
-        "unexpected directory name 'm' for model 'other', directory name must equal model name",
-    ),
-    "max_batch_size": (
-        MINIMAL + "max_batch_size: -1",
-        "'max_batch_size' must be non-negative value for m",
-    ),
-    "input without name": (
-        tensor("data_type: TYPE_FP32 dims: [ 4 ]"),
-        "model input must specify 'name' for m",
-    ),
-    "output without name": (
-        tensor("data_type: TYPE_FP32 dims: [ 4 ]", "output"),
-        "model output must specify 'name' for m",
-    ),
-    "no data_type": (
-        tensor('name: "X" dims: [ 4 ]'),
-        "model input 'X' must specify 'data_type' for m",
-    ),
-    "TYPE_INVALID": (
-        tensor('name: "X" data_type: TYPE_INVALID dims: [ 4 ]', "output"),
-        "model output 'X' must specify 'data_type' for m",
-    ),
-    "no dims": (tensor(NAMED), "model input 'X' must specify 'dims' for m"),
-    "empty dims of a batching model": (
-        tensor(NAMED + "dims: [ ]") + "max_batch_size: 4",
-        "model input 'X' must specify 'dims' for m",
-    ),
-    "dim 0": (
-        tensor(NAMED + "dims: [ 4, 0 ]"),
-        (
-            "model input 'X' dimension must be integer >= 1, or -1 to indicate a variable-size "
-            "dimension for m"
-        ),
-    ),
-    "dim -2": (
-        tensor(NAMED + "dims: [ -2 ]", "output"),
-        (
-            "model output 'X' dimension must be integer >= 1, or -1 to indicate a variable-size "
-            "dimension for m"
-        ),
-    ),
-    "empty reshape": (
-        tensor(NAMED + "dims: [ 1 ] reshape { }"),
-        (
-            "model input 'X' cannot have empty reshape for non-batching model as scalar tensors are "
-            "not supported for m"
-        ),
-    ),
-    "empty reshape of more than one element": (
-        tensor(NAMED + "dims: [ 4 ] reshape { }") + "max_batch_size: 4",
-        "model input 'X' has different size for dims and reshape for m",
-    ),
-    "reshape 0": (
-        tensor(NAMED + "dims: [ 1 ] reshape { shape: [ 0 ] }"),
-        (
-            "model input 'X' reshape dimensions must be integer >= 1, or -1 to indicate a "
-            "variable-size dimension for m"
-        ),
-    ),
-    "reshape size": (
-        tensor(NAMED + "dims: [ 4 ] reshape { shape: [ 2, 3 ] }", "output"),
-        "model output 'X' has different size for dims and reshape for m",
-    ),
-    "reshape becomes variable": (
-        tensor(NAMED + "dims: [ 4 ] reshape { shape: [ -1 ] }"),
-        "model input 'X' has different size for dims and reshape for m",
-    ),
-    "reshape to fewer variable dimensions": (
-        tensor(NAMED + "dims: [ -1, -1 ] reshape { shape: [ -1 ] }"),
-        (
-            "model input 'X' has different number of variable-size dimensions for dims and reshape "
-            "for m"
-        ),
-    ),
-    "reshape across a variable dimension": (
-        tensor(NAMED + "dims: [ 2, -1, 4 ] reshape { shape: [ 4, -1, 2 ] }"),
-        "model input 'X' has different size for dims and reshape for m",
-    ),
-    "shape tensor": (
-        tensor(NAMED + "dims: [ 4 ] is_shape_tensor: true"),
-        "shape tensors are only supported for TensorRT platform for m",
-    ),
-    "non-linear format": (
-        tensor(NAMED + "dims: [ 4 ] is_non_linear_format_io: true", "output"),
-        "Non-linear IO format is only supported for the TensorRT platform for m",
-    ),
-    "image format": (
-        tensor(NAMED + "dims: [ 4 ] format: FORMAT_NHWC"),
-        "model input NHWC/NCHW require 3 dims for m",
-    ),
-    "label file": (
-        tensor(NAMED + 'dims: [ 4 ] label_filename: "l.txt"', "output"),
-        "failed to open text file for read REPO/m/l.txt: No such file or directory",
-    ),
-    "KIND_CPU with GPUs": (
-        MINIMAL + "instance_group [ { kind: KIND_CPU gpus: [ 0 ] } ]",
-        "instance group m_0 of model m has kind KIND_CPU but specifies one or more GPUs",
-    ),
-    "KIND_MODEL with GPUs": (
-        MINIMAL + "instance_group [ { kind: KIND_MODEL gpus: [ 0 ] } ]",
-        "instance group m_0 of model m has kind KIND_MODEL but specifies one or more GPUs",
-    ),
-    "KIND_GPU without GPU": (
-        MINIMAL + "instance_group [ { }, { kind: KIND_GPU } ]",
-        "instance group m_1 of model m has kind KIND_GPU but no GPUs are available" + ON_THE_HOST,
-    ),
-    "profile": (
-        MINIMAL + 'instance_group [ { profile: "1" } ]',
-        (
-            "instance group m_0 of model m and platform specifies profile field which is only "
-            "supported for TensorRT models"
-        ),
-    ),
-    "preferred batch size": (
-        MINIMAL + "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 8 ] }",
-        "dynamic batching preferred size must be <= max batch size for m",
-    ),
-    "preferred batch size 0": (
-        MINIMAL + "max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 0 ] }",
-        "dynamic batching preferred size must be positive for m",
-    ),
-    "preferred batch size of sequences": (
-        MINIMAL + "max_batch_size: 4 sequence_batching { oldest { preferred_batch_size: 8 } }",
-        "sequence batching preferred batch size must be <= max batch size for m",
-    ),
-    "default priority": (
-        MINIMAL + "max_batch_size: 4 dynamic_batching { priority_levels: 2 }",
-        "default priority level must be in range [1, 2] for m",
-    ),
-    "priority policy": (
-        MINIMAL
-        + "max_batch_size: 4 dynamic_batching { priority_levels: 2 default_priority_level: 1 "
-        "priority_queue_policy { key: 5 value { } } }",
-        "priority queue policy must have priority level in range [1, 2] for m",
-    ),
-    "cache of a decoupled model": (
-        MINIMAL + "response_cache { enable: true } model_transaction_policy { decoupled: true }",
-        (
-            "Response Cache does not currently support model m with 'decoupled' transaction policy. "
-            "Please disable the response cache."
-        ),
-    ),
-    "cache of a model with sequences": (
-        MINIMAL + "response_cache { enable: true } sequence_batching { }",
-        (
-            "Response Cache does not currently support model m with sequence batching scheduler. "
-            "Please disable the response cache."
-        ),
-    ),
-    "FORCE_CPU_ONLY_INPUT_TENSORS": (
-        MINIMAL
-        + 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "maybe" } }',
-        "Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: maybe'",
-    ),
-    "steps of a model that is no ensemble": (
-        MINIMAL + "ensemble_scheduling { }",
-        "ensemble scheduling cannot be set for model 'm' whose platform is not ensemble",
-    ),
-    "ensemble without scheduling": (
-        'platform: "ensemble"' + INPUT,
-        "ensemble scheduling must be set for ensemble m whose platform is ensemble",
-    ),
-    "ensemble without steps": (
-        'platform: "ensemble" ensemble_scheduling { }' + INPUT,
-        "must specify 'step' for ensemble 'm'",
-    ),
-    "ensemble with backend": (
-        'platform: "ensemble" ensemble_scheduling { step { } }' + MINIMAL,
-        "Ensemble model 'm' must have platform type 'ensemble' and empty backend type",
-    ),
-    "platform and backend": (
-        'backend: "onnxruntime" platform: "pytorch_libtorch"' + INPUT + OUTPUT,
-        "unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, onnxruntime",
-    ),
-    "ensemble with instances": (
-        'platform: "ensemble" ensemble_scheduling { step { } } instance_group { }' + INPUT,
-        "instance group should not be specified for ensemble 'm'",
-    ),
-    "ensemble with optimization": (
-        'platform: "ensemble" ensemble_scheduling { step { } } optimization { }' + INPUT,
-        "optimization should not be specified for ensemble 'm'",
+NAMES = {
+    "MINIMAL": MINIMAL,
+    "PYTHON": PYTHON,
+    "INPUT": INPUT,
+    "OUTPUT": OUTPUT,
+    "NAMED": 'name: "X" data_type: TYPE_FP32',
+    "ON_THE_HOST": "; --gpu-fallback=host runs such instances on the CPU",
+    "BACKENDS": (
+        "expected one of python, image_preproc, onnxruntime, pytorch as backend in REPO/m/config.pbtxt"
     ),
 }
 
-EXPECTED_BACKENDS = (
-    "expected one of python, image_preproc, onnxruntime, pytorch as backend in REPO/m/config.pbtxt"
-)
+# The message that Triton 2.51 logs for the same configuration, word for word.
+REFUSED_AS_TRITON_DOES = r"""
+name: "other" $MINIMAL
+    unexpected directory name 'm' for model 'other', directory name must equal model name
+$MINIMAL max_batch_size: -1
+    'max_batch_size' must be non-negative value for m
+$PYTHON input { data_type: TYPE_FP32 dims: [ 4 ] }
+    model input must specify 'name' for m
+$PYTHON output { data_type: TYPE_FP32 dims: [ 4 ] }
+    model output must specify 'name' for m
+$PYTHON input { name: "X" dims: [ 4 ] }
+    model input 'X' must specify 'data_type' for m
+$PYTHON output { name: "X" data_type: TYPE_INVALID dims: [ 4 ] }
+    model output 'X' must specify 'data_type' for m
+$PYTHON input { $NAMED }
+    model input 'X' must specify 'dims' for m
+$PYTHON input { $NAMED dims: [ ] } max_batch_size: 4
+    model input 'X' must specify 'dims' for m
+$PYTHON input { $NAMED dims: [ 4, 0 ] }
+    model input 'X' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m
+$PYTHON output { $NAMED dims: [ -2 ] }
+    model output 'X' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m
+$PYTHON input { $NAMED dims: [ 1 ] reshape { } }
+    model input 'X' cannot have empty reshape for non-batching model as scalar tensors are not supported for
+    m
+$PYTHON input { $NAMED dims: [ 4 ] reshape { } } max_batch_size: 4
+    model input 'X' has different size for dims and reshape for m
+$PYTHON input { $NAMED dims: [ 1 ] reshape { shape: [ 0 ] } }
+    model input 'X' reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension for
+    m
+$PYTHON output { $NAMED dims: [ 4 ] reshape { shape: [ 2, 3 ] } }
+    model output 'X' has different size for dims and reshape for m
+$PYTHON input { $NAMED dims: [ 4 ] reshape { shape: [ -1 ] } }
+    model input 'X' has different size for dims and reshape for m
+$PYTHON input { $NAMED dims: [ -1, -1 ] reshape { shape: [ -1 ] } }
+    model input 'X' has different number of variable-size dimensions for dims and reshape for m
+$PYTHON input { $NAMED dims: [ 2, -1, 4 ] reshape { shape: [ 4, -1, 2 ] } }
+    model input 'X' has different size for dims and reshape for m
+$PYTHON input { $NAMED dims: [ 4 ] is_shape_tensor: true }
+    shape tensors are only supported for TensorRT platform for m
+$PYTHON output { $NAMED dims: [ 4 ] is_non_linear_format_io: true }
+    Non-linear IO format is only supported for the TensorRT platform for m
+$PYTHON input { $NAMED dims: [ 4 ] format: FORMAT_NHWC }
+    model input NHWC/NCHW require 3 dims for m
+$PYTHON output { $NAMED dims: [ 4 ] label_filename: "l.txt" }
+    failed to open text file for read REPO/m/l.txt: No such file or directory
+$MINIMAL instance_group [ { kind: KIND_CPU gpus: [ 0 ] } ]
+    instance group m_0 of model m has kind KIND_CPU but specifies one or more GPUs
+$MINIMAL instance_group [ { kind: KIND_MODEL gpus: [ 0 ] } ]
+    instance group m_0 of model m has kind KIND_MODEL but specifies one or more GPUs
+$MINIMAL instance_group [ { }, { kind: KIND_GPU } ]
+    instance group m_1 of model m has kind KIND_GPU but no GPUs are available$ON_THE_HOST
+$MINIMAL instance_group [ { profile: "1" } ]
+    instance group m_0 of model m and platform specifies profile field which is only supported for TensorRT
+    models
+$MINIMAL max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 8 ] }
+    dynamic batching preferred size must be <= max batch size for m
+$MINIMAL max_batch_size: 4 dynamic_batching { preferred_batch_size: [ 0 ] }
+    dynamic batching preferred size must be positive for m
+$MINIMAL max_batch_size: 4 sequence_batching { oldest { preferred_batch_size: 8 } }
+    sequence batching preferred batch size must be <= max batch size for m
+$MINIMAL max_batch_size: 4 dynamic_batching { priority_levels: 2 }
+    default priority level must be in range [1, 2] for m
+$MINIMAL max_batch_size: 4 dynamic_batching { priority_levels: 2 default_priority_level: 1
+priority_queue_policy { key: 5 value { } } }
+    priority queue policy must have priority level in range [1, 2] for m
+$MINIMAL response_cache { enable: true } model_transaction_policy { decoupled: true }
+    Response Cache does not currently support model m with 'decoupled' transaction policy. Please disable
+    the response cache.
+$MINIMAL response_cache { enable: true } sequence_batching { }
+    Response Cache does not currently support model m with sequence batching scheduler. Please disable the
+    response cache.
+$MINIMAL parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "maybe" } }
+    Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: maybe'
+$MINIMAL ensemble_scheduling { }
+    ensemble scheduling cannot be set for model 'm' whose platform is not ensemble
+platform: "ensemble" $INPUT
+    ensemble scheduling must be set for ensemble m whose platform is ensemble
+platform: "ensemble" ensemble_scheduling { } $INPUT
+    must specify 'step' for ensemble 'm'
+platform: "ensemble" ensemble_scheduling { step { } } $MINIMAL
+    Ensemble model 'm' must have platform type 'ensemble' and empty backend type
+backend: "onnxruntime" platform: "pytorch_libtorch" $INPUT $OUTPUT
+    unexpected 'platform' and 'backend' pair, got:pytorch_libtorch, onnxruntime
+platform: "ensemble" ensemble_scheduling { step { } } instance_group { } $INPUT
+    instance group should not be specified for ensemble 'm'
+platform: "ensemble" ensemble_scheduling { step { } } optimization { } $INPUT
+    optimization should not be specified for ensemble 'm'
+"""
 
 TOO_MANY = {
     "sequence_batching { oldest { max_candidate_sequences: 2000000 } }": "max_candidate_sequences",
@@ -261,120 +150,56 @@ def test_unknown_names_are_told_the_real_ones(config: str, told: str) -> None:
 
 
 # Triton says these in other words, or lets the model through and fails later.
-REFUSED_IN_OUR_WORDS = {
-    "other backend": (
-        'backend: "dali"',
-        (
-            "unable to find backend library for backend 'dali' of model 'm': there is none of that "
-            f"name here, {EXPECTED_BACKENDS} (your own backend is a file dali/model.py in the "
-            "directory that --backend-directory names)"
-        ),
-    ),
-    "platform of another backend": (
-        'platform: "tensorrt_plan"',
-        (
-            "unable to find backend library for backend 'tensorrt' of model 'm': there is none of "
-            f"that name here, {EXPECTED_BACKENDS} (your own backend is a file tensorrt/model.py in "
-            "the directory that --backend-directory names)"
-        ),
-    ),
-    "platform": (
-        'platform: "bogus"',
-        f"unexpected platform type 'bogus' for m: {EXPECTED_BACKENDS}",
-    ),
-    "nothing names a backend": (
-        'default_model_filename: "other.py"',
-        (
-            "Could not determine backend for model 'm' with no backend in model configuration: "
-            f"{EXPECTED_BACKENDS}"
-        ),
-    ),
-    "runtime": (
-        MINIMAL + 'runtime: "libother.so"',
-        (
-            "unable to find backend library 'libother.so' for model 'm': this server runs Python "
-            "models itself; remove the field 'runtime'"
-        ),
-    ),
-    "duplicate input": (
-        MINIMAL + INPUT.replace("FP32", "INT32"),
-        (
-            "model input 'X' is declared more than once for m, in different ways; every input needs a "
-            "name of its own"
-        ),
-    ),
-    "duplicate output": (
-        MINIMAL + OUTPUT.replace("4", "-1"),
-        (
-            "model output 'Y' is declared more than once for m, in different ways; every output needs a "
-            "name of its own"
-        ),
-    ),
-    "data_type by number": (
-        tensor('name: "X" data_type: 99 dims: [ 4 ]'),
-        "model input 'X' has unknown 'data_type' 99 for m",
-    ),
-    "tag that is no label": (
-        MINIMAL + 'metric_tags { key: "a b" value: "c" }',
-        (
-            "metric_tags of model m: expected a key of letters, digits and underscores that begins with no "
-            "digit, got 'a b'"
-        ),
-    ),
-    "control character in a group's name": (
-        MINIMAL + 'instance_group [ { name: "a\\nb" } ]',
-        (
-            r"instance group 'a\nb' of model m: expected a name of at most 1024 characters, none of "
-            "them a control character"
-        ),
-    ),
-    "negative count": (
-        MINIMAL + "instance_group [ { count: -1 } ]",
-        "instance group m_0 of model m has count -1; expected at least 1",
-    ),
-    "kind by number": (
-        MINIMAL + "instance_group [ { kind: 9 } ]",
-        "instance group m_0 of model m has unexpected kind 9",
-    ),
-    "gpu id": (
-        MINIMAL + "instance_group [ { kind: KIND_GPU gpus: [ 0 ] } ]",
-        (
-            "instance group m_0 of model m specifies invalid or unsupported gpu id 0. GPUs of this "
-            "machine are: none" + ON_THE_HOST
-        ),
-    ),
-    "model file outside": (
-        MINIMAL + 'default_model_filename: "../1/model.py"',
-        (
-            "default_model_filename '../1/model.py' of model 'm' leads out of the version directory; "
-            "give a path inside it, such as model.py"
-        ),
-    ),
-    "INPUT_PLACEMENT": (
-        MINIMAL + 'parameters { key: "INPUT_PLACEMENT" value { string_value: "gpu" } }',
-        (
-            "Incorrect value for INPUT_PLACEMENT: 'gpu' in model 'm', expected one of source, device, "
-            "host"
-        ),
-    ),
-    "INPUT_SHARING": (
-        MINIMAL + 'parameters { key: "INPUT_SHARING" value { string_value: "" } }',
-        "Incorrect value for INPUT_SHARING: '' in model 'm', expected one of copy, share",
-    ),
-}
+REFUSED_IN_OUR_WORDS = r"""
+backend: "dali"
+    unable to find backend library for backend 'dali' of model 'm': there is none of that name here,
+    $BACKENDS (your own backend is a file dali/model.py in the directory that --backend-directory
+    names)
+platform: "tensorrt_plan"
+    unable to find backend library for backend 'tensorrt' of model 'm': there is none of that name here,
+    $BACKENDS (your own backend is a file tensorrt/model.py in the directory that
+    --backend-directory names)
+platform: "bogus"
+    unexpected platform type 'bogus' for m: $BACKENDS
+default_model_filename: "other.py"
+    Could not determine backend for model 'm' with no backend in model configuration: $BACKENDS
+$MINIMAL runtime: "libother.so"
+    unable to find backend library 'libother.so' for model 'm': this server runs Python models itself;
+    remove the field 'runtime'
+$MINIMAL input { name: "X" data_type: TYPE_INT32 dims: [ 4 ] }
+    model input 'X' is declared more than once for m, in different ways; every input needs a name of its own
+$MINIMAL output { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] }
+    model output 'Y' is declared more than once for m, in different ways; every output needs a name of its
+    own
+$PYTHON input { name: "X" data_type: 99 dims: [ 4 ] }
+    model input 'X' has unknown 'data_type' 99 for m
+$MINIMAL metric_tags { key: "a b" value: "c" }
+    metric_tags of model m: expected a key of letters, digits and underscores that begins with no digit, got
+    'a b'
+$MINIMAL instance_group [ { name: "a\nb" } ]
+    instance group 'a\nb' of model m: expected a name of at most 1024 characters, none of them a control
+    character
+$MINIMAL instance_group [ { count: -1 } ]
+    instance group m_0 of model m has count -1; expected at least 1
+$MINIMAL instance_group [ { kind: 9 } ]
+    instance group m_0 of model m has unexpected kind 9
+$MINIMAL instance_group [ { kind: KIND_GPU gpus: [ 0 ] } ]
+    instance group m_0 of model m specifies invalid or unsupported gpu id 0. GPUs of this machine are: none$ON_THE_HOST
+$MINIMAL default_model_filename: "../1/model.py"
+    default_model_filename '../1/model.py' of model 'm' leads out of the version directory; give a path
+    inside it, such as model.py
+$MINIMAL parameters { key: "INPUT_PLACEMENT" value { string_value: "gpu" } }
+    Incorrect value for INPUT_PLACEMENT: 'gpu' in model 'm', expected one of source, device, host
+$MINIMAL parameters { key: "INPUT_SHARING" value { string_value: "" } }
+    Incorrect value for INPUT_SHARING: '' in model 'm', expected one of copy, share
+"""
 
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("config", "message"), REFUSED_AS_TRITON_DOES.values(), ids=REFUSED_AS_TRITON_DOES
+        ("config", "message"), cases(REFUSED_AS_TRITON_DOES + REFUSED_IN_OUR_WORDS, NAMES)
     )
-    def test_with_tritons_words(self, tmp_path: Path, config: str, message: str) -> None:
-        assert refusal(tmp_path, config) == message
-
-    @pytest.mark.parametrize(
-        ("config", "message"), REFUSED_IN_OUR_WORDS.values(), ids=REFUSED_IN_OUR_WORDS
-    )
-    def test_with_our_words(self, tmp_path: Path, config: str, message: str) -> None:
+    def test_with_these_words(self, tmp_path: Path, config: str, message: str) -> None:
         assert refusal(tmp_path, config) == message
 
     @pytest.mark.parametrize(

@@ -7,23 +7,11 @@ from pathlib import Path
 import pytest
 
 from gpubridge.config import ModelConfig, load_model_config, unsupported_features
-
-PYTHON = 'backend: "python"\n'
-INPUT = 'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }\n'
-OUTPUT = 'output { name: "Y" data_type: TYPE_FP32 dims: [ 4 ] }\n'
-MINIMAL = PYTHON + INPUT + OUTPUT
+from tests.unit.model_configs import INPUT, MINIMAL, OUTPUT, PYTHON, write_model
 
 
-def write_model(repository: Path, config: str, name: str = "m") -> Path:
-    model_dir = repository / name
-    (model_dir / "1").mkdir(parents=True)
-    (model_dir / "1" / "model.py").touch()
-    (model_dir / "config.pbtxt").write_text(config)
-    return model_dir
-
-
-def load(repository: Path, config: str, gpu_count: int = 0) -> ModelConfig:
-    return load_model_config(write_model(repository, config), gpu_count=gpu_count)
+def load(repository: Path, config: str) -> ModelConfig:
+    return load_model_config(write_model(repository, config), gpu_count=0)
 
 
 class TestNotServedYet:
