@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpubridge.pb_utils import host
 from gpubridge.tensor import dlpack, native
 from tests.simcuda.machine import Machine, lawful_machine
 from tests.simcuda.processes import Worker
 from tests.unit.cuda_workers import device_worker, stub_device_worker
+from tests.unit.device_doubles import Memory
 
 
 @pytest.fixture(params=["native", "python"])
@@ -22,6 +24,15 @@ def dlpack_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     elif native.native() is None:
         pytest.skip(f"no compiled module: {native.absence()}")
     return request.param
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    """Device memory of the stub that this process is."""
+    memory = Memory()
+    host.attach(host.Host("/models/m/1", print, device=memory))
+    yield memory
+    host.detach()
 
 
 @pytest.fixture
@@ -36,6 +47,13 @@ def device_process(machine: Machine) -> Iterator[Worker]:
     """A process on the machine that has the context of a GPU."""
     with device_worker(machine) as worker:
         yield worker
+
+
+@pytest.fixture
+def worker(request: pytest.FixtureRequest, device_process: Worker) -> Worker:
+    """The process, once it has executed ``START`` of the test's module."""
+    device_process.do(request.module.START)
+    return device_process
 
 
 @pytest.fixture

@@ -10,11 +10,7 @@ import pytest
 import triton_python_backend_utils as pb_utils
 from PIL import Image, ImageOps
 
-from gpubridge.backends.image_preproc.host_path import (
-    ImageError,
-    PillowDecoder,
-    make_decoder,
-)
+from gpubridge.backends.image_preproc.host_path import ImageError, PillowDecoder, make_decoder
 from gpubridge.backends.image_preproc.model import TritonPythonModel
 from gpubridge.backends.image_preproc.resizing import resize_on_host
 from tests.image_settings import image_settings

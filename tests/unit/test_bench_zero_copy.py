@@ -125,8 +125,7 @@ def test_a_picture_without_matplotlib_is_refused_with_what_to_do(tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    ("text", "sizes"),
-    [("4", (4,)), ("64KiB, 1MiB,2GiB", (65536, MIB, 2 << 30)), ("1 MiB", (MIB,))],
+    ("text", "sizes"), [("4", (4,)), ("64KiB, 1MiB,2GiB", (65536, MIB, 2 << 30)), ("1 MiB", (MIB,))]
 )
 def test_sizes_are_read(text, sizes):
     assert read_sizes(text) == sizes

@@ -187,10 +187,7 @@ GOOD = calls(call())
         (calls(call(offset=SIZE - 4)), "memory that does not exist"),
         (calls(call(region=REGION + 1)), "memory that does not exist"),
         (calls(call(lease=1 << 20)), "memory that does not exist"),
-        (
-            calls(call(region=5)),
-            "8 bytes at 64 of region 0x5 are not lent under ticket 3",
-        ),
+        (calls(call(region=5)), "8 bytes at 64 of region 0x5 are not lent under ticket 3"),
         (calls(call(region=5, lease=NO_LEASE)), "are not lent"),
         (b"\x63" + GOOD[1:], "other"),
         (GOOD[:4], "other"),

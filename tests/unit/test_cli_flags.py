@@ -17,6 +17,7 @@ from gpubridge.config.settings import read_backend_config
 from gpubridge.errors import BridgeError
 from gpubridge.flags import add_flags, check_flags, declared_flags, flag, from_flags
 from tests.triton_flags import NEWER, TRITON_2_51
+from tests.unit.model_configs import cases
 
 REPOSITORY = "--model-repository=/models"
 
@@ -249,39 +250,35 @@ class TestTritonserver:
         assert settings_of("--http-port=1", "--http-port=2", command="tritonserver").http.port == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["--model-repositry=x"],
-            "unknown flag --model-repositry; did you mean --model-repository?",
-        ),
-        (["--http_port", "1"], "unknown flag --http_port; did you mean --http-port?"),
-        (["--qqqqqqq"], "unknown flag --qqqqqqq"),
-        (["--model-path=x"], "unknown flag --model-path"),
-        (["--http-port=abc"], "argument --http-port: invalid int value: 'abc'"),
-        (
-            ["ftp://bucket/models"],
-            (
-                "argument REPOSITORY: expected a directory, s3://BUCKET/PATH, "
-                "s3://[https://]HOST:PORT/BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH or "
-                "as://ACCOUNT/CONTAINER/PATH, got 'ftp://bucket/models'"
-            ),
-        ),
-        (["--allow-http=yes"], "argument --allow-http: expected true or false, got 'yes'"),
-        (["--backend-config=python"], "--backend-config expects BACKEND,KEY=VALUE, got 'python'"),
-        (
-            ["--http-header-forward-pattern=("],
-            (
-                "--http-header-forward-pattern expects a regular expression (missing ), "
-                "unterminated subpattern at position 0), got '('"
-            ),
-        ),
-        (["--model-config-name=a/b"], "--model-config-name expects a file's name, got 'a/b'"),
-    ],
-)
+WRONG_FLAGS = """
+--model-repositry=x
+    unknown flag --model-repositry; did you mean --model-repository?
+--http_port 1
+    unknown flag --http_port; did you mean --http-port?
+--qqqqqqq
+    unknown flag --qqqqqqq
+--model-path=x
+    unknown flag --model-path
+--http-port=abc
+    argument --http-port: invalid int value: 'abc'
+ftp://bucket/models
+    argument REPOSITORY: expected a directory, s3://BUCKET/PATH, s3://[https://]HOST:PORT/BUCKET/PATH,
+    gs://BUCKET/PATH, az://CONTAINER/PATH or as://ACCOUNT/CONTAINER/PATH, got 'ftp://bucket/models'
+--allow-http=yes
+    argument --allow-http: expected true or false, got 'yes'
+--backend-config=python
+    --backend-config expects BACKEND,KEY=VALUE, got 'python'
+--http-header-forward-pattern=(
+    --http-header-forward-pattern expects a regular expression (missing ), unterminated subpattern at
+    position 0), got '('
+--model-config-name=a/b
+    --model-config-name expects a file's name, got 'a/b'
+"""
+
+
+@pytest.mark.parametrize(("words", "said"), cases(WRONG_FLAGS))
 def test_errors_of_wrong_flags(words, said):
-    assert error_of(*words) == said
+    assert error_of(*words.split()) == said
 
 
 @pytest.mark.parametrize("entry", ["default-max-batch-size=4", "python,default-max-batch-size=4"])

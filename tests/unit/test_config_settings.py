@@ -12,6 +12,7 @@ import pytest
 
 from gpubridge.config import PythonBackendSettings
 from gpubridge.errors import BridgeError, ErrorCode
+from tests.unit.model_configs import cases
 from tests.unit.server_settings import server_settings
 
 
@@ -103,6 +104,45 @@ def test_accepted(changes: dict[str, Any]) -> None:
     assert {name: attrgetter(name)(settings) for name in changes} == changes
 
 
+REFUSED = """
+shm-default-byte-size=1048575
+    shm-default-byte-size can't be smaller than 4 MiBs
+shm-growth-byte-size=0
+    shm-growth-byte-size can't be smaller than or equal to zero.
+shm-region-prefix-name=
+    shm-region-prefix-name must at least contain one character.
+thread-pool-size=0
+    thread-pool-size can't be less than 1.
+stub-timeout-seconds=0
+    stub-timeout-seconds can't be smaller than or equal to zero.
+stub-timeout-seconds=-1
+    stub-timeout-seconds can't be smaller than or equal to zero.
+stub-timeout-seconds=inf
+    stub-timeout-seconds expects a number of seconds, got 'inf'
+stub-timeout-seconds=soon
+    stub-timeout-seconds expects a number of seconds, got 'soon'
+thread-pool-size=12ab
+    thread-pool-size expects an integer, got '12ab'
+input-placement=gpu
+    input-placement expects one of source, device, host, got 'gpu'
+device-memory-handles=fabric
+    device-memory-handles expects one of auto, legacy, fd, got 'fabric'
+stub-timeout-second=1
+    unknown key 'stub-timeout-second' in --backend-config=python,stub-timeout-second=...; did you mean
+    'stub-timeout-seconds'?
+environment-cache=here
+    environment-cache expects an absolute path, got 'here'
+environment-limit-bytes=0
+    environment-limit-bytes can't be less than 1.
+zzz=1
+    unknown key 'zzz' in --backend-config=python,zzz=...; known keys are stub-timeout-seconds,
+    execute-timeout-seconds, input-placement, busy-poll-us, device-arena-bytes, device-memory-handles,
+    device-events, device-lost-event-seconds, restart-backoff-limit-seconds, spare-stub-seconds,
+    environment-cache, environment-limit-bytes, shm-default-byte-size, shm-growth-byte-size,
+    shm-region-prefix-name, shm_message_queue_size, thread-pool-size, default-max-batch-size
+"""
+
+
 class TestPythonBackend:
     def test_nothing_given(self) -> None:
         settings = PythonBackendSettings.from_backend_config({})
@@ -144,86 +184,9 @@ class TestPythonBackend:
             f"--backend-config=python,{key}={value}" for key, value in given.items()
         ]
 
-    @pytest.mark.parametrize(
-        ("key", "value", "message"),
-        [
-            (
-                "shm-default-byte-size",
-                "1048575",
-                "shm-default-byte-size can't be smaller than 4 MiBs",
-            ),
-            (
-                "shm-growth-byte-size",
-                "0",
-                "shm-growth-byte-size can't be smaller than or equal to zero.",
-            ),
-            (
-                "shm-region-prefix-name",
-                "",
-                "shm-region-prefix-name must at least contain one character.",
-            ),
-            ("thread-pool-size", "0", "thread-pool-size can't be less than 1."),
-            (
-                "stub-timeout-seconds",
-                "0",
-                "stub-timeout-seconds can't be smaller than or equal to zero.",
-            ),
-            (
-                "stub-timeout-seconds",
-                "-1",
-                "stub-timeout-seconds can't be smaller than or equal to zero.",
-            ),
-            (
-                "stub-timeout-seconds",
-                "inf",
-                "stub-timeout-seconds expects a number of seconds, got 'inf'",
-            ),
-            (
-                "stub-timeout-seconds",
-                "soon",
-                "stub-timeout-seconds expects a number of seconds, got 'soon'",
-            ),
-            ("thread-pool-size", "12ab", "thread-pool-size expects an integer, got '12ab'"),
-            (
-                "input-placement",
-                "gpu",
-                "input-placement expects one of source, device, host, got 'gpu'",
-            ),
-            (
-                "device-memory-handles",
-                "fabric",
-                "device-memory-handles expects one of auto, legacy, fd, got 'fabric'",
-            ),
-            (
-                "stub-timeout-second",
-                "1",
-                (
-                    "unknown key 'stub-timeout-second' in --backend-config=python,"
-                    "stub-timeout-second=...; did you mean 'stub-timeout-seconds'?"
-                ),
-            ),
-            (
-                "environment-cache",
-                "here",
-                "environment-cache expects an absolute path, got 'here'",
-            ),
-            ("environment-limit-bytes", "0", "environment-limit-bytes can't be less than 1."),
-            (
-                "zzz",
-                "1",
-                (
-                    "unknown key 'zzz' in --backend-config=python,zzz=...; known keys are "
-                    "stub-timeout-seconds, execute-timeout-seconds, input-placement, busy-poll-us, device-arena-bytes, "
-                    "device-memory-handles, device-events, device-lost-event-seconds, "
-                    "restart-backoff-limit-seconds, spare-stub-seconds, "
-                    "environment-cache, environment-limit-bytes, "
-                    "shm-default-byte-size, shm-growth-byte-size, shm-region-prefix-name, "
-                    "shm_message_queue_size, thread-pool-size, default-max-batch-size"
-                ),
-            ),
-        ],
-    )
-    def test_refused(self, key: str, value: str, message: str) -> None:
+    @pytest.mark.parametrize(("given", "message"), cases(REFUSED))
+    def test_refused(self, given: str, message: str) -> None:
+        key, _, value = given.partition("=")
         with pytest.raises(BridgeError) as caught:
             PythonBackendSettings.from_backend_config({key: value})
         assert caught.value.code is ErrorCode.INVALID_ARG

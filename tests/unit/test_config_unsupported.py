@@ -7,11 +7,23 @@ from pathlib import Path
 import pytest
 
 from gpubridge.config import ModelConfig, load_model_config, unsupported_features
-from tests.unit.model_configs import INPUT, MINIMAL, OUTPUT, PYTHON, write_model
+from tests.unit.model_configs import INPUT, MINIMAL, OUTPUT, PYTHON, cases, write_model
 
 
 def load(repository: Path, config: str) -> ModelConfig:
     return load_model_config(write_model(repository, config), gpu_count=0)
+
+
+WITHOUT_EFFECT = """
+platform: "x"
+    model 'm': the field 'platform' has no effect on a Python model
+optimization { eager_batching: true }
+    model 'm': the field 'optimization.eager_batching' has no effect on a Python model
+parameters { key: "INPUT_PLACEMNT" value { string_value: "host" } }
+    model 'm': the parameter 'INPUT_PLACEMNT' has no effect on the server; did you mean INPUT_PLACEMENT?
+instance_group { host_policy: "h" }
+    model 'm', instance group 'm_0': the field 'host_policy' has no effect here
+"""
 
 
 class TestNotServedYet:
@@ -96,30 +108,7 @@ class TestNotServedYet:
     def test_switched_off_is_not_reported(self, tmp_path: Path, rest: str) -> None:
         assert unsupported_features(load(tmp_path, MINIMAL + rest)) == []
 
-    @pytest.mark.parametrize(
-        ("rest", "notice"),
-        [
-            ('platform: "x"', "model 'm': the field 'platform' has no effect on a Python model"),
-            (
-                "optimization { eager_batching: true }",
-                (
-                    "model 'm': the field 'optimization.eager_batching' has no effect on a Python "
-                    "model"
-                ),
-            ),
-            (
-                'parameters { key: "INPUT_PLACEMNT" value { string_value: "host" } }',
-                (
-                    "model 'm': the parameter 'INPUT_PLACEMNT' has no effect on the server; did you "
-                    "mean INPUT_PLACEMENT?"
-                ),
-            ),
-            (
-                'instance_group { host_policy: "h" }',
-                "model 'm', instance group 'm_0': the field 'host_policy' has no effect here",
-            ),
-        ],
-    )
+    @pytest.mark.parametrize(("rest", "notice"), cases(WITHOUT_EFFECT))
     def test_without_effect_is_noticed(self, tmp_path: Path, rest: str, notice: str) -> None:
         config = load(tmp_path, MINIMAL + rest)
         assert config.notices == (notice,)

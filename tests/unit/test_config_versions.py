@@ -8,12 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gpubridge.config import (
-    VersionPolicy,
-    available_versions,
-    select_versions,
-    served_versions,
-)
+from gpubridge.config import VersionPolicy, available_versions, select_versions, served_versions
 from gpubridge.errors import BridgeError, ErrorCode
 
 LATEST = VersionPolicy("latest", latest=1)

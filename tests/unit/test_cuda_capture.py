@@ -61,12 +61,6 @@ WORK = [
 ]
 
 
-@pytest.fixture
-def worker(device_process):
-    device_process.do(START)
-    return device_process
-
-
 @pytest.mark.parametrize(
     ("mode", "own"), [(GLOBAL, False), (GLOBAL, True), (THREAD_LOCAL, True)], ids=str
 )

@@ -22,12 +22,6 @@ with context.pushed():
 """
 
 
-@pytest.fixture
-def worker(device_process):
-    device_process.do(START)
-    return device_process
-
-
 def names_since(machine, index):
     return [call.name for call in machine.calls()[index:]]
 
@@ -141,10 +135,7 @@ def test_a_mark_means_what_was_to_do_when_it_was_made(worker):
     ) == [True, False, False]
     assert worker.do(
         "released.set(); late.wait(); answer = [late.done(), copies.counts.waits]"
-    ) == [
-        True,
-        2,
-    ]
+    ) == [True, 2]
 
 
 @pytest.mark.parametrize("ordered", [True, False])

@@ -13,12 +13,6 @@ memory = PinnedMemory(context)
 """
 
 
-@pytest.fixture
-def worker(device_process):
-    device_process.do(START)
-    return device_process
-
-
 def test_a_pinned_segment_is_copied_without_staging(machine, worker):
     assert worker.do("answer = [memory.pin(host.view), memory.pin(host.view), memory.nbytes]") == [
         True,

@@ -29,12 +29,6 @@ def both_ways(source, target, offset=0):
 """
 
 
-@pytest.fixture
-def worker(device_process):
-    device_process.do(START)
-    return device_process
-
-
 def test_copies_are_right_and_in_pinned_pieces(machine, worker):
     assert worker.do("answer = both_ways(source, target)") is True
     made = machine.calls("cuMemcpyHtoDAsync") + machine.calls("cuMemcpyDtoHAsync")

@@ -13,13 +13,12 @@ from gpubridge import pb_utils
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.tensor import DeviceTensor
-from gpubridge.tensor import dlpack, native, streams
+from gpubridge.tensor import dlpack, streams
 from gpubridge.tensor.device_bytes import DeviceBytes
 from tests.unit.device_doubles import (
     MODEL_STREAM,
     CudaArray,
     DescribedArray,
-    Memory,
     Owner,
     Stream,
     name_of,
@@ -28,23 +27,6 @@ from tests.unit.device_doubles import (
 
 Tensor = pb_utils.Tensor
 Failure = pb_utils.TritonModelException
-
-
-@pytest.fixture(params=["native", "python"])
-def implementation(request, monkeypatch):
-    if request.param == "python":
-        monkeypatch.setattr(dlpack, "native", lambda: None)
-    elif native.native() is None:
-        pytest.skip(f"no compiled module: {native.absence()}")
-    return request.param
-
-
-@pytest.fixture
-def memory():
-    memory = Memory()
-    host.attach(host.Host("/models/m/1", print, device=memory))
-    yield memory
-    host.detach()
 
 
 def arrived(array, datatype="FP32", ready=None, **fields):
@@ -71,7 +53,7 @@ def test_properties_of_a_tensor_on_a_device(memory):
 
 
 @pytest.mark.parametrize("kind", [CudaArray, DescribedArray])
-def test_a_frameworks_tensor_becomes_one(kind, memory, implementation):
+def test_a_frameworks_tensor_becomes_one(kind, memory, dlpack_engine):
     source = kind(np.arange(4, dtype=np.int64))
     tensor = Tensor.from_dlpack("OUT", source)
     assert tensor._device_bytes.pointer == source.owner.address
@@ -84,7 +66,7 @@ def test_a_frameworks_tensor_becomes_one(kind, memory, implementation):
     assert dead() is None
 
 
-def test_a_capsule_becomes_one(memory, implementation):
+def test_a_capsule_becomes_one(memory, dlpack_engine):
     source = CudaArray(np.arange(4, dtype=np.int64))
     tensor = Tensor.from_dlpack("OUT", source.capsule())
     assert tensor._device_bytes.pointer == source.owner.address
@@ -138,7 +120,7 @@ def test_as_numpy_is_one_copy(memory):
     assert memory.copied["d2h"] == 24
 
 
-def test_as_numpy_looks_again_where_others_may_have_written(memory, implementation):
+def test_as_numpy_looks_again_where_others_may_have_written(memory, dlpack_engine):
     tensor = arrived(np.zeros(2, np.float32))
     assert tensor.as_numpy().tolist() == [0, 0]
     tensor.__dlpack__(stream=MODEL_STREAM)
@@ -173,7 +155,7 @@ def test_the_stub_sees_where_the_data_is():
     assert placed._place == (7, 256, 8, 3)
 
 
-def test_data_without_elements_needs_no_device(implementation):
+def test_data_without_elements_needs_no_device(dlpack_engine):
     tensor = DeviceTensor._on_device("A", "INT8", (0, 3), DeviceBytes(0, 0, 0))
     assert tensor.as_numpy().shape == (0, 3)
     assert bytes(tensor._payload()) == b""
@@ -197,7 +179,7 @@ def test_data_without_elements_needs_no_device(implementation):
         (MODEL_STREAM, [("before", MODEL_STREAM)], {MODEL_STREAM}),
     ],
 )
-def test_the_consumers_stream_waits_for_the_data(stream, asked, kept, implementation):
+def test_the_consumers_stream_waits_for_the_data(stream, asked, kept, dlpack_engine):
     ready = Stream()
     tensor = arrived(np.zeros(2, np.float32), ready=ready)
     capsule = tensor.__dlpack__(stream=stream)
@@ -241,7 +223,7 @@ def test_an_owner_can_know_the_streams_when_the_bytes_are_gone():
     assert set(used) == {MODEL_STREAM}
 
 
-def test_a_bare_capsule_is_complete(implementation):
+def test_a_bare_capsule_is_complete(dlpack_engine):
     ready = Stream()
     tensor = arrived(np.zeros(2, np.float32), ready=ready)
     for _ in range(2):
@@ -251,7 +233,7 @@ def test_a_bare_capsule_is_complete(implementation):
     assert set(tensor._device_bytes.streams) == {1}
 
 
-def test_a_bare_capsule_of_what_is_complete_waits_for_nothing(implementation):
+def test_a_bare_capsule_of_what_is_complete_waits_for_nothing(dlpack_engine):
     ready = Stream()
     ready.idle = True
     tensor = arrived(np.zeros(2, np.float32), ready=ready)
@@ -269,7 +251,7 @@ def use_pytorch(monkeypatch, *others):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
 
 
-def test_a_bare_capsule_is_ordered_for_the_frameworks_in_use(monkeypatch, implementation):
+def test_a_bare_capsule_is_ordered_for_the_frameworks_in_use(monkeypatch, dlpack_engine):
     use_pytorch(monkeypatch)
     ready = Stream()
     tensor = arrived(np.zeros(2, np.float32), ready=ready)
@@ -280,7 +262,7 @@ def test_a_bare_capsule_is_ordered_for_the_frameworks_in_use(monkeypatch, implem
 
 @pytest.mark.parametrize("other", ["jax", "numba", "tensorrt"])
 def test_a_bare_capsule_is_complete_where_another_library_may_take_it(
-    monkeypatch, implementation, other
+    monkeypatch, dlpack_engine, other
 ):
     use_pytorch(monkeypatch, other)
     ready = Stream()
@@ -298,7 +280,7 @@ def test_a_raw_consumer_may_use_the_data_on_framework_streams(monkeypatch):
         assert set(tensor._device_bytes.streams) == {1, MODEL_STREAM}
 
 
-def test_to_dlpack_raises_the_reference_count_by_exactly_one(implementation):
+def test_to_dlpack_raises_the_reference_count_by_exactly_one(dlpack_engine):
     tensor = arrived(np.zeros(4, np.float32))
     for export in (tensor.to_dlpack, tensor.__dlpack__):
         before = sys.getrefcount(tensor)
@@ -308,7 +290,7 @@ def test_to_dlpack_raises_the_reference_count_by_exactly_one(implementation):
         assert sys.getrefcount(tensor) == before
 
 
-def test_versions(implementation):
+def test_versions(dlpack_engine):
     tensor = arrived(np.zeros(4, np.float32), read_only=True)
     assert name_of(tensor.__dlpack__()) == b"dltensor"
     assert name_of(tensor.__dlpack__(max_version=(0, 8))) == b"dltensor"
@@ -319,7 +301,7 @@ def test_versions(implementation):
 
 
 @pytest.mark.parametrize("device", [(2, 0), None])
-def test_a_copy_on_the_device(device, memory, implementation):
+def test_a_copy_on_the_device(device, memory, dlpack_engine):
     ready = Stream(7)
     tensor = arrived(np.arange(3, dtype=np.float32), ready=ready, read_only=True)
     capsule = tensor.__dlpack__(stream=MODEL_STREAM, dl_device=device, copy=True)
@@ -334,7 +316,7 @@ def test_a_copy_on_the_device(device, memory, implementation):
 
 
 @pytest.mark.parametrize("copy", [None, True])
-def test_a_copy_on_the_host(copy, memory, implementation):
+def test_a_copy_on_the_host(copy, memory, dlpack_engine):
     tensor = arrived(np.arange(3, dtype=np.float32))
     taken = Tensor.from_dlpack("B", tensor.__dlpack__(dl_device=(1, 0), copy=copy))
     assert taken.is_cpu()

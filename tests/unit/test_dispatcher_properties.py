@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpubridge.engine.scheduling.settings import parse_dynamic_batching
 from gpubridge.engine.supervisor.instance import InstanceState
@@ -372,9 +366,7 @@ class BatchingMachine(ModelMachine):
 
 class SequenceMachine(ModelMachine):
     @initialize(
-        kind=st.sampled_from(list(SEQUENCES)),
-        iterative=st.booleans(),
-        instances=st.integers(1, 2),
+        kind=st.sampled_from(list(SEQUENCES)), iterative=st.booleans(), instances=st.integers(1, 2)
     )
     def begin(self, kind, iterative, instances):
         self.start(kind + " iterative" * iterative, instances, 1)

@@ -9,9 +9,8 @@ import pytest
 
 from gpubridge import pb_utils
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.pb_utils import host
 from gpubridge.pb_utils.request import NO_TRACE
-from tests.unit.device_doubles import MODEL_STREAM, Memory, seen_by_consumer
+from tests.unit.device_doubles import MODEL_STREAM, seen_by_consumer
 
 Tensor = pb_utils.Tensor
 Failure = pb_utils.TritonModelException
@@ -35,14 +34,6 @@ class Origin:
 
     def output_on_device(self, form):
         return "device", form.name, form.datatype, form.shape, form.nbytes
-
-
-@pytest.fixture
-def memory():
-    memory = Memory()
-    host.attach(host.Host("/models/m/1", print, device=memory))
-    yield memory
-    host.detach()
 
 
 @pytest.fixture(params=[True, False], ids=["received", "made"])

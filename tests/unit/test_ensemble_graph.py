@@ -7,6 +7,30 @@ import pytest
 from gpubridge.engine.ensemble.graph import ROOT, fit_shape
 from gpubridge.errors import BridgeError, ErrorCode
 from tests.unit.ensembles import draw, ensemble, member, wired
+from tests.unit.model_configs import cases
+
+# The inputs and the steps.
+REFUSED = """
+A | add > Y=B
+    must specify 'input_map' in step 0 of ensemble 'e'
+A | add X=A
+    must specify 'output_map' in step 0 of ensemble 'e'
+A | add X=A > Y=B | add X=A > Y=B
+    ensemble tensor 'B' can appear in an output map only once for ensemble 'e' step 1
+A | add X=A > Y=B | add X=A > Y=u
+    ensemble tensor 'u' is unused in ensemble 'e'
+A A2 | add X=A > Y=B
+    ensemble input 'A2' for ensemble e' is not used
+A | add X=A > Y=C
+    ensemble output 'B' for ensemble e' is not used
+A | two X=A X2=nowhere > Y=B
+    output 'B' for ensemble 'e' is not written: at least one of its depending tensors, 'nowhere', is not
+    connected
+A | two X=A X2=u > Y=t | add X=t > Y=u | add X=t > Y=B
+    output 'B' for ensemble 'e' is not written: at least one of its depending tensors, 'u', is not connected
+A | add X=t > Y=u | add X=u > Y=t | add X=A > Y=B
+    ensemble tensor 't' is unused in ensemble 'e'
+"""
 
 
 class TestGraph:
@@ -23,54 +47,11 @@ class TestGraph:
     def test_an_input_may_be_an_output(self):
         assert draw("add X=A > Y=B", outputs="A B").producers == {"B": 0}
 
-    @pytest.mark.parametrize(
-        ("steps", "inputs", "outputs", "words"),
-        [
-            (["add > Y=B"], "A", "B", "must specify 'input_map' in step 0 of ensemble 'e'"),
-            (["add X=A"], "A", "B", "must specify 'output_map' in step 0 of ensemble 'e'"),
-            (
-                ["add X=A > Y=B", "add X=A > Y=B"],
-                "A",
-                "B",
-                "ensemble tensor 'B' can appear in an output map only once for ensemble 'e' step 1",
-            ),
-            (
-                ["add X=A > Y=B", "add X=A > Y=u"],
-                "A",
-                "B",
-                "ensemble tensor 'u' is unused in ensemble 'e'",
-            ),
-            (["add X=A > Y=B"], "A A2", "B", "ensemble input 'A2' for ensemble e' is not used"),
-            (["add X=A > Y=C"], "A", "B", "ensemble output 'B' for ensemble e' is not used"),
-            (
-                ["two X=A X2=nowhere > Y=B"],
-                "A",
-                "B",
-                (
-                    "output 'B' for ensemble 'e' is not written: at least one of its depending tensors, "
-                    "'nowhere', is not connected"
-                ),
-            ),
-            (
-                ["two X=A X2=u > Y=t", "add X=t > Y=u", "add X=t > Y=B"],
-                "A",
-                "B",
-                (
-                    "output 'B' for ensemble 'e' is not written: at least one of its depending tensors, "
-                    "'u', is not connected"
-                ),
-            ),
-            (
-                ["add X=t > Y=u", "add X=u > Y=t", "add X=A > Y=B"],
-                "A",
-                "B",
-                "ensemble tensor 't' is unused in ensemble 'e'",
-            ),
-        ],
-    )
-    def test_refused(self, steps, inputs, outputs, words):
+    @pytest.mark.parametrize(("graph", "words"), cases(REFUSED))
+    def test_refused(self, graph, words):
+        inputs, *steps = graph.split(" | ")
         with pytest.raises(BridgeError) as caught:
-            draw(*steps, inputs=inputs, outputs=outputs)
+            draw(*steps, inputs=inputs)
         assert caught.value.message == words
         assert caught.value.code == ErrorCode.INVALID_ARG
 

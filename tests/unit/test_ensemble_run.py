@@ -34,11 +34,7 @@ def test_a_chain():
 
 
 def test_a_diamond_waits_for_both_sides():
-    run = run_of(
-        ensemble("add X=A > Y=t", "add X=A > Y=u", "two X=t X2=u > Y=B"),
-        ADD,
-        TWO,
-    )
+    run = run_of(ensemble("add X=A > Y=t", "add X=A > Y=u", "two X=t X2=u > Y=B"), ADD, TWO)
     first = run.begin({"A": "a"})
     assert calls(first) == [(0, {"X": "a"}), (1, {"X": "a"})]
     assert calls(run.answered(first.calls[1], {"Y": "u"}, last=True)) == []

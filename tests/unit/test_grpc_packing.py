@@ -20,11 +20,7 @@ def frames():
 @pytest.mark.parametrize("segments", frames(), ids=["whole", "pieces"])
 @pytest.mark.parametrize(
     ("accepted", "coding"),
-    [
-        (b"identity, deflate, gzip", b"gzip"),
-        (b"identity,deflate", b"deflate"),
-        (b"GZIP", b"gzip"),
-    ],
+    [(b"identity, deflate, gzip", b"gzip"), (b"identity,deflate", b"deflate"), (b"GZIP", b"gzip")],
 )
 def test_a_frame_comes_back_as_it_was(segments, accepted, coding):
     packing = accepted_packing(accepted, "medium")

@@ -129,10 +129,7 @@ REFUSED = [
         "invalid value for 'classification' parameter, expected >= 0",
     ),
     (
-        two(
-            on("outputs", "classification", "int64_param", 1),
-            lambda r: region(r.outputs[0]),
-        ),
+        two(on("outputs", "classification", "int64_param", 1), lambda r: region(r.outputs[0])),
         "output can't set both 'shared_memory_region' and 'classification'",
     ),
     (
@@ -161,10 +158,7 @@ REFUSED = [
         "unexpected 'content' provided when using shared memory for input tensor 'A' for model 'm'",
     ),
     (parameter("triton_x", "int64_param", 1), RESERVED),
-    (
-        two(parameter("triton_x", "int64_param", 1), lambda r: r.raw_input_contents.pop()),
-        RESERVED,
-    ),
+    (two(parameter("triton_x", "int64_param", 1), lambda r: r.raw_input_contents.pop()), RESERVED),
     (
         parameter("triton_enable_empty_final_response", "int64_param", 1),
         "invalid value type for 'triton_enable_empty_final_response' parameter, expected bool_param.",

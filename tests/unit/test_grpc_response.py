@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gpubridge.errors import BridgeError
-from gpubridge.protocol.grpc.infer_response import (
-    FRAME_PREFIX,
-    encode_frame,
-    encode_response,
-)
+from gpubridge.protocol.grpc.infer_response import FRAME_PREFIX, encode_frame, encode_response
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import NO_CONTEXT, InferResponse
 from gpubridge.schema import message_class

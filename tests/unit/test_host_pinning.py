@@ -42,12 +42,6 @@ copies = CopyStream(context)
 """
 
 
-@pytest.fixture
-def worker(device_process):
-    device_process.do(START)
-    return device_process
-
-
 def registered(machine):
     return [call.arguments[0] for call in machine.calls("cuMemHostRegister") if not call.result]
 

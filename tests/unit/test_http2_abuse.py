@@ -69,11 +69,7 @@ def test_rapid_reset_ends_the_connection():
 
 
 @pytest.mark.parametrize(
-    "provocation",
-    [
-        frames.window_update_frame(1, 0),
-        headers(1, end=True, block=b""),
-    ],
+    "provocation", [frames.window_update_frame(1, 0), headers(1, end=True, block=b"")]
 )
 def test_making_us_reset_counts_the_same(provocation):
     server = Server(resets=50, resets_per_second=1)

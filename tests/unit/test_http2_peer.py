@@ -149,12 +149,7 @@ def test_it_begins_with_settings_and_a_wide_window():
     server = Server(started=False, max_concurrent_streams=7, stream_window=1 << 20)
     (kind, _, _, payload), update = server.frames()
     assert kind == frames.SETTINGS
-    assert dict(struct.iter_unpack(">HI", payload)) == {
-        3: 7,
-        4: 1 << 20,
-        5: 1 << 22,
-        6: 1 << 14,
-    }
+    assert dict(struct.iter_unpack(">HI", payload)) == {3: 7, 4: 1 << 20, 5: 1 << 22, 6: 1 << 14}
     assert update[0] == frames.WINDOW_UPDATE
     assert int.from_bytes(update[3], "big") == (1 << 26) - 65535
 
@@ -175,10 +170,7 @@ def test_a_request_comes_in_any_pieces(chunk):
     assert server.recorder.events == [("headers", 1, b"/service/method")]
     assert server.recorder.bodies == {1: b"a" * 300 + b"b" * 300}
     assert server.recorder.ended == {1}
-    assert server.frames() == [
-        (frames.SETTINGS, 1, 0, b""),
-        (frames.PING, 1, 0, b"12345678"),
-    ]
+    assert server.frames() == [(frames.SETTINGS, 1, 0, b""), (frames.PING, 1, 0, b"12345678")]
 
 
 @pytest.mark.parametrize(

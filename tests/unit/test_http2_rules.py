@@ -68,10 +68,7 @@ ENDS_THE_CONNECTION = {
     "WINDOW_UPDATE by nothing": (frames.window_update_frame(0, 0), Code.PROTOCOL_ERROR),
     "WINDOW_UPDATE of an idle stream": (frames.window_update_frame(11, 1), Code.PROTOCOL_ERROR),
     "WINDOW_UPDATE of another size": (frame(8, 0, 0, bytes(3)), Code.FRAME_SIZE_ERROR),
-    "a window that overflows": (
-        frames.window_update_frame(0, 0x7FFFFFFF),
-        Code.FLOW_CONTROL_ERROR,
-    ),
+    "a window that overflows": (frames.window_update_frame(0, 0x7FFFFFFF), Code.FLOW_CONTROL_ERROR),
 }
 RESETS_THE_STREAM = {
     "DATA after the end": (3, data(3, b"x"), Code.STREAM_CLOSED),
