@@ -7,6 +7,12 @@ __all__ = ["BY_HAND"]
 # Situation, Triton, gpubridge, and why.
 BY_HAND = (
     (
+        "the future of `async_exec` is cancelled, as by `asyncio.wait_for`",
+        "the call is run, and `asyncio.run` waits for it",
+        "the call is cancelled",
+        "nobody gets its answer",
+    ),
+    (
         "status of a load that a fault in the scheduler's settings or an ensemble's maps prevents",
         "500, `failed to poll`",
         "400, `load failed`, with the same reason",
