@@ -32,6 +32,19 @@ def test_allocating_opening_and_closing_are_paid_for(machine):
         assert paid(machine, one) == 1 + 11 + 100
 
 
+def test_what_is_set_holds_for_running_processes_until_it_is_put_back(machine):
+    machine.set(allocate_us=0)
+    before = machine.state()
+    with running_worker(machine) as worker:
+        worker.do("start()")
+        machine.set(allocate_us=10_000)
+        machine.fail("cuMemFree", 1)
+        worker.do("pointer = ok(d.cuMemAlloc(64)); assert int(d.cuMemFree(pointer)[0]) == 1")
+        machine.restore(before)
+        worker.do("ok(d.cuMemAlloc(64)); ok(d.cuMemFree(pointer))")
+        assert paid(machine, worker) == 10
+
+
 @pytest.mark.parametrize("device", [0, 1])
 def test_closing_waits_for_all_work_of_the_process(machine, device):
     with running_worker(machine) as one, running_worker(machine) as two:
