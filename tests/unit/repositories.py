@@ -29,6 +29,7 @@ __all__ = [
     "VirtualMember",
     "answer_all",
     "is_answered",
+    "loaded",
     "make_repository",
     "reason",
     "served",
@@ -218,6 +219,14 @@ def make_repository(folder, models, control="explicit"):
         (folder / name).mkdir()
     settings = server_settings({"repository.model_control_mode": control}, (folder,))
     return ModelRepository(settings, loader), loader
+
+
+async def loaded(folder, models, *names):
+    """Return a repository in which these are loaded, and its loader."""
+    repository, loader = make_repository(folder, models)
+    for name in names:
+        await repository.load(name)
+    return repository, loader
 
 
 def served(repository):

@@ -6,8 +6,6 @@ import asyncio
 import select
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import uvloop
@@ -27,15 +25,15 @@ AWAKE = 1000
 class Clock:
     """Time that passes when a test says so; others take the processor for ``taken``."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0
         self.taken = 0
         self.offers = 0
 
-    def monotonic_ns(self) -> int:
+    def monotonic_ns(self):
         return self.now
 
-    def sched_yield(self) -> None:
+    def sched_yield(self):
         self.offers += 1
         self.now += self.taken
 
@@ -43,20 +41,20 @@ class Clock:
 class Loop:
     """Runs what is due, turn by turn."""
 
-    def __init__(self) -> None:
-        self.due: list[Callable[[], None]] = []
+    def __init__(self):
+        self.due = []
 
-    def call_soon(self, callback: Callable[[], None]) -> None:
+    def call_soon(self, callback):
         self.due.append(callback)
 
-    def turn(self) -> None:
+    def turn(self):
         due, self.due = self.due, []
         for callback in due:
             callback()
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr("time.monotonic_ns", clock.monotonic_ns)
     monkeypatch.setattr("os.sched_yield", clock.sched_yield)
@@ -66,15 +64,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel, Channel]]:
+def ends():
     channels = tuple(Channel(end) for end in pair())
-    yield channels  # type: ignore[misc]
+    yield channels
     for channel in channels:
         channel.close()
 
 
 @pytest.fixture(params=["compiled", "in Python"])
-def waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> WaitPredictor:
+def waits(request, monkeypatch):
     """Waits of either kind: both look in the same way."""
     if request.param == "in Python":
         monkeypatch.setattr(wait_predictor, "native", lambda: None)
@@ -83,13 +81,13 @@ def waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wa
     return WaitPredictor(AWAKE)
 
 
-def offered(waits: WaitPredictor) -> bool:
+def offered(waits):
     """Offer the processor once; returns whether others wanted it."""
     assert not waits.stay_awake(-1, 0)
     return waits.taken
 
 
-def after_short_waits(count: int) -> WaitPredictor:
+def after_short_waits(count):
     waits = WaitPredictor(AWAKE)
     for _ in range(count):
         waits.begin(0)
@@ -97,13 +95,13 @@ def after_short_waits(count: int) -> WaitPredictor:
     return waits
 
 
-def test_a_run_of_short_waits_makes_the_next_likely_to_be_short() -> None:
+def test_a_run_of_short_waits_makes_the_next_likely_to_be_short():
     assert not after_short_waits(7).begin(0)
     assert after_short_waits(8).begin(0)
 
 
 @pytest.mark.parametrize("spoil", ["a long wait", "a crowd"])
-def test_a_run_begins_anew_after(spoil: str) -> None:
+def test_a_run_begins_anew_after(spoil):
     waits = after_short_waits(8)
     if spoil == "a crowd":
         waits.crowd()
@@ -112,7 +110,7 @@ def test_a_run_begins_anew_after(spoil: str) -> None:
     assert not waits.begin(0)
 
 
-def in_vain(waits: WaitPredictor, count: int) -> WaitPredictor:
+def in_vain(waits, count):
     """Give up so many waits that were likely to be short, and were asleep."""
     for _ in range(count):
         waits.begin(0)
@@ -121,7 +119,7 @@ def in_vain(waits: WaitPredictor, count: int) -> WaitPredictor:
     return waits
 
 
-def test_a_wait_now_and_then_may_be_spent_awake_in_vain() -> None:
+def test_a_wait_now_and_then_may_be_spent_awake_in_vain():
     waits = after_short_waits(32)
     for _ in range(10):
         assert in_vain(waits, 1).begin(0)
@@ -130,7 +128,7 @@ def test_a_wait_now_and_then_may_be_spent_awake_in_vain() -> None:
 
 
 @pytest.mark.parametrize("run", [32, 1000])
-def test_polls_in_vain_are_not_repeated(run: int) -> None:
+def test_polls_in_vain_are_not_repeated(run):
     waits = in_vain(after_short_waits(run), 4)
     for _ in range(4):
         assert not waits.begin(0)
@@ -138,19 +136,19 @@ def test_polls_in_vain_are_not_repeated(run: int) -> None:
     assert waits.begin(0)
 
 
-def test_a_wait_that_has_ended_was_not_in_vain() -> None:
+def test_a_wait_that_has_ended_was_not_in_vain():
     waits = after_short_waits(8)
     waits.give_up()
     assert waits.begin(0)
 
 
-def test_work_that_is_done_at_once_is_not_polled_for() -> None:
+def test_work_that_is_done_at_once_is_not_polled_for():
     waits = after_short_waits(8)
     waits.alone = False
     assert not waits.begin(0)
 
 
-def test_a_poll_of_no_time_is_none() -> None:
+def test_a_poll_of_no_time_is_none():
     waits = WaitPredictor(0)
     for _ in range(20):
         waits.begin(5)
@@ -158,7 +156,7 @@ def test_a_poll_of_no_time_is_none() -> None:
     assert not waits.begin(5)
 
 
-def test_other_work_on_the_processor_is_left_alone_for_long(clock: Clock) -> None:
+def test_other_work_on_the_processor_is_left_alone_for_long(clock):
     waits = after_short_waits(8)
     clock.taken = 600_000
     assert offered(waits)
@@ -167,7 +165,7 @@ def test_other_work_on_the_processor_is_left_alone_for_long(clock: Clock) -> Non
         assert not waits.begin(0)
 
 
-def test_a_client_that_takes_the_processor_is_no_other_work(clock: Clock) -> None:
+def test_a_client_that_takes_the_processor_is_no_other_work(clock):
     waits = after_short_waits(8)
     assert not offered(waits)
     clock.taken = 50_000
@@ -175,14 +173,14 @@ def test_a_client_that_takes_the_processor_is_no_other_work(clock: Clock) -> Non
     assert waits.begin(0)
 
 
-def test_a_single_processor_is_never_kept_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_processor_is_never_kept_awake(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert busy_poll_ns(200) == 200_000
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
     assert busy_poll_ns(200) == 0
 
 
-def one_after_the_other(poll: BusyPoll, clock: Clock, count: int) -> None:
+def one_after_the_other(poll, clock, count):
     for _ in range(count):
         poll.sent(alone=True)
         clock.now += AWAKE - 1
@@ -190,8 +188,8 @@ def one_after_the_other(poll: BusyPoll, clock: Clock, count: int) -> None:
         clock.now += AWAKE - 1
 
 
-def test_the_loop_stays_awake_where_one_request_follows_the_other(clock: Clock) -> None:
-    loop: Any = Loop()
+def test_the_loop_stays_awake_where_one_request_follows_the_other(clock):
+    loop = Loop()
     poll = BusyPoll(loop, AWAKE)
     one_after_the_other(poll, clock, 7)
     poll.sent(alone=True)
@@ -206,8 +204,8 @@ def test_the_loop_stays_awake_where_one_request_follows_the_other(clock: Clock) 
     assert clock.offers == 5
 
 
-def test_the_loop_sleeps_where_it_stayed_awake_in_vain(clock: Clock) -> None:
-    loop: Any = Loop()
+def test_the_loop_sleeps_where_it_stayed_awake_in_vain(clock):
+    loop = Loop()
     poll = BusyPoll(loop, AWAKE)
     one_after_the_other(poll, clock, 9)
     # The client is not to be heard for as long as the loop stays awake for it.
@@ -224,8 +222,8 @@ def test_the_loop_sleeps_where_it_stayed_awake_in_vain(clock: Clock) -> None:
     assert not loop.due
 
 
-def test_the_loop_sleeps_where_requests_come_together(clock: Clock) -> None:
-    loop: Any = Loop()
+def test_the_loop_sleeps_where_requests_come_together(clock):
+    loop = Loop()
     poll = BusyPoll(loop, AWAKE)
     for _ in range(20):
         poll.sent(alone=True)
@@ -235,8 +233,8 @@ def test_the_loop_sleeps_where_requests_come_together(clock: Clock) -> None:
         assert not loop.due
 
 
-def test_the_loop_sleeps_when_somebody_wants_the_processor(clock: Clock) -> None:
-    loop: Any = Loop()
+def test_the_loop_sleeps_when_somebody_wants_the_processor(clock):
+    loop = Loop()
     poll = BusyPoll(loop, 10 * wait_predictor._TAKEN_NS)
     one_after_the_other(poll, clock, 9)
     poll.sent(alone=True)
@@ -246,18 +244,14 @@ def test_the_loop_sleeps_when_somebody_wants_the_processor(clock: Clock) -> None
     assert not loop.due
 
 
-def test_poll_leaves_the_message_to_receive(
-    ends: tuple[Channel, Channel], waits: WaitPredictor
-) -> None:
+def test_poll_leaves_the_message_to_receive(ends, waits):
     here, there = ends
     there.send(b"\x20message")
     assert here.poll(10**12, waits)
     assert here.receive() == (b"\x20message", [])
 
 
-def test_poll_leaves_a_closed_channel_to_receive(
-    ends: tuple[Channel, Channel], waits: WaitPredictor
-) -> None:
+def test_poll_leaves_a_closed_channel_to_receive(ends, waits):
     here, there = ends
     there.close()
     assert here.poll(10**12, waits)
@@ -265,16 +259,14 @@ def test_poll_leaves_a_closed_channel_to_receive(
         here.receive()
 
 
-def test_poll_ends_without_a_message(ends: tuple[Channel, Channel], waits: WaitPredictor) -> None:
+def test_poll_ends_without_a_message(ends, waits):
     here, there = ends
     assert not here.poll(1000, waits)
     there.send(b"\x20later")
     assert here.receive() == (b"\x20later", [])
 
 
-def test_poll_without_a_message_was_in_vain(
-    ends: tuple[Channel, Channel], waits: WaitPredictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poll_without_a_message_was_in_vain(ends, waits, monkeypatch):
     # Other processes that run meanwhile are no reason to sleep.
     monkeypatch.setattr(wait_predictor, "_TAKEN_NS", 10**12)
     monkeypatch.setattr(wait_predictor, "_CONTENDED_NS", 10**12)
@@ -290,9 +282,7 @@ def test_poll_without_a_message_was_in_vain(
     assert not waits.begin(0)
 
 
-def test_poll_sees_what_comes_while_it_looks(
-    ends: tuple[Channel, Channel], waits: WaitPredictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poll_sees_what_comes_while_it_looks(ends, waits, monkeypatch):
     # Other processes that run meanwhile are no reason to sleep.
     monkeypatch.setattr(wait_predictor, "_TAKEN_NS", 10**12)
     here, there = ends
@@ -303,16 +293,14 @@ def test_poll_sees_what_comes_while_it_looks(
     assert here.receive() == (b"\x20later", [])
 
 
-def test_poll_ends_when_somebody_wants_the_processor(
-    ends: tuple[Channel, Channel], waits: WaitPredictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poll_ends_when_somebody_wants_the_processor(ends, waits, monkeypatch):
     # No time is too short: another process had the processor for longer.
     monkeypatch.setattr(wait_predictor, "_TAKEN_NS", -1)
     assert not ends[0].poll(10**12, waits)
     assert waits.taken
 
 
-def test_the_loop_says_when_it_has_events() -> None:
+def test_the_loop_says_when_it_has_events():
     loop = uvloop.new_event_loop()
     here, there = socket.socketpair()
     try:
@@ -331,7 +319,7 @@ def test_the_loop_says_when_it_has_events() -> None:
         there.close()
 
 
-def test_a_loop_that_does_not_say_has_a_turn_each_time() -> None:
+def test_a_loop_that_does_not_say_has_a_turn_each_time():
     loop = asyncio.SelectorEventLoop()
     try:
         assert descriptor_of_events(loop) == -1
@@ -339,7 +327,7 @@ def test_a_loop_that_does_not_say_has_a_turn_each_time() -> None:
         loop.close()
 
 
-def test_the_time_is_a_setting() -> None:
+def test_the_time_is_a_setting():
     read = PythonBackendSettings.from_backend_config
     assert read({}).busy_poll_us == 200
     assert read({"busy-poll-us": "0"}).busy_poll_us == 0
@@ -350,15 +338,15 @@ def test_the_time_is_a_setting() -> None:
         read({"busy-poll-us": "soon"})
 
 
-def test_the_requests_at_a_stub_say_when_they_come_alone() -> None:
-    told: list[object] = []
+def test_the_requests_at_a_stub_say_when_they_come_alone():
+    told = []
 
     class Waits:
-        def sent(self, alone: bool) -> bool:
+        def sent(self, alone):
             told.append(alone)
             return False
 
-        def answered(self) -> None:
+        def answered(self):
             told.append("answered")
 
     fake_stub = FakeStub()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.simcuda.machine import lawful_machine
 from tests.unit.cuda_workers import device_worker
+from tests.unit.model_configs import cases
 
 pytest.importorskip("cuda.bindings")
 
@@ -118,103 +119,54 @@ def in_numpy(tensor):
     return found
 """
 
-UNMARKED = "mark = copies.mark; copies.mark = lambda other=None: Nothing() if other else mark()"
-#: Name -> what is done, and what takes its wait out before (`tensor` is what changes hands).
-EDGES = {
-    "a framework's tensor in": (
-        "tensor = Tensor.from_dlpack('OUT', Framework(theirs, 7))\nanswer = in_numpy(tensor)",
-        "wait_on = lambda waiting, stream: None",
-    ),
-    "a capsule in": (
-        (
-            "capsule = Framework(1, 7).__dlpack__()\n"
-            "tensor = Tensor.from_dlpack('OUT', capsule)\nanswer = in_numpy(tensor)"
-        ),
-        UNMARKED,
-    ),
-    "a described tensor in": (
-        "tensor = Tensor.from_dlpack('OUT', Described(theirs, 7))\nanswer = in_numpy(tensor)",
-        UNMARKED,
-    ),
-    "to a stream": (
-        (
-            "tensor = arrived(7)\ncapsule = tensor.__dlpack__(stream=theirs)\n"
-            "answer = copied_by(theirs, given)"
-        ),
-        "copies.order_before = Nothing().order_before",
-    ),
-    "to the default stream": (
-        "tensor = arrived(7)\ncapsule = tensor.__dlpack__()\nanswer = copied_by(1, given)",
-        "copies.order_before = Nothing().order_before",
-    ),
-    "to a stream of one that describes": (
-        (
-            "tensor = arrived(7)\nwait_on(theirs, tensor.__cuda_array_interface__['stream'])\n"
-            "answer = copied_by(theirs, given)"
-        ),
-        "copies.order_before = Nothing().order_before",
-    ),
-    "a bare capsule to a side stream": (
-        (
-            "tensor = arrived(7)\nlater()\ncapsule = tensor.to_dlpack()\n"
-            "answer = copied_by(theirs, given)"
-        ),
-        "copies.done = Nothing().done",
-    ),
-    "a bare capsule of a framework's side stream in": (
-        (
-            "use_pytorch(); capsule = Framework(theirs, 7).__dlpack__()\n"
-            "tensor = Tensor.from_dlpack('OUT', capsule)\nanswer = in_numpy(tensor)"
-        ),
-        UNMARKED,
-    ),
-    "a bare capsule to a framework's side stream": (
-        (
-            "use_pytorch(); tensor = arrived(7)\ncapsule = tensor.to_dlpack()\n"
-            "answer = copied_by(theirs, given)"
-        ),
-        "copies.order_before = Nothing().order_before",
-    ),
-    "a bare capsule to another library's stream": (
-        (
-            "use_pytorch('jax'); others = int(ok(d.cuStreamCreate(1)))\n"
-            "tensor = arrived(7)\nlater()\ncapsule = tensor.to_dlpack()\n"
-            "answer = copied_by(others, given)"
-        ),
-        "from gpubridge.tensor import device_bytes; device_bytes.others_imported = bool",
-    ),
-    "a framework's work on a bare capsule": (
-        (
-            "use_pytorch(); tensor = Tensor.empty('OUT', (4096,), 'UINT8', 'cuda')\n"
-            "capsule = tensor.to_dlpack()\n"
-            "hold(theirs); fill(segment.pointer + 8192, 7, 4096, theirs)\n"
-            "answer = in_numpy(tensor)"
-        ),
-        "copies.order_after = Nothing().order_after",
-    ),
-    "a copy to a stream": (
-        (
-            "tensor = arrived(7)\ncapsule = tensor.__dlpack__(stream=theirs, copy=True)\n"
-            "answer = copied_by(theirs, segment.pointer + 8192)"
-        ),
-        "copies.order_before = Nothing().order_before",
-    ),
-    "back from a stream": (
-        (
-            "tensor = Tensor.empty('OUT', (4096,), 'UINT8', 'cuda')\n"
-            "capsule = tensor.__dlpack__(stream=theirs)\n"
-            "hold(theirs); fill(segment.pointer + 8192, 7, 4096, theirs)\nanswer = in_numpy(tensor)"
-        ),
-        "copies.order_after = Nothing().order_after",
-    ),
-    "back from the default stream": (
-        (
-            "tensor = Tensor.empty('OUT', (4096,), 'UINT8', 'cuda')\ncapsule = tensor.to_dlpack()\n"
-            "hold(1); fill(segment.pointer + 8192, 7, 4096, 1)\nanswer = in_numpy(tensor)"
-        ),
-        "copies.order_after = Nothing().order_after",
-    ),
+#: What takes a wait out.
+FORGOTTEN = {
+    "wait_on": "wait_on = lambda waiting, stream: None",
+    "mark": "mark = copies.mark; copies.mark = lambda other=None: Nothing() if other else mark()",
+    "order_before": "copies.order_before = Nothing().order_before",
+    "order_after": "copies.order_after = Nothing().order_after",
+    "done": "copies.done = Nothing().done",
+    "others": "from gpubridge.tensor import device_bytes; device_bytes.others_imported = bool",
 }
+# What changes hands in `tensor`, the wait without which it fails, and below them what is done.
+EDGES = """
+a framework's tensor in | wait_on
+    tensor = Tensor.from_dlpack('OUT', Framework(theirs, 7)); answer = in_numpy(tensor)
+a capsule in | mark
+    capsule = Framework(1, 7).__dlpack__(); tensor = Tensor.from_dlpack('OUT', capsule); answer =
+    in_numpy(tensor)
+a described tensor in | mark
+    tensor = Tensor.from_dlpack('OUT', Described(theirs, 7)); answer = in_numpy(tensor)
+to a stream | order_before
+    tensor = arrived(7); capsule = tensor.__dlpack__(stream=theirs); answer = copied_by(theirs, given)
+to the default stream | order_before
+    tensor = arrived(7); capsule = tensor.__dlpack__(); answer = copied_by(1, given)
+to a stream of one that describes | order_before
+    tensor = arrived(7); wait_on(theirs, tensor.__cuda_array_interface__['stream']); answer =
+    copied_by(theirs, given)
+a bare capsule to a side stream | done
+    tensor = arrived(7); later(); capsule = tensor.to_dlpack(); answer = copied_by(theirs, given)
+a bare capsule of a framework's side stream in | mark
+    use_pytorch(); capsule = Framework(theirs, 7).__dlpack__(); tensor = Tensor.from_dlpack('OUT', capsule);
+    answer = in_numpy(tensor)
+a bare capsule to a framework's side stream | order_before
+    use_pytorch(); tensor = arrived(7); capsule = tensor.to_dlpack(); answer = copied_by(theirs, given)
+a bare capsule to another library's stream | others
+    use_pytorch('jax'); others = int(ok(d.cuStreamCreate(1))); tensor = arrived(7); later(); capsule =
+    tensor.to_dlpack(); answer = copied_by(others, given)
+a framework's work on a bare capsule | order_after
+    use_pytorch(); tensor = Tensor.empty('OUT', (4096,), 'UINT8', 'cuda'); capsule = tensor.to_dlpack();
+    hold(theirs); fill(segment.pointer + 8192, 7, 4096, theirs); answer = in_numpy(tensor)
+a copy to a stream | order_before
+    tensor = arrived(7); capsule = tensor.__dlpack__(stream=theirs, copy=True); answer = copied_by(theirs,
+    segment.pointer + 8192)
+back from a stream | order_after
+    tensor = Tensor.empty('OUT', (4096,), 'UINT8', 'cuda'); capsule = tensor.__dlpack__(stream=theirs);
+    hold(theirs); fill(segment.pointer + 8192, 7, 4096, theirs); answer = in_numpy(tensor)
+back from the default stream | order_after
+    tensor = Tensor.empty('OUT', (4096,), 'UINT8', 'cuda'); capsule = tensor.to_dlpack(); hold(1);
+    fill(segment.pointer + 8192, 7, 4096, 1); answer = in_numpy(tensor)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -223,14 +175,13 @@ def machine():
         yield machine
 
 
-@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize(("edge", "pass_on"), cases(EDGES))
 @pytest.mark.parametrize("waits", [True, False], ids=["with the wait", "without it"])
-def test_order(machine, edge, waits):
-    pass_on, sabotage = EDGES[edge]
+def test_order(machine, edge, pass_on, waits):
     with device_worker(machine) as worker:
         worker.do(START)
         if not waits:
-            worker.do(sabotage)
+            worker.do(FORGOTTEN[edge.partition(" | ")[2]])
         assert worker.do(pass_on) == (7 if waits else 0)
 
 

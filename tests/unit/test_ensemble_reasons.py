@@ -13,6 +13,7 @@ from tests.unit.repositories import (
     ClientRequest,
     answer_all,
     is_answered,
+    loaded,
     make_repository,
     reason,
     served,
@@ -26,8 +27,7 @@ A, B, C = member("a"), member("b"), member("c")
 async def test_listeners_hear_of_an_ensemble_that_is_served_when_reasons_are_listed(
     tmp_path, monkeypatch
 ):
-    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
-    await repository.load("outer")
+    repository, loader = await loaded(tmp_path, [A, B, E, OUTER], "outer")
     with monkeypatch.context() as patched:
         patched.setattr(ensemble_model, "wire", lambda *_: 1 / 0)
         loader.change("b")
@@ -40,8 +40,7 @@ async def test_listeners_hear_of_an_ensemble_that_is_served_when_reasons_are_lis
 
 
 async def test_the_reason_follows_the_state_of_the_member(tmp_path):
-    repository, loader = make_repository(tmp_path, [A, B, E])
-    await repository.load("e")
+    repository, loader = await loaded(tmp_path, [A, B, E], "e")
     unloaded = repository.find("b", None)
     await repository.unload("b")
     assert reason(repository, "e").endswith("version 1 is at UNLOADING state: ;")
@@ -75,8 +74,7 @@ async def test_the_reason_follows_a_member_that_was_loading(tmp_path):
 
 
 async def test_an_ensemble_that_was_not_served_is_listed_as_unloaded(tmp_path):
-    repository = make_repository(tmp_path, [A, B, E, OUTER])[0]
-    await repository.load("outer")
+    repository, _ = await loaded(tmp_path, [A, B, E, OUTER], "outer")
     first, second = (repository.find(name, None) for name in "ab")
     request = ClientRequest(repository.find("outer", None))
     await repository.unload("b")

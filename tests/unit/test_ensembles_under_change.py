@@ -14,6 +14,7 @@ from tests.unit.repositories import (
     ClientRequest,
     answer_all,
     is_answered,
+    loaded,
     make_repository,
     reason,
     served,
@@ -28,8 +29,7 @@ A, B, C = member("a"), member("b"), member("c")
 
 
 async def test_ensembles_follow_a_replaced_member_in_the_step_in_which_it_is_replaced(tmp_path):
-    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
-    await repository.load("outer")
+    repository, loader = await loaded(tmp_path, [A, B, E, OUTER], "outer")
     heard = {}
 
     def listen(name):
@@ -42,9 +42,9 @@ async def test_ensembles_follow_a_replaced_member_in_the_step_in_which_it_is_rep
 
 
 async def test_what_is_not_affected_stays_as_it_is(tmp_path):
-    repository, loader = make_repository(tmp_path, [A, B, E, ensemble("a X=A > Y=B", name="other")])
-    for name in ("e", "other"):
-        await repository.load(name)
+    repository, loader = await loaded(
+        tmp_path, [A, B, E, ensemble("a X=A > Y=B", name="other")], "e", "other"
+    )
     ensembles = [repository.find(name, None) for name in ("e", "other")]
     loader.change("b")
     await repository.load("b")
@@ -55,8 +55,7 @@ async def test_what_is_not_affected_stays_as_it_is(tmp_path):
 
 
 async def test_a_member_becomes_decoupled_and_back(tmp_path):
-    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
-    await repository.load("outer")
+    repository, loader = await loaded(tmp_path, [A, B, E, OUTER], "outer")
     for decoupled in (True, False):
         loader.change("a", member("a", decoupled=decoupled))
         await repository.load("a")
@@ -89,9 +88,7 @@ async def test_an_ensemble_that_no_longer_fits_is_unloaded_until_it_does(tmp_pat
     batched = [member(name, batch=4) for name in "ab"]
     e = ensemble("a X=A > Y=t", "b X=t > Y=B", batch=4, outputs="B:FP32[3]")
     outer = ensemble("e A=A > B=B", batch=4, name="outer")
-    repository, loader = make_repository(tmp_path, [*batched, e, outer])
-    await repository.load("outer")
-    await repository.load("a")
+    repository, loader = await loaded(tmp_path, [*batched, e, outer], "outer", "a")
     before = ClientRequest(repository.find("outer", None))
     members = [repository.find(name, None) for name in "ab"]
     loader.change("b", changed)
@@ -122,8 +119,7 @@ async def test_an_ensemble_that_never_fitted_is_served_once_it_does(tmp_path):
 
 
 async def test_a_bug_in_building_an_ensemble_concerns_that_ensemble_only(tmp_path, monkeypatch):
-    repository, loader = make_repository(tmp_path, [A, B, C, E, OUTER])
-    await repository.load("outer")
+    repository, loader = await loaded(tmp_path, [A, B, C, E, OUTER], "outer")
 
     def recurse(*_):
         raise RecursionError("planted")
@@ -148,9 +144,7 @@ async def test_a_bug_in_building_an_ensemble_concerns_that_ensemble_only(tmp_pat
 async def test_versions_that_are_named(tmp_path):
     pinned = ensemble("a:1 X=A > Y=B", name="pinned")
     free = ensemble("a X=A > Y=B", name="free")
-    repository, loader = make_repository(tmp_path, [A, pinned, free])
-    await repository.load("pinned")
-    await repository.load("free")
+    repository, loader = await loaded(tmp_path, [A, pinned, free], "pinned", "free")
     first = repository.find("a", 1)
     loader.change("a", versions=(1, 2))
     await repository.load("a")
@@ -169,8 +163,7 @@ async def test_versions_that_are_named(tmp_path):
 
 @pytest.mark.parametrize("change", ["a", "b", "e", "e with members", "outer with members"])
 async def test_a_request_that_has_begun_ends_whatever_is_unloaded(tmp_path, change):
-    repository = make_repository(tmp_path, [A, B, E, OUTER])[0]
-    await repository.load("outer")
+    repository, _ = await loaded(tmp_path, [A, B, E, OUTER], "outer")
     members = [repository.find(name, None) for name in "ab"]
     request = ClientRequest(repository.find("outer", None))
     name, *rest = change.split()
@@ -184,8 +177,7 @@ async def test_a_request_that_has_begun_ends_whatever_is_unloaded(tmp_path, chan
 
 
 async def test_a_request_meets_the_members_that_it_began_with(tmp_path):
-    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
-    await repository.load("outer")
+    repository, loader = await loaded(tmp_path, [A, B, E, OUTER], "outer")
     requests, members = [], []
     for _ in range(3):
         members += [repository.find(name, None) for name in "ab"]
@@ -200,9 +192,7 @@ async def test_a_request_meets_the_members_that_it_began_with(tmp_path):
 
 
 async def test_members_are_unloaded_after_the_requests_that_need_them(tmp_path):
-    repository = make_repository(tmp_path, [A, B, C, E, OUTER])[0]
-    for name in ("outer", "c"):
-        await repository.load(name)
+    repository, _ = await loaded(tmp_path, [A, B, C, E, OUTER], "outer", "c")
     first, second, other = (repository.find(name, None) for name in "abc")
     request = ClientRequest(repository.find("outer", None))
     await repository.unload("b")
@@ -216,8 +206,7 @@ async def test_members_are_unloaded_after_the_requests_that_need_them(tmp_path):
 
 
 async def test_the_end_of_the_server_waits_for_requests_in_the_order_of_their_steps(tmp_path):
-    repository = make_repository(tmp_path, [A, B, E, OUTER])[0]
-    await repository.load("outer")
+    repository, _ = await loaded(tmp_path, [A, B, E, OUTER], "outer")
     first, second = (repository.find(name, None) for name in "ab")
     request = ClientRequest(repository.find("outer", None))
     closing = asyncio.ensure_future(repository.close(3600.0))
@@ -230,8 +219,7 @@ async def test_the_end_of_the_server_waits_for_requests_in_the_order_of_their_st
 
 
 async def test_the_end_of_the_server_has_its_time(tmp_path):
-    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
-    await repository.load("outer")
+    repository, loader = await loaded(tmp_path, [A, B, E, OUTER], "outer")
     request = ClientRequest(repository.find("outer", None))
     # One drains already, without a limit.
     loader.change("a")
@@ -247,9 +235,7 @@ async def test_the_end_of_the_server_has_its_time(tmp_path):
 
 async def test_only_members_that_no_other_needs_go_with_an_ensemble(tmp_path):
     other = ensemble("a X=A > Y=t", "c X=t > Y=B", name="other")
-    repository = make_repository(tmp_path, [A, B, C, E, OUTER, other])[0]
-    await repository.load("outer")
-    await repository.load("other")
+    repository, _ = await loaded(tmp_path, [A, B, C, E, OUTER, other], "outer", "other")
     await repository.unload("outer", dependents=True)
     assert served(repository) == ["a", "c", "other"]
     # It waits for a member, and will need the other then.
@@ -263,9 +249,7 @@ async def test_only_members_that_no_other_needs_go_with_an_ensemble(tmp_path):
 
 async def test_members_of_what_an_ensemble_was_changed_to_stay_until_it_is_served(tmp_path):
     other = ensemble("c X=A > Y=B", name="other")
-    repository, loader = make_repository(tmp_path, [A, B, C, member("d"), E, other])
-    for name in ("e", "other"):
-        await repository.load(name)
+    repository, loader = await loaded(tmp_path, [A, B, C, member("d"), E, other], "e", "other")
     loader.change("d", failure="it is broken")
     loader.change("e", ensemble("c X=A > Y=t", "d X=t > Y=B"))
     with pytest.raises(NotPrepared, match="depends on 'd' which has no loaded version"):
@@ -312,8 +296,7 @@ async def test_a_server_misses_an_ensemble_that_it_was_started_with(tmp_path):
 
 
 async def test_what_an_ensemble_was_changed_to_is_served_when_its_member_comes(tmp_path):
-    repository, loader = make_repository(tmp_path, [A, B, C, E, OUTER])
-    await repository.load("outer")
+    repository, loader = await loaded(tmp_path, [A, B, C, E, OUTER], "outer")
     loader.change("c", failure="it is broken")
     loader.change("e", ensemble("a X=A > Y=t", "c X=t > Y=B"))
     with pytest.raises(NotPrepared, match="depends on 'c' which has no loaded version"):
@@ -329,8 +312,7 @@ async def test_what_an_ensemble_was_changed_to_is_served_when_its_member_comes(t
 
 
 async def test_a_model_that_was_to_become_an_ensemble_stays_one_that_runs(tmp_path):
-    repository, loader = make_repository(tmp_path, [A, B])
-    await repository.load("a")
+    repository, loader = await loaded(tmp_path, [A, B], "a")
     (tmp_path / "b").rename(tmp_path / ".b")
     loader.models["a"] = (ensemble("b X=A > Y=B", name="a"), (1,), "")
     with pytest.raises(NotPrepared, match="not available or ambiguous: b"):
@@ -354,8 +336,7 @@ async def test_a_model_that_was_to_become_an_ensemble_stays_one_that_runs(tmp_pa
 
 
 async def test_an_unloaded_ensemble_waits_for_nothing(tmp_path):
-    repository = make_repository(tmp_path, [A, B, E, OUTER])[0]
-    await repository.load("outer")
+    repository, _ = await loaded(tmp_path, [A, B, E, OUTER], "outer")
     await repository.unload("b")
     await repository.unload("e")
     await repository.load("b")
@@ -367,8 +348,7 @@ async def test_an_unloaded_ensemble_waits_for_nothing(tmp_path):
 
 
 async def test_an_ensemble_comes_back_as_it_was_loaded(tmp_path):
-    repository, loader = make_repository(tmp_path, [A, B, E])
-    await repository.load("e")
+    repository, loader = await loaded(tmp_path, [A, B, E], "e")
     await repository.unload("b")
     # Files count when they are loaded.
     loader.change("e", ensemble("nope X=A > Y=B"))
@@ -389,8 +369,7 @@ async def test_an_ensemble_of_a_clients_files_comes_back_with_its_member(tmp_pat
 
 
 async def test_an_ensemble_cannot_require_one_that_requires_it(tmp_path):
-    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
-    await repository.load("outer")
+    repository, loader = await loaded(tmp_path, [A, B, E, OUTER], "outer")
     before = repository.find("e", None)
     loader.change("e", ensemble("outer A=A > B=B"))
     with pytest.raises(NotPrepared, match="circular dependency between ensembles: outer -> "):
@@ -436,8 +415,7 @@ async def test_a_failed_version_that_is_gone_is_not_missed(tmp_path, left):
 
 
 async def test_a_load_tries_a_model_that_waits_for_its_restart(tmp_path):
-    repository, loader = make_repository(tmp_path, [A])
-    await repository.load("a")
+    repository, loader = await loaded(tmp_path, [A], "a")
     repository.find("a", None).whole_now = False
     loader.models["a"] = (A, (1,), "it still dies")
     with pytest.raises(LoadFailed, match="it still dies"):
@@ -452,8 +430,7 @@ async def test_a_load_tries_a_model_that_waits_for_its_restart(tmp_path):
 
 
 async def test_a_load_of_an_ensemble_tries_a_member_that_waits_for_its_restart(tmp_path):
-    repository, loader = make_repository(tmp_path, [A, B, E, OUTER])
-    await repository.load("outer")
+    repository, loader = await loaded(tmp_path, [A, B, E, OUTER], "outer")
     before = {name: repository.find(name, None) for name in "ab"}
     before["b"].whole_now = False
     loader.models["b"] = (B, (1,), "it still dies")

@@ -65,12 +65,6 @@ def test_every_split_in_two(arena):
         assert finish(receiver, arena) == (expected, [0, 0, 0], 21)
 
 
-def test_byte_by_byte(arena):
-    receiver = RequestReceiver(len(MESSAGE), lambda _: arena, new_body())
-    feed(receiver, [MESSAGE[i : i + 1] for i in range(len(MESSAGE))])
-    assert finish(receiver, arena)[0] == list(REQUEST.raw_input_contents)
-
-
 @given(st.lists(st.integers(1, 40), min_size=1))
 def test_any_pieces_of_any_order_of_fields(sizes):
     # The raw contents before everything else: nothing is known then of where they belong.

@@ -160,32 +160,8 @@ REFUSED = [
     (parameter("triton_x", "int64_param", 1), RESERVED),
     (two(parameter("triton_x", "int64_param", 1), lambda r: r.raw_input_contents.pop()), RESERVED),
     (
-        parameter("triton_enable_empty_final_response", "int64_param", 1),
-        "invalid value type for 'triton_enable_empty_final_response' parameter, expected bool_param.",
-    ),
-    (
-        parameter("sequence_id", "bool_param", True),
-        "invalid value type for 'sequence_id' parameter, expected int64_param or string_param.",
-    ),
-    (
-        parameter("sequence_start", "int64_param", 1),
-        "invalid value type for 'sequence_start' parameter, expected bool_param.",
-    ),
-    (
-        parameter("priority", "bool_param", True),
-        "invalid value type for 'priority' parameter, expected int64_param or uint64_param.",
-    ),
-    (
         parameter("priority", "int64_param", -1),
         "invalid value for 'priority', expected value >= 0.",
-    ),
-    (
-        parameter("timeout", "uint64_param", 5),
-        "invalid value type for 'timeout' parameter, expected int64_param.",
-    ),
-    (
-        parameter("foo", "uint64_param", 5),
-        "invalid value type for 'foo' parameter, expected int64_param, bool_param, or string_param.",
     ),
     (
         lambda r: r.parameters["foo"].SetInParent(),
@@ -197,6 +173,22 @@ REFUSED = [
 @pytest.mark.parametrize(("edit", "text"), REFUSED)
 def test_tritons_words(edit, text):
     assert refusal(edited(edit)) == ("INVALID_ARG", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "expected"),
+    [
+        ("triton_enable_empty_final_response", "int64_param", 1, "bool_param"),
+        ("sequence_id", "bool_param", True, "int64_param or string_param"),
+        ("sequence_start", "int64_param", 1, "bool_param"),
+        ("priority", "bool_param", True, "int64_param or uint64_param"),
+        ("timeout", "uint64_param", 5, "int64_param"),
+        ("foo", "uint64_param", 5, "int64_param, bool_param, or string_param"),
+    ],
+)
+def test_parameters_of_another_type_are_refused_in_tritons_words(name, field, value, expected):
+    text = f"invalid value type for '{name}' parameter, expected {expected}."
+    assert refusal(edited(parameter(name, field, value))) == ("INVALID_ARG", text)
 
 
 @pytest.mark.parametrize(

@@ -288,14 +288,3 @@ def test_requests_that_only_gpubridge_accepts(reason):
 def test_a_stream_byte_by_byte_is_the_same_stream(stream):
     whole = read([stream])
     assert read([stream[at : at + 1] for at in range(len(stream))]) == whole
-
-
-@pytest.mark.parametrize("at", range(1, 70))
-def test_a_request_is_the_same_wherever_it_is_cut(at):
-    stream = b"POST /p HTTP/1.1\r\nX: y\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.1\r\n\r\n"
-    requests, fault = read([stream[:at], stream[at:]])
-    assert fault is None
-    assert [(method, target, body) for method, target, _, body in requests] == [
-        (b"POST", b"/p", b"hello"),
-        (b"GET", b"/", b""),
-    ]
