@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.process.model_sources import answering
 from tests.process.raw_http import binary_request
 from tests.process.server import LITTLE_MEMORY, PURE, running_server, write_model
 
@@ -159,18 +160,12 @@ def test_a_models_mistake_is_reported_to_its_client(server, fault, text):
     assert text in error
 
 
-OTHER_OUTPUTS = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        outs = [pb_utils.Tensor("OUTPUT", np.zeros(1, np.float32)),
-                pb_utils.Tensor("KIND", np.zeros(1, np.float64)),
-                pb_utils.Tensor("RANK", np.zeros((1, 1), np.float32)),
-                pb_utils.Tensor("RIGHT", np.zeros(1, np.float32))]
-        return [pb_utils.InferenceResponse(outs) for _ in requests]
+OTHER_OUTPUTS = answering(
+    """
+one = np.zeros(1, np.float32)
+return respond(OUTPUT=one, KIND=np.zeros(1, np.float64), RANK=np.zeros((1, 1), np.float32), RIGHT=one)
 """
+)
 
 
 @pytest.mark.parametrize("environment", [{}, PURE], ids=["compiled", "python"])

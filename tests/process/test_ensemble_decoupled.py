@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.process.ensembles import write_ensemble
+from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_model
 
 triton = pytest.importorskip("tritonclient.grpc")
@@ -31,23 +32,15 @@ class TritonPythonModel:
                 Path(SENT + ".new").rename(SENT)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-ADD = """
-import time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            value = request.inputs()[0].as_numpy()
-            # Some take longer, so that instances overtake each other.
-            time.sleep(0.02 if value[0] % 3 == 1 else 0)
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value + 1)])
-                             if value[0] != 266 else pb_utils.InferenceResponse(
-                             error=pb_utils.TritonError("not this one")))
-        return responses
+ADD = answering(
+    """
+# Some take longer, so that instances overtake each other.
+time.sleep(0.02 if value[0] % 3 == 1 else 0)
+if value[0] == 266:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError("not this one"))
+return respond(OUT=value + 1)
 """
+)
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.process.gates import Gate
+from tests.process.model_sources import answering
 from tests.process.server import (
     LITTLE_MEMORY,
     running_server,
@@ -24,25 +25,17 @@ aio = pytest.importorskip("tritonclient.grpc.aio")
 from tritonclient.grpc import service_pb2  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
-ECHO = """
-import fcntl
-from pathlib import Path
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            data = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            if data.size and data.flat[0] < 0:
-                fcntl.flock(open(Path(__file__).parents[2] / "gate"), fcntl.LOCK_SH)
-            if data.size and data.flat[0] == 13:
-                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("thirteen")))
-            else:
-                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
-        return responses
+ECHO = answering(
+    """
+if value.size and value.flat[0] < 0:
+    import fcntl
+    fcntl.flock(open(os.path.dirname(__file__) + "/../../gate"), fcntl.LOCK_SH)
+if value.size and value.flat[0] == 13:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError("thirteen"))
+return respond(OUT=value)
 """
-STRINGS = ECHO.replace("data.flat[0]", "0")
+)
+STRINGS = ECHO.replace("value.flat[0]", "0")
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.process.model_sources import answering
 from tests.process.server import write_model
 from tests.waits import polling
 
@@ -62,13 +63,7 @@ sys.exit(cli.main(["serve", models, "--http-port=0", "--grpc-port=0", "--metrics
 """.replace("UNTIL_SERVED", polling("ports.exists()"))
 
 
-SAME = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
-"""
+SAME = answering("return respond(OUT=value)")
 
 
 def journeys(tmp_path):

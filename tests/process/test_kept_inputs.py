@@ -32,37 +32,21 @@ return respond(OUT=np.array([len(self.kept), changed], dtype=np.float32))
 """,
     "self.kept = []",
 )
-INPUTLESS = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        counts = [np.array([len(request.inputs())], dtype=np.float32) for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", count)]) for count in counts]
-"""
-VIEWER = """
+INPUTLESS = answering("return respond(OUT=np.array([value], np.float32))").replace(
+    "request.inputs()[0].as_numpy()", "len(request.inputs())"
+)
+VIEWER = answering(
+    """
 import gc
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.kept = []
-
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            x = request.inputs()[0].as_numpy()
-            if len(self.kept) < 5:
-                # A view of a view: the tensor and its array are gone, the memory must not be.
-                self.kept.append((int(x[0]), x.reshape(-1, 2)[:, 1]))
-            whole = [bool((view == first).all()) for first, view in self.kept]
-            responses.append(pb_utils.InferenceResponse(
-                [pb_utils.Tensor("OUT", np.array([len(whole), sum(whole)], dtype=np.int64))]))
-        gc.collect()
-        return responses
-"""
+if len(self.kept) < 5:
+    # A view of a view: the tensor and its array are gone, the memory must not be.
+    self.kept.append((int(value[0]), value.reshape(-1, 2)[:, 1]))
+whole = [bool((view == first).all()) for first, view in self.kept]
+gc.collect()
+return respond(OUT=np.array([len(whole), sum(whole)], dtype=np.int64))
+""",
+    "self.kept = []",
+)
 
 EDITOR = answering("value *= 2; value[0] = -1; return respond(OUT=value)")
 AT_ONCE = 64  # requests that a stream, or a connection, has at a model
