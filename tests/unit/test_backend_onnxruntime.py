@@ -9,6 +9,7 @@ import pytest
 
 from gpubridge.backends.onnxruntime.model import TritonPythonModel
 from tests.unit.backend_models import complete, outputs, request, start_model
+from tests.unit.model_configs import cases
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -138,56 +139,37 @@ def test_strings_go_in_and_out(echo, monkeypatch):
     assert refused.error().code() == 3
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('"X" data_type: TYPE_FP32', '"X" data_type: TYPE_INT32', "input 'X': expected TYPE_FP32"),
-        (
-            "dims: [ 2 ] },\n        {",
-            "dims: [ 3 ] },\n        {",
-            r"input 'X': expected the shape \[-1, 2\], as the graph has it, got \[-1, 3\]",
-        ),
-        (
-            "dims: [ 2 ] },\n        {",
-            "dims: [ -1 ] },\n        {",
-            r"input 'X': expected the shape \[-1, 2\], as the graph has it, got \[-1, -1\]",
-        ),
-        ("max_batch_size: 8", "", r"expected the shape \[-1, 2\], .* got \[2\] in config"),
-        ('"SUM"', '"TOTAL"', "output 'TOTAL': the graph has none of that name; .*'SUM' TYPE_FP32"),
-        ('name: "X"', 'name: "Y"', "input 'Y': the graph has none of that name"),
-        (
-            "dims: [ 2 ] },\n        {",
-            "dims: [ 2 ] optional: true },\n        {",
-            "input 'X': optional in config.pbtxt, but the graph has no value for it",
-        ),
-        (
-            '{ name: "X" data_type: TYPE_FP32 dims: [ 2 ] },',
-            "",
-            r"expected every input of the graph in config.pbtxt, got none for 'X' TYPE_FP32 \[-1, 2\]",
-        ),
-        (
-            "max_batch_size: 8",
-            "max_batch_size: 8 model_transaction_policy { decoupled: true }",
-            "the backend 'onnxruntime' answers each request once",
-        ),
-        (
-            "max_batch_size: 8",
-            'max_batch_size: 8 parameters { key: "execution_mode" value { string_value: "2" } }',
-            "parameter execution_mode: expected one of 0, 1, got '2'",
-        ),
-        (
-            "max_batch_size: 8",
-            "max_batch_size: 8 optimization { graph { level: 7 } }",
-            r"optimization.graph.level: expected one of \[-1, 0, 1\], got 7",
-        ),
-        (
-            "max_batch_size: 8",
-            'max_batch_size: 8 default_model_filename: "other.onnx"',
-            "expected the file of model 'm' at .*/m/1/other.onnx, got none there",
-        ),
-    ],
-)
-def test_a_configuration_that_does_not_fit_is_refused(add, monkeypatch, old, new, message):
+UNFIT = r"""
+"X" data_type: TYPE_FP32 => "X" data_type: TYPE_INT32
+    input 'X': expected TYPE_FP32
+"X" data_type: TYPE_FP32 dims: [ 2 ] => "X" data_type: TYPE_FP32 dims: [ 3 ]
+    input 'X': expected the shape \[-1, 2\], as the graph has it, got \[-1, 3\]
+"X" data_type: TYPE_FP32 dims: [ 2 ] => "X" data_type: TYPE_FP32 dims: [ -1 ]
+    input 'X': expected the shape \[-1, 2\], as the graph has it, got \[-1, -1\]
+max_batch_size: 8 =>
+    expected the shape \[-1, 2\], .* got \[2\] in config
+"SUM" => "TOTAL"
+    output 'TOTAL': the graph has none of that name; .*'SUM' TYPE_FP32
+name: "X" => name: "Y"
+    input 'Y': the graph has none of that name
+"X" data_type: TYPE_FP32 dims: [ 2 ] => "X" data_type: TYPE_FP32 dims: [ 2 ] optional: true
+    input 'X': optional in config.pbtxt, but the graph has no value for it
+{ name: "X" data_type: TYPE_FP32 dims: [ 2 ] }, =>
+    expected every input of the graph in config.pbtxt, got none for 'X' TYPE_FP32 \[-1, 2\]
+max_batch_size: 8 => max_batch_size: 8 model_transaction_policy { decoupled: true }
+    the backend 'onnxruntime' answers each request once
+max_batch_size: 8 => max_batch_size: 8 parameters { key: "execution_mode" value { string_value: "2" } }
+    parameter execution_mode: expected one of 0, 1, got '2'
+max_batch_size: 8 => max_batch_size: 8 optimization { graph { level: 7 } }
+    optimization.graph.level: expected one of \[-1, 0, 1\], got 7
+max_batch_size: 8 => max_batch_size: 8 default_model_filename: "other.onnx"
+    expected the file of model 'm' at .*/m/1/other.onnx, got none there
+"""
+
+
+@pytest.mark.parametrize(("change", "message"), cases(UNFIT))
+def test_a_configuration_that_does_not_fit_is_refused(add, monkeypatch, change, message):
+    old, _, new = change.partition(" =>")
     assert old in CONFIG
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         start_model(monkeypatch, TritonPythonModel, add, CONFIG.replace(old, new, 1))

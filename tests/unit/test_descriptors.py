@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import resource
 import ssl
@@ -113,17 +112,12 @@ def test_a_connection_with_one_of_the_last_descriptors_is_refused_with_the_reaso
 
 
 @pytest.mark.parametrize("room", [Room.SHORT, Room.NONE])
-def test_a_grpc_connection_without_room_is_told_or_cut_off(monkeypatch, room):
+async def test_a_grpc_connection_without_room_is_told_or_cut_off(monkeypatch, room):
     monkeypatch.setattr(grpc_connection, "room_for", lambda *_: room)
-
-    async def converse():
-        endpoint = GrpcEndpoint()
-        endpoint.regions.close()
-        return endpoint.closed, bytes(endpoint.sent)
-
-    closed, sent = asyncio.run(converse())
-    assert closed
-    assert (b"ulimit -n" in sent) == (room is Room.SHORT)
+    endpoint = GrpcEndpoint()
+    endpoint.regions.close()
+    assert endpoint.closed
+    assert (b"ulimit -n" in bytes(endpoint.sent)) == (room is Room.SHORT)
 
 
 async def test_a_handshake_without_room_is_not_begun(monkeypatch):

@@ -42,15 +42,11 @@ class User:
         return self._made
 
 
-def lose(sharing, *numbers):
+async def lose(sharing, *numbers):
     """Have an arena's events recorded again, and let the time pass."""
-
-    async def scenario():
-        arena = SimpleNamespace(region=arena_region(1), uuid=GPU)
-        sharing.await_release(arena, numbers, "Stub 'maker' died.")
-        await until(lambda: not timers())
-
-    asyncio.run(scenario())
+    arena = SimpleNamespace(region=arena_region(1), uuid=GPU)
+    sharing.await_release(arena, numbers, "Stub 'maker' died.")
+    await until(lambda: not timers())
 
 
 def names(owner, *numbers):
@@ -116,7 +112,7 @@ async def test_nothing_is_tried_where_the_setting_says_it(tried, way):
     assert tried.asked == []
 
 
-def test_blocked_stubs_and_their_waiters_are_ended(caplog):
+async def test_blocked_stubs_and_their_waiters_are_ended(caplog):
     sharing = EventSharing("share", 0.001)
     waiting = User(sharing, waits=names(1, 5), made=names(2, 0))
     behind = User(sharing, waits=names(2, 0))
@@ -126,7 +122,7 @@ def test_blocked_stubs_and_their_waiters_are_ended(caplog):
         User(sharing, waits=names(1, 5), uuid="GPU-1"),
     ]
     users = [waiting, behind, *spared]
-    lose(sharing, 5, 6)
+    await lose(sharing, 5, 6)
     ended = [user for user in users if user.killed]
     assert set(ended) == {waiting, behind}
     assert all(len(user.killed) == 1 for user in ended)
@@ -136,17 +132,17 @@ def test_blocked_stubs_and_their_waiters_are_ended(caplog):
     assert len(caplog.records) == 1
 
 
-def test_a_silent_stub_is_ended_and_proves_nothing_about_the_driver(caplog):
+async def test_a_silent_stub_is_ended_and_proves_nothing_about_the_driver(caplog):
     sharing = EventSharing("share", 0.001)
     blind = User(sharing, waits=names(1, 5), blind=True)
-    lose(sharing, 5)
+    await lose(sharing, 5)
     assert blind.killed
     assert blind.shares is True
     assert not caplog.records
 
 
-def test_a_stub_that_is_gone_is_not_waited_for():
+async def test_a_stub_that_is_gone_is_not_waited_for():
     sharing = EventSharing("share", 0.001)
     gone = weakref.ref(User(sharing, waits=names(1, 5)))
-    lose(sharing, 5)
+    await lose(sharing, 5)
     assert gone() is None

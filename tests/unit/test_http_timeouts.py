@@ -272,36 +272,27 @@ def test_at_the_end_a_request_that_is_on_its_way_is_refused(endpoint):
     assert endpoint.handlers[0].ends == ["aborted"]
 
 
-def test_requests_that_come_together_wait_their_turn():
+async def test_requests_that_come_together_wait_their_turn():
     """More than may be open at once come in one read: the rest is taken in order, later."""
-
-    async def pipelined():
-        endpoint = Endpoint(deferred=True)
-        endpoint.receive(b"".join(post(b"%d" % number) for number in range(100)) + HALF_HEAD)
-        assert len(endpoint.handlers) == 32
-        assert not endpoint.transport.reading
-        for at in range(100):
-            assert len(endpoint.handlers) <= at + 32
-            endpoint.handlers[at].answer()
-            await asyncio.sleep(0)
-        assert endpoint.transport.reading
-        endpoint.receive(b": x\r\n\r\n")
-        endpoint.handlers[100].answer()
-        return endpoint
-
-    endpoint = asyncio.run(pipelined())
+    endpoint = Endpoint(deferred=True)
+    endpoint.receive(b"".join(post(b"%d" % number) for number in range(100)) + HALF_HEAD)
+    assert len(endpoint.handlers) == 32
+    assert not endpoint.transport.reading
+    for at in range(100):
+        assert len(endpoint.handlers) <= at + 32
+        endpoint.handlers[at].answer()
+        await asyncio.sleep(0)
+    assert endpoint.transport.reading
+    endpoint.receive(b": x\r\n\r\n")
+    endpoint.handlers[100].answer()
     assert endpoint.answers() == [*((200, b"%d" % number) for number in range(100)), (200, b"")]
 
 
-def test_requests_that_wait_their_turn_are_dropped_with_their_connection():
-    async def lost():
-        endpoint = Endpoint(deferred=True)
-        endpoint.receive(post(b"x") * 100)
-        endpoint.handlers[0].answer()
-        endpoint.lose()
-        await asyncio.sleep(0)
-        return endpoint
-
-    endpoint = asyncio.run(lost())
+async def test_requests_that_wait_their_turn_are_dropped_with_their_connection():
+    endpoint = Endpoint(deferred=True)
+    endpoint.receive(post(b"x") * 100)
+    endpoint.handlers[0].answer()
+    endpoint.lose()
+    await asyncio.sleep(0)
     assert len(endpoint.handlers) == 32
     assert all(handler.ends[-1] == "aborted" for handler in endpoint.handlers[1:])
