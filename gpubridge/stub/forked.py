@@ -228,10 +228,11 @@ def _wake_all(waiting: Sequence[LoopWaiter]) -> None:
 
 def _serve_call(channel: Channel) -> None:
     """Make a call for a child, and send it the responses."""
+    readers: list[threading.Thread] = []
     try:
         fields, tensors = _receive_tensors(channel)
         try:
-            _forward(channel, fields, tensors)
+            _forward(channel, fields, tensors, readers)
         except (BridgeError, TritonModelException, RuntimeError) as error:
             # RuntimeError: the system allows no more threads now.
             code = error.code if isinstance(error, BridgeError) else ErrorCode.INTERNAL
@@ -244,10 +245,16 @@ def _serve_call(channel: Channel) -> None:
         with contextlib.suppress(OSError):
             # Ends the thread that waits for the child, which may read on.
             channel.socket.shutdown(socket.SHUT_RDWR)
+        for reader in readers:
+            # The number of a descriptor is the next call's, whose messages it would read.
+            reader.join()
         channel.close()
 
 
-def _forward(channel: Channel, fields: dict[str, Any], tensors: list[Tensor]) -> None:
+def _forward(
+    channel: Channel, fields: dict[str, Any], tensors: list[Tensor], readers: list[threading.Thread]
+) -> None:
+    """Make a call, and send its responses; ``readers`` gets the thread that reads on meanwhile."""
     decoupled = fields.pop("decoupled")
     # Cancelled with the requests for which the child was working.
     BATCH.set(fields.pop("batch"))
@@ -256,7 +263,9 @@ def _forward(channel: Channel, fields: dict[str, Any], tensors: list[Tensor]) ->
     fields["parameters"] = json.loads(fields["parameters"])
     request = InferenceRequest(inputs=tensors, preferred_memory=_ON_HOST, **fields)
     source = request._caller().call(request, decoupled)
-    threading.Thread(target=_cancel_on_request, args=(channel, source), daemon=True).start()
+    reader = threading.Thread(target=_cancel_on_request, args=(channel, source), daemon=True)
+    reader.start()
+    readers.append(reader)
     while (response := source.next()) is not None:
         error = response._error
         if error is not None:
