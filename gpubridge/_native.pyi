@@ -468,12 +468,11 @@ class InFlightRequests:
         """Leave all messages to the hook ``send``, or no longer."""
     def flush(self) -> None:
         """Send the batches that were not sent yet."""
-    def cancel(
-        self, request: InferRequest, running_only: bool = False, still_read: bool = False, /
-    ) -> None:
+    def cancel(self, request: InferRequest, running_only: bool = False, how: int = 1, /) -> None:
         """Let the stub know that a request is cancelled; with ``running_only`` if it has started.
 
-        What the model still sends is dropped, unless ``still_read``. Calls the hook ``cancelled``.
+        ``how``: ABANDONED, CANCELLED or GIVEN_UP of `gpubridge.transport.control`. Calls the hook
+        ``cancelled``.
         """
     def passed_on(self, request: InferRequest, responses: int, /) -> None:
         """Tell the stub that responses of a request have left, so that it may send others."""

@@ -30,6 +30,9 @@ class InFlightRequests {
   // State in which a dead stub leaves a ticket.
   enum class Left { kEnded, kStarted, kUnstarted };
 
+  // How a request is cancelled, as its cell has it: see gpubridge/transport/control.py.
+  enum class Cancelled : std::uint8_t { kDropped = 1, kStillRead = 2, kGivenUp = 3 };
+
   struct Entering {
     bool has_memory = false;   // whether there is something that the stub says it is done with
     std::uint32_t unsent = 0;  // responses of earlier runs that have not left yet
@@ -83,16 +86,18 @@ class InFlightRequests {
     release(ticket);
   }
 
-  // Tells the stub that a request is cancelled; with `running_only` not before it has started.
+  // Tells the stub that a request is cancelled, and how; with `running_only` not before it has
+  // started.
   // Returns the batch of a started request that was not cancelled before, if all its requests are
   // cancelled now; else 0 for such a request.
   [[nodiscard]] std::optional<std::uint64_t> cancel(Ticket ticket, bool running_only,
-                                                    bool still_read) {
+                                                    Cancelled how) {
     const bool started = has_started(ticket);
     if (running_only && !started) return std::nullopt;
     std::uint8_t& cell = cells_.cancelled[ticket];
     const std::uint8_t before = load_cell(cell);
-    if (before != kDropped) store_cell(cell, still_read ? kStillRead : kDropped);
+    const auto dropped = static_cast<std::uint8_t>(Cancelled::kDropped);
+    if (before != dropped) store_cell(cell, static_cast<std::uint8_t>(how));
     if (!started || before != 0) return std::nullopt;
     const std::uint64_t sequence = entries_[ticket].sequence;
     return all_cancelled(sequence) ? sequence : 0;
@@ -285,9 +290,6 @@ class InFlightRequests {
   }
 
  private:
-  static constexpr std::uint8_t kDropped = 1;
-  static constexpr std::uint8_t kStillRead = 2;
-
   [[noreturn]] static void not_running(const char* what, Ticket ticket) {
     throw MalformedRecord(std::string(what) + " for ticket " + std::to_string(ticket) +
                           ", which is not running");

@@ -566,7 +566,7 @@ void bind_in_flight(nb::module_& module) {
       .def("poll_with", &RequestsAtStub::poll_with, nb::arg().none())
       .def("block", &RequestsAtStub::block)
       .def("flush", &RequestsAtStub::flush)
-      .def("cancel", &RequestsAtStub::cancel, nb::arg(), nb::arg() = false, nb::arg() = false)
+      .def("cancel", &RequestsAtStub::cancel, nb::arg(), nb::arg() = false, nb::arg() = 1)
       .def("passed_on", &RequestsAtStub::passed_on)
       .def("receive",
            [](RequestsAtStub& self) -> nb::object {

@@ -207,7 +207,7 @@ class RequestsAtStub {
 
   // Withdraws the requests whose batches the stub has not begun; returns them in order.
   nb::list withdraw();
-  void cancel(nb::handle request, bool running_only, bool still_read);
+  void cancel(nb::handle request, bool running_only, std::uint8_t how);
   void passed_on(nb::handle request, std::uint32_t responses) {
     const auto ticket = infer_request(request).ticket;
     if (is_at_stub(ticket)) core_.passed_on(static_cast<Ticket>(ticket), responses);

@@ -87,10 +87,11 @@ void RequestsAtStub::flush() {
   hooks_->send(bytes_object(message));
 }
 
-void RequestsAtStub::cancel(nb::handle request, bool running_only, bool still_read) {
+void RequestsAtStub::cancel(nb::handle request, bool running_only, std::uint8_t how) {
   const auto ticket = infer_request(request).ticket;
   if (!is_at_stub(ticket)) return;
-  const auto batch = core_.cancel(static_cast<Ticket>(ticket), running_only, still_read);
+  const auto batch = core_.cancel(static_cast<Ticket>(ticket), running_only,
+                                  static_cast<InFlightRequests::Cancelled>(how));
   if (batch) nb::object(hooks_->cancelled)(ticket, *batch);
 }
 

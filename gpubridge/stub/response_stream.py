@@ -17,7 +17,7 @@ from gpubridge.stub.response_encoder import ModelIdentity, ResponseEncoder, erro
 from gpubridge.stub.results import ResultSender
 from gpubridge.tensor.native import NativeStubLoop
 from gpubridge.transport.channel import ChannelClosed
-from gpubridge.transport.control import ABANDONED, ControlPage
+from gpubridge.transport.control import ABANDONED, GIVEN_UP, ControlPage
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.records import Record
 
@@ -252,7 +252,7 @@ class StubResponseStream:
         size = sum([(t._device_bytes or t._payload()).nbytes for t in response._tensors])
         pause = _FIRST_PAUSE
         while not (self._closed or self._take_credit(size) or self._abandoned()):
-            if self.cancelled():
+            if self._writer.control.cancelled[self._record.ticket] == GIVEN_UP:
                 self._failure = _CUT
                 return
             yield pause

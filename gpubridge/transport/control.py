@@ -9,7 +9,7 @@ Map (bytes)::
     24  u64  claimed   number of the last batch that the stub began or the server withdrew;
                        bit 63: the stub must claim each batch before it begins      both, atomically
     64  u8[TICKETS]  lent       1 while the stub may use the ticket's memory          server 1, stub 0
-    ..  u8[TICKETS]  cancelled  ABANDONED or CANCELLED: the request is cancelled      server writes
+    ..  u8[TICKETS]  cancelled  ABANDONED, CANCELLED or GIVEN_UP: it is cancelled     server writes
     ..  u8[LEASES]   outputs    1 while the server may use an output slot             stub 1, server 0
     ..  u32[TICKETS] passed_on  responses of the ticket's request that have left      server writes
     ..  u64[7] device_work  counters of the stub's GPU work: bytes h2d, d2h, d2d,
@@ -52,6 +52,8 @@ NO_LEASE = 0xFFFF_FFFF
 ABANDONED = 1
 """The request is cancelled, and further responses are discarded."""
 CANCELLED = 2
+"""The request is cancelled by a caller that reads further responses."""
+GIVEN_UP = 3
 """The request is cancelled as its model is to end; responses are passed on, but wait for no client."""
 
 _LENT_AT = 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpubridge.transport.control import ABANDONED, CANCELLED
 from gpubridge.transport.messages import ResponseFlag
 from tests.fuzz.fake_stub import FakeStub, record
 
@@ -15,10 +16,10 @@ def stub():
     stub.close()
 
 
-def cancel(stub, batch, index, still_read=False):
+def cancel(stub, batch, index, how=ABANDONED):
     """Cancel a request; returns its ticket."""
     request = stub.flights[batch][index].request
-    stub.in_flight.cancel(request, False, still_read)
+    stub.in_flight.cancel(request, False, how)
     return request.ticket
 
 
@@ -64,7 +65,7 @@ def test_open_requests_of_one_batch_are_cancelled_together(stub):
 def test_a_request_is_cancelled_once(stub):
     stub.enter(1)
     stub.control.start(1)
-    ticket = cancel(stub, 1, 0, still_read=True)
+    ticket = cancel(stub, 1, 0, CANCELLED)
     cancel(stub, 1, 0)
     assert stub.cancelled == [(ticket, 1)]
     assert stub.control.cancelled[ticket] == 1

@@ -10,7 +10,7 @@ import pytest
 from gpubridge.pb_utils import InferenceResponse
 from gpubridge.request import InferRequest
 from gpubridge.stub.response_stream import StubResponseStream
-from gpubridge.transport.control import CANCELLED
+from gpubridge.transport.control import CANCELLED, GIVEN_UP
 from gpubridge.transport.messages import ResponseFlag
 from tests.fuzz.fake_stub import FakeStub, record
 from tests.unit.looped_stub import started_stubs
@@ -71,7 +71,7 @@ def test_a_response_that_waits_for_its_client_holds_up_no_model_that_is_to_end(
         stub = start(
             "sender = request.get_response_sender()",
             "def work(sender):",
-            f"    for _ in range({LIMIT + 1}):",
+            f"    for _ in range({LIMIT + 2}):",
             "        sender.send(pb_utils.InferenceResponse([pb_utils.Tensor('OUT', data)]))",
             f"    {drops or 'sender.send(flags=1)'}",
             "threading.Thread(target=work, args=[sender]).start()",
@@ -81,6 +81,10 @@ def test_a_response_that_waits_for_its_client_holds_up_no_model_that_is_to_end(
         stub.send([stub.record(3, np.ones((1, 1), np.float32))])
         assert all(each.word == ResponseFlag.OPEN for each in stub.responses(LIMIT))
         stub.page.cancelled[3] = CANCELLED
+        # Its caller reads on: the model goes on when that has read.
+        stub.page.passed_on[3] = 1
+        assert stub.responses(1)[0].word == ResponseFlag.OPEN
+        stub.page.cancelled[3] = GIVEN_UP
         (last,) = stub.responses(1)
         assert last.word == ResponseFlag.ERROR
         assert "the model is being unloaded" in stub.error(last)

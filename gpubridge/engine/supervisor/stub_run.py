@@ -19,6 +19,7 @@ from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.spans import Span
 from gpubridge.transport.channel import pair
+from gpubridge.transport.control import GIVEN_UP
 from gpubridge.transport.messages import Kind
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class StubRun:
         """
         at_stub = self.connection.requests
         for _, _, request in at_stub.left():
-            at_stub.cancel(request, True, True)
+            at_stub.cancel(request, True, GIVEN_UP)
         if self._bls_endpoint is not None:
             self._bls_endpoint.give_up()
 

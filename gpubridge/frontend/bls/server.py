@@ -42,6 +42,7 @@ from gpubridge.transport.channel import (
     is_unread,
 )
 from gpubridge.transport.context import CallContext, ResponseContext
+from gpubridge.transport.control import ABANDONED, CANCELLED
 from gpubridge.transport.messages import control_message, decode_control
 from gpubridge.transport.records import Record, record_reader, with_long_text
 from gpubridge.transport.signatures import Signature, encode_signature
@@ -369,7 +370,8 @@ class BlsConnection:
         else:
             # Requests of a sequence that its model has not seen still count for it.
             of_sequence = call.form.model.config.message.HasField("sequence_batching")
-            request.instance.cancel(request, of_sequence, still_read)
+            how = CANCELLED if still_read else ABANDONED
+            request.instance.cancel(request, of_sequence, how)
 
     def _cancel_calls_of(self, batch: int) -> None:
         """Cancel the calls that were made for the requests of a batch: these are cancelled."""
