@@ -41,6 +41,19 @@ if value[0] == 266:
 return respond(OUT=value + 1)
 """
 )
+# Calls an ensemble of many answers, and wants no more after the first.
+STOPS = answering(
+    """
+wants = pb_utils.InferenceRequest(
+    model_name="flow", requested_output_names=["B"], inputs=[pb_utils.Tensor("A", np.float32([100_000]))]
+)
+answers = wants.exec(decoupled=True)
+next(answers)
+answers.cancel()
+errors = [each.error().message() for each in answers if each.has_error()]
+return respond(OUT=np.float32([errors == ["the request was cancelled"]]))
+"""
+)
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
@@ -58,6 +71,7 @@ def server(tmp_path_factory, sent):
         write_model(repository, name, source, config=DECOUPLED)
     three = "instance_group [{ count: 3 kind: KIND_CPU }]"
     write_model(repository, "add", ADD, config=three)
+    write_model(repository, "stops", STOPS)
     write_ensemble(repository, "flow", "count IN=A > OUT=t", "add IN=t > OUT=B")
     write_ensemble(
         repository,
@@ -126,6 +140,10 @@ def test_each_answer_flows_on_in_order(stream):
     for count in (0, 1, 2, 20):
         stream.ask("flow", count)
         assert stream.take_all() == [i + 1.0 for i in range(count)]
+
+
+def test_a_call_that_is_cancelled_ends_its_ensemble(server):
+    assert b'"OUT":1' in server.request("POST", "/v2/models/stops/generate", '{"IN": [0]}')[2]
 
 
 def test_decoupled_after_decoupled(stream):

@@ -98,8 +98,11 @@ class Execution:
         if self._run is not None:
             self._apply(self._run.passed_on(responses))
 
-    def cancel(self, _: InferRequest) -> None:
-        """Cancel the execution; its end is still reported."""
+    def cancel(self, _: InferRequest, *how: object) -> None:  # noqa: ARG002
+        """Cancel the execution, as an instance cancels a request; its end is still reported.
+
+        ``how``: what an instance tells its stub; none of it matters to members.
+        """
         if self._run is not None:
             self._close("CANCELED")
             self.request.finish(BridgeError("the request was cancelled", ErrorCode.CANCELLED))
