@@ -162,7 +162,7 @@ ROWS = (
     _row(
         "1.13",
         "finalize",
-        "process/test_lifecycle.py::test_what_does_not_end_is_given_up_after_the_exit_timeout",
+        "process/test_lifecycle.py::test_what_hangs_or_fails_at_the_end_keeps_neither_the_server_nor_other_models",
     ),
     _row(
         "1.13",

@@ -12,7 +12,6 @@ import pytest
 from tests.process.gates import Gate
 from tests.process.model_sources import answering
 from tests.process.server import (
-    LITTLE_MEMORY,
     running_server,
     wait_until,
     write_code_model,
@@ -51,7 +50,7 @@ def server(tmp_path_factory):
     )
     write_model(repository, "pair", ECHO, config="instance_group [{ count: 2 }]")
     write_code_model(repository, "m")
-    with running_server(repository, *LITTLE_MEMORY) as running:
+    with running_server(repository, f"--request-arena-limit={64 << 20}") as running:
         yield running
 
 
@@ -236,7 +235,7 @@ def test_a_stream_keeps_its_order_where_a_later_request_is_done_first(server, cl
 
 
 def test_a_stream_whose_client_does_not_read_slows_only_itself(server):
-    requests = 150
+    requests = 400
     data = tensor(np.ones(100_000, np.float32))
     message = triton._utils._get_inference_request(
         "echo", [data], "", "", None, 0, False, False, 0, None, None
@@ -260,7 +259,7 @@ def test_a_stream_whose_client_does_not_read_slows_only_itself(server):
         answers = stub(endless())
         first = next(answers)
         assert not first.error_message
-        # No client reads on: others are answered as ever, in an arena of 24 MiB.
+        # No client reads on: others are answered as ever, in an arena of 64 MiB.
         with triton.InferenceServerClient(server.grpc_url) as client:
             for _ in range(20):
                 client.infer("echo", [tensor(np.ones(10, np.float32))])

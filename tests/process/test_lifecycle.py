@@ -300,11 +300,9 @@ def health_watched(server, gate):
         assert ended.value.details() == "the server is stopping"
 
 
-def write_given_up(models, place, gate):
-    """Write models that do not answer, or whose end fails; m waits at the gate when it starts again."""
-    again = str(place / "again")
-    at_gate = f"if os.path.exists({again!r}): {gate.wait}\nopen({again!r}, 'w')"
-    write_code_model(models, initialize=at_gate)
+def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads, tmp_path):
+    models, started = tmp_path / "models", tmp_path / "started"
+    write_code_model(models)
     write_code_model(models, "deaf")
     strings = {"inputs": 'name: "IN" data_type: TYPE_STRING dims: [1]'}
     strings["outputs"] = strings["inputs"].replace('"IN"', '"OUT"')
@@ -312,16 +310,38 @@ def write_given_up(models, place, gate):
         decoupled = "model_transaction_policy { decoupled: true }" if name == "stream" else ""
         source = ASKS if name == "asks" else WAITS
         write_model(models, name, source, config=decoupled, **strings)
-        (place / f"of {name}").mkdir()
+        (tmp_path / f"of {name}").mkdir()
+    with running_server(models, "--exit-timeout-secs=3") as server:
+        pids = descendants(server.pid)
+        endless = threads.submit(server.ask, mark_and(started, FOR_EVER))
+        wait_until(started.exists, "execute to start", server)
+        given_up = []
+        for name in CLEANED:
+            body = json.dumps({"IN": str(tmp_path / f"of {name}")})
+            path = f"/v2/models/{name}/generate"
+            given_up.append(threads.submit(server.request, "POST", path, body))
+            waits = tmp_path / f"of {name}" / "request waits"
+            wait_until(waits.exists, f"'{name}' to wait", server)
+        assert server.stop() == 0
+        status, error = endless.result()
+        assert (status, error.startswith(KILLED.format("m"))) == (503, True), error
+        # A coroutine is cancelled, a call fails, and the model is finalized before the process ends.
+        assert 200 not in [each.result()[0] for each in given_up]
+        for name, cleaned in CLEANED.items():
+            for what in (*(f"{each} cleans up" for each in cleaned), "finalize"):
+                assert (tmp_path / f"of {name}" / what).exists(), (name, what)
+        assert gone(pids)
+        assert "model 'm' still has 1 requests after 3 s" in server.log()
+
+
+def test_what_hangs_or_fails_at_the_end_keeps_neither_the_server_nor_other_models(tmp_path):
+    models, gate = tmp_path / "models", Gate(tmp_path / "gate")
+    again = str(tmp_path / "again")
+    at_gate = f"if os.path.exists({again!r}): {gate.wait}\nopen({again!r}, 'w')"
+    write_code_model(models, initialize=at_gate)
     write_model(models, "fill", FILL)
     for name, (finalize, _) in FINALIZES.items():
         write_code_model(models, name, finalize=finalize)
-    write_code_model(models, "tidy")
-
-
-def test_what_does_not_end_is_given_up_after_the_exit_timeout(threads, tmp_path):
-    models, gate, started = tmp_path / "models", Gate(tmp_path / "gate"), tmp_path / "started"
-    write_given_up(models, tmp_path, gate)
     with (
         running_server(models, "--exit-timeout-secs=3") as server,
         connected(server.http_url, 4096) as unread,
@@ -330,26 +350,9 @@ def test_what_does_not_end_is_given_up_after_the_exit_timeout(threads, tmp_path)
         assert unread.recv(100).startswith(b"HTTP/1.1 200")
         with health_watched(server, gate):
             pids = descendants(server.pid)
-            endless = threads.submit(server.ask, mark_and(started, FOR_EVER))
-            wait_until(started.exists, "execute to start", server)
-            given_up = []
-            for name in CLEANED:
-                body = json.dumps({"IN": str(tmp_path / f"of {name}")})
-                path = f"/v2/models/{name}/generate"
-                given_up.append(threads.submit(server.request, "POST", path, body))
-                waits = tmp_path / f"of {name}" / "request waits"
-                wait_until(waits.exists, f"'{name}' to wait", server)
             assert server.stop(signal.SIGINT) == 0
         assert gone(pids)
         log = server.log()
-    status, error = endless.result()
-    assert (status, error.startswith(KILLED.format("m"))) == (503, True), error
-    # A coroutine is cancelled, a call fails, and the model is finalized before the process ends.
-    assert 200 not in [each.result()[0] for each in given_up]
-    for name, cleaned in CLEANED.items():
-        for what in (*(f"{each} cleans up" for each in cleaned), "finalize"):
-            assert (tmp_path / f"of {name}" / what).exists(), (name, what)
-    assert "model 'm' still has 1 requests after 3 s" in log
     for name, (_, logged) in FINALIZES.items():
         assert logged.format(name) in log
     assert "Finalize\n" in log
