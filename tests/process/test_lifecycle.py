@@ -311,7 +311,7 @@ def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads,
         source = ASKS if name == "asks" else WAITS
         write_model(models, name, source, config=decoupled, **strings)
         (tmp_path / f"of {name}").mkdir()
-    with running_server(models, "--exit-timeout-secs=3") as server:
+    with running_server(models, "--exit-timeout-secs=1") as server:
         pids = descendants(server.pid)
         endless = threads.submit(server.ask, mark_and(started, FOR_EVER))
         wait_until(started.exists, "execute to start", server)
@@ -331,7 +331,7 @@ def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads,
             for what in (*(f"{each} cleans up" for each in cleaned), "finalize"):
                 assert (tmp_path / f"of {name}" / what).exists(), (name, what)
         assert gone(pids)
-        assert "model 'm' still has 1 requests after 3 s" in server.log()
+        assert "model 'm' still has 1 requests after 1 s" in server.log()
 
 
 def test_what_hangs_or_fails_at_the_end_keeps_neither_the_server_nor_other_models(tmp_path):
