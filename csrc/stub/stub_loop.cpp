@@ -15,7 +15,7 @@
 #include "list_items.h"
 #include "little_endian.h"
 #include "python_object.h"
-#include "stub/interruption.h"
+#include "stub/in_model.h"
 #include "stub/output_pool.h"
 #include "stub/request_reader.h"
 #include "stub/response_writer.h"
@@ -85,7 +85,8 @@ class StubLoop {
         scratch_(checked(PyByteArray_FromStringAndSize(nullptr, kFrameLimit))),
         awake_ns_(awake_ns),
         descriptor_(nb::cast<int>(parts_.channel.attr("fileno")())),
-        interruption_(parts_.executor.attr("interruption")),
+        signals_(parts_.executor.attr("signals")),
+        held_(signals_.attr("held")),
         plain_(nb::cast<bool>(parts_.executor.attr("plain"))),
         decoupled_(nb::cast<bool>(parts_.executor.attr("identity").attr("decoupled"))) {
     attach();
@@ -96,7 +97,7 @@ class StubLoop {
   // when the descriptor of `wake_by` is readable, since threads of the model may use the GPU first.
   nb::object next_message() {
     for (bool ran = false;; ran = true) {
-      if (soon_) interruption_.apart([&] { parts_.channel.attr("poll")(wait_ns_, parts_.waits); });
+      if (soon_) parts_.channel.attr("poll")(wait_ns_, parts_.waits);
       if (ran && (uses_device_ || !wait_for_message())) {
         soon_ = false;
         return nb::make_tuple(nb::bytes(""), nb::list());
@@ -178,21 +179,17 @@ class StubLoop {
                        {static_cast<char*>(control_->gathered.data()), control_->gathered.size()}});
   }
 
-  // Receives a message as `receive_message` does, but for what handlers of signals raise meanwhile.
+  // Receives a message as `receive_message` does, but that signals wait for the model's code.
   nb::object receive() {
     const BufferView buffer(scratch_, PyBUF_WRITABLE);
     const std::span memory(static_cast<char*>(buffer.data()), buffer.size());
     Datagram received = receive_unlocked(descriptor_, memory);
-    while (received.count < 0 && errno == EINTR) {
-      interruption_.run_handlers();
-      received = receive_unlocked(descriptor_, memory);
-    }
+    while (received.count < 0 && errno == EINTR) received = receive_unlocked(descriptor_, memory);
     return message_of(received, memory);
   }
 
   void run(nb::handle message) {
-    interruption_.run_handlers();
-    interruption_.apart([&] { parts_.waits.attr("end")(monotonic_ns()); });
+    parts_.waits.attr("end")(monotonic_ns());
     parts_.waits.attr("alone") = view_of_bytes(message)[1] != 0;
     const std::vector<BatchView> batches = this->batches(message);
     bool called = false;
@@ -203,7 +200,7 @@ class StubLoop {
       if (!claim(*static_cast<std::uint64_t*>(control_->claimed.data()), batch.sequence)) {
         skip(batch, last);
       } else if (batch.plain && !uses_device_ && !is_crowded() &&
-                 (!batch.shared || shows_shared()) && !interruption_.pending()) {
+                 (!batch.shared || shows_shared())) {
         run_plain(message, batch, last);
       } else {
         run_in_python(message, batch, last);
@@ -214,10 +211,8 @@ class StubLoop {
     reclaims_ = pool_->take_lent_once() || reclaims_;
     soon_ = false;
     // Only now: the server waits for what was sent.
-    interruption_.apart([&] {
-      if (reclaims_) reclaims_ = nb::cast<bool>(parts_.outputs.attr("reclaim")());
-      soon_ = nb::cast<bool>(parts_.waits.attr("begin")(monotonic_ns()));
-    });
+    if (reclaims_) reclaims_ = nb::cast<bool>(parts_.outputs.attr("reclaim")());
+    soon_ = nb::cast<bool>(parts_.waits.attr("begin")(monotonic_ns()));
     wait_ns_ = called ? 2 * awake_ns_ : awake_ns_;
   }
 
@@ -332,11 +327,9 @@ class StubLoop {
   // Calls the model; returns the answer of each request, None where there is none now. The list
   // that the model returned stays the model's: nothing is taken out of it, and it may change.
   std::vector<nb::object> execute(nb::object requests, std::span<const Live> live) {
-    const nb::object returned = nb::steal(PyObject_CallMethodObjArgs(
-        model_.ptr(), name_object<"execute">(), requests.ptr(), nullptr));
+    const nb::object returned = call_model(requests);
     // They hold their memory.
     requests.reset();
-    if (!returned.is_valid()) throw nb::python_error();
     if (decoupled_ && returned.is_none()) return std::vector<nb::object>(live.size(), nb::none());
     if (!decoupled_ && PyList_CheckExact(returned.ptr()) != 0) {
       std::vector<nb::object> responses = items_of(returned);
@@ -349,6 +342,13 @@ class StubLoop {
       }
     }
     return items_of(parts_.executor.attr("checked_responses")(returned, origins(live)));
+  }
+
+  nb::object call_model(nb::handle requests) {
+    const InModel in_model(signals_);
+    if (PyDict_GET_SIZE(held_.ptr()) != 0) signals_.attr("run_held")();
+    return checked(PyObject_CallMethodObjArgs(model_.ptr(), name_object<"execute">(),
+                                              requests.ptr(), nullptr));
   }
 
   // True if there is one response for each request, and nothing else was asked of the requests.
@@ -398,7 +398,6 @@ class StubLoop {
     try {
       record = parts_.executor.attr("encode_response")(origin, only, 0);
     } catch (nb::python_error& error) {
-      // As of a signal's handler.
       record = parts_.executor.attr("encode_failure")(origin, error.value());
     }
     result_ += view_of_bytes(record);
@@ -516,9 +515,10 @@ class StubLoop {
   std::int64_t wait_ns_ = 0;  // for how long to stay awake now
   int descriptor_;
   int wake_descriptor_ = -1;
-  Interruption interruption_;
-  bool plain_;      // whether batches of this model may be plain
-  bool decoupled_;  // whether the model sends all responses by itself
+  nb::object signals_;  // SignalHandlers
+  nb::object held_;     // of it: handlers that wait for the model's code
+  bool plain_;          // whether batches of this model may be plain
+  bool decoupled_;      // whether the model sends all responses by itself
   // Whether anything of this process may be on the GPU.
   bool uses_device_ = false;
   bool soon_ = false;      // whether the next message is likely to come soon

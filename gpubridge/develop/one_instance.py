@@ -44,8 +44,6 @@ class _OutlivedStub(Stub):
         executor = super()._make_executor(model, states)
         # Without the thread that sends results during a slow batch: it ends with the process.
         executor.start_thread = _start_nothing  # type: ignore[method-assign]
-        # Handlers of signals are those of the process, which goes on with what they raise.
-        executor.interruption.keeps = False
         return executor
 
     def _hide_from_collector(self) -> None:

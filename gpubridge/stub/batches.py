@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.request import InferenceTrace
@@ -12,6 +12,7 @@ from gpubridge.stub.executor import Executor
 from gpubridge.stub.limits import LIMITS
 from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.stub.results import ResultSender
+from gpubridge.stub.signal_handlers import SignalHandlers
 from gpubridge.stub.uploading import BatchesAhead
 from gpubridge.tensor.native import NativeStubLoop, native
 from gpubridge.transport.channel import Channel, ChannelClosed
@@ -37,7 +38,8 @@ class BatchRunner:
 
     - ``awake_ns``: how long the server polls.
 
-    Attributes: ``results`` sends results; ``waits`` predicts the wait for the next request.
+    Attributes: ``results`` sends results; ``waits`` predicts the wait for the next request; ``signals``
+    holds signals back between batches.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class BatchRunner:
         self._incoming: Channel | BatchesAhead = channel
         self._decode: Callable[[bytes, RecordReader], list[Batch]] = decode_execute
         self.results = ResultSender(channel, control)
+        self.signals = SignalHandlers()
         self._awake_ns = awake_ns // _AWAKE_SHARE
         self.waits = WaitPredictor(_AWAKE_SHARE * self._awake_ns)
         self._wait_ns = 0
@@ -100,20 +103,18 @@ class BatchRunner:
         channel, loop = self._incoming, self._loop
         while True:
             if self._wait_ns:
-                self._apart(channel.poll, self._wait_ns, self.waits)
-            lost = None if device is None else device.reclaim_until(self._wait)
+                channel.poll(self._wait_ns, self.waits)
+            lost = None if device is None else device.reclaim_until(channel.wait)
             if lost is not None:
                 report_loss(lost.message)
                 return b"", []
             if loop is None:
-                # Before `receive`, where an OSError of a signal's handler would be the channel's.
-                self._wait(None)
                 return channel.receive()
             try:
                 message, fds = loop.next_message()
             except OSError as error:
                 if error.errno is None:
-                    # Not the channel's: a handler of a signal can raise, say, a TimeoutError anywhere.
+                    # Not the channel's.
                     raise
                 raise ChannelClosed from error
             if message:
@@ -122,7 +123,7 @@ class BatchRunner:
     def run(self, message: bytes) -> None:
         """Execute the batches of a message, and decide for how long to stay awake for the next."""
         waits = self.waits
-        self._apart(waits.end, time.monotonic_ns())
+        waits.end(time.monotonic_ns())
         waits.alone = comes_alone(message)
         executor = self._executor
         assert executor is not None
@@ -136,35 +137,12 @@ class BatchRunner:
                 # The server sends the remaining batches to another stub.
                 break
         # After sending: the server waits for the results.
-        self._apart(self._outputs.reclaim)
-        if not self._apart(waits.begin, time.monotonic_ns()):
+        self._outputs.reclaim()
+        if not waits.begin(time.monotonic_ns()):
             self._wait_ns = 0
             return
         called = any(each.context.outputs_for for batch in batches for each in batch.records)
         self._wait_ns = 2 * self._awake_ns if called else self._awake_ns
-
-    def _wait(self, seconds: float | None, other: int | None = None) -> bool:
-        """Wait as `Channel.wait`; what handlers of signals raise meanwhile, the next batch gets."""
-        while True:
-            try:
-                return self._incoming.wait(seconds, other)
-            except ChannelClosed:
-                raise
-            except BaseException as error:
-                if not self._keeps(error):
-                    raise
-
-    def _apart(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call what is part of no batch; what a signal's handler raises there, the next batch gets."""
-        try:
-            return function(*arguments)
-        except BaseException as error:
-            if not self._keeps(error):
-                raise
-            return None
-
-    def _keeps(self, error: BaseException) -> bool:
-        return self._executor is not None and self._executor.interruption.keep(error)
 
     def note_cancelled(self, ticket: int) -> None:
         """Tell the coroutine of a request that is cancelled, if it wants to know."""

@@ -14,7 +14,6 @@ from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
 from gpubridge.pb_utils.request import InferenceTrace
 from gpubridge.stub.array_batches import Executes
 from gpubridge.stub.bls.scope import BATCH
-from gpubridge.stub.interruption import Interruption
 from gpubridge.stub.memory.client_memory import ClientMemory
 from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.stub.memory.placement import Placement
@@ -29,6 +28,7 @@ from gpubridge.stub.response_encoder import (
 )
 from gpubridge.stub.response_stream import RequestHandle, ResponseWriter
 from gpubridge.stub.results import ResultSender
+from gpubridge.stub.signal_handlers import SignalHandlers
 from gpubridge.tensor.native import NativeStubLoop
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import NO_LEASE, ControlPage
@@ -47,7 +47,7 @@ class Executor:
     - ``plain``: whether requests without further fields need only tensors and responses, so that
       the compiled loop executes them by itself.
     - ``ended_at``: CLOCK_MONOTONIC nanoseconds at which the last ``execute`` ended.
-    - ``interruption``: what a signal's handler has raised outside of the model.
+    - ``signals``: holds signals back while the model's code does not run.
     - ``enter_batch``: notes for which batch this thread works from now on.
     - ``coroutines``: runs those of the model.
     """
@@ -57,6 +57,7 @@ class Executor:
     def __init__(  # noqa: PLR0913  (it connects the parts of a stub)
         self,
         model: Executes,
+        signals: SignalHandlers,
         identity: ModelIdentity,
         outputs: OutputMemory,
         control: ControlPage,
@@ -86,7 +87,7 @@ class Executor:
         self.coroutines = ModelLoop()
         self._reader = record_reader(RequestContext)
         self.ended_at = 0
-        self.interruption = Interruption()
+        self.signals = signals
         self.plain = states is None and not identity.iterative
 
     @property
@@ -269,8 +270,9 @@ class Executor:
         self, requests: list[InferenceRequest], handles: Sequence[RequestHandle]
     ) -> list[Any]:
         """Call the model and check its return value."""
-        self.interruption.check()
-        return self.checked_responses(self.model.execute(requests), handles)
+        with self.signals:
+            responses = self.model.execute(requests)
+        return self.checked_responses(responses, handles)
 
     def checked_responses(self, responses: Any, handles: Sequence[RequestHandle]) -> list[Any]:
         """Return the responses that ``execute`` returned, having run it if it is a coroutine.
@@ -283,7 +285,8 @@ class Executor:
             if self.identity.decoupled and not self.identity.iterative:
                 self._start(responses, list(handles))
                 return [None] * len(handles)
-            responses = self.coroutines.run(responses)
+            with self.signals:
+                responses = self.coroutines.run(responses)
         return self._checked(responses, handles)
 
     def _checked(self, responses: Any, handles: Sequence[RequestHandle]) -> list[Any]:

@@ -117,6 +117,10 @@ class Stub:
         self._metrics = MetricClient(self._calls, settings.instance)
         self._model: Any = None
 
+    def hold_signals(self) -> None:
+        """Keep signals from the model's handlers while the stub's code runs, in a process of its own."""
+        self._batches.signals.install()
+
     def initialize(self) -> bool:
         """Load the model and call its ``initialize``; reports the outcome to the server."""
         settings = self._settings
@@ -157,6 +161,7 @@ class Stub:
         if absent is not None:
             self._fall_back("native_module", f"it runs slower: {absent}", int(Logger.INFO))
         self._hide_from_collector()
+        self._batches.signals.in_model = False
         self._channel.send(
             control_message(Kind.READY),
             () if readiness is None else (readiness.fileno(),),
@@ -228,6 +233,7 @@ class Stub:
         )
         parts = (
             model,
+            self._batches.signals,
             identity,
             self._outputs,
             self._control,
@@ -348,7 +354,8 @@ class Stub:
         self._attach(None)
         try:
             if hasattr(self._model, "finalize"):
-                self._model.finalize()
+                with self._batches.signals:
+                    self._model.finalize()
         except BaseException as error:
             if self._note is not None:
                 self._note(error)
@@ -377,6 +384,7 @@ class Stub:
         self._metrics.disown()
         self._calls.disown()
         self._forked.after_in_child()
+        self._batches.signals.in_model = True
         around = host.current()
         if around is not None:
             host.attach(around._replace(caller=self._forked, device=None))
@@ -468,6 +476,7 @@ def run(fd: int, server_pid: int) -> int:
         message, fds = channel.receive()
         channel.send(control_message(Kind.CONNECTED, python=sys.version.split()[0]))
         stub = Stub(channel, *decode_initialize(message), fds)
+        stub.hold_signals()
         return stub.serve() if stub.initialize() else 1
     except ChannelClosed as closed:
         cause = closed.__cause__

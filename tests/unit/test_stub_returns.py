@@ -305,6 +305,35 @@ def test_what_a_signals_handler_raises_while_it_waits_the_next_batch_gets(start,
         assert executed(stub, 4) == [[4]]
 
 
+INTERRUPTED_OFTEN = (
+    HEAD
+    + """
+    timer = None
+    def initialize(self, args):
+        def boom(*_):
+            raise {error}
+        signal.signal(signal.SIGALRM, boom)
+        self.same = signal.getsignal(signal.SIGALRM) is boom
+    def execute(self, requests):
+        self.timer = self.timer or signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+        return [answer(number(each) * self.same) for each in requests]
+"""
+)
+
+
+def test_a_stub_outlives_what_a_signals_handler_raises_again_and_again(start):
+    stub = start(model=INTERRUPTED_OFTEN.format(error="TimeoutError('late')"))
+    late = 0
+    for count in range(1, 2000):
+        answers = executed(stub, count, 1)
+        failed = ["late" in str(answer) for answer in answers]
+        assert all(failed) or answers == [[count], [1]]
+        late += any(failed)
+        if late > 20 and count > 300:
+            break
+    assert late > 20
+
+
 @pytest.mark.parametrize(
     ("error", "raised"),
     [(TimeoutError("late"), TimeoutError), (OSError(104, "gone"), ChannelClosed)],
