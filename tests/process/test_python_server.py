@@ -254,7 +254,8 @@ def test_a_server_that_somebody_else_has_waited_for(temp, monkeypatch):
         child.wait_until_ready(None)
     child.stop()
     child.stop()
-    assert killed == []
+    # Servers of other tests that were dropped may end only now.
+    assert child._process.pid not in killed
     assert left_in_temp(temp) == []
 
 

@@ -183,6 +183,9 @@ def test_responses_in_memory_for_which_there_is_no_descriptor_are_errors_that_sa
         assert "ulimit -n" in text
         assert (code, side.leases[1]) == (ErrorCode.UNAVAILABLE, 0)
         assert seen_of(taken)[0][0][2] == VALUES[:4].reshape(2, 2).tolist()
+        # The lease of a response ends with it, not with the next collection of garbage.
+        del taken
+        assert side.leases[2] == 0
         # What was dropped and is announced again is mapped.
         side.records.map(CallKind.DROP_REGION, fields, [])
         side.records.map(CallKind.REGION, fields, fds)

@@ -165,13 +165,18 @@ class BlsRecords:
             if self._device is not None:
                 tensors = self._received(tensors, record)
         except BridgeError as error:
-            lost = (self._lost[ref[0]] for ref in record.refs if ref[0] in self._lost)
-            failure = next(lost, error)
-            self._borrowed.release(record.refs)
-            if self._device is not None:
-                self._device.note_error(failure)
-            return InferenceResponse([], TritonError(failure.message, error_code(failure.code)))
+            # Its traceback has this frame: a variable here would keep both, and all that is read with it.
+            return self._refused(record, error)
         return InferenceResponse._received(tensors, context.parameters or "{}")
+
+    def _refused(self, record: Record, error: BridgeError) -> InferenceResponse:
+        """Return the error of a response whose memory cannot be used, and end its leases."""
+        lost = (self._lost[ref[0]] for ref in record.refs if ref[0] in self._lost)
+        failure = next(lost, error)
+        self._borrowed.release(record.refs)
+        if self._device is not None:
+            self._device.note_error(failure)
+        return InferenceResponse([], TritonError(failure.message, error_code(failure.code)))
 
     def _tensors(self, record: Record) -> list[Any]:
         refs, specs, shapes = record.refs, record.signature.tensors, record.shapes
