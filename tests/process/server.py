@@ -131,10 +131,15 @@ class Server:
         return {name: float(value) for name, _, value in lines}
 
     def unload_all(self) -> None:
-        """Unload its models, and wait for the end of their processes."""
+        """Unload its models, and wait for the end of their processes and of what these log."""
         for name, _ in self.index():
             self.request("POST", f"/v2/repository/models/{name}/unload")
-        wait_until(lambda: not self.stubs(), "the models to end", self)
+        wait_until(self.has_unloaded, "the models to end", self)
+
+    def has_unloaded(self) -> bool:
+        """Return whether the models that were unloaded have ended, and all that they said is logged."""
+        states = {row.get("state") for row in self.index().values()}
+        return not self.stubs() and "UNLOADING" not in states
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; returns the exit code."""

@@ -88,12 +88,8 @@ class _Lendable:
             if row.get("reason", "unloaded") != "unloaded" or row.get("state") == "READY"
         }
         self._control(sorted(names), "unload")
-        ended = poll(lambda: not self.server.stubs() and not self._unloading(), _IDLE_SECONDS)
+        ended = poll(self.server.has_unloaded, _IDLE_SECONDS)
         return ended and self.server.is_ready() and self._read_states() == self._states
-
-    def _unloading(self) -> bool:
-        """Return whether the end of a model is still to be logged, which the next test must not see."""
-        return any(row.get("state") == "UNLOADING" for row in self.server.index().values())
 
     def _control(self, names: Sequence[str], verb: str) -> list[tuple[str, tuple[int, bytes]]]:
         def ask(name: str) -> tuple[int, bytes]:

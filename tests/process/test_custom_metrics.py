@@ -203,7 +203,7 @@ self.said = os.getpid()
             "# HELP hits_total Hits of b",
         )
         server.unload_all()
-        wait_until(lambda: server.log().count("finalized with") == 4, "their last words", server)
+        assert server.log().count("finalized with") == 4
         assert "Error" not in server.log()
 
 
