@@ -32,7 +32,7 @@ _STEPS = st.one_of(
     st.tuples(
         st.sampled_from(
             [
-                *("thread", "task", "late task", "fired", "expired"),
+                *("thread", "task", "late task", "watched", "fired", "expired"),
                 *("stream", "tasks on a stream", "idle stream"),
                 *("child", "child task", "child stream"),
             ]
@@ -180,6 +180,10 @@ class History:
             made.stream = None
         elif not made.future.cancel():
             return
+        elif made.kind == "watched":
+            made.wanted = False
+            made.loop.start(asyncio.sleep(0)).result(SECONDS)
+            return
         # Who keeps the exception of the task keeps its iterator.
         made.future = None
         self.is_cancelled(made)
@@ -289,8 +293,19 @@ async def _answer():
 async def _late():
     """Wait for a time, and then on."""
     answer = query().async_exec()
-    await asyncio.wait([answer], timeout=0)
+    try:
+        await asyncio.wait([answer], timeout=0)
+    except asyncio.CancelledError:
+        # Of this wait alone: the call goes on.
+        answer.cancel()
+        raise
     return await answer
+
+
+async def _watched():
+    """Wait in a way that is cancelled alone: the call goes on."""
+    (answer,), _ = await asyncio.wait([query().async_exec()])
+    return answer.result()
 
 
 async def _fired():
@@ -328,6 +343,7 @@ async def _shared(stream, begun):
 _ON_LOOP = {
     "task": _answer,
     "late task": _late,
+    "watched": _watched,
     "fired": _fired,
     "expired": _expired,
     "stream": _responses,
