@@ -59,14 +59,14 @@ class VirtualMember(Model):
         if self.failure:
             raise BridgeError(self.failure)
 
-    async def unload(self, seconds):
-        self._deadline = seconds is not None
+    async def unload(self, deadline):
+        self._deadline = deadline is not None
         while self.waiting and not self._deadline:
             await self._changed.wait()
             self._changed.clear()
         self.unloaded.set()
 
-    def set_deadline(self, seconds):
+    def set_deadline(self, deadline):
         self._deadline = True
         self._changed.set()
 

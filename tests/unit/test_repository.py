@@ -1,11 +1,14 @@
 """The repository's rules: what waits for what, and what goes with what; models that run nothing."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from gpubridge.engine.load_threads import LoadThreads
+from gpubridge.engine.models.dispatcher import Dispatcher
+from gpubridge.engine.models.model import StubModel
 from gpubridge.engine.repository import loader as model_loader
 from gpubridge.engine.repository.loader import NotPrepared
 from gpubridge.engine.repository.model_files import FileOverrides
@@ -212,3 +215,34 @@ def test_a_clients_files_go_with_the_last_who_needs_them(monkeypatch, tmp_path):
     overrides.close()
     overrides.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_models_give_up_their_requests_before_one_refuses_or_finalizes(tmp_path, monkeypatch):
+    told = []
+
+    class Endless(StubModel):
+        """A model with a request that is never answered."""
+
+        whole = True
+
+        async def load(self):
+            async def stop(seconds):
+                told.append("stop")
+
+            give_up = partial(told.append, "give up")
+            self.instances = [SimpleNamespace(give_up=give_up, stop=stop)]
+
+    async def work():
+        repository, loader = make_repository(tmp_path, [member("a"), member("b")])
+        loader.model = lambda prepared, version: Endless(
+            prepared.config, version, tmp_path, loader.context, str
+        )
+        for name in "ab":
+            await repository.load(name)
+        await repository.close(0.0)
+
+    monkeypatch.setattr(Dispatcher, "pending", 1)
+    monkeypatch.setattr(Dispatcher, "stop", lambda *_: None)
+    monkeypatch.setattr(Dispatcher, "refuse_queued", lambda *_: told.append("refuse"))
+    asyncio.run(work())
+    assert told[:6] == 2 * ["give up"] + 2 * ["refuse"] + 2 * ["stop"]

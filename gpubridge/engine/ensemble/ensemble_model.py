@@ -76,15 +76,15 @@ class EnsembleModel(Model):
 
     # -- life ----------------------------------------------------------------------------------
 
-    async def unload(self, seconds: float | None) -> None:
-        """Complete running executions, within ``seconds`` unless None; fail the rest.
+    async def unload(self, deadline: float | None) -> None:
+        """Complete running executions, until ``deadline`` unless None; fail the rest.
 
         Requests that were on their way are accepted until then.
         """
         await self._looked_up()
         self._idle.clear()
-        if seconds is not None:
-            self.set_deadline(seconds)
+        if deadline is not None:
+            self.set_deadline(deadline)
         if self._running:
             await self._idle.wait()
         if self._running:
@@ -93,9 +93,9 @@ class EnsembleModel(Model):
         for execution in list(self._running):
             execution.fail(self._unloaded())
 
-    def set_deadline(self, seconds: float) -> None:
-        """Limit an unload in progress: executions still running after ``seconds`` fail."""
-        asyncio.get_running_loop().call_later(seconds, self._idle.set)
+    def set_deadline(self, deadline: float) -> None:
+        """Limit an unload in progress: executions that are running then fail."""
+        asyncio.get_running_loop().call_at(deadline, self._idle.set)
 
     def _unloaded(self) -> BridgeError:
         return unavailable(

@@ -68,12 +68,15 @@ class Model(ABC):
         self.instances: list[Instance] = []
 
     @abstractmethod
-    async def unload(self, seconds: float | None) -> None:
-        """Complete pending requests, within ``seconds`` unless None, then release everything."""
+    async def unload(self, deadline: float | None) -> None:
+        """Complete pending requests, until ``deadline`` unless None, then release everything.
+
+        ``deadline``: of the event loop's clock.
+        """
 
     @abstractmethod
-    def set_deadline(self, seconds: float) -> None:
-        """Limit an unload in progress: requests still pending after ``seconds`` fail."""
+    def set_deadline(self, deadline: float) -> None:
+        """Limit an unload in progress: requests that are pending then fail."""
 
     @property
     @abstractmethod
@@ -193,7 +196,8 @@ class StubModel(Model):
         self._staging = DeviceStaging(
             context.devices, context.regions.arena(config.name), self.statistics
         )
-        self._stopping = False
+        # When its unload began.
+        self._stopped: float | None = None
         self._drained = asyncio.Event()
         self._deadline: float | None = None
 
@@ -226,31 +230,20 @@ class StubModel(Model):
             await self.unload(0.0)
             raise failures[0]
 
-    async def unload(self, seconds: float | None) -> None:
-        """Complete queued requests, then finalize and stop every instance, within ``seconds``.
+    async def unload(self, deadline: float | None) -> None:
+        """Complete queued requests, then finalize and stop every instance, until ``deadline``.
 
         Finalizing gets the rest of that time, but at least three seconds, in which requests that are
         not answered are cancelled. None sets no limit until :meth:`set_deadline` is called.
         """
-        self._stopping = True
         clock = asyncio.get_running_loop().time
-        begin = clock()
+        self._stopped = clock()
         await self._looked_up()
         await self._staging.finished()
-        drained = self._drained = asyncio.Event()
-        self._dispatcher.stop(drained.set)
-        if seconds is not None:
-            self.set_deadline(seconds)
-        await drained.wait()
-        if self.pending:
-            _logger.warning(
-                "model '%s' still has %d requests after %.0f s",
-                self.name,
-                self.pending,
-                clock() - begin,
-            )
-            for instance in self.instances:
-                instance.give_up()
+        self._dispatcher.stop(self._drained.set)
+        if deadline is not None:
+            self.set_deadline(deadline)
+        await self._drained.wait()
         unloaded = f"Request for model '{self.name}' cannot be served: it is being unloaded"
         self._dispatcher.refuse_queued(unloaded)
         left = _FINALIZE_LIMIT
@@ -260,11 +253,25 @@ class StubModel(Model):
         self._dispatcher.refuse_queued(unloaded)
         self._dispatcher.close()
 
-    def set_deadline(self, seconds: float) -> None:
-        """Limit an unload in progress: requests still pending after ``seconds`` fail."""
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.time() + seconds
-        loop.call_later(seconds, self._drained.set)
+    def set_deadline(self, deadline: float) -> None:
+        """Limit an unload in progress: requests that are pending then are given up.
+
+        Those of all models with this deadline in one turn of the loop, before any of these is finalized
+        or refuses a call of another one.
+        """
+        self._deadline = deadline
+        asyncio.get_running_loop().call_at(deadline, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._stopped is None or self._drained.is_set():
+            # Not yet: it waits for the end of an ensemble that uses it. Or not any more.
+            return
+        seconds = asyncio.get_running_loop().time() - self._stopped
+        text = "model '%s' still has %d requests after %.0f s"
+        _logger.warning(text, self.name, self.pending, seconds)
+        for instance in self.instances:
+            instance.give_up()
+        self._drained.set()
 
     async def _complete(self, environment: StubEnvironment, returned: str | None) -> None:
         """Apply the configuration that the model returned, if it can be served."""
@@ -315,7 +322,7 @@ class StubModel(Model):
     @property
     def ready(self) -> bool:
         """Return whether requests are executed now: some instance is ready."""
-        return not self._stopping and any(
+        return self._stopped is None and any(
             instance.state is InstanceState.READY for instance in self.instances
         )
 

@@ -365,10 +365,7 @@ class ServedModels:
             users = [task for other, task in self._retiring.items() if model in other.members]
             if users:
                 await asyncio.wait(users)
-            left = None
-            if self._deadline is not None:
-                left = max(0.0, self._deadline - asyncio.get_running_loop().time())
-            await model.unload(left)
+            await model.unload(self._deadline)
         finally:
             del self._retiring[model]
             source.release()
@@ -381,7 +378,7 @@ class ServedModels:
         """Stop serving; wait until every request is completed, at most ``seconds``."""
         self._deadline = asyncio.get_running_loop().time() + seconds
         for model in self._retiring:
-            model.set_deadline(seconds)
+            model.set_deadline(self._deadline)
         # Models that ensembles do not name, but call, are needed until those have ended.
         ensembles = [served for served in self._served.values() if served.prepared.graph]
         others = [served for served in self._served.values() if not served.prepared.graph]
