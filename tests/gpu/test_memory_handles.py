@@ -11,7 +11,6 @@ from gpubridge.cuda_ipc import probe_devices
 from gpubridge.cuda_ipc.device_check import check_device
 from tests.gpu.lane import LIBRARIES, SIMULATED, needs_library, running_lane_server
 from tests.gpu.models import write_lab, write_member
-from tests.process.device_models import HANDLES
 from tests.simcuda.processes import hand_over
 from tests.unit.cuda_workers import device_worker
 
@@ -39,7 +38,7 @@ def crosses(handles):
     return {"legacy": check.memory, "fd": check.memory_fds}[handles].reason
 
 
-@pytest.fixture(scope="module", params=HANDLES)
+@pytest.fixture(scope="module", params=["legacy", "fd"])
 def handles(request):
     if crosses(request.param):
         pytest.skip(crosses(request.param))

@@ -21,7 +21,7 @@ def test_an_upload_is_done_before_the_batch_before_it_is(machine, tmp_path, libr
     with running_lane_server(machine, tmp_path) as served:
         with (
             served.costing("patient", h2d=(4 * NBYTES, 4), d2h=(4 * NBYTES, 4), waits=(4, 4)),
-            lined_up(served, tmp_path, COUNT) as (permits, answers, given),
+            lined_up(served, "patient", COUNT) as (permits, answers, given),
         ):
             permits.give()
             permits.wait_for(2)

@@ -246,7 +246,8 @@ def running_machine(seed: int = 1) -> Iterator[Machine]:
         yield machine
     finally:
         machine.close()
-        shutil.rmtree(folder)
+        # A process that ends only now removes what it has exported itself.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
