@@ -9,7 +9,7 @@ import pytest
 
 __all__ = ["MOST", "count"]
 
-MOST = 420
+MOST = 220
 """Servers that a run without nightly tests may start. Share one (`running_server`), or test in one process."""
 
 _starts: Counter[str] = Counter()
