@@ -186,7 +186,8 @@ class Play {
     const Ticket ticket = input_.byte() % kTickets;
     const bool running_only = input_.byte() % 2 == 0;
     if (!at_stub_[ticket]) return;
-    const auto since = requests_.cancel(ticket, running_only, InFlightRequests::Cancelled::kDropped);
+    const auto since =
+        requests_.cancel(ticket, running_only, InFlightRequests::Cancelled::kDropped);
     expect(!since || cancelled_[ticket] != 0, "who abandons a model has cancelled a request");
     requests_.passed_on(ticket, 1);
   }
