@@ -21,6 +21,7 @@ _MODULES = {"gpubridge._native", "gpubridge.dataplane", "gpubridge.tensor.native
 _ADDRESSES = "a sanitizer needs addresses of its own, of which it leaves none"
 EXEMPT = {
     "test_no_memory.py": _ADDRESSES,
+    "test_packed_environments.py": _ADDRESSES,
     "test_environment_store.py::test_an_environment_is_unpacked_again_for_the_next_stub_when_the_cache_was_emptied": _ADDRESSES,
     "test_wire_memory.py::test_no_memory_is_left_of_calls_that_are_broken_off": "a sanitizer keeps freed memory for a while",
 }
