@@ -1,4 +1,4 @@
-"""What a client has its connection keep beside large messages: heads, unfinished small ones, queued answers."""
+"""Charges what a client has its connection keep beside large messages, such as heads and small messages."""
 
 from __future__ import annotations
 
