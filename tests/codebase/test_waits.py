@@ -8,7 +8,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 HELPER = "waits.py"
 TIMED = {
-    "conformance/api_cases_calls.py": 1,  # A model that looks for its cancellation, run by Triton, too.
+    "conformance/api_cases.py": 1,  # A model that looks for its cancellation, run by Triton, too.
     "conformance/http_exchange.py": 1,  # Parts of a request that come one after the other.
     "conformance/load_probe.py": 2,  # Looks at servers that it knows nothing of, Triton's too.
     "gpu/models.py": 1,  # A kernel of seconds.

@@ -19,15 +19,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.conformance import api_cases_calls, api_cases_objects, api_cases_server
-from tests.conformance.api_case import ApiCase
+from tests.conformance.api_cases import CASES, ApiCase
 from tests.conformance.api_differences import DIFFERENCES
 
-CASES: tuple[ApiCase, ...] = (
-    *api_cases_objects.CASES,
-    *api_cases_calls.CASES,
-    *api_cases_server.CASES,
-)
 RECORDED = Path(__file__).with_name("peer_api.json")
 
 

@@ -2,188 +2,81 @@
 
 from __future__ import annotations
 
+from tests.unit.model_configs import cases
+
 __all__ = ["BY_HAND"]
 
-# Situation, Triton, gpubridge, and why.
-BY_HAND = (
-    (
-        "the future of `async_exec` is cancelled, as by `asyncio.wait_for`",
-        "the call is run, and `asyncio.run` waits for it",
-        "the call is cancelled",
-        "nobody gets its answer",
-    ),
-    (
-        "status of a load that a fault in the scheduler's settings or an ensemble's maps prevents",
-        "500, `failed to poll`",
-        "400, `load failed`, with the same reason",
-        "the configuration is at fault, not the server",
-    ),
-    (
-        "`/generate`, and the model's error has the code UNAVAILABLE",
-        "400",
-        "503",
-        "as over `/infer`: clients try again later",
-    ),
-    (
-        "`--http-header-forward-pattern`, and a request of `/generate`",
-        "its headers do not reach models",
-        "they are parameters, as over `/infer`",
-        "a defect of Triton",
-    ),
-    (
-        "a header that is forwarded twice, or has the name of a parameter",
-        "the name stands twice in the JSON of `request.parameters()`",
-        "once, with the last header's value",
-        "JSON parsers take the last one, too",
-    ),
-    (
-        "the header of a restricted endpoint, where the pattern of forwarded headers matches it",
-        "reaches models",
-        "does not",
-        "its value is a secret",
-    ),
-    (
-        "the header of a restricted endpoint, sent twice",
-        "the first counts",
-        "the last counts",
-        "as for every other header",
-    ),
-    (
-        "statistics: errors that a model returns, requests that the sequence scheduler refuses",
-        "are in no count",
-        "are failures",
-        "every request is in one of the counts",
-    ),
-    (
-        "a stream with `triton_grpc_error` asks for a model that is not there",
-        "goes on after the error",
-        "ends with it",
-        "that header asks for gRPC's own errors, and those end a call",
-    ),
-    (
-        "an `np.bytes_` in an output's array of objects",
-        "is sent as the text of its `repr`",
-        "is sent as its bytes",
-        "the data is what the model meant",
-    ),
-    (
-        "a model writes into the array of a tensor that it got, and hands on the tensor itself",
-        "what arrived is handed on",
-        "what was written, if nothing else holds the tensor",
-        "the array is a view, not a copy",
-    ),
-    (
-        "outputs and parameters of an ensemble's answer",
-        "any order; parameters such as `sequence_id` among them",
-        "the configuration's order; no such parameters",
-        "repeatable",
-    ),
-    (
-        "an ensemble no longer fits, as a member was replaced or unloaded",
-        "the index says `unloaded`",
-        "it says why",
-        "names what to correct",
-    ),
-    (
-        "an ensemble is loaded with a configuration that its members do not allow yet",
-        "it is unloaded until they do",
-        "is served as before until they do",
-        "a load that fails changes nothing",
-    ),
-    (
-        "a version failed to load, and its directory was removed",
-        "the server is not ready",
-        "is ready",
-        "nothing is missing",
-    ),
-    (
-        "more `raw_input_contents` than inputs that need them",
-        "taken as if they were not there",
-        "400 with both numbers",
-        "at least one of them is misplaced",
-    ),
-    (
-        "an input or output that is declared twice",
-        "is taken; two inputs of one name refuse every request",
-        "counts once, with a warning; declared in two ways it is refused",
-        "published configurations have the same twice; which of the two is meant is unclear",
-    ),
-    (
-        "strings of a `config.pbtxt` that are not UTF-8",
-        "are loaded",
-        "are refused, with the place",
-        "protobuf's text is UTF-8",
-    ),
-    (
-        "gRPC's certificate is missing, or its key is another's",
-        "`Socket '0.0.0.0:8001' already in use`",
-        "the file, and what is wrong with it",
-        "the error names what to correct",
-    ),
-    (
-        "a new certificate",
-        "is read at the next start",
-        "is read at SIGHUP, too",
-        "certificates are short-lived",
-    ),
-    (
-        "`response_cache`: an equal request for other outputs, or with other parameters",
-        "gets the stored response, which may lack outputs",
-        "is executed",
-        "both reach the model",
-    ),
-    (
-        "`response_cache`: a model is loaded again, also from changed files",
-        "its stored responses stay",
-        "are removed, with those of ensembles",
-        "they may be those of other code",
-    ),
-    (
-        "`response_cache`: requests with a `sequence_id`",
-        "are looked up and stored",
-        "are executed",
-        "a sequence is no question that can be repeated",
-    ),
-    (
-        "`response_cache` with `summary_latencies`",
-        "no summary of requests; a summary of hits and of misses",
-        "the usual summaries: of hits in those of requests and queues only",
-        "figures of one model do not vanish with a flag",
-    ),
-    (
-        "`response_cache`, and the model answers with an error",
-        "the next equal request gets a response without outputs",
-        "errors are not stored",
-        "a defect of Triton",
-    ),
-    (
-        "`response_cache`: requests with tensors in clients' shared memory",
-        "are looked up and stored",
-        "are executed",
-        "a client could change them after they were compared",
-    ),
-    (
-        "`mode=opentelemetry`, and a `traceparent` whose sampled flag is not set",
-        "is traced, as marked in its export",
-        "is not traced",
-        "the caller has decided, as W3C's parent-based sampling says",
-    ),
-    (
-        "`mode=opentelemetry`: spans",
-        "no span for the queue; all spans are of the kind SERVER; errors set no status",
-        "`queue` beside `compute`; only `InferRequest` is of that kind; errors are the status",
-        "service graphs count a request once, and show what failed",
-    ),
-    (
-        "`mode=opentelemetry`: `tracestate` over gRPC",
-        "is lost",
-        "is passed on, as over HTTP",
-        "W3C asks for it",
-    ),
-    (
-        "`mode=opentelemetry`: `level=TENSORS`, a resource without a value, an unknown setting",
-        "is accepted; an error in the log, or no effect",
-        "is refused",
-        "it would have no effect",
-    ),
-)
+# Situation; below it Triton, gpubridge, and why.
+_TEXT = """\
+the future of `async_exec` is cancelled, as by `asyncio.wait_for`
+    the call is run, and `asyncio.run` waits for it | the call is cancelled | nobody gets its answer
+status of a load that a fault in the scheduler's settings or an ensemble's maps prevents
+    500, `failed to poll` | 400, `load failed`, with the same reason | the configuration is at fault, not
+    the server
+`/generate`, and the model's error has the code UNAVAILABLE
+    400 | 503 | as over `/infer`: clients try again later
+`--http-header-forward-pattern`, and a request of `/generate`
+    its headers do not reach models | they are parameters, as over `/infer` | a defect of Triton
+a header that is forwarded twice, or has the name of a parameter
+    the name stands twice in the JSON of `request.parameters()` | once, with the last header's value | JSON
+    parsers take the last one, too
+the header of a restricted endpoint, where the pattern of forwarded headers matches it
+    reaches models | does not | its value is a secret
+the header of a restricted endpoint, sent twice
+    the first counts | the last counts | as for every other header
+statistics: errors that a model returns, requests that the sequence scheduler refuses
+    are in no count | are failures | every request is in one of the counts
+a stream with `triton_grpc_error` asks for a model that is not there
+    goes on after the error | ends with it | that header asks for gRPC's own errors, and those end a call
+an `np.bytes_` in an output's array of objects
+    is sent as the text of its `repr` | is sent as its bytes | the data is what the model meant
+a model writes into the array of a tensor that it got, and hands on the tensor itself
+    what arrived is handed on | what was written, if nothing else holds the tensor | the array is a view,
+    not a copy
+outputs and parameters of an ensemble's answer
+    any order; parameters such as `sequence_id` among them | the configuration's order; no such parameters |
+    repeatable
+an ensemble no longer fits, as a member was replaced or unloaded
+    the index says `unloaded` | it says why | names what to correct
+an ensemble is loaded with a configuration that its members do not allow yet
+    it is unloaded until they do | is served as before until they do | a load that fails changes nothing
+a version failed to load, and its directory was removed
+    the server is not ready | is ready | nothing is missing
+more `raw_input_contents` than inputs that need them
+    taken as if they were not there | 400 with both numbers | at least one of them is misplaced
+an input or output that is declared twice
+    is taken; two inputs of one name refuse every request | counts once, with a warning; declared in two
+    ways it is refused | published configurations have the same twice; which of the two is meant is unclear
+strings of a `config.pbtxt` that are not UTF-8
+    are loaded | are refused, with the place | protobuf's text is UTF-8
+gRPC's certificate is missing, or its key is another's
+    `Socket '0.0.0.0:8001' already in use` | the file, and what is wrong with it | the error names what to
+    correct
+a new certificate
+    is read at the next start | is read at SIGHUP, too | certificates are short-lived
+`response_cache`: an equal request for other outputs, or with other parameters
+    gets the stored response, which may lack outputs | is executed | both reach the model
+`response_cache`: a model is loaded again, also from changed files
+    its stored responses stay | are removed, with those of ensembles | they may be those of other code
+`response_cache`: requests with a `sequence_id`
+    are looked up and stored | are executed | a sequence is no question that can be repeated
+`response_cache` with `summary_latencies`
+    no summary of requests; a summary of hits and of misses | the usual summaries: of hits in those of
+    requests and queues only | figures of one model do not vanish with a flag
+`response_cache`, and the model answers with an error
+    the next equal request gets a response without outputs | errors are not stored | a defect of Triton
+`response_cache`: requests with tensors in clients' shared memory
+    are looked up and stored | are executed | a client could change them after they were compared
+`mode=opentelemetry`, and a `traceparent` whose sampled flag is not set
+    is traced, as marked in its export | is not traced | the caller has decided, as W3C's parent-based
+    sampling says
+`mode=opentelemetry`: spans
+    no span for the queue; all spans are of the kind SERVER; errors set no status | `queue` beside
+    `compute`; only `InferRequest` is of that kind; errors are the status | service graphs count a request
+    once, and show what failed
+`mode=opentelemetry`: `tracestate` over gRPC
+    is lost | is passed on, as over HTTP | W3C asks for it
+`mode=opentelemetry`: `level=TENSORS`, a resource without a value, an unknown setting
+    is accepted; an error in the log, or no effect | is refused | it would have no effect
+"""
+BY_HAND = [(situation, *told.split(" | ")) for situation, told in cases(_TEXT)]

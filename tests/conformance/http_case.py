@@ -37,7 +37,7 @@ class Case:
         Shut the sending side down after the request.
     patience
         Seconds without a byte after which the server counts as silent.
-    may_differ
+    differs
         Why another server need not answer like the peer; None where it should.
     """
 
@@ -52,7 +52,7 @@ class Case:
     responses: int = 1
     half_close: bool = False
     patience: float = 4.0
-    may_differ: Difference | None = None
+    differs: Difference | None = None
 
     def parts(self) -> list[bytes]:
         """Pieces to send, in order."""
@@ -114,6 +114,11 @@ def infer(
         headers += (("Inference-Header-Content-Length", header_length),)
     path = f"/v2/models/{model}/infer"
     return Case(name, "POST", path, headers, header + (tail or b""), **fields)
+
+
+def sent(name: str, model: str, *tensors: Json, **fields: Any) -> Case:
+    """The same with these inputs, and nothing else in the document."""
+    return infer(name, model, {"inputs": list(tensors)}, **fields)
 
 
 def get(name: str, path: str, **fields: Any) -> Case:

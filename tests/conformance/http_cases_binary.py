@@ -14,6 +14,7 @@ from tests.conformance.http_case import (
     binary,
     encode,
     infer,
+    sent,
     strings,
     tensor,
 )
@@ -62,7 +63,7 @@ def answer(
         document["outputs"] = outputs
     if parameters:
         document["parameters"] = parameters
-    return infer(f"binary output: {name}", "add_sub", document, may_differ=differs)
+    return infer(f"binary output: {name}", "add_sub", document, differs=differs)
 
 
 def asked(name: str, value: object = True) -> dict[str, object]:
@@ -82,13 +83,7 @@ def round_trips() -> list[Case]:
         out = {"parameters": {"binary_data_output": True}}
         half = deliberate.HALF_AS_JSON if datatype in ("FP16", "BF16") else None
         cases += [
-            infer(
-                f"binary {name}: out as JSON",
-                "identity",
-                {"inputs": [given]},
-                tail=data,
-                may_differ=half,
-            ),
+            sent(f"binary {name}: out as JSON", "identity", given, tail=data, differs=half),
             infer(
                 f"binary {name}: out as binary", "identity", {"inputs": [given], **out}, tail=data
             ),
@@ -107,7 +102,7 @@ def everything_at_once() -> Case:
     document = {"inputs": inputs, "parameters": {"binary_data_output": True}}
     tail = b"".join(data for _, _, data in EVERY_DATATYPE)
     name = "binary: all datatypes in one request"
-    return infer(name, "identity", document, tail=tail, may_differ=deliberate.HASH_ORDER)
+    return infer(name, "identity", document, tail=tail, differs=deliberate.HASH_ORDER)
 
 
 SIZES = [
@@ -136,12 +131,7 @@ SIZES = [
         {"inputs": [INPUT0, binary("INPUT1", "FP32", [4], 16)]},
         tail=struct.pack("<4f", 1, 2, 3, 4),
     ),
-    infer(
-        "binary: zero-size tensor",
-        "identity",
-        {"inputs": [binary("IN_FP32", "FP32", [0], 0)]},
-        tail=b"",
-    ),
+    sent("binary: zero-size tensor", "identity", binary("IN_FP32", "FP32", [0], 0), tail=b""),
     infer(
         "binary: zero-size tensor out as binary",
         "identity",
@@ -153,10 +143,7 @@ SIZES = [
     infer(
         "binary: BOOL of other bytes",
         "identity",
-        {
-            "inputs": [binary("IN_BOOL", "BOOL", [2], 2)],
-            "parameters": {"binary_data_output": True},
-        },
+        {"inputs": [binary("IN_BOOL", "BOOL", [2], 2)], "parameters": {"binary_data_output": True}},
         tail=b"\2\xff",
     ),
 ]

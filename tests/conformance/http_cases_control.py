@@ -16,7 +16,7 @@ HEALTH = [
 ]
 
 METADATA = [
-    get("server metadata", "/v2", may_differ=deliberate.SERVER_NAME),
+    get("server metadata", "/v2", differs=deliberate.SERVER_NAME),
     get("server metadata with slash", "/v2/"),
     post("server metadata by POST", "/v2"),
     get("model metadata", "/v2/models/add_sub"),
@@ -36,11 +36,7 @@ METADATA = [
     get("model metadata version too long", f"/v2/models/add_sub/versions/{LONG_VERSION}"),
     get("model metadata version empty", "/v2/models/add_sub/versions/"),
     get("model metadata unknown model", "/v2/models/nope"),
-    get(
-        "model metadata percent-encoded",
-        "/v2/models/add%5Fsub",
-        may_differ=deliberate.ENCODED_NAME,
-    ),
+    get("model metadata percent-encoded", "/v2/models/add%5Fsub", differs=deliberate.ENCODED_NAME),
     post("model metadata by POST", "/v2/models/add_sub"),
     get("model ready", "/v2/models/add_sub/ready"),
     get("model ready version 1", "/v2/models/add_sub/versions/1/ready"),
@@ -75,11 +71,7 @@ STATISTICS = [
 
 REPOSITORY = [
     post("repository index", "/v2/repository/index"),
-    post(
-        "repository index ready only",
-        "/v2/repository/index",
-        b'{"ready":true}',
-    ),
+    post("repository index ready only", "/v2/repository/index", b'{"ready":true}'),
     post("repository index ready junk", "/v2/repository/index", b'{"ready":1}'),
     post("repository index not JSON", "/v2/repository/index", b"junk"),
     get("repository index by GET", "/v2/repository/index"),
@@ -104,11 +96,7 @@ SHARED_MEMORY = [
     get("system unregister by GET", f"{SYSTEM}/unregister"),
     get("cuda regions none", f"{CUDA}/status"),
     get("cuda region unknown", f"{CUDA}/region/r/status"),
-    post(
-        "cuda register without handle",
-        f"{CUDA}/region/r/register",
-        b"{}",
-    ),
+    post("cuda register without handle", f"{CUDA}/region/r/register", b"{}"),
     post(
         "cuda register short handle",
         f"{CUDA}/region/r/register",

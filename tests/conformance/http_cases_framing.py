@@ -11,6 +11,7 @@ from tests.conformance.http_case import ADD_SUB, Case, get, infer, with_connecti
 
 INFER = "/v2/models/add_sub/infer"
 LENGTH = len(ADD_SUB)
+ACCEPTING_GZIP = (("Accept-Encoding", "gzip"),)
 SHORT = 1.0  # patience where the peer is known to stay silent
 
 
@@ -34,6 +35,10 @@ def live(*headers: str, version: str = "HTTP/1.1") -> bytes:
     return head(*headers, line=f"GET /v2/health/live {version}")
 
 
+def length(value: object) -> tuple[str, str]:
+    return "Content-Length", str(value)
+
+
 def coded(name: str, coding: str, body: bytes, **fields: Any) -> Case:
     headers = (("Content-Encoding", coding),)
     return infer(f"coding: {name}", "add_sub", body, headers=headers, **fields)
@@ -46,6 +51,7 @@ def accepting(*codings: str) -> list[Case]:
     ]
 
 
+GZIPPED = gzip.compress(ADD_SUB, mtime=0)
 CHUNKED = ("Transfer-Encoding", "chunked")
 ONE_CHUNK = b"%x\r\n%s\r\n0\r\n\r\n" % (LENGTH, ADD_SUB)
 TWO_CHUNKS = b"10\r\n%s\r\n%X\r\n%s\r\n0\r\n\r\n" % (ADD_SUB[:16], LENGTH - 16, ADD_SUB[16:])
@@ -57,7 +63,7 @@ FRAMING = [
     framed(
         "Connection: close in capitals",
         ("Connection", "CLOSE"),
-        may_differ=deliberate.CLOSE_IN_CAPITALS,
+        differs=deliberate.CLOSE_IN_CAPITALS,
     ),
     framed("Connection: keep-alive", ("Connection", "keep-alive")),
     framed("HTTP/1.0", version="HTTP/1.0"),
@@ -70,94 +76,52 @@ FRAMING = [
         "chunk extension",
         CHUNKED,
         body=ONE_CHUNK.replace(b"\r\n", b";name=value\r\n", 1),
-        may_differ=deliberate.CHUNK_EXTENSION,
+        differs=deliberate.CHUNK_EXTENSION,
     ),
+    framed("trailer", CHUNKED, body=ONE_CHUNK[:-2] + b"X-Trailer: x\r\n\r\n"),
     framed(
-        "trailer",
-        CHUNKED,
-        body=ONE_CHUNK[:-2] + b"X-Trailer: x\r\n\r\n",
-    ),
-    framed(
-        "chunk size junk", CHUNKED, body=b"zz\r\nhello\r\n0\r\n\r\n", may_differ=deliberate.FRAMING
+        "chunk size junk", CHUNKED, body=b"zz\r\nhello\r\n0\r\n\r\n", differs=deliberate.FRAMING
     ),
     framed("chunk without end", CHUNKED, body=ONE_CHUNK[:-5], half_close=True),
     framed(
         "chunked and gzip",
         CHUNKED,
         ("Content-Encoding", "gzip"),
-        body=b"%x\r\n%s\r\n0\r\n\r\n"
-        % (len(gzip.compress(ADD_SUB, mtime=0)), gzip.compress(ADD_SUB, mtime=0)),
+        body=b"%x\r\n%s\r\n0\r\n\r\n" % (len(GZIPPED), GZIPPED),
     ),
     framed(
-        "chunked and a length",
-        CHUNKED,
-        ("Content-Length", "5"),
-        body=ONE_CHUNK,
-        may_differ=deliberate.FRAMING,
+        "chunked and a length", CHUNKED, length("5"), body=ONE_CHUNK, differs=deliberate.FRAMING
     ),
-    framed("length too large, then end", ("Content-Length", str(LENGTH + 10)), half_close=True),
-    framed("length too large, waiting", ("Content-Length", str(LENGTH + 10)), patience=SHORT),
-    framed("length too small", ("Content-Length", str(LENGTH - 10))),
-    framed("length junk", ("Content-Length", "abc"), patience=SHORT, may_differ=deliberate.FRAMING),
-    framed(
-        "length negative", ("Content-Length", "-5"), patience=SHORT, may_differ=deliberate.FRAMING
-    ),
-    framed(
-        "length huge",
-        ("Content-Length", "99999999999999"),
-        patience=SHORT,
-        may_differ=deliberate.LIMITS,
-    ),
-    framed(
-        "lengths that differ",
-        ("Content-Length", str(LENGTH)),
-        ("Content-Length", "3"),
-        may_differ=deliberate.FRAMING,
-    ),
-    framed(
-        "length twice",
-        ("Content-Length", str(LENGTH)),
-        ("Content-Length", str(LENGTH)),
-        may_differ=deliberate.FRAMING,
-    ),
+    framed("length too large, then end", length(LENGTH + 10), half_close=True),
+    framed("length too large, waiting", length(LENGTH + 10), patience=SHORT),
+    framed("length too small", length(LENGTH - 10)),
+    framed("length junk", length("abc"), patience=SHORT, differs=deliberate.FRAMING),
+    framed("length negative", length("-5"), patience=SHORT, differs=deliberate.FRAMING),
+    framed("length huge", length("99999999999999"), patience=SHORT, differs=deliberate.LIMITS),
+    framed("lengths that differ", length(LENGTH), length("3"), differs=deliberate.FRAMING),
+    framed("length twice", length(LENGTH), length(LENGTH), differs=deliberate.FRAMING),
     framed("no length on POST", body=b""),
     framed("Expect: 100-continue", ("Expect", "100-continue")),
-    framed(
-        "Expect: something else",
-        ("Expect", "bananas"),
-        may_differ=deliberate.EXPECTATION,
-    ),
+    framed("Expect: something else", ("Expect", "bananas"), differs=deliberate.EXPECTATION),
 ]
 
 CODINGS = [
-    coded("gzip", "gzip", gzip.compress(ADD_SUB, mtime=0)),
+    coded("gzip", "gzip", GZIPPED),
     coded("deflate", "deflate", zlib.compress(ADD_SUB)),
     coded(
         "deflate without zlib header",
         "deflate",
         zlib.compress(ADD_SUB)[2:-4],
-        may_differ=deliberate.BAD_COMPRESSION,
+        differs=deliberate.BAD_COMPRESSION,
     ),
-    coded(
-        "GZIP in capitals",
-        "GZIP",
-        gzip.compress(ADD_SUB, mtime=0),
-        may_differ=deliberate.CODING_IN_CAPITALS,
-    ),
+    coded("GZIP in capitals", "GZIP", GZIPPED, differs=deliberate.CODING_IN_CAPITALS),
     coded("identity", "identity", ADD_SUB),
     coded("empty", "", ADD_SUB),
     coded("br", "br", ADD_SUB),
-    coded("two codings", "gzip, deflate", gzip.compress(ADD_SUB, mtime=0)),
-    coded("gzip announced, plain sent", "gzip", ADD_SUB, may_differ=deliberate.BAD_COMPRESSION),
-    coded(
-        "deflate announced, plain sent", "deflate", ADD_SUB, may_differ=deliberate.BAD_COMPRESSION
-    ),
-    coded(
-        "gzip cut short",
-        "gzip",
-        gzip.compress(ADD_SUB, mtime=0)[:-12],
-        may_differ=deliberate.BAD_COMPRESSION,
-    ),
+    coded("two codings", "gzip, deflate", GZIPPED),
+    coded("gzip announced, plain sent", "gzip", ADD_SUB, differs=deliberate.BAD_COMPRESSION),
+    coded("deflate announced, plain sent", "deflate", ADD_SUB, differs=deliberate.BAD_COMPRESSION),
+    coded("gzip cut short", "gzip", GZIPPED[:-12], differs=deliberate.BAD_COMPRESSION),
     coded("gzip of nothing", "gzip", gzip.compress(b"", mtime=0)),
     coded("gzip of junk", "gzip", gzip.compress(b"junk", mtime=0)),
     coded(
@@ -179,19 +143,14 @@ CODINGS = [
         "",
         "gzip;q=junk",
     ),
-    infer(
-        "accept: error is not compressed",
-        "add_sub",
-        b"junk",
-        headers=(("Accept-Encoding", "gzip"),),
-    ),
+    infer("accept: error is not compressed", "add_sub", b"junk", headers=ACCEPTING_GZIP),
     infer(
         "accept: binary output",
         "add_sub",
         ADD_SUB[:-1] + b',"parameters":{"binary_data_output":true}}',
-        headers=(("Accept-Encoding", "gzip"),),
+        headers=ACCEPTING_GZIP,
     ),
-    get("accept: metadata", "/v2/models/add_sub", headers=(("Accept-Encoding", "gzip"),)),
+    get("accept: metadata", "/v2/models/add_sub", headers=ACCEPTING_GZIP),
 ]
 
 WIRE = [
@@ -202,21 +161,16 @@ WIRE = [
     ),
     pieces("body in two pieces", WHOLE[:-50], WHOLE[-50:]),
     pieces("head in two pieces", WHOLE[:40], WHOLE[40:]),
-    pieces("byte by byte", *(bytes([byte]) for byte in live()), may_differ=deliberate.BYTE_BY_BYTE),
+    pieces("byte by byte", *(bytes([byte]) for byte in live()), differs=deliberate.BYTE_BY_BYTE),
     pieces("three requests in one go", WHOLE * 3, responses=3),
     pieces(
         "three GETs in one go",
         live() * 3,
         responses=3,
         patience=SHORT,
-        may_differ=deliberate.PIPELINED_GETS,
+        differs=deliberate.PIPELINED_GETS,
     ),
-    pieces(
-        "infer, then health",
-        WHOLE + live(),
-        responses=2,
-        patience=SHORT,
-    ),
+    pieces("infer, then health", WHOLE + live(), responses=2, patience=SHORT),
     pieces("error, then infer", head("Content-Length: 4") + b"junk", WHOLE, responses=2),
     pieces(
         "unknown model, then infer",
@@ -227,51 +181,42 @@ WIRE = [
     pieces("unknown path, then health", head(line="GET /nope HTTP/1.1"), live(), responses=2),
     pieces("no Host", WHOLE.replace(b"Host: conformance\r\n", b"")),
     pieces("GET with a body", live("Content-Length: 5") + b"hello", live(), responses=2),
-    pieces("header without colon", live("nocolon"), may_differ=deliberate.MALFORMED),
-    pieces("blank before the colon", live("X-Blank : x"), may_differ=deliberate.MALFORMED),
-    pieces("folded header", live("X-A: a\r\n b"), may_differ=deliberate.MALFORMED),
-    pieces(
-        "five hundred headers",
-        live(*(f"X-{n}: {n}" for n in range(500))),
-    ),
-    pieces(
-        "header of 100,000 bytes", live("X-Long: " + "a" * 100_000), may_differ=deliberate.LIMITS
-    ),
+    pieces("header without colon", live("nocolon"), differs=deliberate.MALFORMED),
+    pieces("blank before the colon", live("X-Blank : x"), differs=deliberate.MALFORMED),
+    pieces("folded header", live("X-A: a\r\n b"), differs=deliberate.MALFORMED),
+    pieces("five hundred headers", live(*(f"X-{n}: {n}" for n in range(500)))),
+    pieces("header of 100,000 bytes", live("X-Long: " + "a" * 100_000), differs=deliberate.LIMITS),
     pieces(
         "path of 20,000 bytes",
         head(line=f"GET /v2/{'a' * 20_000} HTTP/1.1"),
-        may_differ=deliberate.LIMITS,
+        differs=deliberate.LIMITS,
     ),
-    pieces("bare line feeds", live().replace(b"\r\n", b"\n"), may_differ=deliberate.MALFORMED),
-    pieces("empty line first", b"\r\n" + live(), patience=SHORT, may_differ=deliberate.EMPTY_LINE),
+    pieces("bare line feeds", live().replace(b"\r\n", b"\n"), differs=deliberate.MALFORMED),
+    pieces("empty line first", b"\r\n" + live(), patience=SHORT, differs=deliberate.EMPTY_LINE),
     pieces("HTTP/1.0 health", live(version="HTTP/1.0")),
     pieces(
-        "HTTP/2.0 in the request line",
-        live(version="HTTP/2.0"),
-        may_differ=deliberate.OLD_OR_NEW_HTTP,
+        "HTTP/2.0 in the request line", live(version="HTTP/2.0"), differs=deliberate.OLD_OR_NEW_HTTP
     ),
     pieces(
         "HTTP/0.9",
         b"GET /v2/health/live\r\n\r\n",
         patience=SHORT,
-        may_differ=deliberate.OLD_OR_NEW_HTTP,
+        differs=deliberate.OLD_OR_NEW_HTTP,
     ),
     pieces(
         "HTTP/2 preface",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         patience=SHORT,
-        may_differ=deliberate.MALFORMED,
+        differs=deliberate.MALFORMED,
     ),
     pieces("upgrade to h2c", live("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c")),
     pieces(
         "binary garbage",
         b"\x00\x01\x02garbage\r\n\r\n",
         patience=SHORT,
-        may_differ=deliberate.MALFORMED,
+        differs=deliberate.MALFORMED,
     ),
-    pieces(
-        "TLS hello", b"\x16\x03\x01\x00\x05hello", patience=SHORT, may_differ=deliberate.MALFORMED
-    ),
+    pieces("TLS hello", b"\x16\x03\x01\x00\x05hello", patience=SHORT, differs=deliberate.MALFORMED),
     pieces("nothing, then end", b"", half_close=True),
     pieces("half a head, then end", WHOLE[:40], half_close=True),
 ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.conformance import deliberate
 from tests.conformance.deliberate import Difference
-from tests.conformance.http_case import ADD_SUB, INPUT0, INPUT1, Case, infer, tensor
+from tests.conformance.http_case import ADD_SUB, INPUT0, INPUT1, Case, infer, sent, tensor
 
 
 def document(name: str, body: object, **fields: Any) -> Case:
@@ -21,7 +21,7 @@ def first(name: str, replacement: object, **fields: Any) -> Case:
 def value(name: str, datatype: str, *data: object, differs: Difference | None = None) -> Case:
     """identity with one JSON tensor of that datatype."""
     given = tensor("IN_" + datatype.replace("BYTES", "STRING"), datatype, [len(data)], list(data))
-    return infer(f"{datatype}: {name}", "identity", {"inputs": [given]}, may_differ=differs)
+    return sent(f"{datatype}: {name}", "identity", given, differs=differs)
 
 
 def literal(name: str, datatype: str, shape: str, data: str, **fields: Any) -> Case:
@@ -48,7 +48,7 @@ def parameters(
         f"parameters: {name}",
         "request_view",
         {**view, "parameters": given, **keys},
-        may_differ=differs,
+        differs=differs,
     )
 
 
@@ -68,7 +68,7 @@ DOCUMENTS = [
     document("unknown key", {"inputs": [INPUT0, INPUT1], "unknown": 1}),
     document("inputs last", {"outputs": [], "inputs": [INPUT1, INPUT0]}),
     document(
-        "duplicate id", b'{"id":"a","id":"b",' + ADD_SUB[1:], may_differ=deliberate.DUPLICATE_KEY
+        "duplicate id", b'{"id":"a","id":"b",' + ADD_SUB[1:], differs=deliberate.DUPLICATE_KEY
     ),
     document("empty body", b""),
     document("not JSON", b"hello"),
@@ -87,8 +87,8 @@ DOCUMENTS = [
     document("single quotes", ADD_SUB.replace(b'"', b"'")),
     document("raw newline in a string", b'{"id":"a\nb",' + ADD_SUB[1:]),
     document("bad escape", b'{"id":"\\x",' + ADD_SUB[1:]),
-    document("deep arrays", DEEP, may_differ=deliberate.NESTING),
-    document("deep id", b'{"id":' + DEEP + b"," + ADD_SUB[1:], may_differ=deliberate.NESTING),
+    document("deep arrays", DEEP, differs=deliberate.NESTING),
+    document("deep id", b'{"id":' + DEEP + b"," + ADD_SUB[1:], differs=deliberate.NESTING),
     document("inputs missing", {"outputs": []}),
     document("inputs is an object", {"inputs": {}}),
     document("inputs is null", {"inputs": None}),
@@ -104,7 +104,7 @@ INPUTS = [
     document(
         "one input too many",
         {"inputs": [INPUT0, INPUT1, {**INPUT0, "name": "X"}]},
-        may_differ=deliberate.HASH_ORDER,
+        differs=deliberate.HASH_ORDER,
     ),
     document("unknown input in place of one", {"inputs": [INPUT0, {**INPUT1, "name": "X"}]}),
     document("input twice", {"inputs": [INPUT0, INPUT0]}),
@@ -128,8 +128,8 @@ INPUTS = [
     first("dim negative", {**INPUT0, "shape": [-1]}),
     first("dim is a string", {**INPUT0, "shape": ["4"]}),
     first("dim is a float", {**INPUT0, "shape": [4.0]}),
-    first("dim too large", {**INPUT0, "shape": [2**63]}, may_differ=deliberate.HUGE_SHAPE),
-    first("dims overflow", {**INPUT0, "shape": [2**32, 2**32]}, may_differ=deliberate.HUGE_SHAPE),
+    first("dim too large", {**INPUT0, "shape": [2**63]}, differs=deliberate.HUGE_SHAPE),
+    first("dims overflow", {**INPUT0, "shape": [2**32, 2**32]}, differs=deliberate.HUGE_SHAPE),
     first("too few values", {**INPUT0, "data": [1, 2, 3]}),
     first("too many values", {**INPUT0, "data": [1, 2, 3, 4, 5]}),
     first("data is a number", {**INPUT0, "data": 1}),
@@ -139,30 +139,26 @@ INPUTS = [
     first("unknown parameter", {**INPUT0, "parameters": {"unknown": 1}}),
     first("data and binary size", {**INPUT0, "parameters": {"binary_data_size": 16}}),
     first("unknown region", {**WITHOUT["data"], "parameters": {"shared_memory_region": "r"}}),
-    infer(
-        "optional: left out",
-        "optional_input",
-        {"inputs": [tensor("INPUT0", "INT32", [1, 2], [1, 2])]},
-    ),
-    infer(
+    sent("optional: left out", "optional_input", tensor("INPUT0", "INT32", [1, 2], [1, 2])),
+    sent(
         "optional: given",
         "optional_input",
-        {"inputs": [tensor(n, "INT32", [1, 2], [1, 2]) for n in ("INPUT1", "INPUT0")]},
+        *(tensor(n, "INT32", [1, 2], [1, 2]) for n in ("INPUT1", "INPUT0")),
     ),
-    infer(
+    sent(
         "optional: required left out",
         "optional_input",
-        {"inputs": [tensor("INPUT1", "INT32", [1, 2], [1, 2])]},
-        may_differ=deliberate.REQUIRED_INPUT,
+        tensor("INPUT1", "INT32", [1, 2], [1, 2]),
+        differs=deliberate.REQUIRED_INPUT,
     ),
-    infer("optional: none given", "optional_input", {"inputs": []}),
-    infer(
+    sent("optional: none given", "optional_input"),
+    sent(
         "optional: one too many",
         "optional_input",
-        {"inputs": [tensor(n, "INT32", [1, 2], [1, 2]) for n in ("INPUT0", "INPUT1", "X")]},
-        may_differ=deliberate.HASH_ORDER,
+        *(tensor(n, "INT32", [1, 2], [1, 2]) for n in ("INPUT0", "INPUT1", "X")),
+        differs=deliberate.HASH_ORDER,
     ),
-    infer("optional: all left out", "identity", {"inputs": []}),
+    sent("optional: all left out", "identity"),
 ]
 
 VALUES = [
@@ -205,7 +201,7 @@ VALUES = [
     value("bool", "FP32", True),
     value("null", "FP32", None),
     literal("not finite", "FP32", "[3]", "[NaN,Infinity,-Infinity]"),
-    literal("short not finite", "FP32", "[2]", "[Inf,-Inf]", may_differ=deliberate.INF_LITERAL),
+    literal("short not finite", "FP32", "[2]", "[Inf,-Inf]", differs=deliberate.INF_LITERAL),
     literal("beyond double", "FP64", "[1]", "[1e400]"),
     literal("long digits", "FP64", "[1]", "[0.1234567890123456789012345678901234567890]"),
     value("numbers", "FP64", 0.1, 1e300, -0.0, 1e-5, 1e-7, 1e20, 1e21, 123456789.0, 5e-324, 2**63),
@@ -225,13 +221,9 @@ VALUES = [
         "BYTES: bytes that are not UTF-8",
         "identity",
         b'{"inputs":[{"name":"IN_STRING","shape":[1],"datatype":"BYTES","data":["\xff\xfe"]}]}',
-        may_differ=deliberate.NOT_UTF8,
+        differs=deliberate.NOT_UTF8,
     ),
-    infer(
-        "BYTES: called STRING",
-        "identity",
-        {"inputs": [tensor("IN_STRING", "STRING", [1], ["x"])]},
-    ),
+    sent("BYTES: called STRING", "identity", tensor("IN_STRING", "STRING", [1], ["x"])),
 ]
 
 SHAPES = [
@@ -243,84 +235,47 @@ SHAPES = [
     literal("empty lists inside", "FP32", "[2]", "[[],1,[[]],2]"),
     literal("object inside", "FP32", "[1]", "[{}]"),
     literal("values after the last", "FP32", "[2]", "[[1,2],[null]]"),
-    infer(
-        "matrix: nested",
-        "matrix",
-        {"inputs": [tensor("IN_M", "INT32", [2, 3], [[1, 2, 3], [4, 5, 6]])]},
+    sent("matrix: nested", "matrix", tensor("IN_M", "INT32", [2, 3], [[1, 2, 3], [4, 5, 6]])),
+    sent("matrix: flat", "matrix", tensor("IN_M", "INT32", [2, 3], [1, 2, 3, 4, 5, 6])),
+    sent(
+        "matrix: other nesting", "matrix", tensor("IN_M", "INT32", [2, 3], [[1, 2], [3, 4], [5, 6]])
     ),
-    infer(
-        "matrix: flat", "matrix", {"inputs": [tensor("IN_M", "INT32", [2, 3], [1, 2, 3, 4, 5, 6])]}
+    sent("matrix: zero rows", "matrix", tensor("IN_M", "INT32", [0, 3], [])),
+    sent("matrix: fixed", "matrix", tensor("IN_F", "INT32", [2, 2], [[1, 2], [3, 4]])),
+    sent(
+        "matrix: fixed, transposed count", "matrix", tensor("IN_F", "INT32", [4, 1], [1, 2, 3, 4])
     ),
-    infer(
-        "matrix: other nesting",
-        "matrix",
-        {"inputs": [tensor("IN_M", "INT32", [2, 3], [[1, 2], [3, 4], [5, 6]])]},
+    sent("matrix: strings", "matrix", tensor("IN_S", "BYTES", [1, 2], [["a", "b"]])),
+    sent("matrix: strings of wrong width", "matrix", tensor("IN_S", "BYTES", [2, 1], ["a", "b"])),
+    sent("matrix: one value", "matrix", tensor("IN_ONE", "INT32", [1], [7])),
+    sent("matrix: one value without shape", "matrix", tensor("IN_ONE", "INT32", [], [7])),
+    sent("reshape: as configured", "reshape", tensor("INPUT", "INT32", [4], [1, 2, 3, 4])),
+    sent(
+        "reshape: as the model sees it", "reshape", tensor("INPUT", "INT32", [2, 2], [1, 2, 3, 4])
     ),
-    infer("matrix: zero rows", "matrix", {"inputs": [tensor("IN_M", "INT32", [0, 3], [])]}),
-    infer(
-        "matrix: fixed", "matrix", {"inputs": [tensor("IN_F", "INT32", [2, 2], [[1, 2], [3, 4]])]}
-    ),
-    infer(
-        "matrix: fixed, transposed count",
-        "matrix",
-        {"inputs": [tensor("IN_F", "INT32", [4, 1], [1, 2, 3, 4])]},
-    ),
-    infer("matrix: strings", "matrix", {"inputs": [tensor("IN_S", "BYTES", [1, 2], [["a", "b"]])]}),
-    infer(
-        "matrix: strings of wrong width",
-        "matrix",
-        {"inputs": [tensor("IN_S", "BYTES", [2, 1], ["a", "b"])]},
-    ),
-    infer("matrix: one value", "matrix", {"inputs": [tensor("IN_ONE", "INT32", [1], [7])]}),
-    infer(
-        "matrix: one value without shape",
-        "matrix",
-        {"inputs": [tensor("IN_ONE", "INT32", [], [7])]},
-    ),
-    infer(
-        "reshape: as configured",
-        "reshape",
-        {"inputs": [tensor("INPUT", "INT32", [4], [1, 2, 3, 4])]},
-    ),
-    infer(
-        "reshape: as the model sees it",
-        "reshape",
-        {"inputs": [tensor("INPUT", "INT32", [2, 2], [1, 2, 3, 4])]},
-    ),
-    infer(
-        "reshape: to scalar",
-        "reshape_scalar",
-        {"inputs": [tensor("INPUT", "INT32", [3, 1], [1, 2, 3])]},
-    ),
-    infer(
-        "reshape: scalar sent",
-        "reshape_scalar",
-        {"inputs": [tensor("INPUT", "INT32", [3], [1, 2, 3])]},
-    ),
+    sent("reshape: to scalar", "reshape_scalar", tensor("INPUT", "INT32", [3, 1], [1, 2, 3])),
+    sent("reshape: scalar sent", "reshape_scalar", tensor("INPUT", "INT32", [3], [1, 2, 3])),
     batch("one", [1, 2], 2),
     batch("largest", [8, 2], 16),
     batch("too large", [9, 2], 18),
-    batch("zero", [0, 2], 0, may_differ=deliberate.BATCH_OF_NONE),
+    batch("zero", [0, 2], 0, differs=deliberate.BATCH_OF_NONE),
     batch("missing", [2], 2),
     batch("too many dims", [1, 1, 2], 2),
     batch("wrong dims", [1, 3], 3),
     batch("variable dims, batch 2", [2, 2], 4),
-    infer(
+    sent(
         "batch: inputs differ",
         "add_sub_batched",
-        {"inputs": [{**INPUT0, "shape": [1, 4]}, tensor("INPUT1", "FP32", [2, 4], [1] * 8)]},
-        may_differ=deliberate.HASH_ORDER,
+        {**INPUT0, "shape": [1, 4]},
+        tensor("INPUT1", "FP32", [2, 4], [1] * 8),
+        differs=deliberate.HASH_ORDER,
     ),
-    infer(
+    sent(
         "batch: identity of two",
         "identity_batched",
-        {"inputs": [tensor("IN_INT64", "INT64", [2, 3], [[1, 2, 3], [4, 5, 6]])]},
+        tensor("IN_INT64", "INT64", [2, 3], [[1, 2, 3], [4, 5, 6]]),
     ),
-    infer(
-        "batch: no inputs",
-        "identity_batched",
-        {"inputs": []},
-    ),
+    sent("batch: no inputs", "identity_batched"),
 ]
 
 OUTPUTS = [
@@ -335,18 +290,9 @@ OUTPUTS = [
     outputs("name is a number", [{"name": 1}]),
     outputs("unknown parameter", [{"name": "OUTPUT0", "parameters": {"unknown": 1}}]),
     outputs("parameters is an array", [{"name": "OUTPUT0", "parameters": []}]),
-    outputs(
-        "classification",
-        [{"name": "OUTPUT1", "parameters": {"classification": 2}}],
-    ),
-    outputs(
-        "classification zero",
-        [{"name": "OUTPUT1", "parameters": {"classification": 0}}],
-    ),
-    outputs(
-        "classification junk",
-        [{"name": "OUTPUT1", "parameters": {"classification": "x"}}],
-    ),
+    outputs("classification", [{"name": "OUTPUT1", "parameters": {"classification": 2}}]),
+    outputs("classification zero", [{"name": "OUTPUT1", "parameters": {"classification": 0}}]),
+    outputs("classification junk", [{"name": "OUTPUT1", "parameters": {"classification": "x"}}]),
     outputs(
         "unknown region",
         [

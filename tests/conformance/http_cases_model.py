@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.conformance import deliberate
 from tests.conformance.deliberate import Difference
-from tests.conformance.http_case import Case, encode, get, infer, post, tensor
+from tests.conformance.http_case import Case, encode, get, infer, post, sent, tensor
 
 LISTED_IN_MODEL = (
     "none raise_value_error raise_model_exception raise_not_ascii raise_quotes raise_empty"
@@ -37,16 +37,16 @@ def of_misbehaving(
     name: str, mode: str, *, differs: Difference | None = None, **keys: object
 ) -> Case:
     document = {"inputs": [tensor("MODE", "BYTES", [1], [mode])], **keys}
-    return infer(f"model: {name}", "misbehaving", document, may_differ=differs)
+    return infer(f"model: {name}", "misbehaving", document, differs=differs)
 
 
 MISBEHAVING = [
     *(misbehave(mode) for mode in LISTED_IN_MODEL.split()),
     *(misbehave(f"error_code_{code}") for code in CODES.split()),
-    misbehave("bad_output_list", may_differ=deliberate.CONSTRUCTOR_TEXT),
-    misbehave("return_generator", may_differ=deliberate.GENERATOR),
-    misbehave("return_none", patience=1.5, may_differ=deliberate.NO_ANSWER),
-    misbehave("return_none_item", patience=1.5, may_differ=deliberate.NO_ANSWER),
+    misbehave("bad_output_list", differs=deliberate.CONSTRUCTOR_TEXT),
+    misbehave("return_generator", differs=deliberate.GENERATOR),
+    misbehave("return_none", patience=1.5, differs=deliberate.NO_ANSWER),
+    misbehave("return_none_item", patience=1.5, differs=deliberate.NO_ANSWER),
     of_misbehaving("asked output not returned", "missing_output", outputs=[{"name": "EXTRA"}]),
     of_misbehaving(
         "one of two asked outputs returned",
@@ -81,40 +81,28 @@ VERSIONS = [
 
 DECOUPLED = [
     *(
-        post(
-            f"decoupled: infer with {n} responses",
-            "/v2/models/decoupled/infer",
-            count(n),
-        )
+        post(f"decoupled: infer with {n} responses", "/v2/models/decoupled/infer", count(n))
         for n in (0, 1, 2)
     ),
-    post(
-        "decoupled: infer not JSON",
-        "/v2/models/decoupled/infer",
-        b"junk",
-    ),
+    post("decoupled: infer not JSON", "/v2/models/decoupled/infer", b"junk"),
     post(
         "generate: one response",
         "/v2/models/decoupled/generate",
         b'{"COUNT":1}',
-        may_differ=deliberate.GENERATE_LENGTH,
+        differs=deliberate.GENERATE_LENGTH,
     ),
     post(
         "generate: two responses",
         "/v2/models/decoupled/generate",
         b'{"COUNT":2}',
-        may_differ=deliberate.GENERATE_COUNT,
+        differs=deliberate.GENERATE_COUNT,
     ),
-    post(
-        "generate: stream",
-        "/v2/models/decoupled/generate_stream",
-        b'{"COUNT":2}',
-    ),
+    post("generate: stream", "/v2/models/decoupled/generate_stream", b'{"COUNT":2}'),
     post(
         "generate: missing inputs",
         "/v2/models/add_sub/generate",
         b'{"a":1}',
-        may_differ=deliberate.GENERATE_NAMES,
+        differs=deliberate.GENERATE_NAMES,
     ),
 ]
 
@@ -124,25 +112,17 @@ COMPLETED = [
         for model in ("completed", "completed_partly")
         for what, path in (("config", "/config"), ("metadata", ""), ("state", "/ready"))
     ),
-    infer(
-        "completed: what the model is told",
-        "completed",
-        {"inputs": [tensor("IN", "INT32", [2, 1], [1, 2])]},
-    ),
-    infer(
+    sent("completed: what the model is told", "completed", tensor("IN", "INT32", [2, 1], [1, 2])),
+    sent(
         "completed: beyond the batch size",
         "completed",
-        {"inputs": [tensor("IN", "INT32", [9, 1], list(range(9)))]},
+        tensor("IN", "INT32", [9, 1], list(range(9))),
     ),
-    infer(
-        "completed: other datatype",
-        "completed",
-        {"inputs": [tensor("IN", "FP32", [1, 1], [1])]},
-    ),
-    infer(
+    sent("completed: other datatype", "completed", tensor("IN", "FP32", [1, 1], [1])),
+    sent(
         "completed partly: batch of four",
         "completed_partly",
-        {"inputs": [tensor("IN", "INT32", [4, 2, 2], list(range(16)))]},
+        tensor("IN", "INT32", [4, 2, 2], list(range(16))),
     ),
 ]
 

@@ -188,8 +188,7 @@ AUTO_COMPLETE = [
         'config.as_dict()["ensemble_scheduling"] = {"step": []}; return config',
     ),
     auto_complete(
-        "auto_complete_negative_batch",
-        'config.as_dict()["max_batch_size"] = -1; return config',
+        "auto_complete_negative_batch", 'config.as_dict()["max_batch_size"] = -1; return config'
     ),
 ]
 

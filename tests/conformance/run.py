@@ -5,7 +5,7 @@
     python -m tests.conformance.run http://127.0.0.1:8000 tests/conformance/peer_http.json
 
 Each server serves ``tests/conformance/repository``. The exit status is 1 when a case differs that has no
-reason to (``Case.may_differ``), 0 otherwise.
+reason to (``Case.differs``), 0 otherwise.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def report(cases: list[Case], ours: Answers, theirs: Answers) -> int:
         found = differences(case, ours[case.name], theirs[case.name])
         if not found:
             continue
-        if case.may_differ:
+        if case.differs:
             explained += 1
         else:
             unexplained += 1
-        print(f"{'may differ' if case.may_differ else 'DIFFERS'}: {case.name}")
-        if case.may_differ:
-            print(f"    {case.may_differ.what}: {case.may_differ.why or 'still to come'}")
+        print(f"{'may differ' if case.differs else 'DIFFERS'}: {case.name}")
+        if case.differs:
+            print(f"    {case.differs.what}: {case.differs.why or 'still to come'}")
         for name, (left, right) in found.items():
             print(f"    {name:10} A {left}\n    {'':10} B {right}")
     print(

@@ -95,7 +95,7 @@ def test_a_missing_response_and_a_closed_connection_are_seen() -> None:
 
 
 def test_only_unexplained_differences_count(capsys: pytest.CaptureFixture[str]) -> None:
-    cases = [Case("firm"), Case("free", may_differ=Difference("what", "theirs", "ours", "why"))]
+    cases = [Case("firm"), Case("free", differs=Difference("what", "theirs", "ours", "why"))]
     ours: dict[str, Record] = {case.name: {"responses": []} for case in cases}
     theirs = {
         case.name: {"responses": [{"status": 200, "headers": [], "text": "x"}]} for case in cases

@@ -49,20 +49,20 @@ def found_in(answers) -> dict[str, dict]:
 
 
 def test_answers_are_those_of_triton_or_differ_with_a_reason(asked):
-    explained = {case.name for case in CASES if case.may_differ}
+    explained = {case.name for case in CASES if case.differs}
     found = found_in(asked[0])
     assert {name: found[name] for name in found if name not in explained} == {}
 
 
 def test_no_reason_outlives_its_difference(asked):
     found = found_in(asked[0])
-    firm = [case for case in CASES if case.may_differ and not case.may_differ.chance]
+    firm = [case for case in CASES if case.differs and not case.differs.chance]
     assert [case.name for case in firm if case.name not in found] == []
 
 
 def test_a_differing_case_still_gets_a_response(asked):
     for case in CASES:
-        if case.may_differ:
+        if case.differs:
             answers = asked[0][case.name]["responses"]
             assert answers, case.name
             assert {answer["status"] for answer in answers} <= STATUSES, case.name
@@ -134,7 +134,7 @@ def test_models_that_do_not_load_tell_why_and_disturb_no_other(tmp_path):
 
 
 def test_every_difference_is_met_by_a_case_or_is_a_rule():
-    met = {case.may_differ for case in CASES} | {difference for difference, _ in OTHERWISE.values()}
+    met = {case.differs for case in CASES} | {difference for difference, _ in OTHERWISE.values()}
     met |= {*deliberate.RULES, deliberate.REASON, deliberate.DEATH}
     documented = {v for v in vars(deliberate).values() if isinstance(v, deliberate.Difference)}
     assert met - {None} == documented

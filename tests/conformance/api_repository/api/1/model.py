@@ -37,6 +37,12 @@ def seen(**given):
     return show(response)
 
 
+def metric(name, kind, buckets=None):
+    """A metric family, and a metric of it."""
+    family = pb_utils.MetricFamily(f"api_{name}", "asked", getattr(pb_utils.MetricFamily, kind))
+    return family, family.Metric(labels={"of": "api"}, buckets=buckets)
+
+
 def show(value):
     if isinstance(value, pb_utils.InferenceResponse):
         if value.has_error():
