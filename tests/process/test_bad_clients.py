@@ -1,4 +1,7 @@
-"""Clients that leave, do not read, or send too much: others do not notice, and nothing of them is left."""
+"""Clients that leave, do not read, or send too much: others do not notice, and nothing of them is left.
+
+What single wrong requests are answered with is in `tests/conformance`.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,36 @@ def server(tmp_path_factory):
 def good_before_and_after(server):
     yield
     good(server)
+
+
+A, B = ({"name": name, "shape": [2], "datatype": "FP32", "data": [1, 2]} for name in "AB")
+PAIR = json.dumps([A, B]).encode()
+UNREADABLE = {
+    "deep": b'{"inputs":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep without an end": b'{"inputs":' + b"[" * 100_000,
+    "deep with a NaN": b'{"x":NaN,"inputs":' + b"[" * 100_000,
+    "deep objects": b'{"inputs":' * 100_000,
+    "lone surrogates with a NaN": b'{"x":NaN,"id":"\\ud800","inputs":' + PAIR + b"}",
+    "a dim beyond 64 bits": json.dumps({"inputs": [{**A, "shape": [1 << 70]}, B]}).encode(),
+}
+
+
+@pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_documents_that_cannot_be_read(server, body):
+    status, fields, answer = server.request("POST", "/v2/models/add/infer", body)
+    assert (status, fields["Content-Type"]) == (500, "application/json")
+    assert json.loads(answer)["error"]
+
+
+def test_numbers_beyond_64_bits_beside_a_nan(server):
+    body = b'{"inputs":' + PAIR.replace(b"[1, 2]", b"[NaN, 1%b]" % (b"0" * 400), 1) + b"}"
+    status, _, answer = server.request("POST", "/v2/models/add/infer", body)
+    assert (status, b"[NaN,Infinity]" in answer) == (200, True)
+
+
+def test_a_header_length_that_is_longer_than_any_number(server):
+    field = {"Inference-Header-Content-Length": "9" * 5000}
+    assert server.request("POST", "/v2/models/add/infer", b"{}", field)[0] == 400
 
 
 def test_a_body_that_never_comes_whole(server):

@@ -12,89 +12,24 @@ from tests.process.model_sources import answering
 from tests.process.raw_http import binary_request
 from tests.process.server import LITTLE_MEMORY, PURE, running_server, write_model
 
+# Runs the code that it is sent, and returns its ``returned``; "good" is the answer that is right.
 FAULTY = """
 import sys
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+def answer(array, name="OUT"):
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array)])
+
+def failure(*error):
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(*error))
+
 class TritonPythonModel:
     def execute(self, requests):
-        fault = requests[0].inputs()[0].as_numpy()[0].decode()
-        return getattr(self, fault)(requests)
-
-    def good(self, requests):
-        return [self.answer(r.inputs()[0].as_numpy()) for r in requests]
-
-    def answer(self, array):
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)])
-
-    def raises(self, requests):
-        raise ValueError("planted")
-
-    def exits(self, requests):
-        sys.exit(3)
-
-    def recurses(self, requests):
-        return self.recurses(requests)
-
-    def lone_surrogate(self, requests):
-        raise ValueError("\\ud800")
-
-    def long_text(self, requests):
-        raise ValueError("x" * 3_000_000)
-
-    def nothing(self, requests):
-        return None
-
-    def none_of_them(self, requests):
-        return []
-
-    def too_many(self, requests):
-        return self.good(requests) * 2
-
-    def a_tuple(self, requests):
-        return tuple(self.good(requests))
-
-    def a_dict(self, requests):
-        return {"OUT": 1}
-
-    def junk(self, requests):
-        return [42 for _ in requests]
-
-    def tensors(self, requests):
-        return [pb_utils.Tensor("OUT", np.zeros(1)) for _ in requests]
-
-    def thousands(self, requests):
-        tensor = pb_utils.Tensor("OUT", requests[0].inputs()[0].as_numpy())
-        return [pb_utils.InferenceResponse([tensor] * 5000) for _ in requests]
-
-    def dtype(self, requests):
-        return [self.answer(np.zeros(2, np.complex64)) for _ in requests]
-
-    def no_name(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("", np.zeros(1))]) for _ in requests]
-
-    def strings(self, requests):
-        return [self.answer(np.array(["\\ud800"], dtype=object)) for _ in requests]
-
-    def not_found(self, requests):
-        error = pb_utils.TritonError("lost", pb_utils.TritonError.NOT_FOUND)
-        return [pb_utils.InferenceResponse(error=error) for _ in requests]
-
-    def surrogate_error(self, requests):
-        return [pb_utils.InferenceResponse(error=pb_utils.TritonError("\\ud800")) for _ in requests]
-
-    def wrong_dtype(self, requests):
-        return [self.answer(np.arange(3, dtype=np.int16)) for _ in requests]
-
-    def unknown_output(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("X", np.zeros(1))]) for _ in requests]
-
-    def no_output(self, requests):
-        return [pb_utils.InferenceResponse([]) for _ in requests]
-
-    def too_large(self, requests):
-        return [self.answer(np.zeros(1 << 27, np.uint8)) for _ in requests]
+        given = requests[0].inputs()[0].as_numpy()
+        names = {**globals(), "given": given, "good": [answer(given)], "returned": [answer(given)]}
+        exec(given[0].decode(), names)
+        return names["returned"]
 """
 
 
@@ -119,7 +54,7 @@ def server(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def good_afterwards(server):
     yield
-    assert infer_strings(server, "faulty", [b"good"])[0] == 200
+    assert infer_strings(server, "faulty", [b"pass"])[0] == 200
 
 
 def infer_strings(server, model, strings):
@@ -132,22 +67,22 @@ def infer_strings(server, model, strings):
 
 
 FAULTS = {
-    "raises": "ValueError: planted",
-    "exits": "SystemExit: 3",
-    "recurses": "RecursionError",
-    "lone_surrogate": "ValueError: ",
-    "long_text": "xxxxxxxxxx",
-    "none_of_them": "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0",
-    "too_many": "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:2",
-    "nothing": "Expected a list in the execute return",
-    "a_tuple": "Expected a list in the execute return, found type '<class 'tuple'>'",
-    "a_dict": "Expected a list in the execute return, found type '<class 'dict'>'",
-    "junk": "Expected an 'InferenceResponse' object",
-    "tensors": "Expected an 'InferenceResponse' object",
-    "dtype": "NumPy dtype is not supported",
-    "no_name": "Tensor name cannot be an empty string",
-    "strings": "UnicodeEncodeError",
-    "missing_fault": "AttributeError",
+    "raise ValueError('planted')": "ValueError: planted",
+    "sys.exit(3)": "SystemExit: 3",
+    "def recurse(): recurse()\nrecurse()": "RecursionError",
+    "raise ValueError('\\ud800')": "ValueError: ",
+    "raise ValueError('x' * 3_000_000)": "xxxxxxxxxx",
+    "returned = []": "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0",
+    "returned = good * 2": "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:2",
+    "returned = None": "Expected a list in the execute return",
+    "returned = tuple(good)": "Expected a list in the execute return, found type '<class 'tuple'>'",
+    "returned = {'OUT': 1}": "Expected a list in the execute return, found type '<class 'dict'>'",
+    "returned = [42]": "Expected an 'InferenceResponse' object",
+    "returned = [pb_utils.Tensor('OUT', np.zeros(1))]": "Expected an 'InferenceResponse' object",
+    "answer(np.zeros(2, np.complex64))": "NumPy dtype is not supported",
+    "answer(np.zeros(1), '')": "Tensor name cannot be an empty string",
+    "answer(np.array(['\\ud800'], object))": "UnicodeEncodeError",
+    "good.missing": "AttributeError",
 }
 
 
@@ -204,20 +139,31 @@ def test_outputs_that_are_not_as_configured_are_told_once(tmp_path, environment)
 @pytest.mark.parametrize(
     ("fault", "status", "text"),
     [
-        ("not_found", 404, "lost"),
-        ("surrogate_error", 500, "?"),
-        ("thousands", 400, "expected at most 4096 tensors in a request or response, got 5000"),
-        ("too_large", 503, "shared memory arena is full"),
+        ("failure('lost', pb_utils.TritonError.NOT_FOUND)", 404, "lost"),
+        ("failure('\\ud800')", 500, "?"),
+        (
+            "pb_utils.InferenceResponse([pb_utils.Tensor('OUT', given)] * 5000)",
+            400,
+            "expected at most 4096 tensors in a request or response, got 5000",
+        ),
+        ("answer(np.zeros(1 << 27, np.uint8))", 503, "shared memory arena is full"),
     ],
 )
 def test_errors_of_their_own(server, fault, status, text):
-    got, answer = infer_strings(server, "faulty", [fault.encode()])
+    got, answer = infer_strings(server, "faulty", [f"returned = [{fault}]".encode()])
     assert got == status
     assert text in json.loads(answer)["error"]
 
 
-@pytest.mark.parametrize("fault", ["wrong_dtype", "unknown_output", "no_output"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "answer(np.arange(3, dtype=np.int16))",
+        "answer(np.zeros(1), 'X')",
+        "pb_utils.InferenceResponse([])",
+    ],
+)
 def test_mistakes_that_triton_accepts_are_accepted(server, fault):
-    status, answer = infer_strings(server, "faulty", [fault.encode()])
+    status, answer = infer_strings(server, "faulty", [f"returned = [{fault}]".encode()])
     assert status == 200
     assert b'"model_name":"faulty"' in answer
