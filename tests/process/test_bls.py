@@ -14,6 +14,7 @@ from tests.process.ensembles import infer
 from tests.process.gates import Gate
 from tests.process.raw_http import connected, inference
 from tests.process.server import running_server, wait_until, write_code_model, write_model
+from tests.unit.model_configs import cases
 
 
 @pytest.fixture(scope="module")
@@ -29,85 +30,51 @@ def server(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [
-        ("call(1, 2).exec()", "{'SUM': [2.0, 3.0]}"),
-        (
-            "call(1, outputs=['DIFFERENCE', 'SUM']).exec()",
-            "{'SUM': [2.0], 'DIFFERENCE': [0.0]}",
-        ),
-        ("call(1, outputs=[]).exec()", "{'SUM': [2.0], 'DIFFERENCE': [0.0]}"),
-        ("call(1, model_version=1).exec()", "{'SUM': [2.0]}"),
-        ("call(inputs=[tensor('A', []), tensor('B', [])]).exec()", "{'SUM': []}"),
-        ("call(-2).exec()", "NOT_FOUND: coded"),
-        (
-            "call(1, model='nope').exec()",
-            (
-                "NOT_FOUND: Model nope - Error when running inference: Failed for execute the inference "
-                "request. Model 'nope' is not ready."
-            ),
-        ),
-        (
-            "call(1, model_version=7).exec()",
-            (
-                "NOT_FOUND: Model add_sub - Error when running inference: Failed for execute the inference "
-                "request. Model 'add_sub' is not ready."
-            ),
-        ),
-        (
-            "call(1, model_version=-2).exec()",
-            (
-                "NOT_FOUND: Model add_sub - Error when running inference: Failed for execute the inference "
-                "request. Model 'add_sub' is not ready."
-            ),
-        ),
-        (
-            "call(1, correlation_id='a' * 129).exec()",
-            (
-                "UNSUPPORTED: Model add_sub - Error when running inference: string correlation ID cannot "
-                "be longer than 128 characters"
-            ),
-        ),
-        (
-            # What the constructor refuses: there is an answer even so.
-            "[q := call(1), setattr(q, '_correlation_id', 1 << 64), q.exec()][2]",
-            (
-                "INVALID_ARG: Model add_sub - Error when running inference: the request's correlation id, "
-                "flags, timeout or parameters cannot be passed on: context field 'correlation_id': "
-                "got 18446744073709551616"
-            ),
-        ),
-        (
-            "call(inputs=[tensor('A', [1])]).exec()",
-            (
-                "INVALID_ARG: Model add_sub - Error when running inference: [request id: <id_unknown>] "
-                "expected 2 inputs but got 1 inputs for model 'add_sub'. Got input(s) ['A'], but missing "
-                "required input(s) ['B']. Please provide all required input(s)."
-            ),
-        ),
-        (
-            "call(inputs=[tensor('A', [1]), tensor('B', [1], np.int32)]).exec()",
-            (
-                "INVALID_ARG: Model add_sub - Error when running inference: [request id: <id_unknown>] "
-                "inference input 'B' data-type is 'INT32', but model 'add_sub' expects 'FP32'"
-            ),
-        ),
-        (
-            "call(1, outputs=['NOPE']).exec()",
-            (
-                "INVALID_ARG: Model add_sub - Error when running inference: unexpected inference output "
-                "'NOPE' for model 'add_sub'"
-            ),
-        ),
-        (
-            "repeat(1).exec()",
-            (
-                "UNSUPPORTED: Model repeat - Error when running inference: Model repeat is using the "
-                "decoupled. The current BLS request call doesn't support models using the decoupled "
-                "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' "
-                "calls for decoupled models.'"
-            ),
-        ),
-    ],
+    cases(
+        """
+call(1, 2).exec()
+    {'SUM': [2.0, 3.0]}
+call(1, outputs=['DIFFERENCE', 'SUM']).exec()
+    {'SUM': [2.0], 'DIFFERENCE': [0.0]}
+call(1, outputs=[]).exec()
+    {'SUM': [2.0], 'DIFFERENCE': [0.0]}
+call(1, model_version=1).exec()
+    {'SUM': [2.0]}
+call(inputs=[tensor('A', []), tensor('B', [])]).exec()
+    {'SUM': []}
+call(-2).exec()
+    NOT_FOUND: coded
+call(1, model='nope').exec()
+    NOT_FOUND: Model nope - Error when running inference: Failed for execute the inference request.
+    Model 'nope' is not ready.
+call(1, model_version=7).exec()
+    NOT_FOUND: Model add_sub - Error when running inference: Failed for execute the inference request.
+    Model 'add_sub' is not ready.
+call(1, model_version=-2).exec()
+    NOT_FOUND: Model add_sub - Error when running inference: Failed for execute the inference request.
+    Model 'add_sub' is not ready.
+call(1, correlation_id='a' * 129).exec()
+    UNSUPPORTED: Model add_sub - Error when running inference: string correlation ID cannot be longer
+    than 128 characters
+[q := call(1), setattr(q, '_correlation_id', 1 << 64), q.exec()][2]
+    INVALID_ARG: Model add_sub - Error when running inference: the request's correlation id, flags,
+    timeout or parameters cannot be passed on: context field 'correlation_id': got 18446744073709551616
+call(inputs=[tensor('A', [1])]).exec()
+    INVALID_ARG: Model add_sub - Error when running inference: [request id: <id_unknown>] expected 2
+    inputs but got 1 inputs for model 'add_sub'. Got input(s) ['A'], but missing required input(s)
+    ['B']. Please provide all required input(s).
+call(inputs=[tensor('A', [1]), tensor('B', [1], np.int32)]).exec()
+    INVALID_ARG: Model add_sub - Error when running inference: [request id: <id_unknown>] inference
+    input 'B' data-type is 'INT32', but model 'add_sub' expects 'FP32'
+call(1, outputs=['NOPE']).exec()
+    INVALID_ARG: Model add_sub - Error when running inference: unexpected inference output 'NOPE' for
+    model 'add_sub'
+repeat(1).exec()
+    UNSUPPORTED: Model repeat - Error when running inference: Model repeat is using the decoupled. The
+    current BLS request call doesn't support models using the decoupled transaction policy. Please use
+    'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models.'
+"""
+    ),
 )
 def test_a_call_and_its_answer(server, code, said):
     assert run(server, f"said = show({code})") == said

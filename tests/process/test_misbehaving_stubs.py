@@ -10,6 +10,7 @@ import pytest
 from tests.process.gates import Gate
 from tests.process.raw_http import connected
 from tests.process.server import alive, running_server, wait_until, write_code_model, write_model
+from tests.unit.model_configs import cases
 
 CHANNEL = """
 from gpubridge.transport import messages as wire
@@ -46,106 +47,71 @@ TEXT = encode_tensors([("OUT", "BYTES", [1])])
 FLOATS = encode_tensors([("OUT", "FP32", [4])])
 NONE = encode_tensors([])
 """
-LIES = {
-    "unknown_kind": ("b'\\xff' * 100", "unknown kind 255"),
-    "server_kind": ("wire.control_message(wire.Kind.TRIM)", "unknown kind 5"),
-    "too_long": ("bytes(200_000)", "a message of more than 131072 bytes"),
-    "spill_without_memory": ("bytes(16)", "a notice of a long message came without its descriptor"),
-    "no_json": ("bytes([wire.Kind.LOG]) + b'{'", "no JSON"),
-    "deep_json": ("bytes([wire.Kind.LOG]) + b'[' * 100_000", "no JSON"),
-    "span_of_no_name": (
-        (
-            "wire.control_message(wire.Kind.SPAN, trace=1, parent=0, id=1, start=1, end=2, name=5, error='', "
-            "attributes={})"
-        ),
-        "expected a string",
-    ),
-    "span_of_far_times": (
-        (
-            "wire.control_message(wire.Kind.SPAN, trace=1, parent=0, id=1, start=1 << 63, end=2, name='', "
-            "error='', attributes={})"
-        ),
-        "too large numbers",
-    ),
-    "span_of_deep_attributes": (
-        (
-            "wire.control_message(wire.Kind.SPAN, trace=1, parent=0, id=1, start=1, end=2, name='', error='', "
-            "attributes={'a': [1]})"
-        ),
-        "expected a string",
-    ),
-    "no_object": ("bytes([wire.Kind.LOG]) + b'[]'", "expected a JSON object"),
-    "fallback": (
-        "wire.control_message(wire.Kind.LOG, level=1, text='', file='', line=1, fallback=[])",
-        "field 'fallback': expected one of native_module, ",
-    ),
-    "log_level": (
-        "wire.control_message(wire.Kind.LOG, level=[], text='', file='', line=1)",
-        "field 'level': expected a number, got []",
-    ),
-    "log_text": (
-        "wire.control_message(wire.Kind.LOG, level=1, text={}, file='', line=1)",
-        "field 'text': expected a string, got {}",
-    ),
-    "completed": (
-        "wire.control_message(wire.Kind.COMPLETED, config=[1])",
-        "field 'config': expected a string or null, got [1]",
-    ),
-    "region_without_memory": (
-        "wire.control_message(wire.Kind.REGION, region=1 << 32, size=4096)",
-        "region 0x100000000 is not the stub's to announce",
-    ),
-    "drop_of_nothing": (
-        "wire.control_message(wire.Kind.DROP_REGION, region=-1)",
-        "field 'region': expected a number, got -1",
-    ),
-    "drop_of_another_s": (
-        "wire.control_message(wire.Kind.DROP_REGION, region=1)",
-        "region 0x1 is not the stub's to drop",
-    ),
-    "cut_results": ("results(b'')[:20]", "RESULTS message: it ends in the middle of a batch"),
-    "other_batch": (
-        "results(record(0, NONE, ()), sequence=77)",
-        "results of batch 77, which is not at the stub",
-    ),
-    "other_ticket": (
-        "results(record(9, NONE, ()))",
-        "a result for ticket 9, which is not running",
-    ),
-    "too_many_results": (
-        "results(record(0, NONE, ()), record(1, NONE, ()))",
-        "results of batch 2, which is not at the stub",
-    ),
-    "other_region": (
-        "results(record(0, TEXT, (7 << 32, 0, 8, 0)))",
-        "8 bytes at 0 of region 0x700000000 under lease 0 do not exist",
-    ),
-    "no_lease": (
-        "results(record(0, TEXT, (7 << 32, 0, 8, 0xffffffff)))",
-        "under lease 4294967295 do not exist",
-    ),
-    "shape": (
-        "results(record(0, FLOATS, (7 << 32, 0, 8, 0)))",
-        "output 'OUT' of 8 bytes, its shape needs 16",
-    ),
-    "datatype": (
-        "results(record(0, (FLOATS[0].replace(b'FP32', b'FP99'), FLOATS[1]), (0, 0, 4, 0)))",
-        "sent a malformed message (signature",
-    ),
-    "negative_dim": (
-        "results(record(0, encode_tensors([('OUT', 'FP32', [-1])]), (0, 0, 4, 0)))",
-        "a tensor has a negative dim, or more bytes than 63 bits count",
-    ),
-    "endless_dims": (
-        "results(record(0, encode_tensors([('OUT', 'FP32', [1 << 62, 4])]), (0, 0, 4, 0)))",
-        "a tensor has a negative dim, or more bytes than 63 bits count",
-    ),
-    "no_dims": (
-        "results(record(0, (FLOATS[0], b''), (0, 0, 4, 0)))",
-        "a record of 0 dims came with a signature of 1",
-    ),
-    "closed": ("b''", "closed its channel and was killed"),
-}
+LIES = cases(
+    r"""
+b'\xff' * 100
+    unknown kind 255
+wire.control_message(wire.Kind.TRIM)
+    unknown kind 5
+bytes(200_000)
+    a message of more than 131072 bytes
+bytes(16)
+    a notice of a long message came without its descriptor
+bytes([wire.Kind.LOG]) + b'{'
+    no JSON
+bytes([wire.Kind.LOG]) + b'[' * 100_000
+    no JSON
+wire.control_message(wire.Kind.SPAN, trace=1, parent=0, id=1, start=1, end=2, name=5, error='',
+attributes={})
+    expected a string
+wire.control_message(wire.Kind.SPAN, trace=1, parent=0, id=1, start=1 << 63, end=2, name='', error='',
+attributes={})
+    too large numbers
+wire.control_message(wire.Kind.SPAN, trace=1, parent=0, id=1, start=1, end=2, name='', error='',
+attributes={'a': [1]})
+    expected a string
+bytes([wire.Kind.LOG]) + b'[]'
+    expected a JSON object
+wire.control_message(wire.Kind.LOG, level=1, text='', file='', line=1, fallback=[])
+    field 'fallback': expected one of native_module,
+wire.control_message(wire.Kind.LOG, level=[], text='', file='', line=1)
+    field 'level': expected a number, got []
+wire.control_message(wire.Kind.LOG, level=1, text={}, file='', line=1)
+    field 'text': expected a string, got {}
+wire.control_message(wire.Kind.COMPLETED, config=[1])
+    field 'config': expected a string or null, got [1]
+wire.control_message(wire.Kind.REGION, region=1 << 32, size=4096)
+    region 0x100000000 is not the stub's to announce
+wire.control_message(wire.Kind.DROP_REGION, region=-1)
+    field 'region': expected a number, got -1
+wire.control_message(wire.Kind.DROP_REGION, region=1)
+    region 0x1 is not the stub's to drop
+results(b'')[:20]
+    RESULTS message: it ends in the middle of a batch
+results(record(0, NONE, ()), sequence=77)
+    results of batch 77, which is not at the stub
+results(record(9, NONE, ()))
+    a result for ticket 9, which is not running
+results(record(0, NONE, ()), record(1, NONE, ()))
+    results of batch 2, which is not at the stub
+results(record(0, TEXT, (7 << 32, 0, 8, 0)))
+    8 bytes at 0 of region 0x700000000 under lease 0 do not exist
+results(record(0, TEXT, (7 << 32, 0, 8, 0xffffffff)))
+    under lease 4294967295 do not exist
+results(record(0, FLOATS, (7 << 32, 0, 8, 0)))
+    output 'OUT' of 8 bytes, its shape needs 16
+results(record(0, (FLOATS[0].replace(b'FP32', b'FP99'), FLOATS[1]), (0, 0, 4, 0)))
+    sent a malformed message (signature
+results(record(0, encode_tensors([('OUT', 'FP32', [-1])]), (0, 0, 4, 0)))
+    a tensor has a negative dim, or more bytes than 63 bits count
+results(record(0, encode_tensors([('OUT', 'FP32', [1 << 62, 4])]), (0, 0, 4, 0)))
+    a tensor has a negative dim, or more bytes than 63 bits count
+results(record(0, (FLOATS[0], b''), (0, 0, 4, 0)))
+    a record of 0 dims came with a signature of 1
+b''
+    closed its channel and was killed
+"""
+)
 """Data that a model sends over its stub's channel in its second ``execute``, and the error it causes.
 
 The second request of a stub is batch 2 and has ticket 0.
@@ -169,10 +135,9 @@ def said(server, code, model):
     return text
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_lie_ends_its_stub_and_no_other(server, lie):
+@pytest.mark.parametrize(("message", "what"), LIES)
+def test_a_lie_ends_its_stub_and_no_other(server, message, what):
     bystander = said(server, "self.said = os.getpid()", "bystander")
-    message, what = LIES[lie]
     wait_until(lambda: server.is_ready("liar"), "the stub to run again", server)
     assert said(server, "self.said = 'honest'", "liar") == "honest"
     code = f"""{CHANNEL}
