@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.simcuda.machine import Machine, lawful_machine, running_machine
+from tests.simcuda.processes import Worker, running_worker
 
 
 @pytest.fixture
@@ -22,3 +23,22 @@ def careless() -> Iterator[Machine]:
     with running_machine() as machine:
         yield machine
         assert machine.violations() != []
+
+
+@pytest.fixture
+def either(request: pytest.FixtureRequest) -> Machine:
+    """The machine of the test."""
+    name = "careless" if "careless" in request.fixturenames else "machine"
+    machine: Machine = request.getfixturevalue(name)
+    return machine
+
+
+@pytest.fixture
+def worker(either: Machine) -> Iterator[Worker]:
+    """A process on the machine of the test."""
+    with running_worker(either) as worker:
+        yield worker
+
+
+one = worker
+two = worker

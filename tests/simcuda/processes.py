@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
+import pytest
+
 from tests.forks import Fork, fork
 from tests.simcuda.machine import Machine
 
@@ -110,6 +112,11 @@ class Worker:
         if kind == "error":
             raise RuntimeError(value)
         return value
+
+    def refuses(self, error: str, code: str, told: object = None) -> None:
+        """Run statements, which end with an error."""
+        with pytest.raises(RuntimeError, match=error):
+            self.do(code, told)
 
     def kill(self) -> None:
         """Kill it, and wait until it is gone."""

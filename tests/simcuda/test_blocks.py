@@ -27,70 +27,58 @@ def open_handle(handle):
 OPEN = IMPORT + "one, two = open_handle(first), open_handle(second)\n"
 
 
-def test_small_allocations_lie_side_by_side(machine):
-    with running_worker(machine) as worker:
-        worker.do(
-            "start(); one, two, three = (int(ok(d.cuMemAlloc(n))) for n in (1, 600, 1 << 20))"
-        )
-        assert worker.do("answer = two - one, three - one") == [512, 512 + 1024]
-        assert machine.used(0) == BLOCK
-        worker.do("large = int(ok(d.cuMemAlloc((1 << 20) + 1)))")
-        assert machine.used(0) == 2 * BLOCK
-        worker.do("for each in (one, three, large): ok(d.cuMemFree(each))")
-        assert machine.used(0) == BLOCK
-        # What was freed is not given again: who still uses it is seen to do so.
-        assert worker.do("answer = int(ok(d.cuMemAlloc(1))) in (one, three)") is False
-        worker.do("fill(two, 1, 600); ok(d.cuCtxSynchronize())")
+def test_small_allocations_lie_side_by_side(machine, worker):
+    worker.do("start(); one, two, three = (int(ok(d.cuMemAlloc(n))) for n in (1, 600, 1 << 20))")
+    assert worker.do("answer = two - one, three - one") == [512, 512 + 1024]
+    assert machine.used(0) == BLOCK
+    worker.do("large = int(ok(d.cuMemAlloc((1 << 20) + 1)))")
+    assert machine.used(0) == 2 * BLOCK
+    worker.do("for each in (one, three, large): ok(d.cuMemFree(each))")
+    assert machine.used(0) == BLOCK
+    # What was freed is not given again: who still uses it is seen to do so.
+    assert worker.do("answer = int(ok(d.cuMemAlloc(1))) in (one, three)") is False
+    worker.do("fill(two, 1, 600); ok(d.cuCtxSynchronize())")
 
 
 @pytest.mark.parametrize("past", ["read(one + 500, 600)", "read(one + 1001, 10)"])
 def test_a_neighbour_is_not_reached(past):
     with running_machine() as machine, running_worker(machine) as worker:
         worker.do(EXPORT + "one, two = int(one), int(two)")
-        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
-            worker.do(past)
+        worker.refuses("ILLEGAL_ADDRESS", past)
         assert machine.violations()
 
 
-def test_a_block_is_opened_once_and_each_opening_counts(machine):
-    with running_worker(machine) as owner, running_worker(machine) as other:
-        other.do(OPEN, owner.do(EXPORT))
-        assert other.do("answer = two - one") == owner.do("answer = int(two) - int(one)")
-        assert other.do("answer = read(one, 1)[0], read(two + 1999, 1)[0]") == [1, 2]
-        assert other.do("answer = open_handle(second) == two")
-        other.do("ok(d.cuIpcCloseMemHandle(one)); ok(d.cuIpcCloseMemHandle(two)); read(two, 1)")
-        other.do("ok(d.cuIpcCloseMemHandle(two))")
-        # Opened anew it is another mapping.
-        assert other.do("answer = open_handle(second) == two") is False
+def test_a_block_is_opened_once_and_each_opening_counts(one, two):
+    two.do(OPEN, one.do(EXPORT))
+    assert two.do("answer = two - one") == one.do("answer = int(two) - int(one)")
+    assert two.do("answer = read(one, 1)[0], read(two + 1999, 1)[0]") == [1, 2]
+    assert two.do("answer = open_handle(second) == two")
+    two.do("ok(d.cuIpcCloseMemHandle(one)); ok(d.cuIpcCloseMemHandle(two)); read(two, 1)")
+    two.do("ok(d.cuIpcCloseMemHandle(two))")
+    # Opened anew it is another mapping.
+    assert two.do("answer = open_handle(second) == two") is False
 
 
 @pytest.mark.parametrize("handle", ["first", "second"])
-def test_a_block_that_is_open_may_be_refused(machine, handle):
+def test_a_block_that_is_open_may_be_refused(machine, one, two, handle):
     machine.set(same_block="refused")
-    with running_worker(machine) as owner, running_worker(machine) as other:
-        other.do(IMPORT + "one = open_handle(first)", owner.do(EXPORT))
-        with pytest.raises(RuntimeError, match="ALREADY_MAPPED"):
-            other.do(f"open_handle({handle})")
-        other.do(f"ok(d.cuIpcCloseMemHandle(one)); open_handle({handle})")
+    two.do(IMPORT + "one = open_handle(first)", one.do(EXPORT))
+    two.refuses("ALREADY_MAPPED", f"open_handle({handle})")
+    two.do(f"ok(d.cuIpcCloseMemHandle(one)); open_handle({handle})")
 
 
-def test_the_first_closing_may_unmap_all(careless):
+def test_the_first_closing_may_unmap_all(careless, one, two):
     careless.set(same_block="closed-once")
-    with running_worker(careless) as owner, running_worker(careless) as other:
-        other.do(OPEN + "ok(d.cuIpcCloseMemHandle(one))", owner.do(EXPORT))
-        with pytest.raises(RuntimeError, match="INVALID_VALUE"):
-            other.do("ok(d.cuIpcCloseMemHandle(two))")
-        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
-            other.do("read(two, 1)")
+    two.do(OPEN + "ok(d.cuIpcCloseMemHandle(one))", one.do(EXPORT))
+    two.refuses("INVALID_VALUE", "ok(d.cuIpcCloseMemHandle(two))")
+    two.refuses("ILLEGAL_ADDRESS", "read(two, 1)")
 
 
-def test_memory_freed_beside_another_is_gone_for_its_importers(careless):
-    with running_worker(careless) as owner, running_worker(careless) as other:
-        other.do(OPEN, owner.do(EXPORT))
-        owner.do("ok(d.cuMemFree(one))")
-        other.do("read(two, 1)")
-        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
-            other.do("read(one, 1)")
+def test_memory_freed_beside_another_is_gone_for_its_importers(careless, one, two):
+    two.do(OPEN, one.do(EXPORT))
+    one.do("ok(d.cuMemFree(one))")
+    two.do("read(two, 1)")
+    two.refuses("ILLEGAL_ADDRESS", "read(one, 1)")
 
 
 # -- the exporter's death -----------------------------------------------------------------------------
@@ -109,17 +97,15 @@ def test_open_memory_may_outlive_its_process(what):
             assert machine.used(0, owner.pid) == machine.used(0)
             assert machine.used(0, other.pid) == 0
             if what == "held":
-                with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
-                    other.do("ok(d.cuMemAlloc(1))")
+                other.refuses("OUT_OF_MEMORY", "ok(d.cuMemAlloc(1))")
             else:
                 other.do("ok(d.cuMemAlloc(1))")
             other.do("ok(d.cuIpcCloseMemHandle(one)); ok(d.cuIpcCloseMemHandle(two))")
             assert machine.used(0) == (0 if what == "held" else BLOCK)
 
 
-def test_memory_open_at_a_contexts_end_is_noted(careless):
-    with running_worker(careless) as owner, running_worker(careless) as other:
-        other.do(OPEN, owner.do(EXPORT))
-        other.do("ok(d.cuIpcCloseMemHandle(one)); ok(d.cuDevicePrimaryCtxRelease(0))")
+def test_memory_open_at_a_contexts_end_is_noted(careless, one, two):
+    two.do(OPEN, one.do(EXPORT))
+    two.do("ok(d.cuIpcCloseMemHandle(one)); ok(d.cuDevicePrimaryCtxRelease(0))")
     (rule,) = careless.violations()
     assert "still open" in rule

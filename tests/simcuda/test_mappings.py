@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simcuda.processes import hand_over, running_worker
+from tests.simcuda.processes import hand_over
 
 pytest.importorskip("cuda.bindings")
 
@@ -42,22 +42,21 @@ USABLE = MAPPED + "allow(pointer, BLOCK)\n"
 FREE = "ok(d.cuMemUnmap(pointer, BLOCK)); ok(d.cuMemAddressFree(pointer, BLOCK))\n"
 
 
-def test_mapped_memory_is_used_as_an_allocation(machine):
-    with running_worker(machine) as worker:
-        worker.do(USABLE)
-        assert machine.used(0) == BLOCK
-        worker.do("fill(pointer, 7, BLOCK); ok(d.cuMemRelease(handle))")
-        assert worker.do("answer = read(pointer + BLOCK - 1, 1)[0]") == 7
-        assert worker.do(
-            "kinds = d.CUpointer_attribute\n"
-            "answer = [ok(d.cuPointerGetAttribute(kinds(9), pointer)),\n"
-            "          int(ok(d.cuPointerGetAttribute(kinds(1), pointer))),\n"
-            "          int(ok(d.cuMemGetAddressRange(pointer + 5))[1])]"
-        ) == [0, 0, BLOCK]
-        worker.do(FREE)
-        assert machine.used(0) == 0
-        # The last of the context finds nothing left.
-        worker.do("ok(d.cuDevicePrimaryCtxRelease(0))")
+def test_mapped_memory_is_used_as_an_allocation(machine, worker):
+    worker.do(USABLE)
+    assert machine.used(0) == BLOCK
+    worker.do("fill(pointer, 7, BLOCK); ok(d.cuMemRelease(handle))")
+    assert worker.do("answer = read(pointer + BLOCK - 1, 1)[0]") == 7
+    assert worker.do(
+        "kinds = d.CUpointer_attribute\n"
+        "answer = [ok(d.cuPointerGetAttribute(kinds(9), pointer)),\n"
+        "          int(ok(d.cuPointerGetAttribute(kinds(1), pointer))),\n"
+        "          int(ok(d.cuMemGetAddressRange(pointer + 5))[1])]"
+    ) == [0, 0, BLOCK]
+    worker.do(FREE)
+    assert machine.used(0) == 0
+    # The last of the context finds nothing left.
+    worker.do("ok(d.cuDevicePrimaryCtxRelease(0))")
 
 
 @pytest.mark.parametrize(
@@ -75,22 +74,17 @@ def test_mapped_memory_is_used_as_an_allocation(machine):
         ),
     ],
 )
-def test_a_wrong_use_ends_the_context(careless, misuse, text):
-    with running_worker(careless) as worker:
-        worker.do(USABLE)
-        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
-            worker.do(misuse)
-        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
-            worker.do("ok(d.cuMemAlloc(1))")
+def test_a_wrong_use_ends_the_context(careless, worker, misuse, text):
+    worker.do(USABLE)
+    worker.refuses("ILLEGAL_ADDRESS", misuse)
+    worker.refuses("ILLEGAL_ADDRESS", "ok(d.cuMemAlloc(1))")
     assert text in careless.violations()[0]
 
 
-def test_unmapping_does_not_wait_for_what_runs(careless):
-    with running_worker(careless) as worker:
-        worker.do(USABLE + "stream = ok(d.cuStreamCreate(1)); hold(stream)")
-        worker.do("fill(pointer, 1, BLOCK, stream); ok(d.cuMemUnmap(pointer, BLOCK))")
-        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
-            worker.do("released.set(); ok(d.cuStreamSynchronize(stream))")
+def test_unmapping_does_not_wait_for_what_runs(careless, worker):
+    worker.do(USABLE + "stream = ok(d.cuStreamCreate(1)); hold(stream)")
+    worker.do("fill(pointer, 1, BLOCK, stream); ok(d.cuMemUnmap(pointer, BLOCK))")
+    worker.refuses("ILLEGAL_ADDRESS", "released.set(); ok(d.cuStreamSynchronize(stream))")
     assert "nothing is mapped" in careless.violations()[0]
 
 
@@ -107,11 +101,9 @@ def test_unmapping_does_not_wait_for_what_runs(careless):
         ("ok(d.cuMemMap(pointer + 4 * BLOCK, BLOCK, 0, handle, 0))", "not reserved"),
     ],
 )
-def test_unmapped_memory_cannot_be_unmapped(careless, misuse, text):
-    with running_worker(careless) as worker:
-        worker.do(USABLE)
-        with pytest.raises(RuntimeError, match="INVALID_VALUE"):
-            worker.do(misuse)
+def test_unmapped_memory_cannot_be_unmapped(careless, worker, misuse, text):
+    worker.do(USABLE)
+    worker.refuses("INVALID_VALUE", misuse)
     assert text in careless.violations()[0]
 
 
@@ -129,11 +121,9 @@ def test_unmapped_memory_cannot_be_unmapped(careless, misuse, text):
         "ok(d.cuMemImportFromShareableHandle(987, FD))",
     ],
 )
-def test_wrong_sizes_and_descriptors_are_refused(machine, misuse):
-    with running_worker(machine) as worker:
-        worker.do(USABLE)
-        with pytest.raises(RuntimeError, match="INVALID_VALUE"):
-            worker.do(misuse)
+def test_wrong_sizes_and_descriptors_are_refused(worker, misuse):
+    worker.do(USABLE)
+    worker.refuses("INVALID_VALUE", misuse)
 
 
 @pytest.mark.parametrize(
@@ -144,22 +134,19 @@ def test_wrong_sizes_and_descriptors_are_refused(machine, misuse):
         (FREE, "not released"),
     ],
 )
-def test_memory_left_by_the_last_context_is_noted(careless, left, text):
-    with running_worker(careless) as worker:
-        worker.do(USABLE + left)
-        worker.do("ok(d.cuDevicePrimaryCtxRelease(0))")
+def test_memory_left_by_the_last_context_is_noted(careless, worker, left, text):
+    worker.do(USABLE + left)
+    worker.do("ok(d.cuDevicePrimaryCtxRelease(0))")
     assert any(text in noted for noted in careless.violations())
 
 
-def test_a_device_is_given_access_where_it_reaches_the_memory(machine):
-    with running_worker(machine) as worker:
-        worker.do(USABLE)
-        with pytest.raises(RuntimeError, match="INVALID_DEVICE"):
-            worker.do("allow(pointer, BLOCK, 1)")
-        machine.allow_peers()
-        worker.do("allow(pointer, BLOCK, 1); start(1)")
-        worker.do("fill(pointer, 3, BLOCK); answer = read(pointer, 1)[0]")
-        assert machine.used(0) == BLOCK
+def test_a_device_is_given_access_where_it_reaches_the_memory(machine, worker):
+    worker.do(USABLE)
+    worker.refuses("INVALID_DEVICE", "allow(pointer, BLOCK, 1)")
+    machine.allow_peers()
+    worker.do("allow(pointer, BLOCK, 1); start(1)")
+    worker.do("fill(pointer, 3, BLOCK); answer = read(pointer, 1)[0]")
+    assert machine.used(0) == BLOCK
 
 
 # -- between processes ------------------------------------------------------------------------------
@@ -179,62 +166,56 @@ def share(one, two, path):
     two.do(SETUP + IMPORT)
 
 
-def test_memory_is_shared_by_a_descriptor(machine, tmp_path):
-    with running_worker(machine) as one, running_worker(machine) as two:
-        share(one, two, tmp_path / "socket")
-        assert one.do("answer = pointer") != two.do("answer = pointer")
-        one.do("fill(pointer, 5, BLOCK); ok(d.cuCtxSynchronize())")
-        assert two.do("fill(pointer, 6, 1); answer = list(read(pointer, 2))") == [6, 5]
-        assert one.do("answer = read(pointer, 1)[0]") == 6
-        assert machine.used(0) == BLOCK
+def test_memory_is_shared_by_a_descriptor(machine, one, two, tmp_path):
+    share(one, two, tmp_path / "socket")
+    assert one.do("answer = pointer") != two.do("answer = pointer")
+    one.do("fill(pointer, 5, BLOCK); ok(d.cuCtxSynchronize())")
+    assert two.do("fill(pointer, 6, 1); answer = list(read(pointer, 2))") == [6, 5]
+    assert one.do("answer = read(pointer, 1)[0]") == 6
+    assert machine.used(0) == BLOCK
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_memory_outlives_who_has_made_it(machine, tmp_path, killed):
+def test_memory_outlives_who_has_made_it(machine, one, two, tmp_path, killed):
     machine.set_memory(BLOCK)
-    with running_worker(machine) as one, running_worker(machine) as two:
-        share(one, two, tmp_path / "socket")
-        one.do("fill(pointer, 5, BLOCK); ok(d.cuCtxSynchronize())")
-        if killed:
-            one.kill()
-        else:
-            one.do(FREE)
-        assert machine.used(0) == BLOCK
-        assert two.do("answer = read(pointer, 1)[0]") == 5
-        with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
-            two.do("ok(d.cuMemAlloc(1))")
-        two.do(FREE)
-        assert machine.used(0) == 0
-        two.do("ok(d.cuMemAlloc(1))")
+    share(one, two, tmp_path / "socket")
+    one.do("fill(pointer, 5, BLOCK); ok(d.cuCtxSynchronize())")
+    if killed:
+        one.kill()
+    else:
+        one.do(FREE)
+    assert machine.used(0) == BLOCK
+    assert two.do("answer = read(pointer, 1)[0]") == 5
+    two.refuses("OUT_OF_MEMORY", "ok(d.cuMemAlloc(1))")
+    two.do(FREE)
+    assert machine.used(0) == 0
+    two.do("ok(d.cuMemAlloc(1))")
 
 
-def test_a_descriptor_alone_keeps_memory(machine):
+def test_a_descriptor_alone_keeps_memory(machine, worker):
     machine.set_memory(BLOCK)
-    with running_worker(machine) as worker:
-        worker.do(USABLE + "fd = int(ok(d.cuMemExportToShareableHandle(handle, FD, 0)))")
-        worker.do(FREE + "ok(d.cuMemRelease(handle))")
-        assert machine.used(0) == BLOCK
-        worker.do("os.close(fd)")
-        assert machine.used(0) == 0
-        worker.do("ok(d.cuMemAlloc(BLOCK))")
+    worker.do(USABLE + "fd = int(ok(d.cuMemExportToShareableHandle(handle, FD, 0)))")
+    worker.do(FREE + "ok(d.cuMemRelease(handle))")
+    assert machine.used(0) == BLOCK
+    worker.do("os.close(fd)")
+    assert machine.used(0) == 0
+    worker.do("ok(d.cuMemAlloc(BLOCK))")
 
 
-def test_a_machine_may_do_without_descriptors(machine):
+def test_a_machine_may_do_without_descriptors(machine, worker):
     machine.refuse_memory_fds()
-    with running_worker(machine) as worker:
-        worker.do(SETUP)
-        with pytest.raises(RuntimeError, match="NOT_SUPPORTED"):
-            worker.do("ok(d.cuMemCreate(BLOCK, properties(), 0))")
-        assert worker.do(
-            "answer = [ok(d.cuDeviceGetAttribute(d.CUdevice_attribute(n), 0)) for n in (102, 103)]"
-        ) == [1, 0]
-        worker.do("ok(d.cuMemRelease(ok(d.cuMemCreate(BLOCK, properties(0, False), 0))))")
+    worker.do(SETUP)
+    worker.refuses("NOT_SUPPORTED", "ok(d.cuMemCreate(BLOCK, properties(), 0))")
+    assert worker.do(
+        "answer = [ok(d.cuDeviceGetAttribute(d.CUdevice_attribute(n), 0)) for n in (102, 103)]"
+    ) == [1, 0]
+    worker.do("ok(d.cuMemRelease(ok(d.cuMemCreate(BLOCK, properties(0, False), 0))))")
 
 
-def test_a_machine_may_refuse_handles(machine):
+def test_a_machine_may_refuse_handles(machine, one, two):
     machine.refuse_legacy_handles()
-    with running_worker(machine) as one, running_worker(machine) as two:
-        handle = one.do("start(); answer = raw(ok(d.cuIpcGetMemHandle(ok(d.cuMemAlloc(1)))))")
-        two.do("start()")
-        with pytest.raises(RuntimeError, match="NOT_SUPPORTED"):
-            two.do("ok(d.cuIpcOpenMemHandle(made(d.CUipcMemHandle, told), 1))", handle)
+    handle = one.do("start(); answer = raw(ok(d.cuIpcGetMemHandle(ok(d.cuMemAlloc(1)))))")
+    two.do("start()")
+    two.refuses(
+        "NOT_SUPPORTED", "ok(d.cuIpcOpenMemHandle(made(d.CUipcMemHandle, told), 1))", handle
+    )

@@ -53,14 +53,13 @@ def test_modules_for_the_device_are_loaded(machine, device, driver, image, code)
         assert worker.do(LOAD, image) == code
 
 
-def test_the_driver_says_what_it_is(machine):
+def test_the_driver_says_what_it_is(machine, worker):
     machine.set(architecture=75, driver_version=12020)
-    with running_worker(machine) as worker:
-        worker.do("ok(d.cuInit(0)); kinds = d.CUdevice_attribute")
-        assert worker.do(
-            "answer = [ok(d.cuDriverGetVersion()), ok(d.cuDeviceGetAttribute(kinds(75), 0)),\n"
-            "          ok(d.cuDeviceGetAttribute(kinds(76), 0))]"
-        ) == [12020, 7, 5]
+    worker.do("ok(d.cuInit(0)); kinds = d.CUdevice_attribute")
+    assert worker.do(
+        "answer = [ok(d.cuDriverGetVersion()), ok(d.cuDeviceGetAttribute(kinds(75), 0)),\n"
+        "          ok(d.cuDeviceGetAttribute(kinds(76), 0))]"
+    ) == [12020, 7, 5]
 
 
 COMPILE = """

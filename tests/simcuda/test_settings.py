@@ -17,48 +17,45 @@ def paid(machine, worker):
     return round(machine.activity(worker.pid).paid * 1000)
 
 
-def test_allocating_opening_and_closing_are_paid_for(machine):
+def test_allocating_opening_and_closing_are_paid_for(machine, one, two):
     machine.set(allocate_us=1000, open_us=10_000, close_us=100_000)
-    with running_worker(machine) as one, running_worker(machine) as two:
-        handle = one.do(EXPORT)
-        assert paid(machine, one) == 1
-        two.do(IMPORT, handle)
-        assert paid(machine, two) == 10
-        two.do("ok(d.cuIpcCloseMemHandle(pointer))")
-        assert paid(machine, two) == 110
-        one.do(USABLE)
-        assert paid(machine, one) == 1 + 11
-        one.do(FREE)
-        assert paid(machine, one) == 1 + 11 + 100
+    handle = one.do(EXPORT)
+    assert paid(machine, one) == 1
+    two.do(IMPORT, handle)
+    assert paid(machine, two) == 10
+    two.do("ok(d.cuIpcCloseMemHandle(pointer))")
+    assert paid(machine, two) == 110
+    one.do(USABLE)
+    assert paid(machine, one) == 1 + 11
+    one.do(FREE)
+    assert paid(machine, one) == 1 + 11 + 100
 
 
-def test_what_is_set_holds_for_running_processes_until_it_is_put_back(machine):
+def test_what_is_set_holds_for_running_processes_until_it_is_put_back(machine, worker):
     machine.set(allocate_us=0)
     before = machine.state()
-    with running_worker(machine) as worker:
-        worker.do("start()")
-        machine.set(allocate_us=10_000)
-        machine.fail("cuMemFree", 1)
-        worker.do("pointer = ok(d.cuMemAlloc(64)); assert int(d.cuMemFree(pointer)[0]) == 1")
-        machine.restore(before)
-        worker.do("ok(d.cuMemAlloc(64)); ok(d.cuMemFree(pointer))")
-        assert paid(machine, worker) == 10
+    worker.do("start()")
+    machine.set(allocate_us=10_000)
+    machine.fail("cuMemFree", 1)
+    worker.do("pointer = ok(d.cuMemAlloc(64)); assert int(d.cuMemFree(pointer)[0]) == 1")
+    machine.restore(before)
+    worker.do("ok(d.cuMemAlloc(64)); ok(d.cuMemFree(pointer))")
+    assert paid(machine, worker) == 10
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_closing_waits_for_all_work_of_the_process(machine, device):
-    with running_worker(machine) as one, running_worker(machine) as two:
-        two.do(IMPORT, one.do(EXPORT))
-        two.do(f"context = ok(d.cuCtxGetCurrent()); start({device})")
-        two.do("stream = ok(d.cuStreamCreate(1)); hold(stream); ok(d.cuCtxSetCurrent(context))")
-        two.do(
-            "def close(): ok(d.cuCtxSetCurrent(context)); ok(d.cuIpcCloseMemHandle(pointer))\n"
-            "thread = threading.Thread(target=close); thread.start()"
-        )
-        while not machine.activity(two.pid).spun:
-            pass
-        assert machine.calls("cuIpcCloseMemHandle") == []
-        two.do("released.set(); thread.join()")
+def test_closing_waits_for_all_work_of_the_process(machine, one, two, device):
+    two.do(IMPORT, one.do(EXPORT))
+    two.do(f"context = ok(d.cuCtxGetCurrent()); start({device})")
+    two.do("stream = ok(d.cuStreamCreate(1)); hold(stream); ok(d.cuCtxSetCurrent(context))")
+    two.do(
+        "def close(): ok(d.cuCtxSetCurrent(context)); ok(d.cuIpcCloseMemHandle(pointer))\n"
+        "thread = threading.Thread(target=close); thread.start()"
+    )
+    while not machine.activity(two.pid).spun:
+        pass
+    assert machine.calls("cuIpcCloseMemHandle") == []
+    two.do("released.set(); thread.join()")
 
 
 @pytest.mark.parametrize(

@@ -24,34 +24,29 @@ answer = int(pointer)
 """
 
 
-def test_nothing_works_before_it_is_initialized(machine):
-    with running_worker(machine) as worker:
-        with pytest.raises(RuntimeError, match="NOT_INITIALIZED"):
-            worker.do("ok(d.cuDeviceGetCount())")
-        with pytest.raises(RuntimeError, match="INVALID_CONTEXT"):
-            worker.do("ok(d.cuInit(0)); ok(d.cuMemAlloc(1))")
+def test_nothing_works_before_it_is_initialized(worker):
+    worker.refuses("NOT_INITIALIZED", "ok(d.cuDeviceGetCount())")
+    worker.refuses("INVALID_CONTEXT", "ok(d.cuInit(0)); ok(d.cuMemAlloc(1))")
 
 
-def test_written_memory_is_read(machine):
-    with running_worker(machine) as worker:
-        assert worker.do(
-            "start(); a = ok(d.cuMemAlloc(100)); b = ok(d.cuMemAlloc(100))\n"
-            "ok(d.cuMemcpyHtoD(a, bytes(range(100)), 100)); ok(d.cuMemcpyDtoD(b, a, 100))\n"
-            "answer = list(read(int(b) + 10, 3))"
-        ) == [10, 11, 12]
-        # Small ones share a block.
-        assert machine.used(0) == BLOCK
-        worker.do("ok(d.cuMemFree(a)); ok(d.cuMemFree(b))")
+def test_written_memory_is_read(machine, worker):
+    assert worker.do(
+        "start(); a = ok(d.cuMemAlloc(100)); b = ok(d.cuMemAlloc(100))\n"
+        "ok(d.cuMemcpyHtoD(a, bytes(range(100)), 100)); ok(d.cuMemcpyDtoD(b, a, 100))\n"
+        "answer = list(read(int(b) + 10, 3))"
+    ) == [10, 11, 12]
+    # Small ones share a block.
+    assert machine.used(0) == BLOCK
+    worker.do("ok(d.cuMemFree(a)); ok(d.cuMemFree(b))")
     assert machine.used(0) == 0
     copies = machine.calls("cuMemcpyHtoD")
     assert [(call.arguments, call.result) for call in copies] == [((100,), 0)]
 
 
-def test_the_host_cannot_read_device_memory(machine):
-    with running_worker(machine) as worker:
-        worker.do("start(); pointer = ok(d.cuMemAlloc(100))")
-        with pytest.raises(EOFError, match="-11"):
-            worker.do("ctypes.string_at(int(pointer), 1)")
+def test_the_host_cannot_read_device_memory(worker):
+    worker.do("start(); pointer = ok(d.cuMemAlloc(100))")
+    with pytest.raises(EOFError, match="-11"):
+        worker.do("ctypes.string_at(int(pointer), 1)")
 
 
 @pytest.mark.parametrize(
@@ -62,13 +57,10 @@ def test_the_host_cannot_read_device_memory(machine):
         ("read(12345, 1)", "not allocated"),
     ],
 )
-def test_a_wrong_address_ends_the_context(careless, misuse, text):
-    with running_worker(careless) as worker:
-        worker.do("start(); pointer = ok(d.cuMemAlloc(4096))")
-        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
-            worker.do(misuse)
-        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
-            worker.do("ok(d.cuMemAlloc(1))")
+def test_a_wrong_address_ends_the_context(careless, worker, misuse, text):
+    worker.do("start(); pointer = ok(d.cuMemAlloc(4096))")
+    worker.refuses("ILLEGAL_ADDRESS", misuse)
+    worker.refuses("ILLEGAL_ADDRESS", "ok(d.cuMemAlloc(1))")
     assert text in careless.violations()[0]
 
 
@@ -84,47 +76,40 @@ def test_a_wrong_address_ends_the_context(careless, misuse, text):
         "e = ok(d.cuEventCreate(2)); ok(d.cuEventDestroy(e)); d.cuEventQuery(e)",
     ],
 )
-def test_missing_memory_cannot_be_used(careless, misuse):
-    with running_worker(careless) as worker:
-        worker.do("start()")
-        worker.do(misuse)
+def test_missing_memory_cannot_be_used(careless, worker, misuse):
+    worker.do("start()")
+    worker.do(misuse)
 
 
-def test_memory_comes_to_an_end(machine):
+def test_memory_comes_to_an_end(machine, worker):
     machine.set_memory(5 * BLOCK)
-    with running_worker(machine) as worker:
-        worker.do("start(); a = ok(d.cuMemAlloc(told))", 3 * BLOCK)
-        with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
-            worker.do("ok(d.cuMemAlloc(told))", 3 * BLOCK)
-        worker.do("ok(d.cuMemFree(a)); ok(d.cuMemAlloc(told))", 3 * BLOCK)
+    worker.do("start(); a = ok(d.cuMemAlloc(told))", 3 * BLOCK)
+    worker.refuses("OUT_OF_MEMORY", "ok(d.cuMemAlloc(told))", 3 * BLOCK)
+    worker.do("ok(d.cuMemFree(a)); ok(d.cuMemAlloc(told))", 3 * BLOCK)
 
 
-def test_the_memory_of_a_process_that_is_gone_is_free_again(machine):
+def test_the_memory_of_a_process_that_is_gone_is_free_again(machine, one, two):
     machine.set_memory(5 * BLOCK)
-    with running_worker(machine) as one, running_worker(machine) as two:
-        one.do("start(); ok(d.cuMemAlloc(told))", 3 * BLOCK)
-        two.do("start(); ok(d.cuMemAlloc(1000))")
-        one.kill()
-        assert machine.used(0) == BLOCK
-        two.do("ok(d.cuMemAlloc(told))", 4 * BLOCK)
-        with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
-            two.do("ok(d.cuMemAlloc(told))", BLOCK)
+    one.do("start(); ok(d.cuMemAlloc(told))", 3 * BLOCK)
+    two.do("start(); ok(d.cuMemAlloc(1000))")
+    one.kill()
+    assert machine.used(0) == BLOCK
+    two.do("ok(d.cuMemAlloc(told))", 4 * BLOCK)
+    two.refuses("OUT_OF_MEMORY", "ok(d.cuMemAlloc(told))", BLOCK)
 
 
-def test_with_its_last_retainer_a_context_goes_and_all_that_it_has(machine):
-    with running_worker(machine) as one, running_worker(machine) as two:
-        handle = one.do(EXPORT)
-        two.do(IMPORT, handle)
-        two.do("ok(d.cuMemAlloc(100)); ok(d.cuDevicePrimaryCtxRetain(0))")
-        two.do("ok(d.cuDevicePrimaryCtxRelease(0)); ok(d.cuMemAlloc(100))")
-        assert machine.used(0) == 2 * BLOCK
-        two.do("ok(d.cuIpcCloseMemHandle(pointer)); ok(d.cuDevicePrimaryCtxRelease(0))")
-        assert machine.used(0) == BLOCK
-        with pytest.raises(RuntimeError, match="CONTEXT_IS_DESTROYED"):
-            two.do("ok(d.cuMemAlloc(100))")
-        # Made anew it is empty.
-        two.do("start(); pointer = ok(d.cuIpcOpenMemHandle(handle, 1)); read(pointer, 1)")
-        two.do("ok(d.cuIpcCloseMemHandle(pointer))")
+def test_with_its_last_retainer_a_context_goes_and_all_that_it_has(machine, one, two):
+    handle = one.do(EXPORT)
+    two.do(IMPORT, handle)
+    two.do("ok(d.cuMemAlloc(100)); ok(d.cuDevicePrimaryCtxRetain(0))")
+    two.do("ok(d.cuDevicePrimaryCtxRelease(0)); ok(d.cuMemAlloc(100))")
+    assert machine.used(0) == 2 * BLOCK
+    two.do("ok(d.cuIpcCloseMemHandle(pointer)); ok(d.cuDevicePrimaryCtxRelease(0))")
+    assert machine.used(0) == BLOCK
+    two.refuses("CONTEXT_IS_DESTROYED", "ok(d.cuMemAlloc(100))")
+    # Made anew it is empty.
+    two.do("start(); pointer = ok(d.cuIpcOpenMemHandle(handle, 1)); read(pointer, 1)")
+    two.do("ok(d.cuIpcCloseMemHandle(pointer))")
 
 
 # -- order ------------------------------------------------------------------------------------------
@@ -142,66 +127,61 @@ ok(d.cuEventRecord(event, one))
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_missing_wait_shows_as_wrong_data(machine, waits):
-    with running_worker(machine) as worker:
-        worker.do(TWO_STREAMS, 1)
-        if waits:
-            worker.do("ok(d.cuStreamWaitEvent(two, event, 0)); released.set()")
-        seen = worker.do(
-            "host = ok(d.cuMemHostAlloc(64, 0)); ok(d.cuMemcpyDtoDAsync(b, a, 64, two))\n"
-            "ok(d.cuMemcpyDtoHAsync(host, b, 1, two)); ok(d.cuStreamSynchronize(two))\n"
-            "answer = ctypes.string_at(host, 1)[0]"
-        )
-        assert seen == (5 if waits else 0)
+def test_a_missing_wait_shows_as_wrong_data(worker, waits):
+    worker.do(TWO_STREAMS, 1)
+    if waits:
+        worker.do("ok(d.cuStreamWaitEvent(two, event, 0)); released.set()")
+    seen = worker.do(
+        "host = ok(d.cuMemHostAlloc(64, 0)); ok(d.cuMemcpyDtoDAsync(b, a, 64, two))\n"
+        "ok(d.cuMemcpyDtoHAsync(host, b, 1, two)); ok(d.cuStreamSynchronize(two))\n"
+        "answer = ctypes.string_at(host, 1)[0]"
+    )
+    assert seen == (5 if waits else 0)
 
 
 @pytest.mark.parametrize("flags", [0, 1])
-def test_the_legacy_stream_waits_for_blocking_streams_only(machine, flags):
-    with running_worker(machine) as worker:
-        worker.do(TWO_STREAMS, flags)
-        seen = worker.do(
-            "host = ok(d.cuMemHostAlloc(64, 0)); ok(d.cuMemcpyDtoHAsync(host, a, 1, 0))\n"
-            "if told: released.set()\n"
-            "ok(d.cuStreamSynchronize(0)); answer = ctypes.string_at(host, 1)[0]",
-            flags == 0,
-        )
-        assert seen == (5 if flags == 0 else 0)
+def test_the_legacy_stream_waits_for_blocking_streams_only(worker, flags):
+    worker.do(TWO_STREAMS, flags)
+    seen = worker.do(
+        "host = ok(d.cuMemHostAlloc(64, 0)); ok(d.cuMemcpyDtoHAsync(host, a, 1, 0))\n"
+        "if told: released.set()\n"
+        "ok(d.cuStreamSynchronize(0)); answer = ctypes.string_at(host, 1)[0]",
+        flags == 0,
+    )
+    assert seen == (5 if flags == 0 else 0)
 
 
-def test_an_event_tells_when_it_has_come(machine):
-    with running_worker(machine) as worker:
-        worker.do(TWO_STREAMS, 1)
-        assert worker.do("answer = int(d.cuEventQuery(event)[0])") == 600
-        assert worker.do("answer = int(d.cuStreamQuery(one)[0])") == 600
-        worker.do("released.set(); ok(d.cuEventSynchronize(event))")
-        assert worker.do("answer = int(d.cuEventQuery(event)[0])") == 0
+def test_an_event_tells_when_it_has_come(worker):
+    worker.do(TWO_STREAMS, 1)
+    assert worker.do("answer = int(d.cuEventQuery(event)[0])") == 600
+    assert worker.do("answer = int(d.cuStreamQuery(one)[0])") == 600
+    worker.do("released.set(); ok(d.cuEventSynchronize(event))")
+    assert worker.do("answer = int(d.cuEventQuery(event)[0])") == 0
 
 
-def test_a_wait_means_what_was_recorded_before_it(machine):
-    with running_worker(machine) as worker:
-        worker.do(TWO_STREAMS, 1)
-        worker.do("early = ok(d.cuEventCreate(2)); ok(d.cuEventRecord(early, two))")
-        worker.do("ok(d.cuStreamWaitEvent(two, early, 0)); ok(d.cuEventRecord(early, one))")
-        worker.do("ok(d.cuStreamSynchronize(two))")
-        # What was recorded behind the held stream since is no matter of the wait.
-        codes = "answer = [int(d.cuStreamQuery(one)[0]), int(d.cuEventQuery(early)[0])]"
-        assert worker.do(codes) == [600, 600]
-        worker.do("released.set(); ok(d.cuStreamSynchronize(one))")
-        assert worker.do(codes) == [0, 0]
+def test_a_wait_means_what_was_recorded_before_it(worker):
+    worker.do(TWO_STREAMS, 1)
+    worker.do("early = ok(d.cuEventCreate(2)); ok(d.cuEventRecord(early, two))")
+    worker.do("ok(d.cuStreamWaitEvent(two, early, 0)); ok(d.cuEventRecord(early, one))")
+    worker.do("ok(d.cuStreamSynchronize(two))")
+    # What was recorded behind the held stream since is no matter of the wait.
+    codes = "answer = [int(d.cuStreamQuery(one)[0]), int(d.cuEventQuery(early)[0])]"
+    assert worker.do(codes) == [600, 600]
+    worker.do("released.set(); ok(d.cuStreamSynchronize(one))")
+    assert worker.do(codes) == [0, 0]
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_pinned_memory_is_read_when_the_copy_runs(machine, pinned):
-    with running_worker(machine) as worker:
-        worker.do(TWO_STREAMS, 1)
-        seen = worker.do(
-            "pageable = ctypes.create_string_buffer(64)\n"
-            "host = ok(d.cuMemHostAlloc(64, 0)) if told else ctypes.addressof(pageable)\n"
-            "ctypes.memset(host, 7, 64); ok(d.cuMemcpyHtoDAsync(b, host, 64, one))\n"
-            "ctypes.memset(host, 9, 64); released.set()\n"
-            "ok(d.cuStreamSynchronize(one)); answer = read(b, 1)[0]",
-            pinned,
-        )
+def test_pinned_memory_is_read_when_the_copy_runs(machine, worker, pinned):
+    worker.do(TWO_STREAMS, 1)
+    seen = worker.do(
+        "pageable = ctypes.create_string_buffer(64)\n"
+        "host = ok(d.cuMemHostAlloc(64, 0)) if told else ctypes.addressof(pageable)\n"
+        "ctypes.memset(host, 7, 64); ok(d.cuMemcpyHtoDAsync(b, host, 64, one))\n"
+        "ctypes.memset(host, 9, 64); released.set()\n"
+        "ok(d.cuStreamSynchronize(one)); answer = read(b, 1)[0]",
+        pinned,
+    )
     assert seen == (9 if pinned else 7)
     assert machine.calls("cuMemcpyHtoDAsync")[0].arguments == (64, int(pinned))
 
@@ -216,74 +196,61 @@ def test_pinned_memory_is_read_when_the_copy_runs(machine, pinned):
         ("4096, 4096", "INVALID_VALUE"),
     ],
 )
-def test_pinned_or_missing_memory_cannot_be_pinned(machine, place, code):
-    with running_worker(machine) as worker:
-        worker.do(
-            "start(); import mmap; m = mmap.mmap(-1, 16384)\n"
-            "at = ctypes.addressof(ctypes.c_char.from_buffer(m)) + 4096\n"
-            "ok(d.cuMemHostRegister(at, 8192, 1))"
-        )
-        with pytest.raises(RuntimeError, match=code):
-            worker.do(f"ok(d.cuMemHostRegister(*({place}), 1))")
-        worker.do("ok(d.cuMemHostUnregister(at)); ok(d.cuMemHostRegister(at - 4096, 16384, 1))")
+def test_pinned_or_missing_memory_cannot_be_pinned(worker, place, code):
+    worker.do(
+        "start(); import mmap; m = mmap.mmap(-1, 16384)\n"
+        "at = ctypes.addressof(ctypes.c_char.from_buffer(m)) + 4096\n"
+        "ok(d.cuMemHostRegister(at, 8192, 1))"
+    )
+    worker.refuses(code, f"ok(d.cuMemHostRegister(*({place}), 1))")
+    worker.do("ok(d.cuMemHostUnregister(at)); ok(d.cuMemHostRegister(at - 4096, 16384, 1))")
 
 
-def test_an_event_is_recorded_on_streams_of_its_device_only(machine):
-    with running_worker(machine) as worker:
-        worker.do("start(1); theirs = ok(d.cuStreamCreate(1)); start(0)")
-        worker.do("event = ok(d.cuEventCreate(2)); stream = ok(d.cuStreamCreate(1))")
-        with pytest.raises(RuntimeError, match="INVALID_HANDLE"):
-            worker.do("ok(d.cuEventRecord(event, theirs))")
-        # Others may wait for it.
-        worker.do("ok(d.cuEventRecord(event, stream)); ok(d.cuStreamWaitEvent(theirs, event, 0))")
-        worker.do("ok(d.cuStreamSynchronize(theirs))")
+def test_an_event_is_recorded_on_streams_of_its_device_only(worker):
+    worker.do("start(1); theirs = ok(d.cuStreamCreate(1)); start(0)")
+    worker.do("event = ok(d.cuEventCreate(2)); stream = ok(d.cuStreamCreate(1))")
+    worker.refuses("INVALID_HANDLE", "ok(d.cuEventRecord(event, theirs))")
+    # Others may wait for it.
+    worker.do("ok(d.cuEventRecord(event, stream)); ok(d.cuStreamWaitEvent(theirs, event, 0))")
+    worker.do("ok(d.cuStreamSynchronize(theirs))")
 
 
 # -- between processes --------------------------------------------------------------------------------
 
 
-def test_memory_is_shared_at_another_address(machine):
-    with running_worker(machine) as one, running_worker(machine) as two:
-        handle = one.do(EXPORT)
-        there = two.do(IMPORT, handle)
-        assert there != one.do("answer = int(pointer)")
-        assert two.do("answer = read(pointer, 1)[0]") == 1
-        two.do("fill(pointer, 2, 4096); ok(d.cuCtxSynchronize())")
-        assert one.do("answer = read(int(pointer) + 4095, 1)[0]") == 2
-        # Open once more it is the same, and to be closed once more.
-        assert two.do("answer = int(ok(d.cuIpcOpenMemHandle(handle, 1)))") == there
-        two.do("ok(d.cuIpcCloseMemHandle(pointer)); read(pointer, 1)")
-        two.do("ok(d.cuIpcCloseMemHandle(pointer))")
-        one.do("read(pointer, 1)")
+def test_memory_is_shared_at_another_address(one, two):
+    handle = one.do(EXPORT)
+    there = two.do(IMPORT, handle)
+    assert there != one.do("answer = int(pointer)")
+    assert two.do("answer = read(pointer, 1)[0]") == 1
+    two.do("fill(pointer, 2, 4096); ok(d.cuCtxSynchronize())")
+    assert one.do("answer = read(int(pointer) + 4095, 1)[0]") == 2
+    # Open once more it is the same, and to be closed once more.
+    assert two.do("answer = int(ok(d.cuIpcOpenMemHandle(handle, 1)))") == there
+    two.do("ok(d.cuIpcCloseMemHandle(pointer)); read(pointer, 1)")
+    two.do("ok(d.cuIpcCloseMemHandle(pointer))")
+    one.do("read(pointer, 1)")
 
 
-def test_the_own_handle_and_that_of_another_device_are_refused(machine):
-    with running_worker(machine) as one, running_worker(machine) as two:
-        handle = one.do(EXPORT)
-        with pytest.raises(RuntimeError, match="INVALID_CONTEXT"):
-            one.do(IMPORT, handle)
-        with pytest.raises(RuntimeError, match="INVALID_DEVICE"):
-            two.do(IMPORT.replace("start()", "start(1)"), handle)
-        with pytest.raises(RuntimeError, match="INVALID_VALUE"):
-            two.do(IMPORT, [1] * 64)
-        machine.allow_peers()
-        two.do(IMPORT.replace("start()", "start(1)"), handle)
-        assert (
-            two.do("answer = ok(d.cuPointerGetAttribute(d.CUpointer_attribute(9), pointer))") == 0
-        )
+def test_the_own_handle_and_that_of_another_device_are_refused(machine, one, two):
+    handle = one.do(EXPORT)
+    one.refuses("INVALID_CONTEXT", IMPORT, handle)
+    two.refuses("INVALID_DEVICE", IMPORT.replace("start()", "start(1)"), handle)
+    two.refuses("INVALID_VALUE", IMPORT, [1] * 64)
+    machine.allow_peers()
+    two.do(IMPORT.replace("start()", "start(1)"), handle)
+    assert two.do("answer = ok(d.cuPointerGetAttribute(d.CUpointer_attribute(9), pointer))") == 0
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_an_import_dies_with_what_it_imports(careless, killed):
-    with running_worker(careless) as one, running_worker(careless) as two:
-        two.do(IMPORT, one.do(EXPORT))
-        if killed:
-            one.kill()
-        else:
-            one.do("ok(d.cuMemFree(pointer))")
-        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
-            two.do("read(pointer, 1)")
-        assert "whose exporter" in careless.violations()[0]
+def test_an_import_dies_with_what_it_imports(careless, one, two, killed):
+    two.do(IMPORT, one.do(EXPORT))
+    if killed:
+        one.kill()
+    else:
+        one.do("ok(d.cuMemFree(pointer))")
+    two.refuses("ILLEGAL_ADDRESS", "read(pointer, 1)")
+    assert "whose exporter" in careless.violations()[0]
 
 
 SHARE_EVENT = """
@@ -299,49 +266,44 @@ host = ok(d.cuMemHostAlloc(64, 0))
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_an_event_orders_the_streams_of_two_processes(machine, waits):
-    with running_worker(machine) as one, running_worker(machine) as two:
-        two.do(IMPORT, one.do(EXPORT))
-        two.do(OPEN_EVENT, one.do(SHARE_EVENT))
-        one.do("hold(stream); fill(pointer, 6, 4096, stream); ok(d.cuEventRecord(event, stream))")
-        if waits:
-            two.do("ok(d.cuStreamWaitEvent(stream, event, 0))")
-        two.do("ok(d.cuMemcpyDtoHAsync(host, pointer, 1, stream))")
-        if waits:
-            one.do("released.set()")
-        two.do("ok(d.cuStreamSynchronize(stream))")
-        assert two.do("answer = ctypes.string_at(host, 1)[0]") == (6 if waits else 1)
-
-
-def test_the_event_of_a_process_that_was_killed_never_comes(machine):
-    with running_worker(machine) as one, running_worker(machine) as two:
-        one.do(EXPORT)
-        two.do("start()")
-        two.do(OPEN_EVENT, one.do(SHARE_EVENT))
-        one.do("hold(stream); ok(d.cuEventRecord(event, stream))")
-        one.kill()
+def test_an_event_orders_the_streams_of_two_processes(one, two, waits):
+    two.do(IMPORT, one.do(EXPORT))
+    two.do(OPEN_EVENT, one.do(SHARE_EVENT))
+    one.do("hold(stream); fill(pointer, 6, 4096, stream); ok(d.cuEventRecord(event, stream))")
+    if waits:
         two.do("ok(d.cuStreamWaitEvent(stream, event, 0))")
-        assert two.do("answer = int(d.cuEventQuery(event)[0])") == 600
-        assert two.do("answer = int(d.cuStreamQuery(stream)[0])") == 600
+    two.do("ok(d.cuMemcpyDtoHAsync(host, pointer, 1, stream))")
+    if waits:
+        one.do("released.set()")
+    two.do("ok(d.cuStreamSynchronize(stream))")
+    assert two.do("answer = ctypes.string_at(host, 1)[0]") == (6 if waits else 1)
+
+
+def test_the_event_of_a_process_that_was_killed_never_comes(one, two):
+    one.do(EXPORT)
+    two.do("start()")
+    two.do(OPEN_EVENT, one.do(SHARE_EVENT))
+    one.do("hold(stream); ok(d.cuEventRecord(event, stream))")
+    one.kill()
+    two.do("ok(d.cuStreamWaitEvent(stream, event, 0))")
+    assert two.do("answer = int(d.cuEventQuery(event)[0])") == 600
+    assert two.do("answer = int(d.cuStreamQuery(stream)[0])") == 600
 
 
 # -- what can be set ----------------------------------------------------------------------------------
 
 
-def test_calls_fail_when_they_are_told_to(machine):
+def test_calls_fail_when_they_are_told_to(machine, worker):
     machine.fail("cuMemAlloc", 2, nth=2)
     machine.fail("cuIpcGetMemHandle", 801)
-    with running_worker(machine) as worker:
-        worker.do("start(); ok(d.cuMemAlloc(1))")
-        with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
-            worker.do("ok(d.cuMemAlloc(1))")
-        worker.do("pointer = ok(d.cuMemAlloc(1))")
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="NOT_SUPPORTED"):
-                worker.do("ok(d.cuIpcGetMemHandle(pointer))")
-        machine.heal()
-        worker.do("ok(d.cuIpcGetMemHandle(pointer))")
-        results = [call.result for call in machine.calls("cuMemAlloc", worker.pid)]
+    worker.do("start(); ok(d.cuMemAlloc(1))")
+    worker.refuses("OUT_OF_MEMORY", "ok(d.cuMemAlloc(1))")
+    worker.do("pointer = ok(d.cuMemAlloc(1))")
+    for _ in range(2):
+        worker.refuses("NOT_SUPPORTED", "ok(d.cuIpcGetMemHandle(pointer))")
+    machine.heal()
+    worker.do("ok(d.cuIpcGetMemHandle(pointer))")
+    results = [call.result for call in machine.calls("cuMemAlloc", worker.pid)]
     assert results == [0, 2, 0]
 
 
@@ -360,12 +322,10 @@ def test_devices_may_be_hidden_and_reordered(machine, visible, last_bytes):
         )
 
 
-def test_a_machine_may_have_no_device(machine):
+def test_a_machine_may_have_no_device(machine, worker):
     machine.set_devices(0)
-    with running_worker(machine) as worker, pytest.raises(RuntimeError, match="NO_DEVICE"):
-        worker.do("ok(d.cuInit(0))")
+    worker.refuses("NO_DEVICE", "ok(d.cuInit(0))")
 
 
-def test_unknown_functions_are_not_found(machine):
-    with running_worker(machine) as worker, pytest.raises(RuntimeError, match="not found"):
-        worker.do("start(); ok(d.cuMemAllocManaged(1, 1))")
+def test_unknown_functions_are_not_found(worker):
+    worker.refuses("not found", "start(); ok(d.cuMemAllocManaged(1, 1))")

@@ -46,17 +46,15 @@ def kinds_of_waiting(machine, worker, call):
 
 
 @pytest.mark.parametrize("call", [*OF_THE_STREAM, OF_THE_EVENT])
-def test_a_wait_spins_unless_told_otherwise(machine, call):
-    with running_worker(machine) as worker:
-        worker.do(HELD, 0)
-        assert kinds_of_waiting(machine, worker, call) == ["spun"]
+def test_a_wait_spins_unless_told_otherwise(machine, worker, call):
+    worker.do(HELD, 0)
+    assert kinds_of_waiting(machine, worker, call) == ["spun"]
 
 
 @pytest.mark.parametrize("call", OF_THE_STREAM)
-def test_in_a_context_of_blocking_waits_it_sleeps(machine, call):
-    with running_worker(machine) as worker:
-        worker.do(BLOCKING_CONTEXT + HELD, 0)
-        assert kinds_of_waiting(machine, worker, call) == ["slept"]
+def test_in_a_context_of_blocking_waits_it_sleeps(machine, worker, call):
+    worker.do(BLOCKING_CONTEXT + HELD, 0)
+    assert kinds_of_waiting(machine, worker, call) == ["slept"]
 
 
 def test_of_an_event_its_own_flag_decides(machine):
@@ -68,10 +66,9 @@ def test_of_an_event_its_own_flag_decides(machine):
         assert kinds_of_waiting(machine, worker, OF_THE_EVENT) == ["spun"]
 
 
-def test_questions_are_counted(machine):
-    with running_worker(machine) as worker:
-        worker.do(HELD, 0)
-        worker.do("for _ in range(3): d.cuEventQuery(event); d.cuStreamQuery(stream)")
-        found = machine.activity(worker.pid)
-        assert (found.polls, found.spun, found.slept) == (6, 0, 0)
-        worker.do("released.set()")
+def test_questions_are_counted(machine, worker):
+    worker.do(HELD, 0)
+    worker.do("for _ in range(3): d.cuEventQuery(event); d.cuStreamQuery(stream)")
+    found = machine.activity(worker.pid)
+    assert (found.polls, found.spun, found.slept) == (6, 0, 0)
+    worker.do("released.set()")
