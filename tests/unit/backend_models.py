@@ -1,7 +1,5 @@
 """Models of the shipped backends without a server: as a stub starts them, and asks them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model's calls without processes: the client of a stub, and the server's side of its channel."""
 
-from __future__ import annotations
-
 import queue
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Processes on a simulated machine that use `gpubridge.cuda_ipc`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Stand-ins for a GPU in tests of tensors: memory of the host in its place."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 

@@ -1,7 +1,5 @@
 """DLPack capsules for tests: of memory that can be watched, and of a foreign producer."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ensembles for tests, written in few words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from google.protobuf import text_format

@@ -1,7 +1,5 @@
 """Fixtures of the tests of gRPC messages: models, an arena, and requests for them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -7,8 +7,6 @@
        24 bit  8 bit  8 bit   1 + 31 bit
 """
 
-from __future__ import annotations
-
 import enum
 import struct
 

@@ -1,7 +1,5 @@
 """A connection without a socket: a transport and handlers that write down what happens to them."""
 
-from __future__ import annotations
-
 import socket
 import zlib
 
@@ -98,7 +96,7 @@ class Transport:
 class Handler:
     """Takes a request; answers with its body at once, or when the test says so."""
 
-    def __init__(self, endpoint: Endpoint, head) -> None:
+    def __init__(self, endpoint: "Endpoint", head) -> None:
         self.endpoint = endpoint
         self.target = head.target
         self.memory = None
@@ -165,7 +163,7 @@ class Endpoint:
         *,
         deferred: bool = False,
         connections: HttpConnections = LIMITS,
-        beside: Endpoint | None = None,
+        beside: "Endpoint | None" = None,
         body_limit: int = BODY_LIMIT,
         arena_limit: int = 1 << 30,
         descriptor: int = 3,

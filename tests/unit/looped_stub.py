@@ -1,7 +1,5 @@
 """A stub's process, and the side of its server."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

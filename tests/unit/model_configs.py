@@ -1,7 +1,5 @@
 """Model configurations for tests, from the text of a config.pbtxt."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

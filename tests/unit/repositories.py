@@ -1,7 +1,5 @@
 """A repository in one process: real ensembles on members whose requests a test answers."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

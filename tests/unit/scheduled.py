@@ -1,7 +1,5 @@
 """Fixtures of the schedulers' tests: requests that no stub executes, and twins of schedulers."""
 
-from __future__ import annotations
-
 from gpubridge.engine.scheduling.scheduler import (
     BatchScheduler,
     late_error,

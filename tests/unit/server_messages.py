@@ -1,7 +1,5 @@
 """The server's side of messages in Python: the compiled one has to agree, and stubs are tested with it."""
 
-from __future__ import annotations
-
 import struct
 from typing import NamedTuple
 

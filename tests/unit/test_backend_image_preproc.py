@@ -1,7 +1,5 @@
 """The backend image_preproc: its pixels, its parameters, and what it says of bad images."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 

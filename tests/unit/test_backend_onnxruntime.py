@@ -1,7 +1,5 @@
 """The backend onnxruntime: what it makes of graphs, and what it says of those that do not fit."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The backend pytorch: TorchScript modules and exported programs, by Triton's names."""
 
-from __future__ import annotations
-
 import importlib
 import warnings
 

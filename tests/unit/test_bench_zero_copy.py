@@ -1,7 +1,5 @@
 """Figures of zero-copy, sizes as people write them, and an nvidia-smi with odd output."""
 
-from __future__ import annotations
-
 import sys
 import time
 from dataclasses import replace

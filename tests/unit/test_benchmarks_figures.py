@@ -1,7 +1,5 @@
 """Figures of the benchmarks: what they say, and that nothing in them is cut off or covered."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulation of fleets: figures that arithmetic gives, and faults that lose no request."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The GPU rows of the benchmark: what figures say, what a page shows, and a dry run."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

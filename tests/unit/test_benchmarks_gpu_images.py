@@ -1,7 +1,5 @@
 """The benchmark of images on a GPU: what figures say, what a page shows, and a dry run on a simulated one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

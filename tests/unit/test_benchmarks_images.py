@@ -1,7 +1,5 @@
 """The benchmark of images: what figures say, what a page shows, what is sent, and a dry run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Varied traffic: requests that never repeat, the client that sends them, the ratios of the page."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

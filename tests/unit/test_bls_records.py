@@ -1,7 +1,5 @@
 """Records of calls and of their responses: the compiled module writes and reads what Python does."""
 
-from __future__ import annotations
-
 import os
 import resource
 

@@ -1,7 +1,5 @@
 """The budget of requests: shares, what is kept for small ones, and which requests are refused."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule

@@ -1,7 +1,5 @@
 """Staying awake for the next message: when, for how long, and when not."""
 
-from __future__ import annotations
-
 import asyncio
 import select
 import socket

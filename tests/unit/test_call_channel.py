@@ -1,7 +1,5 @@
 """The calls of a stub in the server: what a stub may send there, and what it is told."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from types import SimpleNamespace
@@ -31,7 +29,7 @@ CONTEXT = CallContext(model="called").encoded()
 class Server:
     """Takes the calls of a stub, which has one region, and keeps their requests."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.fake_stub = FakeStub()
         self.segment = Segment.create(REGION, SIZE, "called")
         self.fake_stub.memory.add_segment(self.segment)

@@ -1,7 +1,5 @@
 """Which batch of requests a cancellation ends: with that the calls of its model are cancelled."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.transport.control import ABANDONED, CANCELLED

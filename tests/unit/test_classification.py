@@ -1,7 +1,5 @@
 """Classes instead of values: which, in what order, and how they are spelt."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The commands of the command line: help, usage, what they write."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

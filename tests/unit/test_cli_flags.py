@@ -1,7 +1,5 @@
 """The flags of the server: all that tritonserver has, and what becomes of each."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from operator import attrgetter
@@ -22,12 +20,12 @@ from tests.unit.model_configs import cases
 REPOSITORY = "--model-repository=/models"
 
 
-def settings_of(*words: str, command: str = "serve") -> ServerSettings:
+def settings_of(*words, command="serve"):
     """Return the settings of a command line, without a server."""
     return server_settings(cli.command_parser(command).parse_known([REPOSITORY, *words]))
 
 
-def error_of(*words: str, command: str = "serve") -> str:
+def error_of(*words, command="serve"):
     with pytest.raises((BridgeError, cli.UsageError)) as caught:
         settings_of(*words, command=command)
     return str(caught.value)
@@ -291,7 +289,7 @@ def test_a_new_flag_is_its_field():
     class Grown(ServerSettings):
         spare_stubs: int = flag(1, "stubs kept in reserve", group="Server", least=0)
 
-        def __post_init__(self) -> None:
+        def __post_init__(self):
             check_flags(self)
 
     parser = argparse.ArgumentParser()

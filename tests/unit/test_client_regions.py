@@ -1,7 +1,5 @@
 """The registry of clients' shared memory: rules, texts, and that nothing else can be reached."""
 
-from __future__ import annotations
-
 import gc
 import os
 import stat

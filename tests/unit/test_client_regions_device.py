@@ -1,7 +1,5 @@
 """Clients' CUDA memory in the registry: streams get a moment to be done with it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

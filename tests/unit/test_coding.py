@@ -1,7 +1,5 @@
 """Content codings, undone piece by piece."""
 
-from __future__ import annotations
-
 import gzip
 import random
 import zlib

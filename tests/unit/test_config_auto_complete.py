@@ -1,7 +1,5 @@
 """Results of auto_complete_config, and the configuration that follows (as in Triton 2.51)."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,9 +1,5 @@
 """Choice of a model's backend by its configuration and its files, as in Triton."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from gpubridge.config import Backends, load_model_config
@@ -14,7 +10,7 @@ TENSORS = 'input { name: "X" data_type: TYPE_FP32 dims: [ 4 ] }'
 SHIPPED = Backends()
 
 
-def load(repository: Path, config: str, filename: str = "", backends: Backends = SHIPPED):
+def load(repository, config, filename="", backends=SHIPPED):
     version = repository / "m" / "1"
     version.mkdir(parents=True)
     if filename:
@@ -23,7 +19,7 @@ def load(repository: Path, config: str, filename: str = "", backends: Backends =
     return load_model_config(version.parent, gpu_count=0, backends=backends)
 
 
-def own_backend(folder: Path, name: str) -> Path:
+def own_backend(folder, name):
     (folder / name).mkdir(parents=True)
     path = folder / name / "model.py"
     path.touch()

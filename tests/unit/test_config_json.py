@@ -4,15 +4,13 @@ The expected texts are what Triton 2.51 answered at ``GET /v2/models/m/config`` 
 config.pbtxt, and what it gave models as ``args["model_config"]``.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import orjson
 import pytest
 
-from gpubridge.config import ModelConfig, complete_model_config, parse_model_config
+from gpubridge.config import complete_model_config, parse_model_config
 from tests.unit.model_configs import MINIMAL, PYTHON, cases
 
 MINIMAL_AS_TRITON_PRINTS_IT = (
@@ -30,22 +28,22 @@ MINIMAL_AS_TRITON_PRINTS_IT = (
 )
 
 
-def complete(text: str) -> ModelConfig:
+def complete(text):
     return complete_model_config(parse_model_config(text, "text"), Path("m"), gpu_count=0)
 
 
-def test_minimal_configuration_letter_by_letter() -> None:
+def test_minimal_configuration_letter_by_letter():
     assert complete(MINIMAL).to_json() == MINIMAL_AS_TRITON_PRINTS_IT
 
 
-def test_dict_and_text_are_the_same() -> None:
+def test_dict_and_text_are_the_same():
     config = complete(MINIMAL + 'parameters { key: "\\u00e9" value { string_value: "\\n" } }')
     assert json.loads(config.to_json()) == config.to_dict()
     assert config.to_dict()["parameters"] == {"\u00e9": {"string_value": "\n"}}
     assert config.to_spaced_json() == json.dumps(config.to_dict())
 
 
-def test_each_dict_is_the_callers_own() -> None:
+def test_each_dict_is_the_callers_own():
     config = complete(MINIMAL)
     config.to_dict()["input"] = []
     assert config.to_json() == MINIMAL_AS_TRITON_PRINTS_IT
@@ -106,11 +104,11 @@ model_warmup [ { name: "w" inputs { key: "X" value: { data_type: TYPE_FP32 dims:
 
 
 @pytest.mark.parametrize(("rest", "printed"), cases(PRINTED))
-def test_fields_as_triton_prints_them(rest: str, printed: str) -> None:
+def test_fields_as_triton_prints_them(rest, printed):
     assert printed.replace(" ", "") in complete(MINIMAL + rest).to_json()
 
 
-def test_reshape_to_a_scalar_is_kept() -> None:
+def test_reshape_to_a_scalar_is_kept():
     config = complete(
         PYTHON
         + "max_batch_size: 1 input "
@@ -119,6 +117,6 @@ def test_reshape_to_a_scalar_is_kept() -> None:
     assert '"dims":[1],"reshape":{"shape":[]},' in config.to_json()
 
 
-def test_the_text_is_json_for_every_reader() -> None:
+def test_the_text_is_json_for_every_reader():
     text = complete(MINIMAL).to_json()
     assert orjson.loads(text) == json.loads(text)

@@ -1,7 +1,5 @@
 """config.pbtxt to ModelConfig: what is accepted, and what is filled in."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -10,7 +8,6 @@ from hypothesis import given
 
 from gpubridge.config import (
     InstanceGroup,
-    ModelConfig,
     TensorSpec,
     VersionPolicy,
     complete_model_config,
@@ -22,12 +19,12 @@ from gpubridge.errors import BridgeError, ErrorCode
 from tests.unit.model_configs import INPUT, MINIMAL, OUTPUT, PYTHON, write_model
 
 
-def load(repository: Path, config: str | bytes | None, gpu_count: int = 0) -> ModelConfig:
+def load(repository, config, gpu_count=0):
     return load_model_config(write_model(repository, config), gpu_count=gpu_count)
 
 
 class TestAccepted:
-    def test_equal_declarations_count_once_with_a_notice(self, tmp_path: Path) -> None:
+    def test_equal_declarations_count_once_with_a_notice(self, tmp_path):
         config = load(tmp_path, MINIMAL + OUTPUT + INPUT + INPUT)
         assert [spec.name for spec in (*config.inputs, *config.outputs)] == ["X", "Y"]
         assert len(config.message.input) == len(config.message.output) == 1
@@ -35,14 +32,14 @@ class TestAccepted:
         twice = [f"model 'm': {name} {said}" for name in ("input 'X'", "input 'X'", "output 'Y'")]
         assert list(config.notices) == twice
 
-    def test_an_ensemble_may_declare_an_output_twice(self, tmp_path: Path) -> None:
+    def test_an_ensemble_may_declare_an_output_twice(self, tmp_path):
         step = 'step { model_name: "n" input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } }'
         text = f'platform: "ensemble" {INPUT}{OUTPUT}{OUTPUT}ensemble_scheduling {{ {step} }}'
         config = load(tmp_path, text)
         assert [spec.name for spec in config.outputs] == ["Y"]
         assert len(config.notices) == 1
 
-    def test_every_field_of_a_full_configuration_is_read(self, tmp_path: Path) -> None:
+    def test_every_field_of_a_full_configuration_is_read(self, tmp_path):
         config = load(
             tmp_path,
             PYTHON
@@ -79,7 +76,7 @@ class TestAccepted:
         assert config.version_policy == VersionPolicy("specific", versions=(3, 1))
         assert config.decoupled
 
-    def test_defaults_of_a_minimal_configuration(self, tmp_path: Path) -> None:
+    def test_defaults_of_a_minimal_configuration(self, tmp_path):
         config = load(tmp_path, MINIMAL)
         assert config.max_batch_size == 0
         assert config.default_model_filename == "model.py"
@@ -98,13 +95,11 @@ class TestAccepted:
             ("version_policy { latest { } }", VersionPolicy("latest", latest=0)),
         ],
     )
-    def test_version_policy(self, tmp_path: Path, policy: str, expected: VersionPolicy) -> None:
+    def test_version_policy(self, tmp_path, policy, expected):
         assert load(tmp_path, MINIMAL + policy).version_policy == expected
 
     @pytest.mark.parametrize("rest", ["", "default_model_filename: 'model.py'"])
-    def test_backend_is_python_where_only_a_model_py_speaks(
-        self, tmp_path: Path, rest: str
-    ) -> None:
+    def test_backend_is_python_where_only_a_model_py_speaks(self, tmp_path, rest):
         assert load(tmp_path, INPUT + OUTPUT + rest).backend == "python"
 
     @pytest.mark.parametrize(
@@ -116,13 +111,13 @@ class TestAccepted:
             ("[ -1, 1 ]", "[ -1 ]"),
         ],
     )
-    def test_reshape_that_keeps_the_size(self, tmp_path: Path, dims: str, shape: str) -> None:
+    def test_reshape_that_keeps_the_size(self, tmp_path, dims, shape):
         tensor = (
             f'input {{ name: "X" data_type: TYPE_FP32 dims: {dims} reshape {{ shape: {shape} }} }}'
         )
         assert load(tmp_path, PYTHON + tensor).inputs[0].reshape is not None
 
-    def test_text_format_in_all_its_spellings(self, tmp_path: Path) -> None:
+    def test_text_format_in_all_its_spellings(self, tmp_path):
         config = load(
             tmp_path,
             "backend: 'py' \"thon\", max_batch_size: 0x10; # comment\n"
@@ -131,7 +126,7 @@ class TestAccepted:
         assert config.max_batch_size == 16
         assert config.inputs == (TensorSpec("X", "FP32", (4, 5)),)
 
-    def test_the_message_given_is_not_changed(self, tmp_path: Path) -> None:
+    def test_the_message_given_is_not_changed(self, tmp_path):
         message = parse_model_config(MINIMAL, "text")
         before = message.SerializeToString(deterministic=True)
         completed = complete_model_config(message, write_model(tmp_path, None), gpu_count=1)
@@ -155,14 +150,12 @@ class TestInstanceGroups:
              InstanceGroup("m_0", 1, "KIND_CPU")),
         ],
     )  # fmt: skip
-    def test_resolved(
-        self, tmp_path: Path, text: str, gpu_count: int, expected: InstanceGroup
-    ) -> None:
+    def test_resolved(self, tmp_path, text, gpu_count, expected):
         config = load(tmp_path, MINIMAL + (f"instance_group [ {text} ]" if text else ""), gpu_count)
         assert config.instance_groups == (expected,)
         assert config.notices == ()
 
-    def test_auto_with_a_missing_gpu_runs_on_the_host_and_says_so(self, tmp_path: Path) -> None:
+    def test_auto_with_a_missing_gpu_runs_on_the_host_and_says_so(self, tmp_path):
         config = load(tmp_path, MINIMAL + "instance_group [ { gpus: [ 0, 3 ] } ]", gpu_count=1)
         assert config.instance_groups == (InstanceGroup("m_0", 1, "KIND_CPU"),)
         assert config.notices == (
@@ -172,7 +165,7 @@ class TestInstanceGroups:
             ),
         )
 
-    def test_fallback_to_the_host_is_asked_for_and_noticed(self, tmp_path: Path) -> None:
+    def test_fallback_to_the_host_is_asked_for_and_noticed(self, tmp_path):
         model_dir = write_model(tmp_path, MINIMAL + "instance_group [ { kind: KIND_GPU gpus: 0 } ]")
         config = load_model_config(model_dir, gpu_count=0, gpu_fallback="host")
         assert config.instance_groups == (InstanceGroup("m_0", 1, "KIND_CPU"),)
@@ -180,14 +173,14 @@ class TestInstanceGroups:
             "model 'm', instance group 'm_0': KIND_GPU runs on the host, because there is no GPU",
         )
 
-    def test_fallback_does_not_hide_a_wrong_gpu_id(self, tmp_path: Path) -> None:
+    def test_fallback_does_not_hide_a_wrong_gpu_id(self, tmp_path):
         model_dir = write_model(tmp_path, MINIMAL + "instance_group [ { kind: KIND_GPU gpus: 7 } ]")
         with pytest.raises(BridgeError, match="unsupported gpu id 7"):
             load_model_config(model_dir, gpu_count=1, gpu_fallback="host")
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=40))
-def test_any_text_survives_as_a_parameter(value: str) -> None:
+def test_any_text_survives_as_a_parameter(value):
     escaped = "".join(f"\\{byte:03o}" for byte in value.encode())
     text = f'{PYTHON}parameters {{ key: "k" value {{ string_value: "{escaped}" }} }}'
     message = parse_model_config(text, "text")
@@ -201,7 +194,7 @@ ODDITIES = ["-1", "4", "1e9", " ", "\n", "#", "\\", "\x00", "\u00e9", "TYPE_FP32
 @given(
     st.lists(st.sampled_from([*TOKENS, *ODDITIES]), max_size=30).map("".join) | st.text(max_size=60)
 )
-def test_arbitrary_text_parses_or_is_refused(text: str) -> None:
+def test_arbitrary_text_parses_or_is_refused(text):
     try:
         message = parse_model_config(text, "somewhere")
     except BridgeError as error:

@@ -1,9 +1,6 @@
 """Every configuration that is refused, with the exact message."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from tests.unit.model_configs import INPUT, MINIMAL, OUTPUT, PYTHON, cases, write_model
 
 
-def refusal(repository: Path, config: str | bytes | None, gpu_count: int = 0) -> str:
+def refusal(repository, config, gpu_count=0):
     with pytest.raises(BridgeError) as caught:
         load_model_config(write_model(repository, config), gpu_count=gpu_count)
     assert caught.value.code is ErrorCode.INVALID_ARG
@@ -130,7 +127,7 @@ TOO_MANY = {
 
 
 @pytest.mark.parametrize(("config", "what"), TOO_MANY.items(), ids=TOO_MANY.values())
-def test_counts_are_bounded(tmp_path: Path, config: str, what: str) -> None:
+def test_counts_are_bounded(tmp_path, config, what):
     assert refusal(tmp_path, MINIMAL + config).startswith(f"{what} of model 'm': expected at most ")
 
 
@@ -143,7 +140,7 @@ UNKNOWN_NAMES = {
 
 
 @pytest.mark.parametrize(("config", "told"), UNKNOWN_NAMES.items())
-def test_unknown_names_are_told_the_real_ones(config: str, told: str) -> None:
+def test_unknown_names_are_told_the_real_ones(config, told):
     with pytest.raises(BridgeError) as caught:
         parse_model_config(config, "config.pbtxt")
     assert caught.value.message.endswith(told)
@@ -199,7 +196,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("config", "message"), cases(REFUSED_AS_TRITON_DOES + REFUSED_IN_OUR_WORDS, NAMES)
     )
-    def test_with_these_words(self, tmp_path: Path, config: str, message: str) -> None:
+    def test_with_these_words(self, tmp_path, config, message):
         assert refusal(tmp_path, config) == message
 
     @pytest.mark.parametrize(
@@ -215,21 +212,19 @@ class TestRefused:
             ("\ufeffname: 'x'", 1, 1),
         ],
     )
-    def test_syntax_with_file_line_and_column(
-        self, tmp_path: Path, config: str, line: int, column: int
-    ) -> None:
+    def test_syntax_with_file_line_and_column(self, tmp_path, config, line, column):
         message = refusal(tmp_path, config)
         assert message.startswith(
             f"failed to read text proto from REPO/m/config.pbtxt: {line}:{column} : "
         )
 
-    def test_bytes_that_are_not_utf8(self, tmp_path: Path) -> None:
+    def test_bytes_that_are_not_utf8(self, tmp_path):
         assert refusal(tmp_path, b'backend: "python"\n# caf\xe9\n') == (
             "failed to read text proto from REPO/m/config.pbtxt: 2:6: expected UTF-8, got the "
             "byte 0xe9"
         )
 
-    def test_no_config_says_where_and_what_to_write(self, tmp_path: Path) -> None:
+    def test_no_config_says_where_and_what_to_write(self, tmp_path):
         assert refusal(tmp_path, None) == (
             "failed to open text file for read REPO/m/config.pbtxt: No such file or directory; "
             'write there at least: backend: "python", max_batch_size, and every input and output '
@@ -238,7 +233,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("file", ["config.pbtxt", "labels"])
     @pytest.mark.parametrize("kind", ["FIFO", "device", "endless", "long"])
-    def test_a_file_that_might_never_end(self, tmp_path: Path, file: str, kind: str) -> None:
+    def test_a_file_that_might_never_end(self, tmp_path, file, kind):
         labelled = (
             MINIMAL + 'output { name: "Z" data_type: TYPE_FP32 dims: 1 label_filename: "labels" }'
         )
@@ -255,13 +250,13 @@ class TestRefused:
             load_model_config(tmp_path / "m", gpu_count=0)
         assert caught.value.code is ErrorCode.INVALID_ARG
 
-    def test_config_that_is_a_directory(self, tmp_path: Path) -> None:
+    def test_config_that_is_a_directory(self, tmp_path):
         model_dir = write_model(tmp_path, None)
         (model_dir / "config.pbtxt").mkdir()
         with pytest.raises(BridgeError, match=r"config\.pbtxt: Is a directory"):
             load_model_config(model_dir, gpu_count=0)
 
-    def test_no_model_directory(self, tmp_path: Path) -> None:
+    def test_no_model_directory(self, tmp_path):
         with pytest.raises(BridgeError, match="does not exist") as caught:
             load_model_config(tmp_path / "nowhere", gpu_count=0)
         assert caught.value.code is ErrorCode.NOT_FOUND

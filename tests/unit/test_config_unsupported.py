@@ -1,16 +1,12 @@
 """Unsupported settings of a configuration, which are reported and never ignored."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from gpubridge.config import ModelConfig, load_model_config, unsupported_features
+from gpubridge.config import load_model_config, unsupported_features
 from tests.unit.model_configs import INPUT, MINIMAL, OUTPUT, PYTHON, cases, write_model
 
 
-def load(repository: Path, config: str) -> ModelConfig:
+def load(repository, config):
     return load_model_config(write_model(repository, config), gpu_count=0)
 
 
@@ -40,7 +36,7 @@ class TestNotServedYet:
             ("batch_output { }", "batch_output"),
         ],
     )
-    def test_is_reported_by_field_and_model(self, tmp_path: Path, rest: str, field: str) -> None:
+    def test_is_reported_by_field_and_model(self, tmp_path, rest, field):
         (sentence,) = unsupported_features(load(tmp_path, MINIMAL + rest))
         assert sentence.startswith(f"model 'm': the field '{field}' is not supported yet: ")
 
@@ -61,21 +57,21 @@ class TestNotServedYet:
         ],
     )
     def test_fields_that_triton_loads_at_its_defaults_are_notices(
-        self, tmp_path: Path, rest: str, field: str, what: str
-    ) -> None:
+        self, tmp_path, rest, field, what
+    ):
         config = load(tmp_path, MINIMAL + rest)
         assert unsupported_features(config) == []
         (notice,) = config.notices
         assert notice.startswith(f"model 'm': the field '{field}' has no effect: ")
         assert what in notice
 
-    def test_limits_that_a_flag_asks_for_are_missed(self, tmp_path: Path) -> None:
+    def test_limits_that_a_flag_asks_for_are_missed(self, tmp_path):
         config = load(tmp_path, MINIMAL + "instance_group [ { rate_limiter { } } ]")
         (sentence,) = unsupported_features(config, rate_limited=True)
         assert "rate_limiter' is not supported yet" in sentence
         assert "--rate-limit asks for it" in sentence
 
-    def test_labels(self, tmp_path: Path) -> None:
+    def test_labels(self, tmp_path):
         model_dir = write_model(
             tmp_path,
             PYTHON
@@ -86,7 +82,7 @@ class TestNotServedYet:
         assert config.outputs[0].labels == (b"cat", b"dog")
         assert unsupported_features(config) == []
 
-    def test_ensemble(self, tmp_path: Path) -> None:
+    def test_ensemble(self, tmp_path):
         config = load(
             tmp_path,
             'platform: "ensemble" ensemble_scheduling { step { model_name: "a" } }'
@@ -105,11 +101,11 @@ class TestNotServedYet:
             "model_repository_agents { }",
         ],
     )
-    def test_switched_off_is_not_reported(self, tmp_path: Path, rest: str) -> None:
+    def test_switched_off_is_not_reported(self, tmp_path, rest):
         assert unsupported_features(load(tmp_path, MINIMAL + rest)) == []
 
     @pytest.mark.parametrize(("rest", "notice"), cases(WITHOUT_EFFECT))
-    def test_without_effect_is_noticed(self, tmp_path: Path, rest: str, notice: str) -> None:
+    def test_without_effect_is_noticed(self, tmp_path, rest, notice):
         config = load(tmp_path, MINIMAL + rest)
         assert config.notices == (notice,)
         assert unsupported_features(config) == []

@@ -1,9 +1,5 @@
 """Version directories and version policies."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -14,20 +10,20 @@ from gpubridge.errors import BridgeError, ErrorCode
 LATEST = VersionPolicy("latest", latest=1)
 
 
-def model_with(directory: Path, *names: str) -> Path:
+def model_with(directory, *names):
     for name in names:
         (directory / name).mkdir()
     return directory
 
 
-def test_only_canonical_positive_decimals_are_versions(tmp_path: Path) -> None:
+def test_only_canonical_positive_decimals_are_versions(tmp_path):
     ignored = ["0", "-1", "+7", "02", "3x", "0x9", "5.0", " 4", "abc", "\u0661"]
     ignored += ["9223372036854775808", "configs", "1_0"]
     model_with(tmp_path, "1", "10", "2", "9223372036854775807", *ignored)
     assert available_versions(tmp_path) == [1, 2, 10, 9223372036854775807]
 
 
-def test_a_file_is_no_version_and_a_link_to_a_directory_is(tmp_path: Path) -> None:
+def test_a_file_is_no_version_and_a_link_to_a_directory_is(tmp_path):
     (tmp_path / "1").touch()
     (tmp_path / "real").mkdir()
     (tmp_path / "2").symlink_to("real")
@@ -48,19 +44,19 @@ def test_a_file_is_no_version_and_a_link_to_a_directory_is(tmp_path: Path) -> No
         (VersionPolicy("specific"), []),
     ],
 )
-def test_select_versions(policy: VersionPolicy, expected: list[int]) -> None:
+def test_select_versions(policy, expected):
     assert select_versions(policy, [10, 1, 3]) == expected
 
 
 @given(st.sets(st.integers(1, 2**63 - 1)), st.integers(0, 8))
-def test_latest_are_the_highest(available: set[int], count: int) -> None:
+def test_latest_are_the_highest(available, count):
     selected = select_versions(VersionPolicy("latest", latest=count), available)
     assert len(selected) == min(count, len(available))
     assert selected == sorted(selected)
     assert all(other < min(selected) for other in available - set(selected) if selected)
 
 
-def test_served_versions(tmp_path: Path) -> None:
+def test_served_versions(tmp_path):
     assert served_versions(model_with(tmp_path, "1", "2"), "m", LATEST, "here/1") == [2]
 
 
@@ -81,9 +77,7 @@ def test_served_versions(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_no_version_to_serve(
-    tmp_path: Path, names: tuple[str, ...], policy: VersionPolicy, why: str
-) -> None:
+def test_no_version_to_serve(tmp_path, names, policy, why):
     with pytest.raises(BridgeError) as caught:
         served_versions(model_with(tmp_path, *names), "m", policy, "here/1")
     assert caught.value.code is ErrorCode.INVALID_ARG
@@ -93,7 +87,7 @@ def test_no_version_to_serve(
     )
 
 
-def test_no_model_directory(tmp_path: Path) -> None:
+def test_no_model_directory(tmp_path):
     with pytest.raises(BridgeError, match="cannot list the model directory") as caught:
         available_versions(tmp_path / "nowhere")
     assert caught.value.code is ErrorCode.NOT_FOUND

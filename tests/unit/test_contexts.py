@@ -1,7 +1,5 @@
 """Contexts: both codecs write the same bytes, read the same fields, and refuse the same bytes."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

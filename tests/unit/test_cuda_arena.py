@@ -1,7 +1,5 @@
 """Slots of a device arena never overlap, are aligned, and are all there again when given back."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """__cuda_array_interface__: tensors taken from libraries that have only that, and shown to them."""
 
-from __future__ import annotations
-
 import weakref
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calls of the bridge, in any thread, do not spoil a graph that a model captures."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("cuda.bindings")

@@ -1,7 +1,5 @@
 """Clients' device memory: opened and checked, and what is wrong with it is the client's error."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simcuda.processes import running_worker

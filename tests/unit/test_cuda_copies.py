@@ -1,7 +1,5 @@
 """Copies on a stream of their own: values, order, and exactly the calls that are needed."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simcuda.machine import running_machine

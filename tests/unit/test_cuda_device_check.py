@@ -1,7 +1,5 @@
 """Check of memory and events that cross processes; a failure is a value with its reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The driver is loaded when asked for; what it refuses is a typed error that says what to do."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Events between processes: order, leases, and what happens where there are none."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.cuda_workers import device_worker

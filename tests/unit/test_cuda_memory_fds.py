@@ -1,7 +1,5 @@
 """Device memory that crosses by descriptors: rules, refusals, and nothing left behind."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simcuda.processes import hand_over

@@ -1,7 +1,5 @@
 """Segments are pinned whole and once; what cannot be pinned is a value with a reason."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("cuda.bindings")

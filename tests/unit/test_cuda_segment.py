@@ -1,7 +1,5 @@
 """Device memory that one process owns and others open: rules, refusals, and nothing left behind."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.cuda_workers import device_worker

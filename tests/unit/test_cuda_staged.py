@@ -1,7 +1,5 @@
 """Copies of pageable memory by way of pinned pieces: right, several at once, and never more of them."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("cuda.bindings")

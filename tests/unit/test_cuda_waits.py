@@ -1,7 +1,5 @@
 """Waits for a GPU sleep: whatever waits, for however long, leaves the processors to others."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 

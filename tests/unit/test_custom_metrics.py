@@ -1,7 +1,5 @@
 """Custom metrics: their existence, their owners and their removal."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.engine import custom_metrics

@@ -1,7 +1,5 @@
 """The limit of descriptors follows the limits of connections, and the last ones are not for clients."""
 
-from __future__ import annotations
-
 import json
 import resource
 import ssl

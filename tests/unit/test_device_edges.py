@@ -1,7 +1,5 @@
 """Placement of an ensemble's tensors: on their GPU, if all consumers reach it."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.engine.ensemble.execution import DeviceEdges

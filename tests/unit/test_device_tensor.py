@@ -1,7 +1,5 @@
 """pb_utils.Tensor in CUDA memory: what models see, and what the stub relies on."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from types import SimpleNamespace

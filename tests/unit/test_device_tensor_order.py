@@ -3,8 +3,6 @@
 Each way in which a tensor changes hands is tried with its wait, and with that wait taken out.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simcuda.machine import lawful_machine

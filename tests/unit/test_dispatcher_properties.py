@@ -1,7 +1,5 @@
 """Invariants of every request of a model, whatever clients, clocks and processes do."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule

@@ -1,7 +1,5 @@
 """gpubridge doctor: what it says of this machine, and of machines that lack something."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """gpubridge doctor on a simulated machine: what its GPUs can do, what they cannot, and what to do."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.cuda_ipc import DeviceProbe

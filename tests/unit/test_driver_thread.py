@@ -1,7 +1,5 @@
 """The server's thread that calls the driver: order, failures, and finalizers in the midst of anything."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import subprocess

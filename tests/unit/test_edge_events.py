@@ -1,7 +1,5 @@
 """Events between stubs as the server knows them: what crosses, and what is lost with whom."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

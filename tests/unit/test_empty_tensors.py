@@ -1,7 +1,5 @@
 """Memory that a model asks for before it fills it: Tensor.empty() and InferenceRequest.output()."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

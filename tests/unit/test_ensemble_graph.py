@@ -1,7 +1,5 @@
 """Validity of ensembles, and the errors of invalid ones, in the words of Triton 2.51."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.engine.ensemble.graph import ROOT, fit_shape

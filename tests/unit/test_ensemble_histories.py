@@ -1,7 +1,5 @@
 """Histories of loads, unloads, replacements and requests of ensembles, against a model of who answers."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from pathlib import Path

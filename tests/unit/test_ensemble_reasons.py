@@ -1,7 +1,5 @@
 """What the index says of ensembles that are not served, as their members load, fail, drain and come back."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """One request of an ensemble as pure bookkeeping: which calls are due, which responses, in what order."""
 
-from __future__ import annotations
-
 from gpubridge.engine.ensemble.execution_plan import ExecutionState, plan_execution
 from tests.unit.ensembles import ensemble, member, wired
 

@@ -1,7 +1,5 @@
 """Ensembles whose members are loaded, replaced and unloaded: what serves them, and their requests under way."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Archives of environments: what is unpacked, and what is refused before it does harm."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

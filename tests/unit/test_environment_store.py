@@ -1,7 +1,5 @@
 """The store of unpacked environments: what counts as whole, what is remembered, where it may lie."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Sharing of events between stubs, and the end of stubs that a driver never releases."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import weakref

@@ -1,7 +1,5 @@
 """Events that a stub shows: while its streams wait for them, neither before nor after."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simcuda.processes import running_worker

@@ -1,7 +1,5 @@
 """Duration of a stub's execution, whatever start time it reports itself."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,23 +1,14 @@
 """Number of requests that a stub is sent ahead."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.config import InstanceGroup
 from gpubridge.engine.supervisor.instance_settings import _least_window
 from gpubridge.request import InferRequest
 from gpubridge.transport.messages import Kind, encode_frame, encode_result_batch
-from tests.fuzz.fake_stub import NOW, FakeStub, record
+from tests.fuzz.fake_stub import NOW, record
 
 MILLISECOND = 1_000_000
-
-
-@pytest.fixture
-def fake_stub():
-    made = FakeStub()
-    yield made
-    made.close()
 
 
 def window(fake_stub, execute_ns):

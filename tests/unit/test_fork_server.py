@@ -1,7 +1,5 @@
 """A fork server by its messages: which processes it makes, and which of them become stubs."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Processes that are forked: each with its own environment and end, and none that stays."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

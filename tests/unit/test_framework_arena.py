@@ -3,8 +3,6 @@
 PyTorch and CuPy are stand-ins here that ask for memory as the real ones do: no GPU has seen this.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import sys

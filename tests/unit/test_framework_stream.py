@@ -3,8 +3,6 @@
 The frameworks are stand-ins of what PyTorch and CuPy document.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Requests wait in the queue while a stub has no ticket left for them."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Results that a dead stub had gathered are taken once, whether it had sent them or not."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

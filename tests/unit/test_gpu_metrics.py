@@ -1,7 +1,5 @@
 """Metrics of GPUs, with a double in the place of NVML."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import types

@@ -1,7 +1,5 @@
 """Compressed messages of gRPC calls: unpacked at once or by workers, in order, within limits."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import struct

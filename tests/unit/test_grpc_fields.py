@@ -1,7 +1,5 @@
 """The top level of a ModelInferRequest, against protobuf's own reading of the same bytes."""
 
-from __future__ import annotations
-
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import example, given, strategies as st

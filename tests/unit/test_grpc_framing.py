@@ -1,7 +1,5 @@
 """Messages of calls, put together by the compiled connection: whole, in pieces, wrong, or too many."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings, strategies as st
 

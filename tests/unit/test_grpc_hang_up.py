@@ -1,7 +1,5 @@
 """gRPC clients that send no more: they get what they have asked for, and are not waited for."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message

@@ -1,7 +1,5 @@
 """Answers that a client's HTTP/2 windows hold back: for how long, and what ends then."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message

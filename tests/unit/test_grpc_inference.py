@@ -1,7 +1,5 @@
 """Plain ModelInfer calls: taken and answered without Python, or handed to it whole."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from contextlib import asynccontextmanager

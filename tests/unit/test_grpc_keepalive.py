@@ -1,7 +1,5 @@
 """gRPC's PINGs as pure rules: when a client is asked for a sign of life, and when it asks too often."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.config import GrpcConnections

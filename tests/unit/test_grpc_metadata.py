@@ -1,7 +1,5 @@
 """Everything over gRPC that is no inference: documents as messages, versions, status, health."""
 
-from __future__ import annotations
-
 import urllib.parse
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Unary calls take one message: a second one ends the call, and nothing is kept of it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

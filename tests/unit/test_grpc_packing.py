@@ -1,7 +1,5 @@
 """Compressed answers: what a client accepts decides with what."""
 
-from __future__ import annotations
-
 import zlib
 
 import pytest

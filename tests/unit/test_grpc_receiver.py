@@ -1,7 +1,5 @@
 """Large requests in pieces: every split gives the same request, in place and within bounds."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 

@@ -1,7 +1,5 @@
 """Requests that are refused: Triton's words, as recorded from Triton 2.51."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.grpc_requests import BATCHED, IDENTITY, Request, raw, refusal, two_inputs, typed

@@ -1,7 +1,5 @@
 """ModelInferRequest to the engine's request: data, options, and Triton's words for wrong ones."""
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import astuple

@@ -1,7 +1,5 @@
 """ModelInferResponse frames, read back by protobuf itself."""
 
-from __future__ import annotations
-
 import math
 import struct
 

@@ -1,7 +1,5 @@
 """Messages of a stream that are on their way are charged to their connection, as they arrive."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Templates of gRPC requests: whatever they remember, a message means what protobuf reads in it."""
 
-from __future__ import annotations
-
 from dataclasses import astuple, replace
 
 import pytest

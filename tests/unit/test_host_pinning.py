@@ -1,7 +1,5 @@
 """Pinning in the background: no request waits for the driver, whatever is added or removed meanwhile."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.cuda_workers import device_worker

@@ -1,7 +1,5 @@
 """The arena: slots never overlap, its limit holds, and what is idle goes back."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 

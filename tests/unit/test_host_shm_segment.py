@@ -1,7 +1,5 @@
 """Segments: sealed against the peer, refused when they are not what was announced."""
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Peers who make us work for nothing are sent away, and others are not."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit import http2_frames as frames

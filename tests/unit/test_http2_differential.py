@@ -1,7 +1,5 @@
 """The h2 library as the client: whatever it does, both sides have seen the same."""
 
-from __future__ import annotations
-
 import contextlib
 
 import h2.config

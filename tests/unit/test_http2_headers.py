@@ -1,7 +1,5 @@
 """Header blocks both ways: hpack is the oracle; lists are valid or malformed; blocks are remembered."""
 
-from __future__ import annotations
-
 import hpack
 import pytest
 from hypothesis import given, settings, strategies as st

@@ -1,7 +1,5 @@
 """The peer that the tests of HTTP/2 use, and how a connection begins and ends."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """Payload goes where its consumer wants it, as fast as its consumer takes it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit import http2_frames as frames

@@ -1,7 +1,5 @@
 """Violations of HTTP/2 rules, and their kinds of errors (RFC 9113, sections 5 and 6)."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit import http2_frames as frames

@@ -1,7 +1,5 @@
 """A body in small frames comes with few reads, and lies where it belongs whatever stands between."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import suppress
 

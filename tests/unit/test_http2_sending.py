@@ -1,7 +1,5 @@
 """Sending over HTTP/2: in order, in turn, within the peer's windows, without copies."""
 
-from __future__ import annotations
-
 import gc
 import random
 import socket

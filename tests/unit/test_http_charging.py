@@ -1,7 +1,5 @@
 """HTTP bodies are charged as they arrive; at the limit one that holds more than its share is refused."""
 
-from __future__ import annotations
-
 import gzip
 
 import pytest

@@ -1,7 +1,5 @@
 """Bodies with a coding: heavy ones are worked on beside the event loop, which serves others meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import threading

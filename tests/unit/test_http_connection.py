@@ -1,7 +1,5 @@
 """HttpConnection fed by hand: framing, order, limits, and what becomes of handlers."""
 
-from __future__ import annotations
-
 import gzip
 import random
 import zlib

@@ -3,8 +3,6 @@
 What only one of them takes has a reason in one of the two lists here.
 """
 
-from __future__ import annotations
-
 import httptools
 import pytest
 from hypothesis import given, strategies as st

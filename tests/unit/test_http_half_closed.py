@@ -1,7 +1,5 @@
 """Clients that send no more: gone, or waiting for their answers."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.errors import BridgeError, ErrorCode

@@ -1,7 +1,5 @@
 """Plain inference requests over HTTP: taken and answered without Python, or handed to it whole."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Refusals of HttpConnection, and their effect on the connection and its handlers."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 

@@ -1,7 +1,5 @@
 """HttpConnection.check: who is late is told so, or cut off; who is not is left alone."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

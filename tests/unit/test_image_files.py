@@ -1,7 +1,5 @@
 """Recognition of images by image_preproc, and its refusals of hostile files."""
 
-from __future__ import annotations
-
 import io
 import resource
 import warnings

@@ -1,7 +1,5 @@
 """The kernel of image_preproc, its own source run on a processor: its levels are Pillow's."""
 
-from __future__ import annotations
-
 import mmap
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The pixels of image_preproc are those of torchvision on a Pillow image, as the documents say how nearly."""
 
-from __future__ import annotations
-
 import io
 import resource
 from pathlib import Path
@@ -24,12 +22,7 @@ FILTERS = {
 }
 MODES = ("crop", "stretch", "pad")
 #: Levels that differ at most, by filter and mode; the page has the same table.
-TABLE = {
-    "nearest": (0, 0, 0),
-    "bilinear": (1, 0, 0),
-    "bicubic": (1, 0, 0),
-    "lanczos": (1, 0, 0),
-}
+TABLE = {"nearest": (0, 0, 0), "bilinear": (1, 0, 0), "bicubic": (1, 0, 0), "lanczos": (1, 0, 0)}
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "image-preprocessing.md"
 SIZES = [
     (640, 427),

@@ -1,7 +1,5 @@
 """The cache of compiled kernels, and NVRTC itself where it is."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from types import SimpleNamespace

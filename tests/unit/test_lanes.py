@@ -1,7 +1,5 @@
 """The lanes reach the process of tests and those that it starts, and find what is held by nobody."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Leases: memory is lent until its last reference ends, no longer and no shorter."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

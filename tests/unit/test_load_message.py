@@ -1,7 +1,5 @@
 """Loads over gRPC: long files are views of their message, and all else is as protobuf says."""
 
-from __future__ import annotations
-
 import pytest
 from tritonclient.grpc import service_pb2
 

@@ -9,59 +9,44 @@ from gpubridge.engine.load_threads import LoadThreads
 from tests.waits import timers, until
 
 
-def run(work):
-    return asyncio.run(work())
-
-
-def test_a_load_is_logged_as_long_as_it_lasts(caplog):
+async def test_a_load_is_logged_as_long_as_it_lasts(caplog):
     caplog.set_level("INFO", "gpubridge")
     progress = LoadProgress(0.01)
-
-    async def work():
-        with progress.track("m", 7, lambda: ("instance m_0 in initialize", None)):
-            await until(lambda: len(caplog.records) > 2)
-        await asyncio.sleep(0)
-        assert not timers()
-        assert progress.loads == []
-
-    run(work)
+    with progress.track("m", 7, lambda: ("instance m_0 in initialize", None)):
+        await until(lambda: len(caplog.records) > 2)
+    await asyncio.sleep(0)
+    assert not timers()
+    assert progress.loads == []
     told = caplog.records[0].getMessage()
     assert told == "model 'm' version 7 is loading for 0 s: instance m_0 in initialize"
 
 
-def test_a_load_has_one_step_at_a_time():
+async def test_a_load_has_one_step_at_a_time():
     progress = LoadProgress()
-
-    async def work():
-        with progress.track("m", 0, lambda: ("first", None)):
-            (load,) = progress.loads
-            with load_step(lambda: ("second", 0.25)):
-                assert str(load) == "model 'm' is loading for 0 s: second (25 %)"
-                assert load.report() == ("second", 0.25)
-            assert load.report() == ("first", None)
-
-    run(work)
+    with progress.track("m", 0, lambda: ("first", None)):
+        (load,) = progress.loads
+        with load_step(lambda: ("second", 0.25)):
+            assert str(load) == "model 'm' is loading for 0 s: second (25 %)"
+            assert load.report() == ("second", 0.25)
+        assert load.report() == ("first", None)
 
 
-def test_loads_at_the_same_time_have_steps_of_their_own():
+async def test_loads_at_the_same_time_have_steps_of_their_own():
     progress = LoadProgress()
 
     async def load(name, go):
         with progress.track(name, 1, lambda: ("outer", None)), load_step(lambda: (name, None)):
             await go.wait()
 
-    async def work():
-        go = asyncio.Event()
-        tasks = [asyncio.create_task(load(name, go)) for name in "ab"]
-        await asyncio.sleep(0)
-        assert [each.report()[0] for each in progress.loads] == ["a", "b"]
-        go.set()
-        await asyncio.gather(*tasks)
-        # Work that no load waits for has no step.
-        with load_step(lambda: ("alone", None)):
-            assert progress.loads == []
-
-    run(work)
+    go = asyncio.Event()
+    tasks = [asyncio.create_task(load(name, go)) for name in "ab"]
+    await asyncio.sleep(0)
+    assert [each.report()[0] for each in progress.loads] == ["a", "b"]
+    go.set()
+    await asyncio.gather(*tasks)
+    # Work that no load waits for has no step.
+    with load_step(lambda: ("alone", None)):
+        assert progress.loads == []
 
 
 UNPACKING = """
@@ -71,7 +56,9 @@ print('{"environment": "/unpacked"}')
 """
 
 
-def test_every_model_that_waits_for_an_environment_reports_its_unpacking(tmp_path, monkeypatch):
+async def test_every_model_that_waits_for_an_environment_reports_its_unpacking(
+    tmp_path, monkeypatch
+):
     progress = LoadProgress()
     made = []
 
@@ -88,16 +75,13 @@ def test_every_model_that_waits_for_an_environment_reports_its_unpacking(tmp_pat
         with progress.track(name, 1, lambda: ("starting", None)):
             return await unpacker.unpack(tmp_path / "env.tar")
 
-    async def work():
-        unpacker = Unpacker(tmp_path / "cache", 1, LoadThreads())
-        loads = [asyncio.create_task(load(unpacker, name)) for name in "ab"]
-        told = f"environment {tmp_path}/env.tar: unpacking, 7 files and directories, 3 MiB", 0.5
-        await until(lambda: [each.report() for each in progress.loads] == [told, told])
-        made[0].stdin.write(b"\n")
-        assert [str(path) for path in await asyncio.gather(*loads)] == ["/unpacked"] * 2
-
     monkeypatch.setattr(Unpacker, "_start", start)
-    run(work)
+    unpacker = Unpacker(tmp_path / "cache", 1, LoadThreads())
+    loads = [asyncio.create_task(load(unpacker, name)) for name in "ab"]
+    told = f"environment {tmp_path}/env.tar: unpacking, 7 files and directories, 3 MiB", 0.5
+    await until(lambda: [each.report() for each in progress.loads] == [told, told])
+    made[0].stdin.write(b"\n")
+    assert [str(path) for path in await asyncio.gather(*loads)] == ["/unpacked"] * 2
 
 
 def test_sizes_are_readable():

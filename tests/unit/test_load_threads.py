@@ -1,7 +1,5 @@
 """Threads of loads: how many run at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 
@@ -9,19 +7,15 @@ from gpubridge.engine import load_threads
 from gpubridge.engine.load_threads import LoadThreads
 
 
-def test_a_slot_is_free_again_when_the_event_loop_was_late(monkeypatch):
+async def test_a_slot_is_free_again_when_the_event_loop_was_late(monkeypatch):
     monkeypatch.setattr(load_threads, "_PATIENCE_SECONDS", 0.01)
+    threads = LoadThreads()
+    loop = asyncio.get_running_loop()
 
-    async def run():
-        threads = LoadThreads()
-        loop = asyncio.get_running_loop()
+    def work():
+        # The loop is busy when the result comes, and until the timer of the slot is due.
+        loop.call_soon_threadsafe(loop.call_soon, time.sleep, 0.02)
 
-        def work():
-            # The loop is busy when the result comes, and until the timer of the slot is due.
-            loop.call_soon_threadsafe(loop.call_soon, time.sleep, 0.02)
-
-        for _ in range(2 * load_threads._THREADS):
-            await asyncio.wait_for(threads.run("a test", work), 10)
-        return threads._slots._value
-
-    assert asyncio.run(run()) == load_threads._THREADS
+    for _ in range(2 * load_threads._THREADS):
+        await asyncio.wait_for(threads.run("a test", work), 10)
+    assert threads._slots._value == load_threads._THREADS

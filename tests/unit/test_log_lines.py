@@ -1,7 +1,5 @@
 """Lines of the log: what clients and models say in them stays text."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Long documents that only the standard library reads keep no other thread from running."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Long forms of gRPC requests: what may be long is taken out without Python, and read by a worker."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 import threading
@@ -248,42 +246,36 @@ def readers(monkeypatch):
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
 @pytest.mark.parametrize("model", ["m", "missing"])
-def test_a_worker_reads_long_parameters(readers, method, model):
-    async def run():
-        endpoint = GrpcEndpoint(deferred=True)
-        endpoint.receive(PREFACE, long_call(1, method, model=model))
-        # Others are not held up by it.
-        endpoint.receive(long_call(3, "ModelInfer")[:100])
-        if model == "m":
-            await until(lambda: endpoint.waiting)
-            ((_, request),) = endpoint.waiting
-            assert bytes(request.context.parameters) == b'{"text":"%b"}' % TEXT.encode()
-            await endpoint.settle()
-        await until(lambda: 1 in endpoint.statuses())
-        assert endpoint.statuses()[1] == [0 if model == "m" or "Stream" in method else 5]
-        assert threading.main_thread() not in readers
-        assert len(readers) == 1
-        endpoint.lose()
-        assert endpoint.regions.lent() == (0, 0)
-
-    asyncio.run(run())
+async def test_a_worker_reads_long_parameters(readers, method, model):
+    endpoint = GrpcEndpoint(deferred=True)
+    endpoint.receive(PREFACE, long_call(1, method, model=model))
+    # Others are not held up by it.
+    endpoint.receive(long_call(3, "ModelInfer")[:100])
+    if model == "m":
+        await until(lambda: endpoint.waiting)
+        ((_, request),) = endpoint.waiting
+        assert bytes(request.context.parameters) == b'{"text":"%b"}' % TEXT.encode()
+        await endpoint.settle()
+    await until(lambda: 1 in endpoint.statuses())
+    assert endpoint.statuses()[1] == [0 if model == "m" or "Stream" in method else 5]
+    assert threading.main_thread() not in readers
+    assert len(readers) == 1
+    endpoint.lose()
+    assert endpoint.regions.lent() == (0, 0)
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
-def test_a_call_that_is_gone_before_it_is_read_leaves_nothing(readers, method):
-    async def run():
-        endpoint = GrpcEndpoint(deferred=True)
-        endpoint.receive(PREFACE, long_call(1, method))
-        # A worker begins to read it.
-        await asyncio.sleep(0)
-        endpoint.lose()
-        await until(lambda: readers)
-        await workers_are_idle()
-        assert not endpoint.waiting
-        assert endpoint.regions.lent() == (0, 0)
-        assert endpoint.connection.account.held == 0
-
-    asyncio.run(run())
+async def test_a_call_that_is_gone_before_it_is_read_leaves_nothing(readers, method):
+    endpoint = GrpcEndpoint(deferred=True)
+    endpoint.receive(PREFACE, long_call(1, method))
+    # A worker begins to read it.
+    await asyncio.sleep(0)
+    endpoint.lose()
+    await until(lambda: readers)
+    await workers_are_idle()
+    assert not endpoint.waiting
+    assert endpoint.regions.lent() == (0, 0)
+    assert endpoint.connection.account.held == 0
 
 
 def unary(made):
@@ -291,51 +283,43 @@ def unary(made):
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_long_contents_are_copied_in_turns(readers, monkeypatch, lost):
+async def test_long_contents_are_copied_in_turns(readers, monkeypatch, lost):
     monkeypatch.setattr(body, "_PIECE", 1000)
-
-    async def run():
-        endpoint = GrpcEndpoint(deferred=True)
-        made = Request(model_name="m")
-        made.inputs.add(name="A", datatype="FP32", shape=[COUNT])
-        made.inputs[0].contents.fp32_contents.extend(range(COUNT))
-        endpoint.receive(PREFACE, unary(made))
-        if lost:
-            await until(lambda: endpoint.regions.lent() != (0, 0), 0)
-            assert not endpoint.waiting
-            endpoint.lose()
-            await asyncio.sleep(0)
-        else:
-            await until(lambda: endpoint.waiting)
-            ((_, sent),) = endpoint.waiting
-            ((at, nbytes),) = sent.places
-            assert sent.slot.memory[at : at + nbytes].cast("f").tolist() == list(range(COUNT))
-            await endpoint.settle()
-            endpoint.lose()
+    endpoint = GrpcEndpoint(deferred=True)
+    made = Request(model_name="m")
+    made.inputs.add(name="A", datatype="FP32", shape=[COUNT])
+    made.inputs[0].contents.fp32_contents.extend(range(COUNT))
+    endpoint.receive(PREFACE, unary(made))
+    if lost:
+        await until(lambda: endpoint.regions.lent() != (0, 0), 0)
         assert not endpoint.waiting
-        assert endpoint.regions.lent() == (0, 0)
-        assert endpoint.connection.account.held == 0
-
-    asyncio.run(run())
+        endpoint.lose()
+        await asyncio.sleep(0)
+    else:
+        await until(lambda: endpoint.waiting)
+        ((_, sent),) = endpoint.waiting
+        ((at, nbytes),) = sent.places
+        assert sent.slot.memory[at : at + nbytes].cast("f").tolist() == list(range(COUNT))
+        await endpoint.settle()
+        endpoint.lose()
+    assert not endpoint.waiting
+    assert endpoint.regions.lent() == (0, 0)
+    assert endpoint.connection.account.held == 0
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_worker_checks_long_strings(readers, monkeypatch, count):
+async def test_a_worker_checks_long_strings(readers, monkeypatch, count):
     monkeypatch.setattr(receiver, "LONG_STRINGS", 100_000)
-
-    async def run():
-        endpoint = GrpcEndpoint()
-        string = b"s" * 200_000
-        tensors = ("A", "FP32", [1], b"good"), ("S", "BYTES", [1])
-        strings = count * (len(string).to_bytes(4, "little") + string)
-        endpoint.receive(PREFACE, unary(raw(tensors[0], (*tensors[1], strings))))
-        await until(lambda: 1 in endpoint.statuses())
-        assert endpoint.statuses()[1] == [0 if count == 1 else 3]
-        assert threading.main_thread() not in readers
-        endpoint.lose()
-        assert endpoint.regions.lent() == (0, 0)
-
-    asyncio.run(run())
+    endpoint = GrpcEndpoint()
+    string = b"s" * 200_000
+    tensors = ("A", "FP32", [1], b"good"), ("S", "BYTES", [1])
+    strings = count * (len(string).to_bytes(4, "little") + string)
+    endpoint.receive(PREFACE, unary(raw(tensors[0], (*tensors[1], strings))))
+    await until(lambda: 1 in endpoint.statuses())
+    assert endpoint.statuses()[1] == [0 if count == 1 else 3]
+    assert threading.main_thread() not in readers
+    endpoint.lose()
+    assert endpoint.regions.lent() == (0, 0)
 
 
 # -- answers -----------------------------------------------------------------------------------------
@@ -345,7 +329,7 @@ def test_a_worker_checks_long_strings(readers, monkeypatch, count):
     ("model", "method"), [("m", "ModelInfer"), ("m", "ModelStreamInfer"), ("d", "ModelStreamInfer")]
 )
 @pytest.mark.parametrize("datatype", ["FP32", "FP16"])
-def test_a_worker_finds_classes_of_much(monkeypatch, model, method, datatype):
+async def test_a_worker_finds_classes_of_much(monkeypatch, model, method, datatype):
     monkeypatch.setattr(packing, "HEAVY_BYTES", 3)
     threads = []
     find = response_encoding.classified
@@ -357,23 +341,19 @@ def test_a_worker_finds_classes_of_much(monkeypatch, model, method, datatype):
         return find(response, classes, config)
 
     monkeypatch.setattr(response_encoding, "classified", note)
-
-    async def run():
-        endpoint = GrpcEndpoint()
-        made = raw(("A", "FP32", [1], struct.pack("<f", 2.5)), id="one")
-        made.model_name = model
-        made.outputs.add(name="OUT").parameters["classification"].int64_param = 1
-        sent = message(made.SerializeToString())
-        streamed = "Stream" in method
-        endpoint.receive(PREFACE, head(1, method) + frame(0, 1, 1, sent))
-        await until(lambda: 1 in endpoint.statuses())
-        assert endpoint.statuses()[1] == [0 if datatype == "FP32" or streamed else 3]
-        data = endpoint.data(1)
-        assert (b"2.500000:0" in data) == (datatype == "FP32")
-        assert (b"unsupported type" in data) == (datatype == "FP16" and streamed)
-        assert threads
-        assert threading.main_thread() not in threads
-        endpoint.lose()
-        assert endpoint.regions.lent() == (0, 0)
-
-    asyncio.run(run())
+    endpoint = GrpcEndpoint()
+    made = raw(("A", "FP32", [1], struct.pack("<f", 2.5)), id="one")
+    made.model_name = model
+    made.outputs.add(name="OUT").parameters["classification"].int64_param = 1
+    sent = message(made.SerializeToString())
+    streamed = "Stream" in method
+    endpoint.receive(PREFACE, head(1, method) + frame(0, 1, 1, sent))
+    await until(lambda: 1 in endpoint.statuses())
+    assert endpoint.statuses()[1] == [0 if datatype == "FP32" or streamed else 3]
+    data = endpoint.data(1)
+    assert (b"2.500000:0" in data) == (datatype == "FP32")
+    assert (b"unsupported type" in data) == (datatype == "FP16" and streamed)
+    assert threads
+    assert threading.main_thread() not in threads
+    endpoint.lose()
+    assert endpoint.regions.lent() == (0, 0)

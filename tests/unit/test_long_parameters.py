@@ -1,7 +1,5 @@
 """Long parameters of calls and requests cross the server as they are: they are neither decoded nor copied."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +7,7 @@ import pytest
 from gpubridge.engine.ipc.stub_connection import StubConnection
 from gpubridge.protocol.fields import json_parameters
 from gpubridge.request import InferRequest, RequestContext
-from gpubridge.transport.calls import (
-    check_utf8,
-    decode_calls,
-    encode_calls,
-)
+from gpubridge.transport.calls import check_utf8, decode_calls, encode_calls
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import CallContext
 from gpubridge.transport.records import record_encoder, record_reader
@@ -21,13 +15,6 @@ from gpubridge.transport.signatures import encode_tensors
 from tests.fuzz.fake_stub import FakeStub
 
 LONG = '{"text":"' + "é😀" * 50_000 + '"}'
-
-
-@pytest.fixture
-def fake_stub():
-    made = FakeStub()
-    yield made
-    made.close()
 
 
 def sent(fake_stub, parameters):

@@ -1,7 +1,5 @@
 """Documents with long strings: what they say, and what is wrong with them, is what the whole says."""
 
-from __future__ import annotations
-
 import base64
 import json
 

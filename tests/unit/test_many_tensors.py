@@ -3,8 +3,6 @@
 Counted are lines of Python that are executed, and comparisons of names, never time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from types import SimpleNamespace

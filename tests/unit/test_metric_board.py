@@ -1,7 +1,5 @@
 """Cells of a time series: their sum is that of one number, in any process that counts."""
 
-from __future__ import annotations
-
 import os
 import threading
 

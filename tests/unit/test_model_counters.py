@@ -1,7 +1,5 @@
 """Batches that are counted: whatever becomes of their requests, and places that no request fills."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.request import InferRequest
@@ -12,13 +10,6 @@ from tests.fuzz.fake_stub import NOW, FakeStub, record
 OPEN = ResponseFlag.OPEN | ResponseFlag.EMPTY
 # Of each request: it is queued until 1, its batch's steps take 1, 1 and the rest.
 STEPS = (1, 1, NOW - 3)
-
-
-@pytest.fixture
-def fake_stub():
-    made = FakeStub()
-    yield made
-    made.close()
 
 
 def enter(fake_stub, *sizes):

@@ -1,6 +1,5 @@
 """Changes of a model's files, and writes that are none."""
 
-import asyncio
 import os
 
 import pytest
@@ -123,14 +122,11 @@ def test_a_directory_that_is_not_there_has_no_files(tmp_path):
     assert read_model_files(tmp_path / "nope").versions == {}
 
 
-def test_the_models_of_a_repository_are_its_directories(tmp_path):
+async def test_the_models_of_a_repository_are_its_directories(tmp_path):
     for name in ("b", "a", ".hidden"):
         (tmp_path / name).mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "to_file").symlink_to("file")
     (tmp_path / "to_a").symlink_to("a")
 
-    async def names():
-        return await ModelSources(LoadThreads(), [tmp_path]).names()
-
-    assert asyncio.run(names()) == ["a", "b", "to_a"]
+    assert await ModelSources(LoadThreads(), [tmp_path]).names() == ["a", "b", "to_a"]

@@ -1,7 +1,5 @@
 """Locks of models: they are waited for, except where that would never end."""
 
-from __future__ import annotations
-
 import asyncio
 from contextvars import copy_context
 
@@ -54,39 +52,30 @@ class Loads:
         ({"a": "b", "b": "c", "c": "b"}, "a", ["cb"]),
     ],
 )
-def test_a_chain_ends_and_a_circle_is_refused_once(asks, first, refused):
-    async def run():
-        loads = Loads(asks)
-        await asyncio.wait_for(asyncio.gather(*map(loads.load, first)), 10)
-        assert loads.refused == refused
-        assert loads.loaded == set(asks) | set("".join(asks.values()))
-        assert not loads.locks._waits
-
-    asyncio.run(run())
+async def test_a_chain_ends_and_a_circle_is_refused_once(asks, first, refused):
+    loads = Loads(asks)
+    await asyncio.wait_for(asyncio.gather(*map(loads.load, first)), 10)
+    assert loads.refused == refused
+    assert loads.loaded == set(asks) | set("".join(asks.values()))
+    assert not loads.locks._waits
 
 
-def test_loads_that_begin_at_the_same_time_and_ask_for_each_other():
-    async def run():
-        loads = Loads({"a": "b", "b": "c", "c": "a"})
-        await asyncio.wait_for(asyncio.gather(*(loads.load(name, 3) for name in "abc")), 10)
-        assert len(loads.refused) == 1
-        assert loads.loaded == set("abc")
-
-    asyncio.run(run())
+async def test_loads_that_begin_at_the_same_time_and_ask_for_each_other():
+    loads = Loads({"a": "b", "b": "c", "c": "a"})
+    await asyncio.wait_for(asyncio.gather(*(loads.load(name, 3) for name in "abc")), 10)
+    assert len(loads.refused) == 1
+    assert loads.loaded == set("abc")
 
 
-def test_changes_of_one_model_wait_for_each_other():
-    async def run():
-        locks = ModelLocks()
-        order = []
+async def test_changes_of_one_model_wait_for_each_other():
+    locks = ModelLocks()
+    order = []
 
-        async def change(name):
-            async with locks.change("m"):
-                order.append(name)
-                await asyncio.sleep(0)
-                order.append(name)
+    async def change(name):
+        async with locks.change("m"):
+            order.append(name)
+            await asyncio.sleep(0)
+            order.append(name)
 
-        await asyncio.wait_for(asyncio.gather(change(1), change(2)), 10)
-        assert order == [1, 1, 2, 2]
-
-    asyncio.run(run())
+    await asyncio.wait_for(asyncio.gather(change(1), change(2)), 10)
+    assert order == [1, 1, 2, 2]

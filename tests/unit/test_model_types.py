@@ -1,7 +1,5 @@
 """A type checker knows what a model imports: it passes right models and finds what is wrong in others."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

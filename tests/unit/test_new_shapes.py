@@ -1,7 +1,5 @@
 """A new shape misses no cache of a stub: answers and calls of all shapes have one signature."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import NamedTuple
 

@@ -1,10 +1,6 @@
 """A message that the system has no memory for, or no addresses, fails alone."""
 
-from __future__ import annotations
-
-import asyncio
 import resource
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -24,7 +20,7 @@ SMALL = message(raw(("A", "FP32", [1], b"abcd")).SerializeToString())
 
 
 @contextmanager
-def addresses_for(nbytes: int) -> Iterator[None]:
+def addresses_for(nbytes):
     """Leave this process so many bytes of addresses to map."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (addresses() + nbytes, hard))
@@ -35,28 +31,25 @@ def addresses_for(nbytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", ["control", "compressed", "no model's", "long form", "stream"])
-def test_a_message_without_memory_fails_alone(kind):
-    async def inside():
-        endpoint = GrpcEndpoint(deferred=True)
-        endpoint.receive(PREFACE + sent(kind, resets, 1))
-        endpoint.receive(head(3, "ModelInfer") + frame(0, 1, 3, SMALL))
-        data = KINDS[kind][2]
-        frames = [frame(0, 0, 1, data[at : at + 9999]) for at in range(1, len(data) - 1, 9999)]
-        with addresses_for(100 * KIB):
-            for each in frames:
-                endpoint.receive(each)
-        await endpoint.settle()
-        assert endpoint.statuses() == {1: [RESOURCE_EXHAUSTED], 3: [0]}
-        assert b"no memory" in endpoint.sent
-        endpoint.receive(head(5, "ModelInfer") + frame(0, 1, 5, SMALL))
-        await endpoint.settle()
-        assert endpoint.statuses()[5] == [0]
-        endpoint.lose()
-        assert endpoint.regions.lent() == (0, 0)
-        endpoint.regions.close()
-        assert endpoint.regions.budget.used == 0
-
-    asyncio.run(inside())
+async def test_a_message_without_memory_fails_alone(kind):
+    endpoint = GrpcEndpoint(deferred=True)
+    endpoint.receive(PREFACE + sent(kind, resets, 1))
+    endpoint.receive(head(3, "ModelInfer") + frame(0, 1, 3, SMALL))
+    data = KINDS[kind][2]
+    frames = [frame(0, 0, 1, data[at : at + 9999]) for at in range(1, len(data) - 1, 9999)]
+    with addresses_for(100 * KIB):
+        for each in frames:
+            endpoint.receive(each)
+    await endpoint.settle()
+    assert endpoint.statuses() == {1: [RESOURCE_EXHAUSTED], 3: [0]}
+    assert b"no memory" in endpoint.sent
+    endpoint.receive(head(5, "ModelInfer") + frame(0, 1, 5, SMALL))
+    await endpoint.settle()
+    assert endpoint.statuses()[5] == [0]
+    endpoint.lose()
+    assert endpoint.regions.lent() == (0, 0)
+    endpoint.regions.close()
+    assert endpoint.regions.budget.used == 0
 
 
 @pytest.mark.parametrize(
@@ -122,22 +115,19 @@ def test_who_was_promised_most_gives_addresses_back():
     regions.close()
 
 
-def test_a_client_that_promises_much_leaves_addresses_to_others():
-    async def inside():
-        endpoint = GrpcEndpoint(deferred=True)
-        endpoint.receive(PREFACE)
-        whole = sent("long", resets, None)
-        for stream_id in range(1, 401, 2):
-            begun = KINDS["long"][2][:200]
-            endpoint.receive(head(stream_id, "ModelInfer") + frame(0, 0, stream_id, begun))
-        other = GrpcEndpoint(beside=endpoint)
-        other.receive(PREFACE + whole)
-        await endpoint.settle()
-        await other.settle()
-        assert other.statuses() == {1: [0]}
-        other.lose()
-        endpoint.lose()
-        assert endpoint.regions.lent() == (0, 0)
-        endpoint.regions.close()
-
-    asyncio.run(inside())
+async def test_a_client_that_promises_much_leaves_addresses_to_others():
+    endpoint = GrpcEndpoint(deferred=True)
+    endpoint.receive(PREFACE)
+    whole = sent("long", resets, None)
+    for stream_id in range(1, 401, 2):
+        begun = KINDS["long"][2][:200]
+        endpoint.receive(head(stream_id, "ModelInfer") + frame(0, 0, stream_id, begun))
+    other = GrpcEndpoint(beside=endpoint)
+    other.receive(PREFACE + whole)
+    await endpoint.settle()
+    await other.settle()
+    assert other.statuses() == {1: [0]}
+    other.lose()
+    endpoint.lose()
+    assert endpoint.regions.lent() == (0, 0)
+    endpoint.regions.close()

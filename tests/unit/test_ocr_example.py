@@ -1,7 +1,5 @@
 """What examples/ocr_pipeline does around its networks: boxes from a map, text from probabilities."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Asynchronous generators of one-file models: a client that leaves ends its own stream alone."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import sys

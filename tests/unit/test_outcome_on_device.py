@@ -1,7 +1,5 @@
 """An output on a device reaches only clients that have asked for it there: others cannot read it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,10 +1,5 @@
 """Location of an output in its request's memory, found by addresses, compiled or not."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -12,7 +7,7 @@ from gpubridge.stub.memory import output_aliasing
 from gpubridge.tensor.native import native
 
 
-def _ways() -> list[Any]:
+def _ways():
     compiled = native()
     return [
         pytest.param(output_aliasing._offset_within, id="python"),
@@ -26,8 +21,8 @@ def _ways() -> list[Any]:
 
 @pytest.mark.parametrize("offset_within", _ways())
 def test_a_buffer_is_within_memory_only_if_all_of_it_is(
-    offset_within: Callable[[memoryview, Any], int],
-) -> None:
+    offset_within,
+):
     whole = np.arange(64, dtype=np.float32)
     memory = memoryview(whole[8:56]).cast("B")
     assert offset_within(memory, whole[8:56]) == 0
@@ -45,7 +40,5 @@ def test_a_buffer_is_within_memory_only_if_all_of_it_is(
         ([(1, 0, 10, 3), (2, 5, 10, 3)], False),
     ],
 )
-def test_places_overlap_that_share_a_byte(
-    places: list[tuple[int, int, int, int]], expected: bool
-) -> None:
+def test_places_overlap_that_share_a_byte(places, expected):
     assert output_aliasing._overlap(places) is expected

@@ -1,7 +1,5 @@
 """Packed environments, unpacked by processes: begun anew, at the same time, refused with the reason."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Metrics as a model sees them, here without a server around."""
 
-from __future__ import annotations
-
 import threading
 import time
 

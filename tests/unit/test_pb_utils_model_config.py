@@ -1,7 +1,5 @@
 """ModelConfig: completing is allowed, contradicting is not, and the texts are Triton's."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests, responses and errors as models make and read them."""
 
-from __future__ import annotations
-
 import collections
 import json
 

@@ -1,7 +1,5 @@
 """The names models import, the logger, the host, and a model tested outside of a server."""
 
-from __future__ import annotations
-
 import importlib.util
 import runpy
 import sys

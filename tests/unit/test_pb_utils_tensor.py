@@ -1,7 +1,5 @@
 """pb_utils.Tensor: what models see, and what the stub relies on."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """The file with a server's addresses: readers see the whole file or none."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Alignment of a request's inputs by as few moves as possible, without damage."""
 
-from __future__ import annotations
-
 import json
 import struct
 from itertools import pairwise

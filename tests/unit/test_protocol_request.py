@@ -1,7 +1,5 @@
 """Request headers: what they mean, and that no header whatever is anything but an error."""
 
-from __future__ import annotations
-
 import json
 import math
 

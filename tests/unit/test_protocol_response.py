@@ -1,7 +1,5 @@
 """Answers: their header's exact bytes, values of every datatype, and what is sent uncopied."""
 
-from __future__ import annotations
-
 import json
 import struct
 
@@ -210,9 +208,7 @@ def test_reshaped_outputs_have_the_configured_shape(dims, more, returned, shown)
 DTYPES = [dtype for dtype, name in DATATYPE_OF_DTYPE.items() if name not in ("FP16", "BYTES")]
 
 
-@given(
-    st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, st.integers(0, 8))),
-)
+@given(st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, st.integers(0, 8))))
 def test_values_survive_json_and_back(array):
     datatype = DATATYPE_OF_DTYPE[array.dtype]
     raw = data_to_json("A", datatype, array.size, memoryview(array.tobytes()))

@@ -1,7 +1,5 @@
 """Device memory announced to a stub, and the time at which it may be freed."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 
@@ -173,19 +171,15 @@ def test_memory_that_is_in_use_is_pinned_by_who_uploads_it(announcer, connection
     assert arena.budget.used == 4096
 
 
-def test_memory_that_is_needed_elsewhere_is_unpinned_behind_the_message_being_made(
+async def test_memory_that_is_needed_elsewhere_is_unpinned_behind_the_message_being_made(
     announcer, connection, regions, told
 ):
     connection.uploads, connection.pin_range = True, lambda *_: None
     slot = regions.arena("m").allocate(100)
     announcer.name(slot.segment, read_only=False)
-
-    async def scenario():
-        regions.arena("other").allocate(7 << 20)
-        assert len(told) == 1
-        await asyncio.sleep(0)
-
-    asyncio.run(scenario())
+    regions.arena("other").allocate(7 << 20)
+    assert len(told) == 1
+    await asyncio.sleep(0)
     assert [message[0] for message, _ in told] == [Kind.REGION, Kind.DROP_REGION]
     # What is still sent in it is not pinned again.
     connection.pin_range = None

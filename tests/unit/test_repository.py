@@ -38,36 +38,30 @@ def chain(name, *members):
     return ensemble(*steps, name=name)
 
 
-def test_required_models_load_first_and_may_be_unloaded_too(tmp_path):
-    async def work():
-        models = [chain("o", "e", "b"), chain("e", "b"), member("b"), member("other")]
-        repository, loader = make_repository(tmp_path, models)
-        await repository.load("o")
-        assert loader.up == ["b"]
-        assert served(repository) == ["b", "e", "o"]
-        await repository.unload("o")
-        assert served(repository) == ["b", "e"]
-        await repository.load("o")
-        await repository.unload("o", dependents=True)
-        assert served(repository) == []
-        # Who was asked for itself stays.
-        await repository.load("b")
-        await repository.load("o")
-        await repository.unload("o", dependents=True)
-        assert served(repository) == ["b"]
-
-    asyncio.run(work())
+async def test_required_models_load_first_and_may_be_unloaded_too(tmp_path):
+    models = [chain("o", "e", "b"), chain("e", "b"), member("b"), member("other")]
+    repository, loader = make_repository(tmp_path, models)
+    await repository.load("o")
+    assert loader.up == ["b"]
+    assert served(repository) == ["b", "e", "o"]
+    await repository.unload("o")
+    assert served(repository) == ["b", "e"]
+    await repository.load("o")
+    await repository.unload("o", dependents=True)
+    assert served(repository) == []
+    # Who was asked for itself stays.
+    await repository.load("b")
+    await repository.load("o")
+    await repository.unload("o", dependents=True)
+    assert served(repository) == ["b"]
 
 
-def test_a_model_goes_with_what_it_requires(tmp_path):
-    async def work():
-        models = [chain("e", "a"), member("a"), member("other")]
-        repository, _ = make_repository(tmp_path, models)
-        await asyncio.gather(repository.load("e"), repository.load("other"))
-        await repository.unload("a")
-        assert served(repository) == ["other"]
-
-    asyncio.run(work())
+async def test_a_model_goes_with_what_it_requires(tmp_path):
+    models = [chain("e", "a"), member("a"), member("other")]
+    repository, _ = make_repository(tmp_path, models)
+    await asyncio.gather(repository.load("e"), repository.load("other"))
+    await repository.unload("a")
+    assert served(repository) == ["other"]
 
 
 @pytest.mark.parametrize(
@@ -80,98 +74,86 @@ def test_a_model_goes_with_what_it_requires(tmp_path):
         ({"o": ["plain:2"]}, "depends on 'plain' whose required version 2 is not loaded"),
     ],
 )
-def test_a_model_whose_requirements_cannot_be_met_is_refused(tmp_path, models, told):
-    async def work():
-        ensembles = [chain(name, *members) for name, members in models.items()]
-        plain = [member("broken"), member("plain")]
-        repository, loader = make_repository(tmp_path, [*ensembles, *plain])
-        loader.change("broken", failure="broken")
-        with pytest.raises(NotPrepared, match=told):
-            await asyncio.wait_for(repository.load("o"), 30)
-        assert [name for name in served(repository) if name != "plain"] == []
-        assert not repository.failures or {row.name for row in repository.failures} == {"broken"}
-
-    asyncio.run(work())
+async def test_a_model_whose_requirements_cannot_be_met_is_refused(tmp_path, models, told):
+    ensembles = [chain(name, *members) for name, members in models.items()]
+    plain = [member("broken"), member("plain")]
+    repository, loader = make_repository(tmp_path, [*ensembles, *plain])
+    loader.change("broken", failure="broken")
+    with pytest.raises(NotPrepared, match=told):
+        await asyncio.wait_for(repository.load("o"), 30)
+    assert [name for name in served(repository) if name != "plain"] == []
+    assert not repository.failures or {row.name for row in repository.failures} == {"broken"}
 
 
-def test_listeners_hear_of_a_change_in_the_step_in_which_it_happens(tmp_path):
-    async def work():
-        repository, loader = make_repository(tmp_path, [member("m")])
-        heard = []
+async def test_listeners_hear_of_a_change_in_the_step_in_which_it_happens(tmp_path):
+    repository, loader = make_repository(tmp_path, [member("m")])
+    heard = []
 
-        def listen(name):
-            try:
-                heard.append(repository.find(name, None))
-            except BridgeError as error:
-                heard.append(error.message)
+    def listen(name):
+        try:
+            heard.append(repository.find(name, None))
+        except BridgeError as error:
+            heard.append(error.message)
 
-        repository.listen(listen)
+    repository.listen(listen)
+    await repository.load("m")
+    first = repository.find("m", None)
+    loader.change("m")
+    await repository.load("m")
+    second = repository.find("m", None)
+    assert first is not second
+    await repository.unload("m")
+    assert heard == [first, second, "Request for unknown model: 'm' has no available versions"]
+
+
+async def test_a_caller_that_goes_away_does_not_stop_a_load(tmp_path):
+    repository, loader = make_repository(tmp_path, [member("m")])
+    loading = loader.context.loading
+    loading.clear()
+    caller = asyncio.create_task(repository.load("m"))
+    await loader.begun.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    loading.set()
+    await repository.unload("m")
+    await repository.load("m")
+    assert loader.up == ["m", "m"]
+    # One that is not done when the server stops says so.
+    loading.clear()
+    loader.begun.clear()
+    loader.change("m")
+    caller = asyncio.create_task(repository.load("m"))
+    await loader.begun.wait()
+    await repository.close(1.0)
+    with pytest.raises(BridgeError, match="the server is stopping"):
+        await caller
+    with pytest.raises(BridgeError, match="the server is stopping"):
         await repository.load("m")
-        first = repository.find("m", None)
-        loader.change("m")
-        await repository.load("m")
-        second = repository.find("m", None)
-        assert first is not second
-        await repository.unload("m")
-        assert heard == [first, second, "Request for unknown model: 'm' has no available versions"]
-
-    asyncio.run(work())
 
 
-def test_a_caller_that_goes_away_does_not_stop_a_load(tmp_path):
-    async def work():
-        repository, loader = make_repository(tmp_path, [member("m")])
-        loading = loader.context.loading
-        loading.clear()
-        caller = asyncio.create_task(repository.load("m"))
-        await loader.begun.wait()
-        caller.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await caller
-        loading.set()
-        await repository.unload("m")
-        await repository.load("m")
-        assert loader.up == ["m", "m"]
-        # One that is not done when the server stops says so.
-        loading.clear()
-        loader.begun.clear()
-        loader.change("m")
-        caller = asyncio.create_task(repository.load("m"))
-        await loader.begun.wait()
-        await repository.close(1.0)
-        with pytest.raises(BridgeError, match="the server is stopping"):
-            await caller
-        with pytest.raises(BridgeError, match="the server is stopping"):
-            await repository.load("m")
-
-    asyncio.run(work())
-
-
-def test_a_poll_tells_what_has_changed_once(tmp_path):
-    async def work():
-        for name in ("same", "changed", "gone"):
-            (tmp_path / name / "1").mkdir(parents=True)
-        holder = _Holder()
-        poller = RepositoryPoller(ModelSources(LoadThreads(), [tmp_path]), holder)
-        await poller.look()
+async def test_a_poll_tells_what_has_changed_once(tmp_path):
+    for name in ("same", "changed", "gone"):
+        (tmp_path / name / "1").mkdir(parents=True)
+    holder = _Holder()
+    poller = RepositoryPoller(ModelSources(LoadThreads(), [tmp_path]), holder)
+    await poller.look()
+    await poller.poll()
+    (tmp_path / "changed" / "1" / "model.py").write_text("")
+    (tmp_path / "gone").rename(tmp_path / "new")
+    for _ in range(3):
         await poller.poll()
-        (tmp_path / "changed" / "1" / "model.py").write_text("")
-        (tmp_path / "gone").rename(tmp_path / "new")
-        for _ in range(3):
-            await poller.poll()
-        # A model that is still being worked on is looked at again when that is over.
-        assert sorted(holder.told) == ["changed", "new", "without gone"]
-        (tmp_path / "changed" / "1" / "model.py").write_text("more")
-        await poller.poll()
-        assert len(holder.told) == 3
-        holder.done.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await poller.poll()
-        await asyncio.sleep(0)
-        assert holder.told[3:] == ["changed"]
-
-    asyncio.run(work())
+    # A model that is still being worked on is looked at again when that is over.
+    assert sorted(holder.told) == ["changed", "new", "without gone"]
+    (tmp_path / "changed" / "1" / "model.py").write_text("more")
+    await poller.poll()
+    assert len(holder.told) == 3
+    holder.done.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await poller.poll()
+    await asyncio.sleep(0)
+    assert holder.told[3:] == ["changed"]
 
 
 class _Holder:
@@ -217,7 +199,9 @@ def test_a_clients_files_go_with_the_last_who_needs_them(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_models_give_up_their_requests_before_one_refuses_or_finalizes(tmp_path, monkeypatch):
+async def test_all_models_give_up_their_requests_before_one_refuses_or_finalizes(
+    tmp_path, monkeypatch
+):
     told = []
 
     class Endless(StubModel):
@@ -232,17 +216,14 @@ def test_all_models_give_up_their_requests_before_one_refuses_or_finalizes(tmp_p
             give_up = partial(told.append, "give up")
             self.instances = [SimpleNamespace(give_up=give_up, stop=stop)]
 
-    async def work():
-        repository, loader = make_repository(tmp_path, [member("a"), member("b")])
-        loader.model = lambda prepared, version: Endless(
-            prepared.config, version, tmp_path, loader.context, str
-        )
-        for name in "ab":
-            await repository.load(name)
-        await repository.close(0.0)
-
     monkeypatch.setattr(Dispatcher, "pending", 1)
     monkeypatch.setattr(Dispatcher, "stop", lambda *_: None)
     monkeypatch.setattr(Dispatcher, "refuse_queued", lambda *_: told.append("refuse"))
-    asyncio.run(work())
+    repository, loader = make_repository(tmp_path, [member("a"), member("b")])
+    loader.model = lambda prepared, version: Endless(
+        prepared.config, version, tmp_path, loader.context, str
+    )
+    for name in "ab":
+        await repository.load(name)
+    await repository.close(0.0)
     assert told[:6] == 2 * ["give up"] + 2 * ["refuse"] + 2 * ["stop"]

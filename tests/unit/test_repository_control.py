@@ -120,8 +120,7 @@ def test_a_configuration_in_json():
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "junk", "[]", '{"nonsense": 1}', '{"max_batch_size": "x"}', '{"a":' * 5000],
+    "text", ["", "junk", "[]", '{"nonsense": 1}', '{"max_batch_size": "x"}', '{"a":' * 5000]
 )
 def test_configurations_that_are_none(text):
     with pytest.raises(BridgeError, match=r"^Invalid config override: ") as raised:

@@ -1,7 +1,5 @@
 """A model's arena of requests: one segment, slots that never overlap, pages that come and go."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """Access to a request that is over, when its place in the server belongs to another."""
 
-from __future__ import annotations
-
 import threading
 import time
 from types import SimpleNamespace

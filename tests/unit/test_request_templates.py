@@ -1,7 +1,5 @@
 """Templates of JSON requests: what they match is what the parser says of the same bytes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import astuple, replace
 

@@ -1,7 +1,5 @@
 """The response cache alone: its limit, its order, and what a change of models removes."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 
@@ -91,32 +89,29 @@ class Workers:
         return work()
 
 
-def test_who_unloads_a_model_waits_for_long_requests_that_are_looked_up():
-    async def run():
-        workers, submitted = Workers(), []
-        model = SimpleNamespace(
-            name="m", config=SimpleNamespace(outputs=()), statistics=ModelStatistics("m", 1)
-        )
-        submission = CachedSubmission(
-            ResponseCache(1000),
-            model,
-            lambda request, _: submitted.append(request),
-            lambda _: None,
-            workers,
-        )
-        nbytes = (1 << 20) + 1
-        signature, dims = encode_tensors([("IN", "UINT8", (nbytes,))])
-        slot = SimpleNamespace(memory=memoryview(bytes(nbytes)))
-        request = InferRequest(
-            signature, slot, 0, [(0, nbytes)], lambda _: None, context=NO_CONTEXT, dims=dims
-        )
-        submission(request)
-        waiting = asyncio.ensure_future(submission.finished())
-        await asyncio.sleep(0)
-        assert (waiting.done(), submitted) == (False, [])
-        workers.go_on.set()
-        await waiting
-        assert submitted == [request]
-        assert model.statistics.cache_misses == 1
-
-    asyncio.run(run())
+async def test_who_unloads_a_model_waits_for_long_requests_that_are_looked_up():
+    workers, submitted = Workers(), []
+    model = SimpleNamespace(
+        name="m", config=SimpleNamespace(outputs=()), statistics=ModelStatistics("m", 1)
+    )
+    submission = CachedSubmission(
+        ResponseCache(1000),
+        model,
+        lambda request, _: submitted.append(request),
+        lambda _: None,
+        workers,
+    )
+    nbytes = (1 << 20) + 1
+    signature, dims = encode_tensors([("IN", "UINT8", (nbytes,))])
+    slot = SimpleNamespace(memory=memoryview(bytes(nbytes)))
+    request = InferRequest(
+        signature, slot, 0, [(0, nbytes)], lambda _: None, context=NO_CONTEXT, dims=dims
+    )
+    submission(request)
+    waiting = asyncio.ensure_future(submission.finished())
+    await asyncio.sleep(0)
+    assert (waiting.done(), submitted) == (False, [])
+    workers.go_on.set()
+    await waiting
+    assert submitted == [request]
+    assert model.statistics.cache_misses == 1

@@ -1,7 +1,5 @@
 """Limit of responses in flight, counted over all runs of a rescheduled request."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,17 +10,10 @@ from gpubridge.request import InferRequest
 from gpubridge.stub.response_stream import StubResponseStream
 from gpubridge.transport.control import CANCELLED, GIVEN_UP
 from gpubridge.transport.messages import ResponseFlag
-from tests.fuzz.fake_stub import FakeStub, record
+from tests.fuzz.fake_stub import record
 from tests.unit.looped_stub import started_stubs
 
 LIMIT = 64
-
-
-@pytest.fixture
-def fake_stub():
-    made = FakeStub()
-    yield made
-    made.close()
 
 
 def run(fake_stub, request):

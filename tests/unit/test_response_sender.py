@@ -1,7 +1,5 @@
 """Guarantees for threads that share a response sender."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

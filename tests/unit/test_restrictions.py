@@ -1,7 +1,5 @@
 """Flags that restrict groups of endpoints: how they are read, and that their values are never told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches that are given to an instance before it is free: only where nothing is lost by that."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.engine.scheduling.settings import QueuePolicy

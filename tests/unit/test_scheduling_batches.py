@@ -1,7 +1,5 @@
 """The default scheduler, the queue's levels and limits, and the dynamic batcher, rule by rule."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,15 +1,7 @@
 """Invariants of the default scheduler and the dynamic batcher, in virtual time."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, assume, settings, strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpubridge.engine.scheduling.settings import DynamicBatching, QueuePolicy, TimeoutAction
 from gpubridge.errors import BridgeError

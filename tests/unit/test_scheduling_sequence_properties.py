@@ -1,15 +1,7 @@
 """Invariants of sequence batching whatever happens to clients and instances, in virtual time."""
 
-from __future__ import annotations
-
 from hypothesis import settings, strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpubridge.engine.scheduling.sequence_item import SequenceItem
 from gpubridge.engine.scheduling.sequence_settings import (

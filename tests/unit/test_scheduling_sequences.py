@@ -1,7 +1,5 @@
 """Sequence batching, rule by rule: slots, backlog, controls, states, endings."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

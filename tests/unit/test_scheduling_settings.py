@@ -1,7 +1,5 @@
 """Scheduling settings of a config.pbtxt, and the errors of invalid ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.engine.scheduling.sequence_settings import (
@@ -35,11 +33,11 @@ START = "control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] }"
 STATE = 'input_name: "SI" output_name: "SO" data_type: TYPE_FP32'
 
 
-def config(scheduling: str, inputs: str = "X FP32 [-1]"):
+def config(scheduling, inputs="X FP32 [-1]"):
     return model_config(inputs, more=f"max_batch_size: 8\n{scheduling}\n")
 
 
-def refusal(scheduling: str) -> str:
+def refusal(scheduling):
     made = config(scheduling)
     sequences = made.message.WhichOneof("scheduling_choice") == "sequence_batching"
     with pytest.raises(BridgeError) as caught:
@@ -160,10 +158,7 @@ CONTROLS = [
         f'control_input {{ name: "A" {START} }} control_input {{ name: "A" }}',
         "sequence batching control tensor 'A' is specified for multiple control kinds for m",
     ),
-    (
-        f"control_input {{ {START} }}",
-        "sequence batching control tensor must have a name for m",
-    ),
+    (f"control_input {{ {START} }}", "sequence batching control tensor must have a name for m"),
     (
         'control_input { name: "A" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32 } }',
         (

@@ -1,7 +1,5 @@
 """The two strategies of sequence batching, and the controls of each request."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.engine.scheduling.sequence_settings import (

@@ -1,7 +1,5 @@
 """The protobuf schema is the public protocol's, and lives beside tritonclient's own."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +13,7 @@ from gpubridge.schema import enum_name, message_class
 FOLDER = Path(gpubridge.schema.__file__).parent
 
 
-def run_python(code: str) -> str:
+def run_python(code):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
@@ -23,7 +21,7 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
-def fields(message: descriptor_pb2.DescriptorProto) -> dict[str, object]:
+def fields(message):
     """Return what is on the wire of a message and of those nested in it."""
     oneofs = [one.name for one in message.oneof_decl]
     described: dict[str, object] = {
@@ -41,11 +39,11 @@ def fields(message: descriptor_pb2.DescriptorProto) -> dict[str, object]:
     return described
 
 
-def values(enum: descriptor_pb2.EnumDescriptorProto) -> dict[str, int]:
+def values(enum):
     return {value.name: value.number for value in enum.value}
 
 
-def described(file: descriptor_pb2.FileDescriptorProto) -> dict[str, object]:
+def described(file):
     methods = {
         method.name: (
             method.input_type,
@@ -65,12 +63,12 @@ def described(file: descriptor_pb2.FileDescriptorProto) -> dict[str, object]:
     }
 
 
-def read_set(path: Path) -> descriptor_pb2.FileDescriptorSet:
+def read_set(path):
     return descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes())
 
 
 @pytest.mark.parametrize("name", ["model_config", "grpc_service"])
-def test_each_field_is_that_of_the_public_protocol(name: str) -> None:
+def test_each_field_is_that_of_the_public_protocol(name):
     pytest.importorskip("tritonclient.grpc")
     from tritonclient.grpc import model_config_pb2, service_pb2
 
@@ -83,7 +81,7 @@ def test_each_field_is_that_of_the_public_protocol(name: str) -> None:
     assert described(file) == described(theirs)
 
 
-def test_the_descriptors_are_compiled_from_the_sources(tmp_path: Path) -> None:
+def test_the_descriptors_are_compiled_from_the_sources(tmp_path):
     pytest.importorskip("grpc_tools")
     compiled = tmp_path / "v2.binpb"
     subprocess.run(
@@ -96,7 +94,7 @@ def test_the_descriptors_are_compiled_from_the_sources(tmp_path: Path) -> None:
     assert read_set(compiled) == read_set(FOLDER / "v2.binpb")
 
 
-def test_neither_grpc_nor_tritonclient_is_imported() -> None:
+def test_neither_grpc_nor_tritonclient_is_imported():
     loaded = run_python(
         "import sys; from gpubridge.schema import message_class; "
         "message_class('ModelConfig')(name='m'); print('\\n'.join(sys.modules))"
@@ -105,7 +103,7 @@ def test_neither_grpc_nor_tritonclient_is_imported() -> None:
     assert [name for name in loaded if name.split(".")[0] in ("grpc", "tritonclient")] == []
 
 
-def test_nothing_is_loaded_by_import() -> None:
+def test_nothing_is_loaded_by_import():
     run_python(
         "from gpubridge.schema import message_class; import gpubridge.config; "
         "assert message_class.cache_info().currsize == 0"
@@ -113,7 +111,7 @@ def test_nothing_is_loaded_by_import() -> None:
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_the_messages_of_tritonclient_live_beside_ours(ours_first: bool) -> None:
+def test_the_messages_of_tritonclient_live_beside_ours(ours_first):
     pytest.importorskip("tritonclient.grpc")
     imports = [
         "from gpubridge.schema import message_class; ours = message_class('ModelInferRequest')",
@@ -127,7 +125,7 @@ def test_the_messages_of_tritonclient_live_beside_ours(ours_first: bool) -> None
     )
 
 
-def test_names_of_enums() -> None:
+def test_names_of_enums():
     assert enum_name("DataType", 11) == "TYPE_FP32"
     assert enum_name("ModelInstanceGroup.Kind", message_class("ModelInstanceGroup").KIND_GPU) == (
         "KIND_GPU"
@@ -152,5 +150,5 @@ with ThreadPoolExecutor(8) as threads:
 """
 
 
-def test_threads_that_ask_at_once_get_one_class() -> None:
+def test_threads_that_ask_at_once_get_one_class():
     assert run_python(ASK_AT_ONCE) == "1\n"

@@ -1,9 +1,8 @@
 """Messages to stubs: long ones are put into memory beside the event loop, and all keep their order."""
 
-from __future__ import annotations
-
 import asyncio
 import os
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -48,82 +47,60 @@ class Ends:
 
 
 @pytest.fixture
-def run():
-    """Run a coroutine function with such ends, which are closed then."""
-
-    def run_(work):
-        async def all_of_it():
-            ends = Ends()
-            try:
-                return await work(ends)
-            finally:
-                ends.close()
-
-        return asyncio.run(all_of_it())
-
-    return run_
+@asynccontextmanager
+async def ends():
+    ends = Ends()
+    try:
+        yield ends
+    finally:
+        ends.close()
 
 
-def test_long_and_short_messages_keep_their_order(run):
-    async def work(ends):
-        messages = [b"\1", b"\2" * LONG, b"\3", b"\4" * LONG, b"\5" * 200_000, b"\6"]
-        for message in messages:
-            ends.queue.send(message)
-        assert [message for message, _ in await ends.received(len(messages))] == messages
-        assert ends.blocked == [True, False]
-        ends.queue.send(b"\7")
-        assert await ends.received(1) == [(b"\7", [])]
-
-    run(work)
+async def test_long_and_short_messages_keep_their_order(ends):
+    messages = [b"\1", b"\2" * LONG, b"\3", b"\4" * LONG, b"\5" * 200_000, b"\6"]
+    for message in messages:
+        ends.queue.send(message)
+    assert [message for message, _ in await ends.received(len(messages))] == messages
+    assert ends.blocked == [True, False]
+    ends.queue.send(b"\7")
+    assert await ends.received(1) == [(b"\7", [])]
 
 
-def test_pieces_are_one_message_and_descriptors_come_with_it(run):
-    async def work(ends):
-        there, here = os.pipe()
-        ends.queue.send((b"\1a", memoryview(b"b" * LONG), b"c"), (here,))
-        os.close(here)
-        ((message, fds),) = await ends.received(1)
-        assert message == b"\1a" + b"b" * LONG + b"c"
-        os.write(fds[0], b"x")
-        assert os.read(there, 1) == b"x"
-        os.close(there)
-        os.close(fds[0])
-
-    run(work)
+async def test_pieces_are_one_message_and_descriptors_come_with_it(ends):
+    there, here = os.pipe()
+    ends.queue.send((b"\1a", memoryview(b"b" * LONG), b"c"), (here,))
+    os.close(here)
+    ((message, fds),) = await ends.received(1)
+    assert message == b"\1a" + b"b" * LONG + b"c"
+    os.write(fds[0], b"x")
+    assert os.read(there, 1) == b"x"
+    os.close(there)
+    os.close(fds[0])
 
 
-def test_the_loop_runs_while_a_long_message_is_put_into_memory(run):
-    async def work(ends):
-        ends.queue.send(b"\1" * 200_000_000)
-        receiving = asyncio.create_task(ends.received(1))
-        turns = 0
-        while ends.queue._waiting:
-            turns += 1
-            await asyncio.sleep(0)
-        ((message, _),) = await receiving
-        assert message == b"\1" * 200_000_000
-        assert turns > LEAST_TURNS
-
-    run(work)
-
-
-def test_a_queue_that_is_closed_beside_a_long_message_leaves_nothing_open(run):
-    async def work(ends):
-        before = descriptors()
-        ends.queue.send(b"\1" * LONG, (0,))
-        ends.queue.close()
-        ends.workers.close()
+async def test_the_loop_runs_while_a_long_message_is_put_into_memory(ends):
+    ends.queue.send(b"\1" * 200_000_000)
+    receiving = asyncio.create_task(ends.received(1))
+    turns = 0
+    while ends.queue._waiting:
+        turns += 1
         await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert descriptors() == before
+    ((message, _),) = await receiving
+    assert message == b"\1" * 200_000_000
+    assert turns > LEAST_TURNS
 
-    run(work)
+
+async def test_a_queue_that_is_closed_beside_a_long_message_leaves_nothing_open(ends):
+    before = descriptors()
+    ends.queue.send(b"\1" * LONG, (0,))
+    ends.queue.close()
+    ends.workers.close()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert descriptors() == before
 
 
-def test_its_owner_is_told_of_a_stub_that_is_gone(run):
-    async def work(ends):
-        ends.stub.close()
-        ends.queue.send(b"\1" * LONG)
-        await ends.closed.wait()
-
-    run(work)
+async def test_its_owner_is_told_of_a_stub_that_is_gone(ends):
+    ends.stub.close()
+    ends.queue.send(b"\1" * LONG)
+    await ends.closed.wait()

@@ -1,10 +1,8 @@
 """Time at which requests leave for stubs: one alone at once, others together."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -17,38 +15,38 @@ _FULL = 6
 class Turns:
     """The turns of an event loop that has events as long as its pipe has."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.events, self._source = os.pipe()
         self._due: list[Callable[[], None]] = []
         self.turn = SendTurn(self._due.append, self.events, 64)
 
-    def end(self) -> bool:
+    def end(self):
         """End a turn; returns whether something was due."""
         due, self._due[:] = list(self._due), []
         for callback in due:
             callback()
         return bool(due)
 
-    def have_events(self) -> None:
+    def have_events(self):
         os.write(self._source, b"x")
 
-    def take_events(self) -> None:
+    def take_events(self):
         os.read(self.events, 1)
 
-    def close(self) -> None:
+    def close(self):
         os.close(self.events)
         os.close(self._source)
 
 
 @pytest.fixture
-def turns() -> Iterator[Turns]:
+def turns():
     turns = Turns()
     yield turns
     turns.close()
 
 
 @pytest.fixture
-def fake_stubs(turns: Turns) -> Iterator[list[FakeStub]]:
+def fake_stubs(turns):
     """Two stubs of one event loop."""
     fake_stubs = [FakeStub(turn=turns.turn) for _ in range(2)]
     yield fake_stubs
@@ -57,14 +55,12 @@ def fake_stubs(turns: Turns) -> Iterator[list[FakeStub]]:
         fake_stub.close()
 
 
-def batches(fake_stub: FakeStub) -> list[int]:
+def batches(fake_stub):
     """Return how many batches each message to a stub had."""
     return [int.from_bytes(message[4:8], "little") for message in fake_stub.messages]
 
 
-def test_a_request_that_comes_alone_leaves_at_once(
-    turns: Turns, fake_stubs: list[FakeStub]
-) -> None:
+def test_a_request_that_comes_alone_leaves_at_once(turns, fake_stubs):
     for fake_stub in fake_stubs:
         fake_stub.enter(1)
         assert batches(fake_stub) == [1]
@@ -74,18 +70,18 @@ def test_a_request_that_comes_alone_leaves_at_once(
 class Likely:
     """Says that single requests follow one another until two come together."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.told: list[bool] = []
 
-    def sent(self, alone: bool) -> bool:
+    def sent(self, alone):
         self.told.append(alone)
         return alone
 
-    def answered(self) -> None:
+    def answered(self):
         pass
 
 
-def answer(fake_stub: FakeStub) -> None:
+def answer(fake_stub):
     """Answer all that a stub has."""
     for sequence, (asked,) in list(fake_stub.flights.items()):
         fake_stub.complete((sequence, [record(asked.request.ticket)]))
@@ -93,9 +89,7 @@ def answer(fake_stub: FakeStub) -> None:
     fake_stub.messages.clear()
 
 
-def test_one_after_the_other_leave_at_once_whatever_else_comes(
-    turns: Turns, fake_stubs: list[FakeStub]
-) -> None:
+def test_one_after_the_other_leave_at_once_whatever_else_comes(turns, fake_stubs):
     fake_stub, waits = fake_stubs[0], Likely()
     fake_stub.in_flight.poll_with(waits)
     fake_stub.enter(1)
@@ -119,9 +113,7 @@ def test_one_after_the_other_leave_at_once_whatever_else_comes(
     assert batches(fake_stub) == [1]
 
 
-def test_requests_of_a_turn_leave_together_for_each_stub(
-    turns: Turns, fake_stubs: list[FakeStub]
-) -> None:
+def test_requests_of_a_turn_leave_together_for_each_stub(turns, fake_stubs):
     turns.have_events()
     for _ in range(3):
         for fake_stub in fake_stubs:
@@ -133,7 +125,7 @@ def test_requests_of_a_turn_leave_together_for_each_stub(
     assert not turns.end()
 
 
-def test_requests_wait_for_those_still_to_be_read(turns: Turns, fake_stubs: list[FakeStub]) -> None:
+def test_requests_wait_for_those_still_to_be_read(turns, fake_stubs):
     fake_stub = fake_stubs[0]
     turns.have_events()
     fake_stub.enter(1)
@@ -145,7 +137,7 @@ def test_requests_wait_for_those_still_to_be_read(turns: Turns, fake_stubs: list
     assert sum(batches(fake_stub)) == 2
 
 
-def test_no_request_waits_for_ever(turns: Turns, fake_stubs: list[FakeStub]) -> None:
+def test_no_request_waits_for_ever(turns, fake_stubs):
     turns.have_events()
     fake_stubs[0].enter(1)
     until = time.monotonic() + 30
@@ -154,7 +146,7 @@ def test_no_request_waits_for_ever(turns: Turns, fake_stubs: list[FakeStub]) -> 
     assert batches(fake_stubs[0]) == [1]
 
 
-def test_a_full_message_leaves_at_once(turns: Turns, fake_stubs: list[FakeStub]) -> None:
+def test_a_full_message_leaves_at_once(turns, fake_stubs):
     fake_stub = fake_stubs[0]
     turns.have_events()
     for _ in range(_FULL + 1):
@@ -165,9 +157,7 @@ def test_a_full_message_leaves_at_once(turns: Turns, fake_stubs: list[FakeStub])
     assert batches(fake_stub) == [_FULL, 1]
 
 
-def test_a_stub_that_dies_keeps_nothing_from_others(
-    turns: Turns, fake_stubs: list[FakeStub]
-) -> None:
+def test_a_stub_that_dies_keeps_nothing_from_others(turns, fake_stubs):
     dying = fake_stubs[0]
     turns.have_events()
     for fake_stub in fake_stubs:
@@ -179,9 +169,7 @@ def test_a_stub_that_dies_keeps_nothing_from_others(
     assert [batches(fake_stub) for fake_stub in fake_stubs] == [[], [1]]
 
 
-def test_a_request_after_a_response_may_come_alone_again(
-    turns: Turns, fake_stubs: list[FakeStub]
-) -> None:
+def test_a_request_after_a_response_may_come_alone_again(turns, fake_stubs):
     fake_stub = fake_stubs[0]
     for sequence in (1, 2):
         fake_stub.enter(1)

@@ -1,7 +1,5 @@
 """Correlation ids that are strings: how long they may be over HTTP."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Instances that start together: what the log says when some of them cannot."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from types import SimpleNamespace
@@ -68,18 +66,14 @@ def test_a_failure_is_logged_while_others_start_and_a_cancelled_start_leaves_non
     assert text.endswith("no port")
 
 
-def test_a_cancelled_load_waits_for_what_it_has_started():
+async def test_a_cancelled_load_waits_for_what_it_has_started():
     ended = []
-
-    async def cancelled_at_once():
-        load = asyncio.ensure_future(
-            starting.start_all([instance(index, SLOW, ended) for index in range(2)], None)
-        )
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        load.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await load
-        assert ended == [0, 1]
-
-    asyncio.run(cancelled_at_once())
+    load = asyncio.ensure_future(
+        starting.start_all([instance(index, SLOW, ended) for index in range(2)], None)
+    )
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    load.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    assert ended == [0, 1]

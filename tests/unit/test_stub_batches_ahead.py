@@ -1,7 +1,5 @@
 """A look at the next batch: nothing is lost by it, and nothing comes before its turn."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

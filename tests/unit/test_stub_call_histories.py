@@ -5,8 +5,6 @@ come one by one or several in a message. Waits for them time out, tasks are canc
 closed, children are killed, and garbage is collected. A model of the history knows which responses each call must get, and which are cancelled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -15,7 +13,6 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from concurrent.futures import Future
 
 import hypothesis.strategies as st
@@ -50,15 +47,15 @@ _STEPS = st.one_of(
 class Loop:
     """An event loop in a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
 
-    def start(self, coroutine) -> Future:
+    def start(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
-    def close(self) -> None:
+    def close(self):
         """Close the loop, with what still waits on it."""
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(SECONDS)
@@ -71,7 +68,7 @@ class Loop:
 class Made:
     """A call, and what it must get: the model of a history."""
 
-    def __init__(self, kind: str, number: int, loop: Loop) -> None:
+    def __init__(self, kind, number, loop):
         self.kind = kind
         self.number = number
         self.loop = loop
@@ -84,18 +81,18 @@ class Made:
         self.child: tuple[int, int] | None = None
 
     @property
-    def is_stream(self) -> bool:
+    def is_stream(self):
         return "stream" in self.kind
 
     @property
-    def on_loop(self) -> bool:
+    def on_loop(self):
         return self.kind in _ON_LOOP or self.kind == "tasks on a stream"
 
 
 class History:
     """Takes the steps of a history, and checks its end."""
 
-    def __init__(self, children: ForkedCalls) -> None:
+    def __init__(self, children):
         self.server = CallServer()
         self.children = children
         self.loops = [Loop() for _ in range(_LOOPS)]
@@ -105,7 +102,7 @@ class History:
         self.lost: set[int] = set()
         self.told: list[tuple[int, bool]] = []
 
-    def take(self, step, what) -> None:
+    def take(self, step, what):
         match step:
             case "respond" | "end":
                 self.answer(what, step == "end")
@@ -124,7 +121,7 @@ class History:
             case _:
                 self.call(step, self.loops[what])
 
-    def call(self, kind: str, loop: Loop) -> None:
+    def call(self, kind, loop):
         if kind == "thread":
             future: Future = Future()
             threading.Thread(target=lambda: future.set_result(query().exec())).start()
@@ -155,7 +152,7 @@ class History:
                 begun.result(SECONDS)
         self.made.append(made)
 
-    def answer(self, indices: list[int], ends: bool) -> None:
+    def answer(self, indices, ends):
         calls = [each for each in self.made if each.open]
         chosen = {id(calls[i % len(calls)]): calls[i % len(calls)] for i in indices if calls}
         answers = []
@@ -169,7 +166,7 @@ class History:
         if answers:
             self.server.answer(*answers)
 
-    def give_up(self, made: Made) -> None:
+    def give_up(self, made):
         """Drop what the model holds of a call: it is cancelled, and no other."""
         if made.kind in ("thread", "fired"):
             return
@@ -188,7 +185,7 @@ class History:
         made.future = None
         self.is_cancelled(made)
 
-    def is_cancelled(self, made: Made) -> None:
+    def is_cancelled(self, made):
         """Wait until a call is cancelled that nobody wants any more."""
         deadline = time.monotonic() + SECONDS
         while not self.cancelled():
@@ -198,7 +195,7 @@ class History:
         made.wanted = False
         assert self.told.pop() == (made.number, False)
 
-    def cancelled(self) -> list[tuple[int, bool]]:
+    def cancelled(self):
         """Return what was cancelled since the last look, but for streams of closed loops."""
         while not self.server.cancels.empty():
             told = self.server.next_cancel()
@@ -206,14 +203,14 @@ class History:
                 self.told.append(told)
         return self.told
 
-    def cancel(self, made: Made) -> None:
+    def cancel(self, made):
         """Ask the called model to stop: what it still sends is received."""
         if made.stream is not None:
             made.stream.cancel()
             self.server.caught_up()
             assert self.cancelled().pop() == (made.number, True)
 
-    def close_loop(self, index: int) -> None:
+    def close_loop(self, index):
         """Close a loop with all that waits there, which is answered in vain, and make another one."""
         closed, self.loops[index] = self.loops[index], Loop()
         for made in self.made:
@@ -223,7 +220,7 @@ class History:
                     self.lost.add(made.number)
         closed.close()
 
-    def forked(self, run: Callable[[], object]) -> tuple[int, int]:
+    def forked(self, run):
         """Run something in a child; returns its process, and where it writes the result."""
         reads, writes = os.pipe()
         with warnings.catch_warnings():
@@ -241,12 +238,12 @@ class History:
         os.close(writes)
         return pid, reads
 
-    def drop_all(self) -> None:
+    def drop_all(self):
         for made in self.made:
             made.stream = None
         gc.collect()
 
-    def check(self) -> None:
+    def check(self):
         """End what is open: each call that nobody gave up gets what was sent to it."""
         self.answer(list(range(len(self.made))), True)
         for made in self.made:
@@ -257,7 +254,7 @@ class History:
         assert not self.cancelled()
         assert self.server.calls.empty()
 
-    def close(self) -> None:
+    def close(self):
         for made in self.made:
             if made.child is not None:
                 os.kill(made.child[0], signal.SIGKILL)
@@ -267,7 +264,7 @@ class History:
         self.server.close()
 
 
-def _result(made: Made) -> list[str | None]:
+def _result(made):
     if made.stream is not None:
         return [value(each) for each in made.stream]
     if made.child is not None:
@@ -278,7 +275,7 @@ def _result(made: Made) -> list[str | None]:
     return [value(result)] if isinstance(result, InferenceResponse) else result
 
 
-def _wait_for(made: Made) -> None:
+def _wait_for(made):
     """Wait for the end of a child."""
     pid, reads = made.child
     made.child = None

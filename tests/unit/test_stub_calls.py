@@ -1,7 +1,5 @@
 """The client of a model's calls (BLS): which thread reads its channel, and when."""
 
-from __future__ import annotations
-
 import os
 import resource
 import socket

@@ -1,7 +1,5 @@
 """Calls of threads and coroutines: each waits until its outcome, whatever happens to the others."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import gc
@@ -59,7 +57,7 @@ def answered(caller, decoupled=False):
 # -- what waits is held, and what the model lets go of is cancelled -----------------------------------
 
 
-def test_a_coroutine_that_nothing_else_holds_gets_its_answer(server):
+async def test_a_coroutine_that_nothing_else_holds_gets_its_answer(server):
     got = []
 
     async def ask(ended):
@@ -67,22 +65,19 @@ def test_a_coroutine_that_nothing_else_holds_gets_its_answer(server):
         got.extend([value(each) async for each in await query().async_exec(decoupled=True)])
         ended.set()
 
-    async def main():
-        ended = asyncio.Event()
-        # asyncio holds tasks weakly.
-        asyncio.ensure_future(ask(ended))  # noqa: RUF006
-        number = await asyncio.to_thread(server.next_call)
-        gc.collect()
-        server.answer((number, "a", False))
-        number = await asyncio.to_thread(server.next_call)
-        gc.collect()
-        server.answer((number, "b", True))
-        await until(lambda: not server.client._calls[number]._responses)
-        gc.collect()
-        server.answer((number, "c", False))
-        await asyncio.wait_for(ended.wait(), SECONDS)
-
-    asyncio.run(main())
+    ended = asyncio.Event()
+    # asyncio holds tasks weakly.
+    asyncio.ensure_future(ask(ended))  # noqa: RUF006
+    number = await asyncio.to_thread(server.next_call)
+    gc.collect()
+    server.answer((number, "a", False))
+    number = await asyncio.to_thread(server.next_call)
+    gc.collect()
+    server.answer((number, "b", True))
+    await until(lambda: not server.client._calls[number]._responses)
+    gc.collect()
+    server.answer((number, "c", False))
+    await asyncio.wait_for(ended.wait(), SECONDS)
     assert got == ["a", "b", "c"]
     assert server.cancels.empty()
 
@@ -123,18 +118,15 @@ def test_a_task_that_is_cancelled_cancels_its_call_though_its_exception_is_kept(
     assert server.next_cancel() == (number, False)
 
 
-def test_a_call_that_is_dropped_before_it_is_sent_is_cancelled_after(server):
-    async def main():
-        first = query().async_exec()
-        dropped = server.client.call(query(), True, asyncio.get_running_loop())
-        del dropped
-        await asyncio.sleep(0)
-        numbers = server.next_call(), server.next_call()
-        assert server.next_cancel() == (numbers[1], False)
-        server.answer((numbers[0], "a", False))
-        assert value(await first) == "a"
-
-    asyncio.run(main())
+async def test_a_call_that_is_dropped_before_it_is_sent_is_cancelled_after(server):
+    first = query().async_exec()
+    dropped = server.client.call(query(), True, asyncio.get_running_loop())
+    del dropped
+    await asyncio.sleep(0)
+    numbers = server.next_call(), server.next_call()
+    assert server.next_cancel() == (numbers[1], False)
+    server.answer((numbers[0], "a", False))
+    assert value(await first) == "a"
 
 
 # -- what nobody awaits -------------------------------------------------------------------------------
@@ -197,18 +189,14 @@ def test_a_loop_that_is_dropped_unclosed_is_collected(server):
     assert (got, loop()) == ("a", None)
 
 
-def test_a_call_that_is_refused_lets_others_run(server):
+async def test_a_call_that_is_refused_lets_others_run(server):
     ran = []
-
-    async def main():
-        asyncio.get_running_loop().call_soon(ran.append, True)
-        assert (await long.async_exec()).has_error()
-        assert ran
-
     long = InferenceRequest(
         model_name="n" * (LONGEST_CONTROL + 1), inputs=[], requested_output_names=["OUT"]
     )
-    asyncio.run(main())
+    asyncio.get_running_loop().call_soon(ran.append, True)
+    assert (await long.async_exec()).has_error()
+    assert ran
 
 
 # -- several loops -----------------------------------------------------------------------------------
@@ -259,41 +247,35 @@ def test_what_is_raised_while_one_answer_is_delivered_keeps_no_other_back(server
     assert value(first.next()) == "a"
 
 
-def test_calls_that_are_interrupted_while_they_are_sent_fail_alone(server, monkeypatch):
+async def test_calls_that_are_interrupted_while_they_are_sent_fail_alone(server, monkeypatch):
     outbox = server.client._outbox
 
     def interrupted(message, fds=()):
         monkeypatch.undo()
         raise TimeoutError("of a signal handler")
 
-    async def main():
-        first, gathered = query().async_exec(), query().async_exec()
-        monkeypatch.setattr(outbox, "send", interrupted)
-        with pytest.raises(TimeoutError):
-            query().exec()
-        with pytest.raises(ChannelClosed, match="interrupted while it was sent, by TimeoutError"):
-            await asyncio.wait_for(gathered, SECONDS)
-        last = query().async_exec()
-        server.answer((server.next_call(), "a", False))
-        server.answer((server.next_call(), "b", False))
-        return value(await first), value(await last)
-
     # Else another thread may send what is gathered.
     monkeypatch.setattr(outbox, "_wake_sender", lambda: None)
-    assert asyncio.run(main()) == ("a", "b")
+    first, gathered = query().async_exec(), query().async_exec()
+    monkeypatch.setattr(outbox, "send", interrupted)
+    with pytest.raises(TimeoutError):
+        query().exec()
+    with pytest.raises(ChannelClosed, match="interrupted while it was sent, by TimeoutError"):
+        await asyncio.wait_for(gathered, SECONDS)
+    last = query().async_exec()
+    server.answer((server.next_call(), "a", False))
+    server.answer((server.next_call(), "b", False))
+    assert (value(await first), value(await last)) == ("a", "b")
     assert not server.client._calls
 
 
-def test_a_call_is_sent_before_the_turn_of_its_loop_ends(server):
-    async def main():
-        tasks = [query().async_exec() for _ in range(3)]
-        # The coroutine waits for the server in the middle of its turn.
-        numbers = [server.next_call() for _ in tasks]
-        assert numbers == sorted(numbers)
-        server.answer(*((number, number, False) for number in reversed(numbers)))
-        return [value(await task) for task in tasks] == [str(number) for number in numbers]
-
-    assert asyncio.run(main())
+async def test_a_call_is_sent_before_the_turn_of_its_loop_ends(server):
+    tasks = [query().async_exec() for _ in range(3)]
+    # The coroutine waits for the server in the middle of its turn.
+    numbers = [server.next_call() for _ in tasks]
+    assert numbers == sorted(numbers)
+    server.answer(*((number, number, False) for number in reversed(numbers)))
+    assert [value(await task) for task in tasks] == [str(number) for number in numbers]
 
 
 def test_calls_of_one_turn_are_sent_together(server):
@@ -355,46 +337,40 @@ def test_a_server_that_is_gone_ends_what_waits(server, threads):
         next(stream)
 
 
-def test_calls_that_are_gathered_after_the_server_is_gone_end(server):
-    async def main():
-        # The first call of a turn is sent at once, the second is gathered.
-        with pytest.raises(ChannelClosed):
-            query().async_exec()
-        with pytest.raises(ChannelClosed):
-            await asyncio.wait_for(query().async_exec(), SECONDS)
-
+async def test_calls_that_are_gathered_after_the_server_is_gone_end(server):
     stream = query().exec(decoupled=True)
     server.next_call()
     server.hang_up()
     with pytest.raises(ChannelClosed):
         # Nobody reads after this.
         next(stream)
-    asyncio.run(main())
+    # The first call of a turn is sent at once, the second is gathered.
+    with pytest.raises(ChannelClosed):
+        query().async_exec()
+    with pytest.raises(ChannelClosed):
+        await asyncio.wait_for(query().async_exec(), SECONDS)
     assert not server.client._calls
 
 
 # -- iterators ---------------------------------------------------------------------------------------
 
 
-def test_tasks_share_an_iterator(server):
+async def test_tasks_share_an_iterator(server):
     async def take(stream, got):
         async for each in stream:
             got.append(value(each))
 
-    async def main():
-        opening = query().async_exec(decoupled=True)
-        number = server.next_call()
-        server.answer((number, "a", True))
-        stream, got = await opening, []
-        tasks = [asyncio.ensure_future(take(stream, got)) for _ in range(3)]
-        await until(lambda: got)
-        for letter in "bcd":
-            server.answer((number, letter, True))
-        server.answer((number, None, False))
-        await asyncio.wait_for(asyncio.gather(*tasks), SECONDS)
-        return got
-
-    assert asyncio.run(main()) == ["a", "b", "c", "d", None]
+    opening = query().async_exec(decoupled=True)
+    number = server.next_call()
+    server.answer((number, "a", True))
+    stream, got = await opening, []
+    tasks = [asyncio.ensure_future(take(stream, got)) for _ in range(3)]
+    await until(lambda: got)
+    for letter in "bcd":
+        server.answer((number, letter, True))
+    server.answer((number, None, False))
+    await asyncio.wait_for(asyncio.gather(*tasks), SECONDS)
+    assert got == ["a", "b", "c", "d", None]
 
 
 def test_threads_share_an_iterator(server, threads):
@@ -496,20 +472,17 @@ def test_a_child_leaves_the_calls_of_its_parent_alone(server):
     assert server.cancels.empty()
 
 
-def test_a_child_calls_on_after_a_call_that_it_gave_up(server, child):
-    async def main():
-        given_up = answered(child)
-        await asyncio.sleep(0)
-        first = await asyncio.to_thread(server.next_call)
-        given_up.cancel()
-        await asyncio.gather(given_up, return_exceptions=True)
-        # Its channel is closed, and the next one may have its number.
-        assert server.next_cancel() == (first, False)
-        again = answered(child)
-        server.answer((server.next_call(), "b", False))
-        return value(await asyncio.wait_for(again, SECONDS))
-
-    assert asyncio.run(main()) == "b"
+async def test_a_child_calls_on_after_a_call_that_it_gave_up(server, child):
+    given_up = answered(child)
+    await asyncio.sleep(0)
+    first = await asyncio.to_thread(server.next_call)
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    # Its channel is closed, and the next one may have its number.
+    assert server.next_cancel() == (first, False)
+    again = answered(child)
+    server.answer((server.next_call(), "b", False))
+    assert value(await asyncio.wait_for(again, SECONDS)) == "b"
 
 
 def test_a_child_of_a_child_leaves_its_calls_alone(server, child):

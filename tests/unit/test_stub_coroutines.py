@@ -1,7 +1,5 @@
 """The event loop of a model's coroutines: it goes on, and each coroutine has an outcome."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import gc

@@ -1,7 +1,5 @@
 """A stub's device memory while its model captures a graph: nothing of the bridge gets into it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.waits import polling

@@ -1,7 +1,5 @@
 """A stub's device memory: what is over goes back when every stream that used it has passed."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

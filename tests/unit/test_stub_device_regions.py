@@ -1,7 +1,5 @@
 """A stub's regions: opened and closed on a thread of their own, and waited for by who needs them only."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.cuda_workers import device_worker

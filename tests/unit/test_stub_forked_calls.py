@@ -1,7 +1,5 @@
 """Calls of a model's forked children, which their parent makes."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

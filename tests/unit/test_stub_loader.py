@@ -1,7 +1,5 @@
 """Texts of errors that a model raised, and the errors that name no place."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

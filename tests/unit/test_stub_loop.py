@@ -1,7 +1,5 @@
 """A stub's loop, as its server sees it: batches in, results out, in both runtimes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import struct
@@ -12,12 +10,7 @@ import pytest
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ABANDONED
-from gpubridge.transport.messages import (
-    Kind,
-    ResponseFlag,
-    control_message,
-    encode_frame,
-)
+from gpubridge.transport.messages import Kind, ResponseFlag, control_message, encode_frame
 from gpubridge.transport.records import record_encoder
 from gpubridge.transport.signatures import encode_tensors
 from tests.unit.looped_stub import CLAIMS, REGION, REGION_BYTES, started_stubs
@@ -67,13 +60,7 @@ def test_the_same_model_gets_other_shapes_datatypes_and_ids(start):
         (record,) = stub.execute(stub.record(0, array, datatype=datatype, identifier=identifier))
         assert record.signature.tensors[0][:3] == ("OUT", "BYTES", 1)
         told.append(stub.data(record)[4:].decode())
-    assert told == [
-        "[[1.0]] ",
-        "[[], []] a",
-        "7 \N{SNOWMAN}",
-        "[[1.0, 2.0]] b",
-        "[b'hi'] ",
-    ]
+    assert told == ["[[1.0]] ", "[[], []] a", "7 \N{SNOWMAN}", "[[1.0, 2.0]] b", "[b'hi'] "]
 
 
 def test_answers_of_another_datatype_say_so(start):
@@ -232,10 +219,7 @@ def test_idle_output_memory_goes_back(start):
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("return data", "Expected an 'InferenceResponse' object"),
         ("return None", "Expected an 'InferenceResponse' object"),
-        (
-            "return pb_utils.InferenceResponse(error=pb_utils.TritonError('mine'))",
-            "mine",
-        ),
+        ("return pb_utils.InferenceResponse(error=pb_utils.TritonError('mine'))", "mine"),
     ],
 )
 def test_failures_are_the_answers_of_their_batch_only(start, body, text):
@@ -495,10 +479,7 @@ def test_memory_that_was_never_announced_is_refused(start):
 
 
 def test_a_forked_child_leaves_what_is_shared_alone(start):
-    stub = start(
-        "child = os.fork()",
-        "if child: os.waitpid(child, 0)",
-    )
+    stub = start("child = os.fork()", "if child: os.waitpid(child, 0)")
     (record,) = stub.execute(stub.record(0, row(4)))
     assert stub.array(record).tolist() == [[4]]
     (record,) = stub.execute(stub.record(0, row(5)))

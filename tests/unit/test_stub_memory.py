@@ -1,7 +1,5 @@
 """The memory that a stub names: of its outputs, and what it was lent itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.host_shm import Segment

@@ -1,7 +1,5 @@
 """Output memory that models write to: when it comes back."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

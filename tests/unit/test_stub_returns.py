@@ -1,7 +1,5 @@
 """What a model returns, raises and is: its own objects stay its own, whatever it does with them meanwhile."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

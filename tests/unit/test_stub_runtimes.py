@@ -1,7 +1,5 @@
 """A stub's two runtimes: what models see is made of compiled types, or of Python where there are none."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

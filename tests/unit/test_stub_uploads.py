@@ -1,7 +1,5 @@
 """Uploads of inputs: what waits for them, what does not, and what they hold until they are done."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Log lines: their forms, and which of them are written."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """The metrics page, read back by the library that Prometheus' users read it with."""
 
-from __future__ import annotations
-
 import re
 import time
 
@@ -13,11 +11,7 @@ from gpubridge.telemetry.exposition import Family, render
 from gpubridge.telemetry.machine_metrics import MachineMetrics
 from gpubridge.telemetry.metrics import ModelState, metrics_page
 from gpubridge.telemetry.settings import MetricsSettings
-from gpubridge.telemetry.statistics import (
-    LatencyHistogram,
-    LatencyWindow,
-    ModelStatistics,
-)
+from gpubridge.telemetry.statistics import LatencyHistogram, LatencyWindow, ModelStatistics
 
 PLAIN = MetricsSettings(gpu=False)
 

@@ -1,7 +1,5 @@
 """The BYTES codec: one behaviour, with the compiled module and without."""
 
-from __future__ import annotations
-
 import enum
 import random
 import struct

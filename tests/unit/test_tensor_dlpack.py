@@ -1,7 +1,5 @@
 """DLPack capsules that we are given, with the compiled module and without; some are torch's."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

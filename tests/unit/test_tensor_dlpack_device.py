@@ -1,7 +1,5 @@
 """DLPack tensors in CUDA memory: one behaviour, with the compiled module and without."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys

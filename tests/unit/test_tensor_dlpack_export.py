@@ -1,7 +1,5 @@
 """DLPack capsules that we make, with the compiled module and without; NumPy and torch take them."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys

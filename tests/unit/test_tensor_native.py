@@ -1,7 +1,5 @@
 """The compiled module: optional in stubs, where absence has a reason; required in the server."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The one timer of all connections: it comes again, whatever happens to those it looks at."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Choice of traced requests by settings, and the files of traces."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -291,26 +289,17 @@ def test_many_values_are_spelt_in_pieces(tmp_path, datatype):
     assert json.loads(b"".join(record.to_json())) == {
         "id": 7,
         "activity": "OUT",
-        "tensor": {
-            "name": 'a"b',
-            "data": ",".join(wanted),
-            "shape": "10001",
-            "dtype": datatype,
-        },
+        "tensor": {"name": 'a"b', "data": ",".join(wanted), "shape": "10001", "dtype": datatype},
     }
 
 
-def test_a_request_that_fails_in_its_batch_ends_once(traces, monkeypatch):
+async def test_a_request_that_fails_in_its_batch_ends_once(traces, monkeypatch):
     stamps = []
     monkeypatch.setattr(Trace, "stamp", lambda trace, name, *_, **about: stamps.append(name))
-
-    async def fail():
-        tracing = RequestTracing(traces, "m", 1)
-        request = InferRequest(b"", None, 0, [], lambda _: None)
-        tracing.begin(request, Received("HTTP", 1, 2))
-        request.on_done(BridgeError("refused"))
-        tracing.completed([CompletedBatch(1, 3, 4, 5, [request])])
-        await asyncio.sleep(0)
-
-    asyncio.run(fail())
+    tracing = RequestTracing(traces, "m", 1)
+    request = InferRequest(b"", None, 0, [], lambda _: None)
+    tracing.begin(request, Received("HTTP", 1, 2))
+    request.on_done(BridgeError("refused"))
+    tracing.completed([CompletedBatch(1, 3, 4, 5, [request])])
+    await asyncio.sleep(0)
     assert stamps.count("REQUEST_END") == 1

@@ -1,7 +1,5 @@
 """The channel: whole messages, descriptors, and what the other side may do wrong."""
 
-from __future__ import annotations
-
 import array
 import os
 import resource

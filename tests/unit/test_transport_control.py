@@ -1,7 +1,5 @@
 """The control page: what one side writes the other reads, and a fork leaves it alone."""
 
-from __future__ import annotations
-
 import os
 import time
 

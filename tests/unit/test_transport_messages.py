@@ -1,7 +1,5 @@
 """Messages: what is encoded is what is decoded, and foreign bytes are refused, never followed."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -4,8 +4,6 @@ Each kind of request is broken off at each stage, in each way in which requests 
 is left: no object, no charge, no memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import gzip

@@ -1,7 +1,5 @@
 """Modules of PyTorch, and the files of models that are made of them; imported where a test runs, not before."""
 
-from __future__ import annotations
-
 import warnings
 
 import torch

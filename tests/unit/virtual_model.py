@@ -1,7 +1,5 @@
 """A model in virtual time: the real dispatcher and the real ends of stubs that only pretend to work."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from unittest import mock
@@ -51,7 +49,7 @@ class Client:
 
     request: InferRequest
     serial: int
-    previous: Client | None = None
+    previous: "Client | None" = None
     outcomes: list = dataclasses.field(default_factory=list)
     cancelled: bool = False
     slot_freed: bool = False
