@@ -452,6 +452,10 @@ class InFlightRequests:
     """Grows whenever a request succeeds."""
     def holds(self, sequence: int, /) -> bool:
         """Return True if a batch is at the stub."""
+    def has_started(self, request: InferRequest, /) -> bool:
+        """Return True if the stub has begun the batch of a request that is at the stub."""
+    def executes(self, request: InferRequest, /) -> bool:
+        """Return True if ``execute`` runs for the batch of a request that is not answered."""
     def watch(
         self, on_kept: Callable[[Any], object] | None, on_ended: Callable[[Any], object] | None, /
     ) -> None:
@@ -513,12 +517,14 @@ class Call:
 
     - ``number``: the stub's.
     - ``batch``: of the caller's requests that it is made for; 0 for none.
+    - ``blocks``: whether the ``execute`` of that batch is known to wait for it.
     - ``request``: at the called model.
     - ``form``: the `gpubridge.frontend.bls.requests.CallForm`.
     """
 
     number: int
     batch: int
+    blocks: bool
     request: InferRequest
     form: Any
 

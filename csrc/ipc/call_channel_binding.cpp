@@ -19,6 +19,8 @@ constexpr std::size_t kFrame = 8;
 constexpr std::size_t kFormsKept = 512;
 constexpr std::size_t kSignaturesKept = 256;
 constexpr std::size_t kShortContext = 256;
+// In the number of a call's batch: its `execute` is blocked until the call is answered.
+constexpr std::uint64_t kBlocks = std::uint64_t{1} << 63U;
 
 // The fields of a Record (gpubridge/transport/records.py).
 enum RecordField : Py_ssize_t { kTicket, kSignature, kShapes, kContext, kWord, kIdentifier, kRefs };
@@ -107,6 +109,7 @@ struct Call {
   CallChannel* channel;  // null when that is closed, or the call has ended
   std::uint32_t number;
   std::uint64_t batch;  // of the caller's requests that it is made for; 0 for none
+  bool blocks;          // whether that batch's `execute` is known to wait for it
   std::shared_ptr<KnownCall> form;
   nb::object request;
 };
@@ -194,7 +197,7 @@ class CallChannel {
     call.channel = nullptr;
     call.request.reset();
     answer(*hooks, number, std::move(outcome), 0);
-    wait_for(hooks->waits_for, call.form->needed, -1);
+    if (call.batch != 0) wait_for(hooks->waits_for, call.form->needed, -1);
   }
 
   void respond(std::uint32_t number, nb::object outcome) {
@@ -278,10 +281,10 @@ class CallChannel {
     }
   }
 
-  void submit(const Hooks& hooks, std::uint32_t number, nb::handle record, std::uint64_t batch) {
+  void submit(const Hooks& hooks, std::uint32_t number, nb::handle record, std::uint64_t word) {
+    const std::uint64_t batch = word & ~kBlocks;
     const nb::object ranges = this->ranges(hooks, record);
     const std::shared_ptr<KnownCall> form = this->form(hooks, record);
-    if (!form->can_end()) hooks.check(form->needed);
     std::vector<std::uint64_t> sizes;
     for (nb::handle range : ranges) sizes.push_back(RangeView(range).nbytes);
     const nb::handle shapes = tuple_item(record, kShapes);
@@ -292,7 +295,7 @@ class CallChannel {
       form->shapes = nb::borrow(shapes);
       form->sizes = std::move(sizes);
     }
-    const nb::object call = nb::cast(Call{this, number, batch, form, {}});
+    const nb::object call = nb::cast(Call{this, number, batch, (word & kBlocks) != 0, form, {}});
     // The signature, the dims, the batch size and the options of requests.
     const nb::object fitted = form->fitted;
     const nb::object request = make_infer_request(
@@ -309,9 +312,11 @@ class CallChannel {
     }
     nb::cast<Call&>(call).request = request;
     calls_.emplace(number, call);
-    wait_for(hooks.waits_for, form->needed, 1);
+    // One that is made for no batch blocks none.
+    if (batch != 0) wait_for(hooks.waits_for, form->needed, 1);
     form->submit(request,
                  form->origin.is_none() ? attribute<"cause">(form->given)() : form->origin);
+    if (batch != 0 && !form->can_end() && calls_.contains(number)) hooks.check(call);
   }
 
   nb::object ranges(const Hooks& hooks, nb::handle record) {
@@ -473,6 +478,7 @@ void bind_call_channel(nb::module_& module) {
       .def("respond", &Call::respond, nb::arg().none())
       .def_ro("number", &Call::number)
       .def_ro("batch", &Call::batch)
+      .def_rw("blocks", &Call::blocks)
       .def_ro("request", &Call::request)
       .def_prop_ro("form", [](const Call& call) { return call.form->given; });
   nb::class_<CallChannel>(module, "CallChannel")

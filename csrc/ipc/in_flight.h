@@ -59,6 +59,15 @@ class InFlightRequests {
   // True if no batch is at the stub.
   [[nodiscard]] bool idle() const { return batches_.empty(); }
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return batches_.contains(sequence); }
+  // True if the stub has begun the batch of a request.
+  [[nodiscard]] bool has_started(Ticket ticket) const {
+    const Entry& entry = entries_[ticket];
+    return entry.state == State::kOpen || entry.sequence <= started();
+  }
+  // True if `execute` runs for the batch of a request that is not answered.
+  [[nodiscard]] bool executes(Ticket ticket) const {
+    return entries_[ticket].state == State::kRunning && has_started(ticket);
+  }
   [[nodiscard]] std::uint64_t started() const { return load_cell(cells_.progress[0]); }
   // True if the stub lets batches be withdrawn.
   [[nodiscard]] bool claims() const { return load_cell(cells_.claimed[0]) >= kClaims; }
@@ -302,10 +311,6 @@ class InFlightRequests {
            (entry.state == State::kRunning || entry.state == State::kEarly);
   }
 
-  [[nodiscard]] bool has_started(Ticket ticket) const {
-    const Entry& entry = entries_[ticket];
-    return entry.state == State::kOpen || entry.sequence <= started();
-  }
   // True if no request of a batch is left that is not cancelled.
   [[nodiscard]] bool all_cancelled(std::uint64_t sequence) const {
     const auto notified = [this, sequence](Ticket ticket) {

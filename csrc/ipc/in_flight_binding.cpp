@@ -562,6 +562,8 @@ void bind_in_flight(nb::module_& module) {
       .def_prop_ro("idle", &RequestsAtStub::idle)
       .def_prop_ro("succeeded", &RequestsAtStub::succeeded)
       .def("holds", &RequestsAtStub::holds)
+      .def("has_started", &RequestsAtStub::has_started)
+      .def("executes", &RequestsAtStub::executes)
       .def("watch", &RequestsAtStub::watch, nb::arg().none(), nb::arg().none())
       .def("poll_with", &RequestsAtStub::poll_with, nb::arg().none())
       .def("block", &RequestsAtStub::block)

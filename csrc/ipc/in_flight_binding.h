@@ -172,6 +172,16 @@ class RequestsAtStub {
   [[nodiscard]] bool idle() const { return core_.idle(); }
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return core_.holds(sequence); }
   [[nodiscard]] std::uint64_t started() const { return core_.started(); }
+  // True if the stub has begun the batch of a request that is at the stub.
+  [[nodiscard]] bool has_started(nb::handle request) const {
+    const auto ticket = infer_request(request).ticket;
+    return is_at_stub(ticket) && core_.has_started(static_cast<Ticket>(ticket));
+  }
+  // True if `execute` runs for the batch of a request that is not answered.
+  [[nodiscard]] bool executes(nb::handle request) const {
+    const auto ticket = infer_request(request).ticket;
+    return is_at_stub(ticket) && core_.executes(static_cast<Ticket>(ticket));
+  }
   // Number of batches in which a request has succeeded.
   [[nodiscard]] std::uint64_t succeeded() const { return succeeded_; }
   // True if batches can be withdrawn: not where events on a device follow what is lent.

@@ -27,6 +27,8 @@ class Coroutines:
     The loop runs on when the model stops it, or a task ends with SystemExit.
 
     - ``begun``: gets the loop, on its thread, before any coroutine runs.
+
+    Attribute ``awaited``: the task that a thread waits for in :meth:`run`.
     """
 
     def __init__(self, begun: Callable[[asyncio.AbstractEventLoop], None] | None = None) -> None:
@@ -38,6 +40,9 @@ class Coroutines:
         self._tasks: set[asyncio.Task[Any]] = set()
         # Those that were told: a second time would break their clean-up off.
         self._cancelled: WeakSet[asyncio.Task[Any]] = WeakSet()
+        # That which a thread waits for, and its task.
+        self._run_now: Coroutine[Any, Any, Any] | None = None
+        self.awaited: asyncio.Task[Any] | None = None
         self._wound_up = self._ended = False
         self._thread = threading.Thread(target=self._run, name="model-loop", daemon=True)
         self._thread.start()
@@ -50,8 +55,12 @@ class Coroutines:
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine and wait for it; raises what it raises."""
         outcome: Future[tuple[Any, BaseException | None]] = Future()
-        self.start(coroutine, lambda result, error: outcome.set_result((result, error)))
-        result, error = outcome.result()
+        self._run_now = coroutine
+        try:
+            self.start(coroutine, lambda result, error: outcome.set_result((result, error)))
+            result, error = outcome.result()
+        finally:
+            self._run_now = self.awaited = None
         if error is not None:
             raise error
         return result
@@ -113,6 +122,8 @@ class Coroutines:
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         task = self._loop.create_task(_outcome(coroutine))
+        if coroutine is self._run_now:
+            self.awaited = task
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._end(task, coroutine))
 

@@ -33,6 +33,10 @@ class ModelLoop:
         """Run a coroutine concurrently; ``done`` gets its outcome."""
         self._made().start(coroutine, done)
 
+    def awaited(self) -> asyncio.Task[Any] | None:
+        """Return the task that :meth:`run` waits for, if it waits."""
+        return None if self._coroutines is None else self._coroutines.awaited
+
     def give_up(self, seconds: float) -> None:
         """Cancel the coroutines that run, and wait no longer for those that go on after a time."""
         if self._coroutines is not None:

@@ -145,6 +145,7 @@ class Stub:
             executor = self._make_executor(executes, states)
             # A plain model's coroutines keep this thread, which then reads nothing else.
             executor.coroutines.begun = self._calls.read_on
+            self._calls.waits.awaited = executor.coroutines.awaited
             self._calls.on_given_up = partial(executor.coroutines.give_up, _CLEAN_UP_SECONDS)
             readiness = answer_readiness(model, executor.coroutines.run)
         except BaseException as error:

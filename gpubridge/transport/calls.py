@@ -4,12 +4,14 @@ This is a stub's second channel, which any of its threads may use. Rare messages
 the others are packed little-endian structures::
 
     CALL            u8 kind, 3 pad, u32 calls, u64 batch * calls, request records; their tickets are the
-                    calls' numbers, the batches those of the requests that they are made for, 0 for none
+                    calls' numbers, the batches those of the requests that they are made for, 0 for none,
+                    with the bit `BLOCKS` where their ``execute`` waits for the answer
     CALL_RESPONSES  u8 kind, 3 pad, u32 responses, response records; their tickets are the calls' numbers
 
 ASK is a control request: its fields are its number (``question``), its kind (``about``) and
 arguments. ANSWER has the number and either an ``error`` or the result. GIVEN_UP says that the server
-waits for no request of the stub any more: it is about to finalize the model.
+waits for no request of the stub any more: it is about to finalize the model. ARE_BLOCKING asks in which
+of some ``calls`` an ``execute`` is blocked, and BLOCKING says in which.
 
 References of a response name memory that is lent under tickets of the control page, like the memory
 of requests that the stub executes. References of a call name either the stub's own output memory,
@@ -39,9 +41,15 @@ class CallKind:
     ASK = 6
     CLOSE_FAMILY = 7
     DEVICE_REGION = 8
+    BLOCKING = 9
     CALL_RESPONSES = 16
     ANSWER = 17
     GIVEN_UP = 18
+    ARE_BLOCKING = 19
+
+
+BLOCKS = 1 << 63
+"""In the number of a call's batch: its ``execute`` is blocked until the call is answered."""
 
 
 _FRAME = struct.Struct("<BxxxI")

@@ -240,6 +240,49 @@ def test_a_circle_is_refused_by_name(server):
     assert "caller waits for other waits for caller" in said
 
 
+ITSELF = "own = lambda: call(model='caller', inputs=[tensor('IN', ['self.said = 5'], object)], outputs=[])\n"
+THREAD = """
+sent = threading.Event()
+def work():
+    it = own().exec(decoupled=True)
+    sent.set()
+    self.late = show(next(it))
+self.thread = threading.Thread(target=work)
+self.thread.start()
+sent.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "show(next(own().exec(decoupled=True)))",
+        "show(asyncio.run(one()))",
+        "show(asyncio.run(several())[1])",
+    ],
+)
+def test_a_circle_is_refused_once_execute_waits_for_its_call(server, wait):
+    said = run(
+        server,
+        f"{ITSELF}async def one():\n    return await own().async_exec()\n"
+        "async def several():\n    return await asyncio.gather(one(), one())\n"
+        f"said = {wait}",
+    )
+    assert "caller waits for caller" in said
+
+
+@pytest.mark.parametrize(
+    ("begin", "later"),
+    [
+        ("self.it = own().exec(decoupled=True)", "said = show(next(self.it))"),
+        (THREAD, "self.thread.join()\nsaid = self.late"),
+    ],
+)
+def test_a_call_that_execute_does_not_wait_for_is_no_circle(server, begin, later):
+    assert run(server, f"{ITSELF}{begin}\nsaid = 1") == "1"
+    assert run(server, later) == "{'OUT': [b'5']}"
+
+
 def test_no_circle_where_another_instance_can_answer(server, repository, load):
     write_code_model(repository, "twins", config="instance_group [{ count: 2 }]")
     load("twins")

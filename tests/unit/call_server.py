@@ -24,7 +24,8 @@ class CallServer:
 
     - ``client``: what `pb_utils` calls with.
     - ``calls``: numbers and batches of the calls, as they come. ``cancels``: numbers and whether their
-      responses are still read. ``credits``: numbers and responses that may be sent more.
+      responses are still read. ``credits``: numbers and responses that may be sent more. ``blocking``: in
+      which of the calls that were asked about an execute is blocked.
     - ``messages``: how many calls came in each message.
     """
 
@@ -37,6 +38,7 @@ class CallServer:
         self.calls: queue.Queue[tuple[int, int]] = queue.Queue()
         self.cancels: queue.Queue[tuple[int, bool]] = queue.Queue()
         self.credits: queue.Queue[tuple[int, int]] = queue.Queue()
+        self.blocking: queue.Queue[list[int]] = queue.Queue()
         self.messages: list[int] = []
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
@@ -71,6 +73,8 @@ class CallServer:
                 self.cancels.put((fields["call"], fields.get("still_read", False)))
             elif message[0] == CallKind.TAKEN:
                 self.credits.put((fields["call"], fields["responses"]))
+            elif message[0] == CallKind.BLOCKING:
+                self.blocking.put(fields["calls"])
             else:
                 answer = control_message(CallKind.ANSWER, question=fields["question"])
                 self._channel.send(answer)
@@ -82,6 +86,11 @@ class CallServer:
     def next_cancel(self) -> tuple[int, bool]:
         """Return what the next CANCEL says."""
         return self.cancels.get(timeout=SECONDS)
+
+    def are_blocking(self, *calls: int) -> list[int]:
+        """Ask in which of some calls an execute is blocked."""
+        self._channel.send(control_message(CallKind.ARE_BLOCKING, calls=calls))
+        return self.blocking.get(timeout=SECONDS)
 
     def caught_up(self) -> None:
         """Wait until all that was sent before has been heard."""

@@ -11,7 +11,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.bls.server import CallHooks
 from gpubridge.host_shm import Segment
 from gpubridge.request import NO_OPTIONS, InferResponse, RequestContext
-from gpubridge.transport.calls import CallKind, decode_records, encode_calls
+from gpubridge.transport.calls import BLOCKS, CallKind, decode_records, encode_calls
 from gpubridge.transport.context import CallContext, ResponseContext
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.records import record_encoder, record_reader
@@ -37,7 +37,7 @@ class Server:
         self.ours = ours
         self.requests: list = []
         self.refused: list[str] = []
-        self.asked: list[str] = []
+        self.asked: list = []
         self.caught_up = 0
         self.caller = SimpleNamespace(waits_for={})
         self.busy = SimpleNamespace(waits_for={})
@@ -125,7 +125,7 @@ def calls(*records, batch=0):
 
 
 def test_a_call_reaches_its_model_and_its_answer_the_stub(server):
-    server.take(calls(call()))
+    server.take(calls(call(), batch=1))
     (request,) = server.requests
     (place,) = request.ranges
     assert (place.segment, place.offset, place.nbytes) == (server.segment, 64, 8)
@@ -139,10 +139,12 @@ def test_a_call_reaches_its_model_and_its_answer_the_stub(server):
     assert server.calls.calls() == []
 
 
-def test_a_call_knows_the_batch_that_it_is_made_for(server):
-    server.take(calls(call(1), batch=1 << 40))
+@pytest.mark.parametrize("blocks", [0, BLOCKS])
+def test_a_call_knows_the_batch_that_it_is_made_for(server, blocks):
+    server.take(calls(call(1), batch=1 << 40 | blocks))
     server.calls.take([], [])
-    assert [(each.number, each.batch) for each in server.calls.calls()] == [(1, 1 << 40)]
+    (made,) = server.calls.calls()
+    assert (made.number, made.batch, made.blocks) == (1, 1 << 40, bool(blocks))
 
 
 def test_answers_of_calls_that_are_under_way_together_wait_for_each_other(server):
@@ -164,11 +166,15 @@ def test_a_call_that_cannot_be_made_is_answered(server):
 
 
 def test_somebody_looks_for_circles_where_all_instances_wait_themselves(server):
-    server.take(calls(call(1)))
-    assert not server.asked
+    server.take(calls(call(1), batch=1))
     server.busy.waits_for["caller"] = 1
     server.take(calls(call(2)))
-    assert server.asked == [("called",)]
+    assert not server.asked
+    server.take(calls(call(3), batch=1))
+    assert [each.number for each in server.asked] == [3]
+    for request in server.requests:
+        request.finish(None)
+    assert server.caller.waits_for == {}
 
 
 GOOD = calls(call())

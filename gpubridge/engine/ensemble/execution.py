@@ -74,6 +74,11 @@ class Execution:
         self._due: deque[MemberCall[EdgeTensor]] = deque()
         self._making = False
 
+    def running(self) -> list[tuple[InferRequest, Model]]:
+        """Return the requests that members have not answered, each with its member."""
+        members = self._ensemble.members
+        return [(made[0], members[call.step.index]) for call, made in self._calls.items()]
+
     # -- called for the client --------------------------------------------------------------------
 
     def begin(self, inputs: dict[str, EdgeTensor]) -> None:

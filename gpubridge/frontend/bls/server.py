@@ -10,6 +10,7 @@ import json
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -27,7 +28,7 @@ from gpubridge.engine.supervisor.instance import Instance
 from gpubridge.engine.workers import HEAVY_BYTES
 from gpubridge.errors import BridgeError, ErrorCode, LongError, Pieces, unavailable
 from gpubridge.frontend.bls.control_requests import ControlRequests
-from gpubridge.frontend.bls.deadlock_detection import find_cycle
+from gpubridge.frontend.bls.deadlock_watch import DeadlockWatch
 from gpubridge.frontend.bls.requests import CalledModels, CallForm
 from gpubridge.frontend.control import ControlTasks
 from gpubridge.protocol.infer_response import json_members
@@ -50,6 +51,9 @@ from gpubridge.transport.signatures import Signature, encode_signature
 _logger = logging.getLogger(__name__)
 
 _NO_CONTEXT = ResponseContext()
+_FROM_STUBS = frozenset(
+    (CallKind.CANCEL, CallKind.TAKEN, CallKind.ASK, CallKind.CLOSE_FAMILY, CallKind.BLOCKING)
+)
 _HEARD_TOGETHER = 256
 """Messages read in one turn of the event loop."""
 
@@ -62,7 +66,7 @@ class CallHooks(NamedTuple):
     - ``caller``: its instance.
     - ``connection``: the connection to the stub.
     - ``form``: returns the template of a call.
-    - ``check``: raises a BridgeError if a call of models would deadlock.
+    - ``check``: looks whether a call that was submitted waits for its caller's own end.
     - ``failed``: returns the error response of a call that raised; gets its record, the error, and
       whether the call may have been submitted.
     - ``describe``: returns where the outputs of an unusual response are, whether others may read
@@ -82,7 +86,7 @@ class CallHooks(NamedTuple):
     caller: Instance
     connection: StubConnection
     form: Callable[[Record], CallForm]
-    check: Callable[[Sequence[str]], None]
+    check: Callable[[Call], None]
     failed: Callable[[Record, Exception, bool], BridgeError]
     describe: Callable[[InferResponse], tuple[list[MemoryRange], bool, bytes]]
     long_text: Callable[[Outcome], tuple[str, Pieces] | None]
@@ -101,6 +105,7 @@ class BlsServer:
         self._repository: ModelRepository
         self._changes = ControlTasks()
         self._connections: WeakSet[BlsConnection] = WeakSet()
+        self.deadlocks = DeadlockWatch(self._callers)
         self.models: CalledModels
 
     def serve(self, repository: ModelRepository) -> None:
@@ -113,6 +118,9 @@ class BlsServer:
         self.models.forget()
         for connection in self._connections:
             connection.models_changed()
+
+    def _callers(self, instance: Instance) -> list[BlsConnection]:
+        return [each for each in self._connections if each.caller is instance]
 
     def open(
         self, sock: socket.socket, connection: StubConnection, caller: Instance
@@ -148,7 +156,7 @@ class BlsConnection:
         sock.setblocking(False)
         self._server = server
         self._connection = connection
-        self._caller = caller
+        self.caller = caller
         self._model = caller.settings.model
         self._channel = Channel(sock)
         self._loop = asyncio.get_running_loop()
@@ -163,7 +171,7 @@ class BlsConnection:
             caller=caller,
             connection=connection,
             form=self._form,
-            check=self._check_deadlock,
+            check=partial(server.deadlocks.check, self),
             failed=self._failed,
             describe=self._describe,
             long_text=_long_text,
@@ -176,7 +184,7 @@ class BlsConnection:
         )
         self._calls = CallChannel(connection.requests, self._reader, hooks, self._channel.fileno())
         self._open = True
-        self._given_up = False
+        self._given_up = self._asked_blocking = False
         self._long = LongMessages(connection.workers, self._decode, self._take_long)
         self._control = server.control_requests(
             caller, self._send_queue.send, self._catch_up, connection.arena
@@ -308,7 +316,7 @@ class BlsConnection:
         kind = message[0]
         if kind == CallKind.CALL:
             return kind, decode_calls(message, self._reader)
-        if kind not in (CallKind.CANCEL, CallKind.TAKEN, CallKind.ASK, CallKind.CLOSE_FAMILY):
+        if kind not in _FROM_STUBS:
             raise MalformedMessage(f"unknown kind {kind}")
         check_length(message)
         return kind, decode_control(message)
@@ -323,8 +331,10 @@ class BlsConnection:
         if kind == CallKind.CLOSE_FAMILY:
             self._control.close_family(fields)
             return
-        number = fields.get("call")
-        call = self._calls.call(number) if type(number) is int and 0 <= number < 1 << 32 else None
+        if kind == CallKind.BLOCKING:
+            self._note_blocking(fields.get("calls"))
+            return
+        call = self._call(fields.get("call"))
         if kind == CallKind.CANCEL:
             if call is not None:
                 self._cancel(call, fields.get("still_read") is True)
@@ -349,16 +359,35 @@ class BlsConnection:
         _logger.error("A model's call failed in the server", exc_info=error)
         return BridgeError(f"the server could not take the call: {error!r}", ErrorCode.INTERNAL)
 
-    def _check_deadlock(self, names: Sequence[str]) -> None:
-        for name in names:
-            cycle = find_cycle(self._caller, name, self._server.models.instances)
-            if cycle:
-                raise BridgeError(
-                    f"this call would never be answered: {' waits for '.join(cycle)}, and all "
-                    "their instances are in use by this very request; give one of these models "
-                    "another instance",
-                    ErrorCode.UNAVAILABLE,
-                )
+    def calls_of_execute(self) -> list[Call]:
+        """Return the calls that are made for batches whose ``execute`` has not returned."""
+        holds = self._connection.requests.holds
+        return [call for call in self._calls.calls() if call.batch and holds(call.batch)]
+
+    def ask_blocking(self, calls: Sequence[Call]) -> None:
+        """Ask the stub in which of some calls an ``execute`` is blocked, unless it has been asked."""
+        if self._open and not self._asked_blocking:
+            self._asked_blocking = True
+            numbers = [call.number for call in calls]
+            self._send_queue.send(control_message(CallKind.ARE_BLOCKING, calls=numbers))
+
+    def refuse_call(self, call: Call, error: BridgeError) -> None:
+        """Answer a call with an error, and cancel its request."""
+        request = call.request
+        self._calls.end(call.number, error)
+        request.cancel()
+
+    def _note_blocking(self, numbers: Any) -> None:
+        if type(numbers) is not list or not self._asked_blocking:
+            raise MalformedMessage("an answer that was not asked for, or of no calls")
+        self._asked_blocking = False
+        for call in map(self._call, numbers):
+            if call is not None:
+                call.blocks = True
+        self._server.deadlocks.look()
+
+    def _call(self, number: Any) -> Call | None:
+        return self._calls.call(number) if type(number) is int and 0 <= number < 1 << 32 else None
 
     def _cancel(self, call: Call, still_read: bool) -> None:
         """Cancel a call; a request that its model has not started ends at once."""

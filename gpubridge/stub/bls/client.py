@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, TritonError
 from gpubridge.stub.bls.calls import Call, CallResponses, ControlRequest, Outcome
+from gpubridge.stub.bls.execute_waits import ExecuteWaits
 from gpubridge.stub.bls.outbox import Outbox
 from gpubridge.stub.bls.reader import ChannelReader
 from gpubridge.stub.bls.records import BlsRecords, CallResponse, error_code
 from gpubridge.stub.bls.scope import BATCH
 from gpubridge.stub.memory.outputs import OutputMemory
-from gpubridge.transport.calls import CallKind
+from gpubridge.transport.calls import BLOCKS, CallKind
 from gpubridge.transport.channel import (
     Channel,
     ChannelClosed,
@@ -54,7 +55,8 @@ class BlsClient:
     - ``requests``: the wait predictor of requests; tells whether the model has one at a time.
     - ``awake_ns``: how long to poll for a response.
 
-    ``on_given_up`` is called in the thread that reads, once the server has given up all requests.
+    ``on_given_up`` is called in the thread that reads, once the server has given up all requests;
+    ``waits`` knows in which calls an ``execute`` is blocked.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class BlsClient:
         self._calls: dict[int, Call] = {}
         self._control_requests: dict[int, ControlRequest] = {}
         self._process = os.getpid()
+        self.waits = ExecuteWaits()
         self.on_given_up: Callable[[], None] | None = None
 
     def close(self) -> None:
@@ -134,7 +137,10 @@ class BlsClient:
             _refuse(call, request, error.message, error_code(error.code))
             return responses
         self._calls[call.number] = call
-        self._outbox.add(call, record, BATCH.get(), loop, bool(request._timeout))
+        batch = BATCH.get()
+        if batch and loop is None and not decoupled and self.waits.by_this_thread():
+            batch |= BLOCKS
+        self._outbox.add(call, record, batch, loop, bool(request._timeout))
         return responses
 
     def tell(self, kind: int, /, **fields: Any) -> None:
@@ -209,12 +215,17 @@ class BlsClient:
         if os.getpid() != self._process:
             raise ChannelClosed(_FOREIGN.format("take its responses"))
         self._outbox.flush()
-        self._reader.wait(outcome)
+        if isinstance(outcome, Call) and outcome.credit is not None and BATCH.get():
+            with self.waits.during(outcome):
+                self._reader.wait(outcome)
+        else:
+            self._reader.wait(outcome)
 
     def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read from a running event loop whenever the channel is readable."""
         if os.getpid() != self._process:
             raise ChannelClosed(_FOREIGN.format("take its responses"))
+        self.waits.runs(loop)
         self._reader.read_on(loop)
 
     def catch_up(self) -> None:
@@ -234,6 +245,10 @@ class BlsClient:
                 close_all(fds)
             else:
                 request.deliver(fields, fds)
+        elif kind == CallKind.ARE_BLOCKING:
+            calls = [self._calls.get(number) for number in decode_control(message)["calls"]]
+            blocking = [call.number for call in calls if call and self.waits.are_in(call)]
+            self.tell(CallKind.BLOCKING, calls=blocking)
         elif kind == CallKind.GIVEN_UP:
             if self.on_given_up is not None:
                 self.on_given_up()
