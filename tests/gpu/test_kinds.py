@@ -33,9 +33,7 @@ class TritonPythonModel:
 
 def tensors(prefix):
     optional = " optional: true" if prefix == "IN" else ""
-    return " }, { ".join(
-        f'name: "{prefix}{kind}" data_type: TYPE_{kind} dims: [-1]{optional}' for kind in KINDS
-    )
+    return "; ".join(f"{prefix}{kind} {kind} [-1]{optional}" for kind in KINDS)
 
 
 @pytest.fixture(scope="module", params=LIBRARIES)
@@ -43,8 +41,8 @@ def served(request, machine, tmp_path_factory):
     needs_library(request.param)
     repository = tmp_path_factory.mktemp("models")
     source = f"{_FRAMEWORK[request.param]}\n{_BACK}"
-    words = {"inputs": tensors("IN"), "outputs": tensors("OUT")}
-    write_device_model(repository, "back", source, **words)
+    words = f"{tensors('IN')} > {tensors('OUT')}"
+    write_device_model(repository, "back", source, tensors=words)
     with running_lane_server(machine, repository) as served:
         served.library = request.param
         yield served

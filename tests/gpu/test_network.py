@@ -118,7 +118,7 @@ def test_two_instances_and_every_gpu_answer(machine, client, tmp_path):
         tmp_path,
         "where",
         WHERE,
-        outputs='name: "OUT" data_type: TYPE_STRING dims: [1]',
+        tensors="> OUT STRING [1]",
         config=f"instance_group [{{ kind: KIND_GPU count: 2 gpus: [{gpus}] }}]",
     )
     with running_lane_server(machine, tmp_path) as served:

@@ -90,19 +90,14 @@ def show(response):
 
 
 def write_models(repository, count=1):
-    config = """
-        input [{ name: "A" data_type: TYPE_FP32 dims: [-1] }, { name: "B" data_type: TYPE_FP32 dims: [-1] }]
-        output [{ name: "SUM" data_type: TYPE_FP32 dims: [-1] }, { name: "DIFFERENCE" data_type: TYPE_FP32 dims: [-1] }]
-    """
-    directory = write_model(repository, "add_sub", ADD_SUB)
-    (directory / "config.pbtxt").write_text(f'backend: "python" {config}')
+    tensors = "A FP32 [-1]; B FP32 [-1] > SUM FP32 [-1]; DIFFERENCE FP32 [-1]"
+    write_model(repository, "add_sub", ADD_SUB, tensors=tensors)
     write_model(
         repository,
         "repeat",
         REPEAT,
         config="model_transaction_policy { decoupled: true }",
-        inputs='name: "COUNT" data_type: TYPE_INT32 dims: [1]',
-        outputs='name: "OUT" data_type: TYPE_INT32 dims: [1]',
+        tensors="COUNT INT32 [1] > OUT INT32 [1]",
     )
     for name in ("caller", "other"):
         write_code_model(repository, name, config=f"instance_group [{{ count: {count} }}]")

@@ -87,19 +87,15 @@ def memory_server(repository: Path) -> Iterator[Server]:
     write_model(repository, "spare", model(ECHO))
     copying = 'parameters { key: "INPUT_SHARING" value { string_value: "copy" } }'
     write_model(repository, "copying", model(EDIT), config=copying)
-    strings = {
-        "inputs": 'name: "IN" data_type: TYPE_STRING dims: [-1]',
-        "outputs": 'name: "OUT" data_type: TYPE_STRING dims: [-1]',
-    }
-    write_model(repository, "strings", model(ECHO), **strings)
+    strings = "IN STRING [-1] > OUT STRING [-1]"
+    write_model(repository, "strings", model(ECHO), tensors=strings)
     batching = "max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 200000 }"
-    write_model(repository, "batched_strings", model(ECHO), config=batching, **strings)
+    write_model(repository, "batched_strings", model(ECHO), config=batching, tensors=strings)
     write_model(
         repository,
         "add",
         model("return pb_utils.Tensor('OUT', x + request.inputs()[1].as_numpy())"),
-        inputs='name: "IN" data_type: TYPE_FP32 dims: [-1] }, { '
-        'name: "B" data_type: TYPE_FP32 dims: [-1]',
+        tensors="IN FP32 [-1]; B FP32 [-1]",
     )
     with running_server(repository, "--allow-client-shm=true") as server:
         yield server

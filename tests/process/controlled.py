@@ -28,8 +28,7 @@ __all__ = [
 
 EXPLICIT = ("--model-control-mode", "explicit")
 
-STRINGS = {"inputs": 'name: "IN" data_type: TYPE_STRING dims: [1]'}
-STRINGS["outputs"] = STRINGS["inputs"].replace('"IN"', '"OUT"')
+STRINGS = "IN STRING [1] > OUT STRING [1]"
 CONFIG = json.dumps(
     {
         "backend": "python",
@@ -66,7 +65,7 @@ def source(tag, initialize="pass", execute="pass", finalize="pass"):
 def write(repository, name="m", tag="a", *, config="", version=1, **parts):
     """Write a model that answers ``tag/version/directory``."""
     return write_model(
-        repository, name, source(tag, **parts), config=config, version=version, **STRINGS
+        repository, name, source(tag, **parts), config=config, version=version, tensors=STRINGS
     )
 
 

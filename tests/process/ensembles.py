@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.process.model_sources import answering
-from tests.process.server import write_code_model, write_model
+from tests.process.server import declared, write_code_model, write_model
 
 __all__ = ["ADD", "TEXT", "copied", "infer", "statistics", "write_ensemble", "write_models"]
 
@@ -39,8 +39,7 @@ return respond(OUT=np.array([json.dumps(seen)], object))
 )
 # A batching model whose output has no batch dimension of its own.
 TOTAL = answering("return respond(OUT=value.sum(axis=1))")
-FP32 = "data_type: TYPE_FP32 dims: [-1]"
-TEXT = "data_type: TYPE_STRING dims: [1]"
+TEXT = "STRING [1]"
 BATCH = "max_batch_size: 8 dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 10000000 }"
 
 
@@ -50,19 +49,25 @@ def write_ensemble(
     *steps: str,
     inputs: str = "A",
     outputs: str = "B",
-    kind: str = "data_type: TYPE_FP32 dims: [-1]",
+    kind: str = "FP32 [-1]",
+    tensors: str = "",
     config: str = "",
 ) -> Path:
     """Write an ensemble; a step is written as ``model IN=A IN2=t > OUT=u``. Returns its directory.
 
-    All its inputs and outputs are of the same ``kind``; a ``?`` after a name makes an input optional.
-    ``config`` is added to its config.pbtxt.
+    All its inputs and outputs are of the same ``kind``, unless ``tensors`` says what they are, as for
+    `write_model`; a ``?`` after a name makes an input optional. ``config`` is added to its config.pbtxt.
     """
     text = f'platform: "ensemble"\n{config}\n'
-    for field, names in (("input", inputs), ("output", outputs)):
-        for word in names.split():
-            optional = "optional: true" if word.endswith("?") else ""
-            text += f'{field} [{{ name: "{word.rstrip("?")}" {kind} {optional} }}]\n'
+    sides = [
+        "; ".join(
+            f"{word} {kind}".replace("?", "") + " optional: true" * ("?" in word)
+            for word in names.split()
+        )
+        for names in (inputs, outputs)
+    ]
+    given, _, made = (tensors or " > ".join(sides)).partition(">")
+    text += declared("input", given) + declared("output", made)
     text += "ensemble_scheduling {\n"
     for step in steps:
         before, _, after = step.partition(">")
@@ -90,27 +95,18 @@ def _write_members(repository: Path) -> None:
     write_model(repository, "add", ADD)
     write_model(repository, "add_batched", ADD, config=BATCH, version=1)
     write_model(repository, "total", TOTAL, config="max_batch_size: 8")
+    numbered = "> OUT FP32 [-1]; NUMBER FP32 [1]"
     write_model(
-        repository,
-        "sum",
-        SUM,
-        inputs=f'name: "X" {FP32} }}, {{ name: "Y" {FP32} optional: true',
-        outputs=f'name: "OUT" {FP32} }}, {{ name: "NUMBER" data_type: TYPE_FP32 dims: [1]',
+        repository, "sum", SUM, tensors=f"X FP32 [-1]; Y FP32 [-1] optional: true {numbered}"
     )
-    write_model(
-        repository,
-        "edit",
-        EDIT,
-        outputs=f'name: "OUT" {FP32} }}, {{ name: "NUMBER" data_type: TYPE_FP32 dims: [1]',
-    )
-    write_model(repository, "sight", SIGHT, outputs=f'name: "OUT" {TEXT}')
+    write_model(repository, "edit", EDIT, tensors=numbered)
+    write_model(repository, "sight", SIGHT, tensors="> OUT STRING [1]")
     write_model(
         repository,
         "steps",
         ADD,
         config="max_batch_size: 4 sequence_batching { }",
-        inputs='name: "IN" data_type: TYPE_FP32 dims: [1]',
-        outputs='name: "OUT" data_type: TYPE_FP32 dims: [1]',
+        tensors="IN FP32 [1] > OUT FP32 [1]",
     )
     for name in ("code", "other"):
         write_code_model(repository, name)
@@ -157,7 +153,7 @@ def _write_ensembles(repository: Path) -> None:
         repository,
         "sequence",
         "steps IN=A > OUT=B",
-        kind="data_type: TYPE_FP32 dims: [1]",
+        kind="FP32 [1]",
         config="max_batch_size: 4",
     )
     write_ensemble(repository, "codes", "code IN=A > OUT=t", "other IN=t > OUT=B", kind=TEXT)
@@ -165,10 +161,7 @@ def _write_ensembles(repository: Path) -> None:
         repository, "sides", "code IN=A > OUT=B", "other IN=A2 > OUT=C", inputs="A A2",
         outputs="B C", kind=TEXT,
     )  # fmt: skip
-    directory = write_ensemble(repository, "seen", "sight IN=A > OUT=B")
-    text = (directory / "config.pbtxt").read_text()
-    text = text.replace(f'output [{{ name: "B" {FP32}', f'output [{{ name: "B" {TEXT}')
-    (directory / "config.pbtxt").write_text(text)
+    write_ensemble(repository, "seen", "sight IN=A > OUT=B", tensors="A FP32 [-1] > B STRING [1]")
 
 
 def infer(server, model, inputs, **members):

@@ -28,14 +28,8 @@ class TritonPythonModel:
 
 def write_add_sub(repository):
     """Write a model of two vectors of 16 FP32: their sum and their difference."""
-    vector = "data_type: TYPE_FP32 dims: [16]"
-    write_model(
-        repository,
-        "add_sub",
-        ADD_SUB,
-        inputs=f'name: "A" {vector} }}, {{ name: "B" {vector}',
-        outputs=f'name: "SUM" {vector} }}, {{ name: "DIFFERENCE" {vector}',
-    )
+    tensors = "A FP32 [16]; B FP32 [16] > SUM FP32 [16]; DIFFERENCE FP32 [16]"
+    write_model(repository, "add_sub", ADD_SUB, tensors=tensors)
 
 
 def tool(name: str) -> str:

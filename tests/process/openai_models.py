@@ -103,11 +103,7 @@ class TritonPythonModel:
         rows = np.array([[len(text), 0.5, -1] for text in texts], np.float32)
         return pb_utils.InferenceResponse([pb_utils.Tensor("embedding", rows), *outputs])
 """
-TEXT = {
-    "inputs": 'name: "openai_request" data_type: TYPE_STRING dims: [1]',
-    "outputs": 'name: "text_output" data_type: TYPE_STRING dims: [1] }, '
-    '{ name: "openai_response" data_type: TYPE_STRING dims: [1]',
-}
+TEXT = "openai_request STRING [1] > text_output STRING [1]; openai_response STRING [1]"
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
@@ -119,49 +115,33 @@ def declared(endpoints: str) -> str:
 def write_openai_models(repository: Path) -> None:
     """Write models of each kind; see the tests."""
     write_model(
-        repository, "chat", SCRIPTED, config=declared("chat,completions") + DECOUPLED, **TEXT
+        repository, "chat", SCRIPTED, config=declared("chat,completions") + DECOUPLED, tensors=TEXT
     )
-    write_model(
-        repository, "coupled", ONE_ANSWER, config=declared("chat") + "max_batch_size: 4", **TEXT
-    )
-    inputs = 'name: "text_input" data_type: TYPE_STRING dims: [1]'
-    text = 'name: "text_output" data_type: TYPE_STRING dims: [1]'
-    optional = '}}, {{ name: "{}" data_type: {} dims: [1] optional: true'
     write_model(
         repository,
-        "generating",
-        GENERATING,
-        inputs=inputs
-        + optional.format("max_tokens", "TYPE_INT32")
-        + optional.format("exclude_input_in_output", "TYPE_BOOL"),
-        outputs=text,
+        "coupled",
+        ONE_ANSWER,
+        config=declared("chat") + "max_batch_size: 4",
+        tensors=TEXT,
     )
+    optional = (
+        "max_tokens INT32 [1] optional: true; exclude_input_in_output BOOL [1] optional: true"
+    )
+    generating = f"text_input STRING [1]; {optional} > text_output STRING [1]"
+    write_model(repository, "generating", GENERATING, tensors=generating)
     queue = (
         "dynamic_batching { default_queue_policy { max_queue_size: 1 timeout_action: REJECT %s } }"
     )
-    one = {"inputs": inputs, "outputs": text}
-    write_model(repository, "full", GENERATING, config=queue % "", **one)
+    one = "text_input STRING [1] > text_output STRING [1]"
+    write_model(repository, "full", GENERATING, config=queue % "", tensors=one)
     late = "default_timeout_microseconds: 1000"
-    write_model(repository, "late", GENERATING, config=queue % late, **one)
-    rows = 'name: "embedding" data_type: TYPE_FP32 dims: [3]'
-    write_model(
-        repository,
-        "vectors",
-        EMBEDDING,
-        inputs=inputs,
-        outputs=rows,
-        config=declared("embeddings") + "max_batch_size: 4",
-    )
-    write_model(
-        repository,
-        "json_vectors",
-        EMBEDDING,
-        inputs=TEXT["inputs"],
-        outputs='name: "embedding" data_type: TYPE_FP32 dims: [-1, 3] }, '
-        '{ name: "openai_response" data_type: TYPE_STRING dims: [1]',
-        config=declared("embeddings"),
-    )
-    write_model(repository, "other", GENERATING, outputs=text)
+    write_model(repository, "late", GENERATING, config=queue % late, tensors=one)
+    embeddings, rows = declared("embeddings"), "text_input STRING [1] > embedding FP32 [3]"
+    config = embeddings + "max_batch_size: 4"
+    write_model(repository, "vectors", EMBEDDING, tensors=rows, config=config)
+    rows = "openai_request STRING [1] > embedding FP32 [-1, 3]; openai_response STRING [1]"
+    write_model(repository, "json_vectors", EMBEDDING, tensors=rows, config=embeddings)
+    write_model(repository, "other", GENERATING, tensors="> text_output STRING [1]")
 
 
 def chat_body(*steps, model: str = "chat", **members) -> dict:

@@ -34,6 +34,7 @@ __all__ = [
     "Server",
     "alive",
     "children",
+    "declared",
     "descendants",
     "is_fork_server",
     "named_memory",
@@ -364,21 +365,33 @@ def write_model(
     source: str,
     *,
     config: str = "",
-    inputs: str = 'name: "IN" data_type: TYPE_FP32 dims: [-1]',
-    outputs: str = 'name: "OUT" data_type: TYPE_FP32 dims: [-1]',
+    tensors: str = "",
     version: int = 1,
 ) -> Path:
-    """Write a Python model with one input and one output; returns its directory.
+    """Write a Python model; returns its directory.
 
-    ``config`` is added to its config.pbtxt (``max_batch_size`` and whatever else).
+    ``tensors`` are its inputs and outputs, as ``A FP32 [-1]; B STRING [1] optional: true > OUT FP32 [-1]``; a
+    side that is left out is a vector of FP32, ``IN`` or ``OUT``. ``config`` is added to its config.pbtxt
+    (``max_batch_size`` and whatever else).
     """
     directory = repository / name
     (directory / str(version)).mkdir(parents=True, exist_ok=True)
     (directory / str(version) / "model.py").write_text(source)
-    (directory / "config.pbtxt").write_text(
-        f'backend: "python"\ninput [{{ {inputs} }}]\noutput [{{ {outputs} }}]\n{config}\n'
+    inputs, _, outputs = tensors.partition(">")
+    both = declared("input", inputs or "IN FP32 [-1]") + declared(
+        "output", outputs or "OUT FP32 [-1]"
     )
+    (directory / "config.pbtxt").write_text(f'backend: "python"\n{both}{config}\n')
     return directory
+
+
+def declared(kind: str, tensors: str) -> str:
+    """Return the inputs or outputs of a config.pbtxt; ``kind`` is which."""
+    found = re.finditer(r" *(.+?) ([A-Z0-9]+) (\[.*?) *(?:;|$)", tensors)
+    return "".join(
+        f'{kind} [{{ name: "{name}" data_type: TYPE_{datatype} dims: {rest} }}]\n'
+        for name, datatype, rest in (each.groups() for each in found)
+    )
 
 
 _CODE_MODEL = """
@@ -427,7 +440,6 @@ def write_code_model(
             finalize=textwrap.indent(finalize, " " * 8),
         ),
         config=config,
-        inputs='name: "IN" data_type: TYPE_STRING dims: [1]',
-        outputs='name: "OUT" data_type: TYPE_STRING dims: [1]',
+        tensors="IN STRING [1] > OUT STRING [1]",
         version=version,
     )

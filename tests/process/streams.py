@@ -69,22 +69,23 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse([out]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-STRINGS = {
-    "inputs": 'name: "CODE" data_type: TYPE_STRING dims: [1]',
-    "outputs": 'name: "OUT" data_type: TYPE_STRING dims: [1]',
-}
+STRINGS = "CODE STRING [1] > OUT STRING [1]"
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
 def write_models(repository):
     scripted = SCRIPTED.replace("RETURNED", "None")
-    write_model(repository, "m", scripted, config=DECOUPLED, **STRINGS)
-    write_model(repository, "one", SCRIPTED.replace("RETURNED", "returned"), **STRINGS)
-    write_model(repository, "silent", scripted, **STRINGS)
+    write_model(repository, "m", scripted, config=DECOUPLED, tensors=STRINGS)
+    write_model(repository, "one", SCRIPTED.replace("RETURNED", "returned"), tensors=STRINGS)
+    write_model(repository, "silent", scripted, tensors=STRINGS)
     write_model(
-        repository, "list", SCRIPTED.replace("RETURNED", "returned"), config=DECOUPLED, **STRINGS
+        repository,
+        "list",
+        SCRIPTED.replace("RETURNED", "returned"),
+        config=DECOUPLED,
+        tensors=STRINGS,
     )
-    write_model(repository, "coroutines", COROUTINES, config=DECOUPLED, **STRINGS)
+    write_model(repository, "coroutines", COROUTINES, config=DECOUPLED, tensors=STRINGS)
 
 
 class Stream:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
+from tests.process.ensembles import write_ensemble
 from tests.process.forked_commands import run_forked
 from tests.process.server import running_server, write_model
 
@@ -44,7 +45,6 @@ class TritonPythonModel:
         said = np.array([json.dumps(told).encode()], np.object_)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", said)]) for _ in requests]
 """
-FOUR = 'name: "IN" data_type: TYPE_FP32 dims: [ 4 ]'
 TWICE = """
 import triton_python_backend_utils as pb_utils
 
@@ -66,24 +66,10 @@ class TritonPythonModel:
         doubled = response.output_tensors()[0].as_numpy()
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", doubled * 10)])
 """
-ENSEMBLE = """
-platform: "ensemble"
-max_batch_size: 4
-input { name: "IN" data_type: TYPE_FP32 dims: [ 2 ] }
-output { name: "OUT" data_type: TYPE_FP32 dims: [ 2 ] }
-ensemble_scheduling {
-  step { model_name: "double" model_version: -1
-         input_map { key: "X" value: "IN" } output_map { key: "DOUBLED" value: "middle" } }
-  step { model_name: "negate" model_version: -1
-         input_map { key: "INPUT__0" value: "middle" } output_map { key: "OUTPUT__0" value: "OUT" } }
-}
-"""
 
 
 def own_model(repository: Path, name: str, backend: str) -> Path:
-    directory = write_model(
-        repository, name, "raise SystemExit", outputs='name: "OUT" data_type: TYPE_STRING dims: [1]'
-    )
+    directory = write_model(repository, name, "raise SystemExit", tensors="> OUT STRING [1]")
     # Its own model.py is none of this backend's business.
     config = (directory / "config.pbtxt").read_text().replace('"python"', f'"{backend}"')
     (directory / "config.pbtxt").write_text(config)
@@ -269,9 +255,10 @@ def shipped(tmp_path_factory):
     write_double(folder)
     write_negate(folder)
     write_sum(folder)
-    (folder / "both" / "1").mkdir(parents=True)
-    (folder / "both" / "config.pbtxt").write_text(ENSEMBLE)
-    write_model(folder, "twice", TWICE, config="max_batch_size: 4", inputs=FOUR.replace("4", "2"))
+    steps = "double X=IN > DOUBLED=middle", "negate INPUT__0=middle > OUTPUT__0=OUT"
+    vectors = "IN FP32 [2] > OUT FP32 [2]"
+    write_ensemble(folder, "both", *steps, tensors=vectors, config="max_batch_size: 4")
+    write_model(folder, "twice", TWICE, config="max_batch_size: 4", tensors="IN FP32 [2]")
     with running_server(folder, own=True) as server:
         yield server
 

@@ -36,14 +36,7 @@ class TritonPythonModel:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    string = "data_type: TYPE_STRING dims: [-1]"
-    write_model(
-        repository,
-        "faulty",
-        FAULTY,
-        inputs=f'name: "IN" {string}',
-        outputs=f'name: "OUT" {string}',
-    )
+    write_model(repository, "faulty", FAULTY, tensors="IN STRING [-1] > OUT STRING [-1]")
     with running_server(repository, *LITTLE_MEMORY) as server:
         stubs = server.stubs()
         yield server
@@ -105,14 +98,11 @@ return respond(OUTPUT=one, KIND=np.zeros(1, np.float64), RANK=np.zeros((1, 1), n
 
 @pytest.mark.parametrize("environment", [{}, PURE], ids=["compiled", "python"])
 def test_outputs_that_are_not_as_configured_are_told_once(tmp_path, environment):
-    entry = 'name: "{}" data_type: TYPE_FP32 dims: [-1]'
-    write_model(
-        tmp_path,
-        "other",
-        OTHER_OUTPUTS,
-        config="instance_group [{ count: 2 }]",
-        outputs=" }, { ".join(map(entry.format, ["OUT", "KIND", "RANK", "RIGHT"])),
+    two, outputs = (
+        "instance_group [{ count: 2 }]",
+        "> OUT FP32 [-1]; KIND FP32 [-1]; RANK FP32 [-1]",
     )
+    write_model(tmp_path, "other", OTHER_OUTPUTS, config=two, tensors=f"{outputs}; RIGHT FP32 [-1]")
     tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
 
     def request(**more):

@@ -69,35 +69,31 @@ CONTROLS = "".join(
         ("CORRID", "data_type: TYPE_UINT64"),
     )
 )
-OUT_AND_SIZE = (
-    'name: "OUT" data_type: TYPE_FP32 dims: [1] }, { name: "SIZE" data_type: TYPE_FP32 dims: [1]'
-)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    one = {
-        "inputs": 'name: "IN" data_type: TYPE_FP32 dims: [1]',
-        "outputs": 'name: "OUT" data_type: TYPE_FP32 dims: [1]',
-    }
+    one = "IN FP32 [1] > OUT FP32 [1]"
     gather = "max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 300000 %s }"
-    write_model(repository, "gather", GATHERER, config=gather % "", **one)
-    write_model(repository, "prefer", GATHERER, config=gather % "preferred_batch_size: [3]", **one)
+    write_model(repository, "gather", GATHERER, config=gather % "", tensors=one)
+    write_model(
+        repository, "prefer", GATHERER, config=gather % "preferred_batch_size: [3]", tensors=one
+    )
     alone = "max_batch_size: 1\ndynamic_batching {{ default_queue_policy {{ {} }} }}"
     for name, policy in (
         ("full", "max_queue_size: 2"),
         ("late", "default_timeout_microseconds: 50000"),
     ):
-        write_model(repository, name, GATHERER, config=alone.format(policy), **one)
-    two = {"inputs": one["inputs"], "outputs": OUT_AND_SIZE}
+        write_model(repository, name, GATHERER, config=alone.format(policy), tensors=one)
+    two = f"{one}; SIZE FP32 [1]"
     for name, strategy in (
         ("direct", "direct { }"),
         ("oldest", "oldest { max_candidate_sequences: 4 }"),
     ):
         # Longer than any client here waits: no slot becomes free by time.
         config = "max_batch_size: 4\nsequence_batching { max_sequence_idle_microseconds: 600000000\n%s\n%s }"
-        write_model(repository, name, COUNTER, config=config % (CONTROLS, strategy), **two)
+        write_model(repository, name, COUNTER, config=config % (CONTROLS, strategy), tensors=two)
     with running_server(repository) as running:
         yield running
 

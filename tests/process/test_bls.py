@@ -201,8 +201,7 @@ def test_a_time_limit_counts_from_exec_and_arrives_as_it_is(tmp_path):
         "queued",
         QUEUED,
         config=f"max_batch_size: 1 dynamic_batching {{ default_queue_policy {{ {policy} }} }}",
-        inputs='name: "A" data_type: TYPE_FP32 dims: [1]',
-        outputs='name: "OUT" data_type: TYPE_INT64 dims: [1]',
+        tensors="A FP32 [1] > OUT INT64 [1]",
     )
     limited = "call(model='queued', inputs=[tensor('A', [[{}]])], outputs=['OUT'], timeout={})"
     code = (

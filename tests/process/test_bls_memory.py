@@ -137,9 +137,8 @@ def ask(server, repository, load, request):
     # Of the test's own: what is known of the models' ways, and counted, stays with their names.
     later, asks = f"later_{request.node.name}", f"asks_{request.node.name}"
     write_model(repository, later, WRITES_LATER)
-    seen = '}, { name: "SEEN" data_type: TYPE_FP32 dims: [-1]'
-    outputs = 'name: "OUT" data_type: TYPE_FP32 dims: [-1]' + seen
-    write_model(repository, asks, ASKS.replace('"later"', f'"{later}"'), outputs=outputs)
+    tensors = "> OUT FP32 [-1]; SEEN FP32 [-1]"
+    write_model(repository, asks, ASKS.replace('"later"', f'"{later}"'), tensors=tensors)
     load(later, asks)
 
     def ask(value):

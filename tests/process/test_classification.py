@@ -16,10 +16,7 @@ from tests.process.model_sources import answering
 from tests.process.server import running_server, write_model
 
 CODE = answering("return respond(OUT=value, FLAG=value > 1)")
-OUTPUTS = (
-    'name: "OUT" data_type: TYPE_FP32 dims: [-1] label_filename: "labels.txt" }, '
-    '{ name: "FLAG" data_type: TYPE_BOOL dims: [-1]'
-)
+OUTPUTS = '> OUT FP32 [-1] label_filename: "labels.txt"; FLAG BOOL [-1]'
 ROWS = np.array([[0.5, 3, -1], [7, 0, 2.25]], np.float32)
 EXPECTED = [
     [b"3.000000:1:dog", b"0.500000:0:cat"],
@@ -30,7 +27,7 @@ EXPECTED = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    directory = write_model(repository, "m", CODE, config="max_batch_size: 4", outputs=OUTPUTS)
+    directory = write_model(repository, "m", CODE, config="max_batch_size: 4", tensors=OUTPUTS)
     (directory / "labels.txt").write_text("cat\ndog\n")
     with running_server(repository) as running:
         yield running

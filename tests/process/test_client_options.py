@@ -33,7 +33,7 @@ CLIENTS = {"http": http_client, "grpc": grpc_client}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    write_model(repository, "seen", SEEN, outputs='name: "OUT" data_type: TYPE_STRING dims: [1]')
+    write_model(repository, "seen", SEEN, tensors="> OUT STRING [1]")
     with running_server(repository) as running:
         yield running
 

@@ -70,22 +70,9 @@ class TritonPythonModel:
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "echo", ECHO)
-    write_model(repository, "source", SOURCE, inputs='name: "IN" data_type: TYPE_INT64 dims: [1]')
-    write_model(
-        repository,
-        "sink",
-        SINK,
-        inputs='name: "A" data_type: TYPE_UINT8 dims: [-1] }, { '
-        'name: "B" data_type: TYPE_FP32 dims: [-1]',
-        outputs='name: "OUT" data_type: TYPE_INT64 dims: [4]',
-    )
-    write_model(
-        repository,
-        "reader",
-        READER,
-        inputs='name: "IN" data_type: TYPE_STRING dims: [1]',
-        outputs='name: "OUT" data_type: TYPE_INT64 dims: [2]',
-    )
+    write_model(repository, "source", SOURCE, tensors="IN INT64 [1]")
+    write_model(repository, "sink", SINK, tensors="A UINT8 [-1]; B FP32 [-1] > OUT INT64 [4]")
+    write_model(repository, "reader", READER, tensors="IN STRING [1] > OUT INT64 [2]")
     with running_server(repository) as server:
         yield server
 

@@ -15,6 +15,7 @@ from tests.process.device_models import (
     running_device_server,
     write_device_model,
 )
+from tests.process.ensembles import write_ensemble
 from tests.process.server import write_model
 
 COUNT = 20_000
@@ -90,24 +91,14 @@ class TritonPythonModel:
 """
 
 
-ROW = 'name: "{}" data_type: TYPE_FP32 dims: [-1]'
-
-
-def ensemble(repository, name, members, given=None, made=None):
-    """Write an ensemble of models behind each other; ``given`` and ``made`` are its tensors, if not FP32."""
-    directory = repository / name
-    (directory / "1").mkdir(parents=True)
-    tensors = ["IN", *[f"between_{i}" for i in range(1, len(members))], "OUT"]
-    steps = ", ".join(
-        f'{{ model_name: "{member}" model_version: -1 input_map {{ key: "IN" value: "{tensors[i]}" }} '
-        f'output_map {{ key: "OUT" value: "{tensors[i + 1]}" }} }}'
-        for i, member in enumerate(members)
-    )
-    (directory / "config.pbtxt").write_text(
-        'platform: "ensemble"\n'
-        f"input [{{ {given or ROW.format('IN')} }}]\noutput [{{ {made or ROW.format('OUT')} }}]\n"
-        f"ensemble_scheduling {{ step [{steps}] }}\n"
-    )
+def ensemble(repository, name, members, tensors="IN FP32 [-1] > OUT FP32 [-1]"):
+    """Write an ensemble of models behind each other."""
+    between = ["IN", *[f"between_{i}" for i in range(1, len(members))], "OUT"]
+    steps = [
+        f"{member} IN={given} > OUT={made}"
+        for member, given, made in zip(members, between, between[1:], strict=False)
+    ]
+    write_ensemble(repository, name, *steps, tensors=tensors)
 
 
 @pytest.fixture(scope="module", params=HANDLES)

@@ -15,6 +15,7 @@ from tests.host_kernel.simulated import imaging_environment
 from tests.image_corpus import GOOD_FILES, HOSTILE_FILES
 from tests.photos import PHOTOS
 from tests.process.device_models import LIBRARY, running_device_server, write_device_model
+from tests.process.ensembles import write_ensemble
 from tests.process.imaging import ask, expected_pixels
 from tests.process.test_examples import run_example
 from tests.process.test_examples_answer import SHOWN
@@ -66,17 +67,6 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("FIRST", first)])
 """
 )
-STEPS = f"""
-platform: "ensemble"
-max_batch_size: 32
-input [ {{ name: "IMAGE" data_type: TYPE_STRING dims: [ 1 ] }} ]
-output [ {{ name: "FIRST" data_type: TYPE_FP32 dims: [ 3 ] }} ]
-ensemble_scheduling {{ step [
-  {{ model_name: "{MODEL}" model_version: -1 input_map {{ key: "IMAGE" value: "IMAGE" }}
-    output_map {{ key: "PIXELS" value: "pixels" }} }},
-  {{ model_name: "taker" model_version: -1 input_map {{ key: "PIXELS" value: "pixels" }}
-    output_map {{ key: "FIRST" value: "FIRST" }} }} ] }}
-"""
 
 
 def write_imagenet(repository):
@@ -98,12 +88,12 @@ def served(tmp_path_factory):
         models,
         "taker",
         TAKER,
-        inputs='name: "PIXELS" data_type: TYPE_FP32 dims: [224, 224, 3]',
-        outputs='name: "FIRST" data_type: TYPE_FP32 dims: [3]',
+        tensors="PIXELS FP32 [224, 224, 3] > FIRST FP32 [3]",
         config="max_batch_size: 32",
     )
-    (models / "first_pixels" / "1").mkdir(parents=True)
-    (models / "first_pixels" / "config.pbtxt").write_text(STEPS)
+    steps = f"{MODEL} IMAGE=IMAGE > PIXELS=pixels", "taker PIXELS=pixels > FIRST=FIRST"
+    images = "IMAGE STRING [1] > FIRST FP32 [3]"
+    write_ensemble(models, "first_pixels", *steps, tensors=images, config="max_batch_size: 32")
     for repository in ("image_preproc/python_repository", "cupy_addsub/model_repository"):
         shutil.copytree(EXAMPLES / repository, models, dirs_exist_ok=True)
     with running_device_server(models, environment=imaging_environment()) as served:

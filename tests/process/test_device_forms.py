@@ -15,9 +15,8 @@ from tests.process.test_device_edges import ensemble
 from tests.process.test_device_network import placement
 
 DATATYPE_NAMES = [name for name in DATATYPES if name != "BYTES"]
-GIVEN = 'name: "IN" data_type: TYPE_FP32 dims: [-1, 3]'
-WORDS = 'name: "OUT" data_type: TYPE_STRING dims: [1]'
-ROWS = 'name: "OUT" data_type: TYPE_FP32 dims: [-1, 3]'
+WORDS = "IN FP32 [-1, 3] > OUT STRING [1]"
+ROWS = "IN FP32 [-1, 3] > OUT FP32 [-1, 3]"
 ON_DEVICE = "False cuda:0 [0, 3]"
 ON_HOST = "True cpu [0, 3]"
 
@@ -91,20 +90,15 @@ empty = pb_utils.Tensor.empty("IN", [0, 3], np.float32, "cuda")
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    kinds = [f'name: "{name}" data_type: {DATATYPES[name].config_name}' for name in DATATYPE_NAMES]
+    kinds = "; ".join(f"{name} {name} [-1, -1]" for name in DATATYPE_NAMES)
     write_device_model(
-        repository,
-        "keep",
-        KEEP,
-        config=placement("device"),
-        inputs=" }, { ".join(f"{kind} dims: [-1, -1]" for kind in kinds),
-        outputs=" }, { ".join(f"{kind} dims: [-1, -1]" for kind in kinds),
+        repository, "keep", KEEP, config=placement("device"), tensors=f"{kinds} > {kinds}"
     )
     write_code_model(repository, "caller", config="instance_group [{ kind: KIND_GPU gpus: [0] }]")
-    write_device_model(repository, "where", WHERE, inputs=GIVEN, outputs=WORDS)
-    write_device_model(repository, "back", KEEP, inputs=GIVEN, outputs=ROWS)
-    write_device_model(repository, "nothing", NOTHING, inputs=GIVEN, outputs=ROWS)
-    host = {"config": "instance_group [{ kind: KIND_CPU }]", "inputs": GIVEN, "outputs": WORDS}
+    write_device_model(repository, "where", WHERE, tensors=WORDS)
+    write_device_model(repository, "back", KEEP, tensors=ROWS)
+    write_device_model(repository, "nothing", NOTHING, tensors=ROWS)
+    host = {"config": "instance_group [{ kind: KIND_CPU }]", "tensors": WORDS}
     write_model(repository, "host_where", WHERE, **host)
     for name, members, made in (
         ("nothing_where", ["nothing", "where"], WORDS),
@@ -112,7 +106,7 @@ def served(tmp_path_factory):
         ("nothing_host", ["nothing", "host_where"], WORDS),
         ("nothing_back", ["nothing", "back"], ROWS),
     ):
-        ensemble(repository, name, members, GIVEN, made)
+        ensemble(repository, name, members, made)
     with running_device_server(repository) as served:
         yield served
 

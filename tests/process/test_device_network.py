@@ -15,10 +15,7 @@ from tests.process.device_models import (
 )
 from tests.process.server import write_code_model, write_model
 
-WORDS = {
-    "inputs": 'name: "IN" data_type: TYPE_FP32 dims: [-1]',
-    "outputs": 'name: "OUT" data_type: TYPE_STRING dims: [1]',
-}
+WORDS = "IN FP32 [-1] > OUT STRING [1]"
 
 
 def placement(value, name="INPUT_PLACEMENT"):
@@ -29,14 +26,18 @@ def placement(value, name="INPUT_PLACEMENT"):
 def served(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_device_model(repository, "double", DOUBLE)
-    write_device_model(repository, "where", WHERE, gpus="0, 1", config="max_batch_size: 0", **WORDS)
-    write_model(repository, "auto", WHERE, **WORDS, config="instance_group [{ kind: KIND_AUTO }]")
-    write_model(repository, "implied", WHERE, **WORDS)
+    write_device_model(
+        repository, "where", WHERE, gpus="0, 1", config="max_batch_size: 0", tensors=WORDS
+    )
+    write_model(
+        repository, "auto", WHERE, tensors=WORDS, config="instance_group [{ kind: KIND_AUTO }]"
+    )
+    write_model(repository, "implied", WHERE, tensors=WORDS)
     write_model(
         repository,
         "second",
         WHERE,
-        **WORDS,
+        tensors=WORDS,
         config="instance_group [{ kind: KIND_GPU count: 2 gpus: [1] }]",
     )
     write_code_model(repository, "host", config="instance_group [{ kind: KIND_CPU }]")

@@ -102,8 +102,8 @@ THREADED = (
 )
 KINDS = ("FP32", "FP16", "BF16", "INT32", "BOOL", "STRING")
 NAMES = ("FP32", "FP16", "BF16", "EMPTY", "BOOL", "TEXT")
-OUTPUTS = " }, { ".join(
-    f'name: "{name}" data_type: TYPE_{kind} dims: [{"-1, -1" if name == "EMPTY" else "-1"}]'
+OUTPUTS = "; ".join(
+    f"{name} {kind} [{'-1, -1' if name == 'EMPTY' else '-1'}]"
     for name, kind in zip(NAMES, KINDS, strict=True)
 )
 
@@ -118,7 +118,7 @@ def served(folder):
     decoupled = "model_transaction_policy { decoupled: true }"
     write_device_model(folder, "repeat", REPEAT, config=decoupled)
     write_device_model(folder, "threaded", THREADED, config=decoupled)
-    write_device_model(folder, "mixed", MIXED, outputs=OUTPUTS)
+    write_device_model(folder, "mixed", MIXED, tensors=f"> {OUTPUTS}")
     with running_device_server(folder) as served:
         yield served
 

@@ -39,7 +39,7 @@ output [{ name: "TOGETHER" data_type: TYPE_INT32 dims: [1] }]
 WAITING = """
 dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 20000000 }
 """
-RAGGED = 'name: "IN" data_type: TYPE_FP32 dims: [-1] allow_ragged_batch: true'
+RAGGED = "IN FP32 [-1] allow_ragged_batch: true"
 
 
 def padding(text):
@@ -112,9 +112,8 @@ def test_strings_and_other_forms_of_outputs(gpubridge_model, tmp_path, kind):
         x = np.array([[word + b"!"] for word in batch["IN"].reshape(-1)], object)
         return {{"OUT": {kind}}}
 """
-    of = 'name: "{}" data_type: TYPE_STRING dims: [1]'
-    tensors = {"inputs": of.format("IN"), "outputs": of.format("OUT")}
-    model = model_of(gpubridge_model, tmp_path, body, **tensors)
+    strings = "IN STRING [1] > OUT STRING [1]"
+    model = model_of(gpubridge_model, tmp_path, body, tensors=strings)
     first, second = model.batch([{"IN": [["a"], ["b"]]}, {"IN": [["c"]]}])
     assert first["OUT"].tolist() == [[b"a!"], [b"b!"]]
     assert second["OUT"].tolist() == [[b"c!"]]
@@ -185,27 +184,26 @@ LENGTHS = """
 @pytest.mark.parametrize(("text", "value"), [("0", 0), ('{"IN": -1.5}', -1.5)])
 def test_ragged_rows_are_padded_as_configured(gpubridge_model, tmp_path, text, value):
     config = f"max_batch_size: 8\n{padding(text)}"
-    model = model_of(gpubridge_model, tmp_path, LENGTHS, config, inputs=RAGGED)
+    model = model_of(gpubridge_model, tmp_path, LENGTHS, config, tensors=RAGGED)
     short, long = model.batch([{"IN": [[1]]}, {"IN": [[2, 3, 4], [5, 6, 7]]}])
     assert short["OUT"].tolist() == [[1, value, value]]
     assert long["OUT"].tolist() == [[2, 3, 4], [5, 6, 7]]
 
 
 def test_ragged_strings_are_padded_with_nothing(gpubridge_model, tmp_path):
-    inputs = 'name: "IN" data_type: TYPE_STRING dims: [-1] allow_ragged_batch: true'
-    outputs = 'name: "OUT" data_type: TYPE_STRING dims: [-1]'
+    ragged = "IN STRING [-1] allow_ragged_batch: true > OUT STRING [-1]"
     config = f"max_batch_size: 8\n{padding('0')}"
     body = """
     def execute_batch(self, batch):
         return {"OUT": batch["IN"]}
 """
-    model = model_of(gpubridge_model, tmp_path, body, config, inputs=inputs, outputs=outputs)
+    model = model_of(gpubridge_model, tmp_path, body, config, tensors=ragged)
     short, _ = model.batch([{"IN": [["a"]]}, {"IN": [["b", "c"]]}])
     assert short["OUT"].tolist() == [[b"a", b""]]
 
 
 def test_ragged_rows_without_padding_are_refused(gpubridge_model, tmp_path):
-    model = model_of(gpubridge_model, tmp_path, LENGTHS.replace("assert", "#"), inputs=RAGGED)
+    model = model_of(gpubridge_model, tmp_path, LENGTHS.replace("assert", "#"), tensors=RAGGED)
     refused = model.batch([{"IN": [[1]]}, {"IN": [[2, 3, 4]]}])
     for each in refused:
         assert "expected rows of one shape in input 'IN' of a batch, got [1], [3]" in each.message

@@ -41,13 +41,7 @@ STRINGS = ECHO.replace("value.flat[0]", "0")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "echo", ECHO)
-    write_model(
-        repository,
-        "strings",
-        STRINGS,
-        inputs='name: "IN" data_type: TYPE_STRING dims: [-1]',
-        outputs='name: "OUT" data_type: TYPE_STRING dims: [-1]',
-    )
+    write_model(repository, "strings", STRINGS, tensors="IN STRING [-1] > OUT STRING [-1]")
     write_model(repository, "pair", ECHO, config="instance_group [{ count: 2 }]")
     write_code_model(repository, "m")
     with running_server(repository, f"--request-arena-limit={64 << 20}") as running:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.process.ensembles import TEXT, write_ensemble
 from tests.process.raw_http import CONTINUE, connected, inference, read_answer
 from tests.process.server import running_server, wait_until, write_model
 from tests.waits import polling
@@ -81,13 +82,6 @@ class TritonPythonModel:
         out = pb_utils.Tensor("OUT", requests[0].inputs()[0].as_numpy())
         return [pb_utils.InferenceResponse([out]) for _ in requests]
 """
-STEP = """
-platform: "ensemble"
-input [{ name: "IN" data_type: TYPE_STRING dims: [1] }]
-output [{ name: "OUT" data_type: TYPE_STRING dims: [1] }]
-ensemble_scheduling { step [{ model_name: "plain" model_version: -1
-    input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } }] }
-"""
 
 
 class Work(NamedTuple):
@@ -112,21 +106,18 @@ class Work(NamedTuple):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    strings = {
-        "inputs": 'name: "IN" data_type: TYPE_STRING dims: [1]',
-        "outputs": 'name: "OUT" data_type: TYPE_STRING dims: [1]',
-    }
+    strings = "IN STRING [1] > OUT STRING [1]"
     decoupled = "model_transaction_policy { decoupled: true }"
-    write_model(repository, "plain", PLAIN, **strings)
-    write_model(repository, "stream", STREAM, config=decoupled, **strings)
-    write_model(repository, "caller", CALL, **strings)
+    write_model(repository, "plain", PLAIN, tensors=strings)
+    write_model(repository, "stream", STREAM, config=decoupled, tensors=strings)
+    write_model(repository, "caller", CALL, tensors=strings)
     together = (
         "max_batch_size: 2\ninstance_group [{ count: 1 kind: KIND_CPU }]\n"
         "dynamic_batching { preferred_batch_size: [2] max_queue_delay_microseconds: 60000000 }"
     )
-    write_model(repository, "caller_of_two", CALL_TOGETHER, config=together, **strings)
-    (repository / "ensemble" / "1").mkdir(parents=True)
-    (repository / "ensemble" / "config.pbtxt").write_text(STEP)
+    write_model(repository, "caller_of_two", CALL_TOGETHER, config=together, tensors=strings)
+    step = "plain IN=IN > OUT=OUT"
+    write_ensemble(repository, "ensemble", step, inputs="IN", outputs="OUT", kind=TEXT)
     # A short time-out has it look at its connections often.
     with running_server(repository, "--http-header-timeout=0.4") as running:
         yield running

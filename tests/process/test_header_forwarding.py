@@ -35,7 +35,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             sender.send(self.answer(request), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-OUT = 'name: "OUT" data_type: TYPE_STRING dims: [1]'
+OUT = "> OUT STRING [1]"
 TENSOR = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
 HEADERS = {"X-User": "Ann", "my_h": "Z", "Other": "1", "x": "too short"}
 KEY = {"triton-grpc-protocol-my_key": "v"}
@@ -51,9 +51,9 @@ FLAGS = (
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    write_model(repository, "m", SOURCE, outputs=OUT)
+    write_model(repository, "m", SOURCE, tensors=OUT)
     decoupled = "model_transaction_policy { decoupled: true }"
-    write_model(repository, "stream", SOURCE, outputs=OUT, config=decoupled)
+    write_model(repository, "stream", SOURCE, tensors=OUT, config=decoupled)
     with running_server(repository, *FLAGS) as running:
         yield running
 

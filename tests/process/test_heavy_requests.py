@@ -35,23 +35,14 @@ LEAST_ANSWERS = 20
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("heavy")
     for model, kind in (("numbers", "FP64"), ("strings", "STRING"), ("small", "FP32")):
-        tensor = f'name: "{{}}" data_type: TYPE_{kind} dims: [-1]'
-        write_model(
-            repository, model, ECHO, inputs=tensor.format("IN"), outputs=tensor.format("OUT")
-        )
-    write_model(
-        repository,
-        "told",
-        TOLD,
-        inputs='name: "IN" data_type: TYPE_FP32 dims: [-1]',
-        outputs='name: "OUT" data_type: TYPE_STRING dims: [-1]',
-    )
+        write_model(repository, model, ECHO, tensors=f"IN {kind} [-1] > OUT {kind} [-1]")
+    write_model(repository, "told", TOLD, tensors="IN FP32 [-1] > OUT STRING [-1]")
     write_model(
         repository,
         "events",
         EVENTS,
         config="model_transaction_policy { decoupled: true }",
-        outputs='name: "OUT" data_type: TYPE_FP64 dims: [-1]',
+        tensors="> OUT FP64 [-1]",
     )
     flags = "--model-control-mode=explicit", "--load-model=*"
     with running_server(repository, *flags) as server:

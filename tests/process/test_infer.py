@@ -45,8 +45,8 @@ class TritonPythonModel:
 
 
 def declare(prefix, dims="[-1]"):
-    return " }, { ".join(
-        f'name: "{prefix}_{name}" data_type: TYPE_{"STRING" if name == "BYTES" else name} dims: {dims}'
+    return "; ".join(
+        f"{prefix}_{name} {'STRING' if name == 'BYTES' else name} {dims}"
         + (" optional: true" if prefix == "IN" else "")
         for name in DATATYPES
     )
@@ -55,7 +55,7 @@ def declare(prefix, dims="[-1]"):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    write_model(repository, "every", EVERY, inputs=declare("IN"), outputs=declare("OUT"))
+    write_model(repository, "every", EVERY, tensors=f"{declare('IN')} > {declare('OUT')}")
     with running_server(repository) as server:
         yield server
 

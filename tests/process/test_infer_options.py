@@ -47,22 +47,11 @@ def server(tmp_path_factory):
         "two",
         TWO,
         config="max_batch_size: 4",
-        inputs='name: "A" data_type: TYPE_FP32 dims: [2] }, { '
-        'name: "B" data_type: TYPE_FP32 dims: [2] optional: true',
-        outputs='name: "SUM" data_type: TYPE_FP32 dims: [2] }, { '
-        'name: "DIFFERENCE" data_type: TYPE_FP32 dims: [2]',
+        tensors="A FP32 [2]; B FP32 [2] optional: true > SUM FP32 [2]; DIFFERENCE FP32 [2]",
     )
-    string = 'name: "OUT" data_type: TYPE_STRING dims: [1]'
-    shape = 'name: "OUT" data_type: TYPE_INT64 dims: [-1]'
-    write_model(repository, "tell", TELL, outputs=string)
-    write_model(
-        repository,
-        "reshaped",
-        SHAPES,
-        config="max_batch_size: 2",
-        inputs='name: "IN" data_type: TYPE_FP32 dims: [1] reshape { shape: [] }',
-        outputs=shape,
-    )
+    write_model(repository, "tell", TELL, tensors="> OUT STRING [1]")
+    shapes = "IN FP32 [1] reshape { shape: [] } > OUT INT64 [-1]"
+    write_model(repository, "reshaped", SHAPES, config="max_batch_size: 2", tensors=shapes)
     with running_server(repository) as server:
         yield server
 

@@ -56,17 +56,10 @@ REQUESTS = 5000  # more than there are tickets for memory that is lent to a stub
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    write_model(
-        repository,
-        "viewer",
-        VIEWER,
-        inputs='name: "IN" data_type: TYPE_INT64 dims: [-1]',
-        outputs='name: "OUT" data_type: TYPE_INT64 dims: [-1]',
-    )
+    write_model(repository, "viewer", VIEWER, tensors="IN INT64 [-1] > OUT INT64 [-1]")
     write_model(repository, "editor", EDITOR)
     write_model(repository, "keeper", KEEPER)
-    optional = 'name: "IN" data_type: TYPE_FP32 dims: [-1] optional: true'
-    write_model(repository, "inputless", INPUTLESS, inputs=optional)
+    write_model(repository, "inputless", INPUTLESS, tensors="IN FP32 [-1] optional: true")
     write_code_model(repository)
     with running_server(repository) as server:
         yield server

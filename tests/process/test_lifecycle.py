@@ -305,12 +305,12 @@ def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads,
     models, started = tmp_path / "models", tmp_path / "started"
     write_code_model(models)
     write_code_model(models, "deaf")
-    strings = {"inputs": 'name: "IN" data_type: TYPE_STRING dims: [1]'}
-    strings["outputs"] = strings["inputs"].replace('"IN"', '"OUT"')
     for name in CLEANED:
         decoupled = "model_transaction_policy { decoupled: true }" if name == "stream" else ""
         source = ASKS if name == "asks" else WAITS
-        write_model(models, name, source, config=decoupled, **strings)
+        write_model(
+            models, name, source, config=decoupled, tensors="IN STRING [1] > OUT STRING [1]"
+        )
         (tmp_path / f"of {name}").mkdir()
     with running_server(models, "--exit-timeout-secs=1") as server:
         pids = descendants(server.pid)

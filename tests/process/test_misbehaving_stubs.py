@@ -123,8 +123,7 @@ def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     for name in ("liar", "clock", "bystander", "parallel", "talker", "placer", "memory", "long"):
         write_code_model(repository, name)
-    io = 'name: "{}" data_type: TYPE_UINT8 dims: [-1]'
-    write_model(repository, "forks", _FORKS, inputs=io.format("IN"), outputs=io.format("OUT"))
+    write_model(repository, "forks", _FORKS, tensors="IN UINT8 [-1] > OUT UINT8 [-1]")
     with running_server(repository) as running:
         yield running
 

@@ -246,12 +246,7 @@ class TritonPythonModel:
 
 
 def test_a_wrong_return_is_what_it_is_for_a_repository(server, tmp_path):
-    specs = 'name: "{}" data_type: TYPE_FP32 dims: [-1] '
-    write_model(
-        tmp_path, "wrong", WRONG,
-        inputs='name: "HOW" data_type: TYPE_INT32 dims: [1]',
-        outputs=f"{specs.format('A')} }}, {{ {specs.format('B')}",
-    )  # fmt: skip
+    write_model(tmp_path, "wrong", WRONG, tensors="HOW INT32 [1] > A FP32 [-1]; B FP32 [-1]")
     with gpubridge.Server(tmp_path) as repository:
         for how in (2, 1):
             given = {"HOW": np.int32([how])}

@@ -491,7 +491,7 @@ def test_a_model_without_the_tensors_is_not_loaded(server, endpoints, text):
         server.repositories[0],
         "refused",
         "class TritonPythonModel: pass",
-        inputs='name: "text_input" data_type: TYPE_STRING dims: [1]',
+        tensors="text_input STRING [1]",
         config=declared(endpoints),
     )
     assert text in refusal(server, "refused")

@@ -15,6 +15,7 @@ import pytest
 from tritonclient import grpc
 from tritonclient.utils import InferenceServerException
 
+from tests.process.ensembles import TEXT, write_ensemble
 from tests.process.raw_http import connected, read_answers
 from tests.process.server import STARTED, running_server, write_code_model, write_model
 
@@ -69,23 +70,10 @@ FLAGS = "--metrics-config=histogram_latencies=true", f"--request-arena-limit={4 
 SAYS = "is a bug of gpubridge, not of the request: the server's log has its traceback"
 
 
-ENSEMBLE = """
-platform: "ensemble"
-input [{{ name: "IN" data_type: TYPE_STRING dims: [1] }}]
-output [{{ name: "OUT" data_type: TYPE_STRING dims: [1] }}]
-ensemble_scheduling {{ step [
-  {{ model_name: "good" model_version: -1 input_map {{ key: "IN" value: "IN" }}
-    output_map {{ key: "OUT" value: "{between}" }} }} {second}
-] }}
-"""
-SECOND = """, { model_name: "second" model_version: -1 input_map { key: "IN" value: "between" }
-    output_map { key: "OUT" value: "OUT" } }"""
 ENSEMBLES = {
-    "flow": ENSEMBLE.format(between="OUT", second=""),
-    "taken": ENSEMBLE.format(between="OUT", second=""),
-    "course": ENSEMBLE.format(between="OUT", second=""),
-    "first": ENSEMBLE.format(between="OUT", second="").replace("good", "second"),
-    "steps": ENSEMBLE.format(between="between", second=SECOND),
+    **dict.fromkeys(("flow", "taken", "course"), ("good IN=IN > OUT=OUT",)),
+    "first": ("second IN=IN > OUT=OUT",),
+    "steps": ("good IN=IN > OUT=between", "second IN=between > OUT=OUT"),
 }
 
 
@@ -115,18 +103,10 @@ def server(tmp_path_factory):
     for name in (*MODELS, "second", "call"):
         write_code_model(folder / "models", name)
     for name, config in BATCHES.items():
-        io = 'name: "{}" data_type: TYPE_INT32 dims: [1]'
-        write_model(
-            folder / "models",
-            name,
-            BATCHED,
-            config=f"max_batch_size: 4 {config}",
-            inputs=io.format("IN"),
-            outputs=io.format("OUT"),
-        )
-    for name, config in ENSEMBLES.items():
-        (folder / "models" / name / "1").mkdir(parents=True)
-        (folder / "models" / name / "config.pbtxt").write_text(config)
+        tensors, config_of_four = "IN INT32 [1] > OUT INT32 [1]", f"max_batch_size: 4 {config}"
+        write_model(folder / "models", name, BATCHED, config=config_of_four, tensors=tensors)
+    for name, steps in ENSEMBLES.items():
+        write_ensemble(folder / "models", name, *steps, inputs="IN", outputs="OUT", kind=TEXT)
     with running_server(
         folder / "models", *FLAGS, environment={"PYTHONPATH": str(folder)}, command=STARTED
     ) as running:

@@ -68,18 +68,13 @@ def server(tmp_path_factory):
         "running_sum",
         RUNNING_SUM,
         config=SEQUENCES,
-        inputs='name: "VALUE" data_type: TYPE_INT32 dims: [1]',
-        outputs='name: "TOTAL" data_type: TYPE_INT32 dims: [1]',
+        tensors="VALUE INT32 [1] > TOTAL INT32 [1]",
     )
-    vector = "data_type: TYPE_FP32 dims: [16]"
-    write_model(
-        repository,
-        "twice",
-        TWICE,
-        config="model_transaction_policy { decoupled: true }",
-        inputs=f'name: "IN" {vector}',
-        outputs=f'name: "OUT" {vector}',
+    decoupled, vectors = (
+        "model_transaction_policy { decoupled: true }",
+        "IN FP32 [16] > OUT FP32 [16]",
     )
+    write_model(repository, "twice", TWICE, config=decoupled, tensors=vectors)
     traces = repository.parent / "traces.json"
     flags = "--allow-client-shm=true", f"--trace-config=triton,file={traces}"
     with running_server(repository, *flags) as running:

@@ -43,28 +43,22 @@ class TritonPythonModel:
             sender.send(self.answer(request))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-OUT = 'name: "OUT" data_type: TYPE_{} dims: [1]'
 BATCHED = "max_batch_size: 4"
 STREAM = f"{BATCHED} model_transaction_policy {{ decoupled: true }}"
 SEQUENCE = f"{BATCHED} sequence_batching {{ }}"
-LARGE = "name: \"A 'photo'\" data_type: TYPE_{} dims: [3, 224, 224]"
-ONE_FLOAT = "data_type: TYPE_FP32 dims: [1]"
+LARGE = "A 'photo' {} [3, 224, 224] > OUT {} [1]"
 MODELS = {
-    "numbers": ('name: "IN" data_type: TYPE_INT8 dims: [-1, 2]', "FP32", BATCHED),
-    "a ü, 100%": ('name: "IN" data_type: TYPE_INT8 dims: [-1]', "FP32", BATCHED),
-    "text": ('name: "IN" data_type: TYPE_STRING dims: [-1]', "STRING", BATCHED),
-    "optional": (
-        'name: "IN" data_type: TYPE_BOOL dims: [1] }, { name: "B" optional: true ' + ONE_FLOAT,
-        "BOOL",
-        BATCHED,
-    ),
-    "all_optional": ('name: "IN" optional: true ' + ONE_FLOAT, "FP32", BATCHED),
-    "large": (LARGE.format("FP32"), "FP32", BATCHED),
-    "large_text": (LARGE.format("STRING"), "STRING", BATCHED),
-    "half": (LARGE.format("FP16"), "FP16", BATCHED),
-    "sequence": ('name: "IN" data_type: TYPE_FP32 dims: [1]', "FP32", SEQUENCE),
-    "stream": ('name: "IN" data_type: TYPE_FP32 dims: [2]', "STRING", STREAM),
-    "large_stream": (LARGE.format("STRING"), "STRING", STREAM),
+    "numbers": ("IN INT8 [-1, 2] > OUT FP32 [1]", BATCHED),
+    "a ü, 100%": ("IN INT8 [-1] > OUT FP32 [1]", BATCHED),
+    "text": ("IN STRING [-1] > OUT STRING [1]", BATCHED),
+    "optional": ("IN BOOL [1]; B FP32 [1] optional: true > OUT BOOL [1]", BATCHED),
+    "all_optional": ("IN FP32 [1] optional: true > OUT FP32 [1]", BATCHED),
+    "large": (LARGE.format("FP32", "FP32"), BATCHED),
+    "large_text": (LARGE.format("STRING", "STRING"), BATCHED),
+    "half": (LARGE.format("FP16", "FP16"), BATCHED),
+    "sequence": ("IN FP32 [1] > OUT FP32 [1]", SEQUENCE),
+    "stream": ("IN FP32 [2] > OUT STRING [1]", STREAM),
+    "large_stream": (LARGE.format("STRING", "STRING"), STREAM),
 }
 SIZES = {"numbers": 2, "large": 150528, "large_text": 150528, "half": 150528, "stream": 2,
          "large_stream": 150528}  # fmt: skip
@@ -102,24 +96,22 @@ from PIL import Image
 size = np.array([Image.open(io.BytesIO(value[0, 0])).size], np.float32)
 return respond(OUT=size[:, :1])
 """)
-HUGE = 'name: "IN" data_type: TYPE_FP32 dims: [1000000, 1000000]'
+HUGE = "IN FP32 [1000000, 1000000] > OUT FP32 [1]"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    write_model(repository, "huge", SOURCE, inputs=HUGE, outputs=OUT.format("FP32"))
-    half_stream = LARGE.format("FP16")
-    write_model(repository, "half_stream", SOURCE, inputs=half_stream, config=STREAM)
-    photos = 'name: "the_Photo" data_type: TYPE_STRING dims: [1]'
-    one = OUT.format("FP32")
-    write_model(repository, "photos", PHOTOS, config=BATCHED, inputs=photos, outputs=one)
+    write_model(repository, "huge", SOURCE, tensors=HUGE)
+    half_stream = LARGE.partition(" >")[0].format("FP16")
+    write_model(repository, "half_stream", SOURCE, tensors=half_stream, config=STREAM)
+    photos = "the_Photo STRING [1] > OUT FP32 [1]"
+    write_model(repository, "photos", PHOTOS, config=BATCHED, tensors=photos)
     for name, config in IMAGE_MODELS.items():
         (repository / name / "1").mkdir(parents=True)
         (repository / name / "config.pbtxt").write_text(config)
-    for name, (inputs, datatype, config) in MODELS.items():
-        outputs = OUT.format(datatype)
-        write_model(repository, name, SOURCE, config=config, inputs=inputs, outputs=outputs)
+    for name, (tensors, config) in MODELS.items():
+        write_model(repository, name, SOURCE, config=config, tensors=tensors)
     with running_server(repository, own=True) as running:
         wait_until(lambda: "each model once:" in running.log(), "the last lines", running)
         yield running

@@ -107,10 +107,7 @@ CONTROLS = """
 control_input [{ name: "START" control [{ kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] }] }]
 control_input [{ name: "CORRID" control [{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 }] }]
 """
-ONE = {
-    "inputs": 'name: "IN" data_type: TYPE_FP32 dims: [1]',
-    "outputs": 'name: "OUT" data_type: TYPE_FP32 dims: [1]',
-}
+ONE = "IN FP32 [1] > OUT FP32 [1]"
 DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 
 
@@ -131,12 +128,14 @@ def server(tmp_path_factory):
     oldest = "oldest { max_candidate_sequences: 4 }"
     ordered = "oldest { max_candidate_sequences: 4 preserve_ordering: true }"
     for name, strategy in (("direct", "direct { }"), ("oldest", oldest), ("ordered", ordered)):
-        write_model(repository, name, source(False), config=batching(strategy), **ONE)
-    write_model(repository, "plain", source(False, (1,)), config=batching(oldest, 0), **ONE)
-    write_model(repository, "many", source(True), config=DECOUPLED + batching(oldest), **ONE)
-    write_model(repository, "async", COROUTINE, config=DECOUPLED + batching("direct { }"), **ONE)
-    write_model(repository, "never", NOT_ITERATIVE, config=batching(oldest, 4, ""), **ONE)
-    write_model(repository, "alone", NOT_ITERATIVE, **ONE)
+        write_model(repository, name, source(False), config=batching(strategy), tensors=ONE)
+    write_model(repository, "plain", source(False, (1,)), config=batching(oldest, 0), tensors=ONE)
+    write_model(repository, "many", source(True), config=DECOUPLED + batching(oldest), tensors=ONE)
+    write_model(
+        repository, "async", COROUTINE, config=DECOUPLED + batching("direct { }"), tensors=ONE
+    )
+    write_model(repository, "never", NOT_ITERATIVE, config=batching(oldest, 4, ""), tensors=ONE)
+    write_model(repository, "alone", NOT_ITERATIVE, tensors=ONE)
     with running_server(repository) as running:
         yield running
 

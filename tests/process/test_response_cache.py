@@ -14,6 +14,7 @@ import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException, shared_memory
 
 from tests.process.controlled import refusal
+from tests.process.ensembles import write_ensemble
 from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_model
 
@@ -59,11 +60,7 @@ PARTS = tuple(
     f"{name}_us" for name in ["request", "queue", "input", "execute", "output", "cache", "answer"]
 )
 CACHED = "response_cache { enable: true }"
-TENSORS = {
-    "inputs": 'name: "IN" data_type: TYPE_FP32 dims: [-1]',
-    "outputs": 'name: "OUT" data_type: TYPE_FP32 dims: [-1] }, '
-    '{ name: "COUNT" data_type: TYPE_INT32 dims: [1]',
-}
+TENSORS = "IN FP32 [-1] > OUT FP32 [-1]; COUNT INT32 [1]"
 
 
 def source(*, batched=False, parameters="{}"):
@@ -71,35 +68,20 @@ def source(*, batched=False, parameters="{}"):
     return answering(counting, "self.count = 0")
 
 
-def write_ensemble(repository, name, config):
-    (repository / name / "1").mkdir(parents=True, exist_ok=True)
-    (repository / name / "config.pbtxt").write_text(
-        f'platform: "ensemble"\ninput [{{ {TENSORS["inputs"]} }}]\noutput [{{ {TENSORS["outputs"]} }}]\n'
-        "ensemble_scheduling { step [{\n"
-        f'  model_name: "{config[0]}" model_version: -1 input_map {{ key: "IN" value: "IN" }}\n'
-        '  output_map [{ key: "OUT" value: "OUT" }, { key: "COUNT" value: "COUNT" }]\n'
-        f"}}] }}\n{config[1]}\n"
-    )
-
-
 def write_models(repository):
-    write_model(repository, "m", source(), config=CACHED, **TENSORS)
-    write_model(repository, "plain", source(), **TENSORS)
+    write_model(repository, "m", source(), config=CACHED, tensors=TENSORS)
+    write_model(repository, "plain", source(), tensors=TENSORS)
     batching = "max_batch_size: 4\ndynamic_batching {}\n" + CACHED
-    write_model(repository, "batched", source(batched=True), config=batching, **TENSORS)
-    write_model(repository, "saying", source(parameters="{'p': 'v'}"), config=CACHED, **TENSORS)
-    strings = 'name: "{}" data_type: TYPE_STRING dims: [-1]'
+    write_model(repository, "batched", source(batched=True), config=batching, tensors=TENSORS)
     write_model(
-        repository,
-        "strings",
-        STRINGS,
-        inputs=strings.format("IN"),
-        outputs=strings.format("OUT"),
-        config=CACHED,
+        repository, "saying", source(parameters="{'p': 'v'}"), config=CACHED, tensors=TENSORS
     )
-    write_model(repository, "caller", CALLING, **TENSORS)
-    write_ensemble(repository, "over_cached", ("m", ""))
-    write_ensemble(repository, "cached_over_plain", ("plain", CACHED))
+    strings = "IN STRING [-1] > OUT STRING [-1]"
+    write_model(repository, "strings", STRINGS, tensors=strings, config=CACHED)
+    write_model(repository, "caller", CALLING, tensors=TENSORS)
+    step = "{} IN=IN > OUT=OUT COUNT=COUNT".format
+    write_ensemble(repository, "over_cached", step("m"), tensors=TENSORS)
+    write_ensemble(repository, "cached_over_plain", step("plain"), tensors=TENSORS, config=CACHED)
 
 
 @pytest.fixture(scope="module")
@@ -434,7 +416,9 @@ def test_a_reload_forgets_answers_also_those_of_ensembles(server, client):
     np.testing.assert_array_equal(ask(client, "cached_over_plain", values)["OUT"], values * 3)
     assert statistics(client, "m")["cache_hit"] == 0
     for name in ("m", "plain"):
-        write_model(server.repository, name, source(), config=CACHED * (name == "m"), **TENSORS)
+        write_model(
+            server.repository, name, source(), config=CACHED * (name == "m"), tensors=TENSORS
+        )
         client.load_model(name)
     np.testing.assert_array_equal(ask(client, "m", values)["OUT"], values * 2)
 
@@ -467,7 +451,7 @@ def test_traces_of_hits_are_whole(server, client):
 
 
 def test_without_a_cache_the_log_says_so(tmp_path):
-    write_model(tmp_path, "m", source(), config=CACHED, **TENSORS)
+    write_model(tmp_path, "m", source(), config=CACHED, tensors=TENSORS)
     with (
         running_server(tmp_path) as server,
         over_http.InferenceServerClient(server.http_url) as client,
@@ -480,7 +464,7 @@ def test_without_a_cache_the_log_says_so(tmp_path):
 
 def test_a_model_with_sequences_is_refused_as_by_triton(server):
     config = "max_batch_size: 4 sequence_batching {} " + CACHED
-    write_model(server.repository, "refused", source(), config=config, **TENSORS)
+    write_model(server.repository, "refused", source(), config=config, tensors=TENSORS)
     text = (
         "Response Cache does not currently support model refused with sequence batching scheduler. "
         "Please disable the response cache."

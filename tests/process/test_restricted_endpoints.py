@@ -11,6 +11,7 @@ import pytest
 import tritonclient.grpc as over_grpc
 from tritonclient.grpc import service_pb2 as messages, service_pb2_grpc
 
+from tests.process.ensembles import write_ensemble
 from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, send_request, wait_until, write_model
 
@@ -24,15 +25,6 @@ call = pb_utils.InferenceRequest(
 return respond(OUT=call.exec().output_tensors()[0].as_numpy())
 """)
 STREAM = sending("send(OUT=value)")
-ENSEMBLE = """
-platform: "ensemble"
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
-output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
-ensemble_scheduling { step [{
-  model_name: "m" model_version: -1
-  input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" }
-}] }
-"""
 GROUPS = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository",
     "statistics", "trace", "logging",
@@ -115,8 +107,7 @@ def server(tmp_path_factory):
         write_model(repository, name, source)
     decoupled = "model_transaction_policy { decoupled: true }"
     write_model(repository, "stream", STREAM, config=decoupled)
-    (repository / "chain" / "1").mkdir(parents=True)
-    (repository / "chain" / "config.pbtxt").write_text(ENSEMBLE)
+    write_ensemble(repository, "chain", "m IN=IN > OUT=OUT", inputs="IN", outputs="OUT")
     flags = [f"--http-restricted-api={group}:K-{group}={SECRET}" for group in (*GROUPS, "metrics")]
     flags += [f"--grpc-restricted-protocol={group}:K-{group}={SECRET}" for group in GROUPS]
     explicit = ("--model-control-mode=explicit", "--load-model=*")

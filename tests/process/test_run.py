@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.process.ensembles import write_ensemble
 from tests.process.forked_commands import fork_command, run_forked
 from tests.process.model_sources import answering
 from tests.process.server import wait_until, write_model
@@ -67,7 +68,6 @@ class TritonPythonModel:
                 sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", words)]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-TEXT = 'name: "IN" data_type: TYPE_STRING dims: [1]'
 UPPER = answering("return respond(OUT=np.char.upper(value.astype(bytes)))")
 
 
@@ -174,10 +174,8 @@ def test_inputs_and_outputs_are_files(run, models):
 
 
 def test_strings_are_text_json_and_files(run, tmp_path):
-    write_model(
-        tmp_path, "upper", UPPER, inputs=TEXT, outputs=TEXT.replace('"IN"', '"OUT"'),
-        config="max_batch_size: 4",
-    )  # fmt: skip
+    strings = "IN STRING [1] > OUT STRING [1]"
+    write_model(tmp_path, "upper", UPPER, tensors=strings, config="max_batch_size: 4")
     (tmp_path / "photo.jpg").write_bytes(b"\xffjpeg")
     for value, shown in [
         ("hello you", "OUT: BYTES [1, 1] [['HELLO YOU']]"),
@@ -204,12 +202,10 @@ def test_requests_are_repeated_and_batched(run, tmp_path):
 
 
 def test_responses_of_decoupled_models_come_one_by_one(run, tmp_path):
+    decoupled = "model_transaction_policy { decoupled: true }"
     write_model(
-        tmp_path, "repeat", REPEAT,
-        inputs='name: "IN" data_type: TYPE_INT32 dims: [1]',
-        outputs='name: "OUT" data_type: TYPE_STRING dims: [1]',
-        config="model_transaction_policy { decoupled: true }",
-    )  # fmt: skip
+        tmp_path, "repeat", REPEAT, tensors="IN INT32 [1] > OUT STRING [1]", config=decoupled
+    )
     done = run(tmp_path / "repeat", "--input", "IN=2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
@@ -287,23 +283,12 @@ class TritonPythonModel:
     def finalize(self):
         print("finalized")
 """
-AROUND_SLEEPER = """
-platform: "ensemble"
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] }]
-output [{ name: "OUT" data_type: TYPE_FP32 dims: [-1] }]
-ensemble_scheduling { step [{
-  model_name: "sleeper" model_version: -1
-  input_map { key: "IN" value: "IN" }
-  output_map { key: "OUT" value: "OUT" }
-}] }
-"""
 
 
 @pytest.mark.parametrize(("name", "ended"), [("sleeper", "KeyboardInterrupt"), ("around", "")])
 def test_it_can_be_interrupted(tmp_path, name, ended):
     write_model(tmp_path, "sleeper", SLEEPER)
-    (tmp_path / "around" / "1").mkdir(parents=True)
-    (tmp_path / "around" / "config.pbtxt").write_text(AROUND_SLEEPER)
+    write_ensemble(tmp_path, "around", "sleeper IN=IN > OUT=OUT", inputs="IN", outputs="OUT")
     words = ["run", str(tmp_path / name), "--repeat", "9", "--input", "IN=[1]"]
     log = tmp_path / "log"
     with Path(os.devnull).open() as nothing, log.open("w") as to:

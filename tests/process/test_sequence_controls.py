@@ -43,15 +43,12 @@ def batching(flags, datatype):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    tensors = {
-        "inputs": 'name: "IN" data_type: TYPE_FP32 dims: [1]',
-        "outputs": 'name: "OUT" data_type: TYPE_STRING dims: [1]',
-    }
+    tensors = "IN FP32 [1] > OUT STRING [1]"
     for datatype in IDS:
         config = batching(FLAGS["fp32"][0], datatype)
-        write_model(repository, datatype, TELLER, config=config, **tensors)
+        write_model(repository, datatype, TELLER, config=config, tensors=tensors)
     for name, (flags, _) in FLAGS.items():
-        write_model(repository, name, TELLER, config=batching(flags, "UINT64"), **tensors)
+        write_model(repository, name, TELLER, config=batching(flags, "UINT64"), tensors=tensors)
     with running_server(repository) as running:
         yield running
 

@@ -54,10 +54,7 @@ left = {} if value.item() == 50 else {"S_OUT": state}
 return respond(OUT=state.copy(), **left)
 """)
 
-ONE = {
-    "inputs": 'name: "IN" data_type: TYPE_FP32 dims: [1]',
-    "outputs": 'name: "OUT" data_type: TYPE_FP32 dims: [1]',
-}
+ONE = "IN FP32 [1] > OUT FP32 [1]"
 STATE = 'state [{{ input_name: "S_IN" output_name: "S_OUT" data_type: TYPE_{} dims: [{}] {} }}]'
 
 
@@ -76,25 +73,26 @@ def initial(datatype, dims, data):
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     fp32 = STATE.format("FP32", 1, "")
-    write_model(repository, "direct", SUM, config=batching(fp32), **ONE)
+    write_model(repository, "direct", SUM, config=batching(fp32), tensors=ONE)
     oldest = "oldest { max_candidate_sequences: 4 }"
-    write_model(repository, "oldest", SUM, config=batching(fp32, 4, oldest), **ONE)
-    write_model(repository, "plain", SUM, config=batching(fp32, 0), **ONE)
-    write_model(repository, "text", SUM, config=batching(STATE.format("STRING", 1, "")), **ONE)
+    write_model(repository, "oldest", SUM, config=batching(fp32, 4, oldest), tensors=ONE)
+    write_model(repository, "plain", SUM, config=batching(fp32, 0), tensors=ONE)
+    write_model(
+        repository, "text", SUM, config=batching(STATE.format("STRING", 1, "")), tensors=ONE
+    )
     zeros = initial("INT64", 3, "zero_data: true")
-    write_model(repository, "wide", SUM, config=batching(STATE.format("INT64", -1, zeros)), **ONE)
+    write_model(
+        repository, "wide", SUM, config=batching(STATE.format("INT64", -1, zeros)), tensors=ONE
+    )
     given = initial("FP64", 2, 'data_file: "start"')
     directory = write_model(
-        repository, "given", SUM, config=batching(STATE.format("FP64", 2, given)), **ONE
+        repository, "given", SUM, config=batching(STATE.format("FP64", 2, given)), tensors=ONE
     )
     (directory / "initial_state").mkdir()
     (directory / "initial_state" / "start").write_bytes(np.array([100.0, 200.0]).tobytes())
-    outputs = ONE["outputs"] + ' }, { name: "S_OUT" data_type: TYPE_FP32 dims: [1]'
-    write_model(
-        repository, "shown", SUM, config=batching(fp32), inputs=ONE["inputs"], outputs=outputs
-    )
+    write_model(repository, "shown", SUM, config=batching(fp32), tensors=f"{ONE}; S_OUT FP32 [1]")
     shared = STATE.format("FP32", 1, "use_same_buffer_for_input_output: true")
-    write_model(repository, "in_place", IN_PLACE, config=batching(shared, 1), **ONE)
+    write_model(repository, "in_place", IN_PLACE, config=batching(shared, 1), tensors=ONE)
     with running_server(repository) as running:
         yield running
 
@@ -201,7 +199,7 @@ def test_the_states_of_a_dead_stub_are_gone(server):
 def test_an_initial_state_that_is_not_there_fails_the_load(server, given, text):
     state = STATE.format("FP32", 2, initial("FP32", 2, 'data_file: "start"'))
     config = batching(state)
-    directory = write_model(server.repositories[0], "refused", SUM, config=config, **ONE)
+    directory = write_model(server.repositories[0], "refused", SUM, config=config, tensors=ONE)
     if given is not None:
         (directory / "initial_state").mkdir()
         (directory / "initial_state" / "start").write_bytes(given)
@@ -210,7 +208,7 @@ def test_an_initial_state_that_is_not_there_fails_the_load(server, given, text):
 
 def test_of_two_states_with_one_name_the_second_is_ignored_aloud(server):
     states = STATE.format("FP32", 1, "") + STATE.format("FP32", 1, "")
-    write_model(server.repositories[0], "twice", SUM, config=batching(states), **ONE)
+    write_model(server.repositories[0], "twice", SUM, config=batching(states), tensors=ONE)
     assert control(server, "load", "twice") == (200, "")
     assert "Detected duplicate 'input_name' in the state configuration: 'S_IN.'" in server.log()
     assert [ask(server, "twice", 2, 5, flags) for flags in ("s", "e")] == [2, 4]
@@ -218,5 +216,5 @@ def test_of_two_states_with_one_name_the_second_is_ignored_aloud(server):
 
 def test_growable_memory_is_refused_by_name(server):
     state = STATE.format("FP32", 1, "use_growable_memory: true")
-    write_model(server.repositories[0], "refused", SUM, config=batching(state), **ONE)
+    write_model(server.repositories[0], "refused", SUM, config=batching(state), tensors=ONE)
     assert "sequence_batching.state.use_growable_memory" in refusal(server, "refused")

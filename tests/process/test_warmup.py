@@ -54,14 +54,8 @@ def sample(name, content, *, dims="2", datatype="FP32", size=1, count=0, key="IN
 
 def write_noting(repository, name, notes, config, *, datatype="FP32", files=()):
     source = NOTES.replace("NOTES", repr(str(notes)))
-    directory = write_model(
-        repository,
-        name,
-        source,
-        config=config,
-        inputs=f'name: "IN" data_type: TYPE_{datatype} dims: [-1]',
-        outputs=f'name: "OUT" data_type: TYPE_{datatype} dims: [-1]',
-    )
+    tensors = f"IN {datatype} [-1] > OUT {datatype} [-1]"
+    directory = write_model(repository, name, source, config=config, tensors=tensors)
     (directory / "warmup").mkdir()
     for file, content in files:
         (directory / "warmup" / file).write_bytes(content)

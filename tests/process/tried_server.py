@@ -30,19 +30,9 @@ FILL = answering(
 @contextmanager
 def tried_server(repository):
     """Serve "add", "strings" and "fill" with little memory; at the end it holds what it did before."""
-    pair = (
-        'name: "A" data_type: TYPE_FP32 dims: [-1] }, { name: "B" data_type: TYPE_FP32 dims: [-1]'
-    )
-    string = "data_type: TYPE_STRING dims: [-1]"
-    write_model(repository, "add", _ADD, inputs=pair)
-    write_model(
-        repository,
-        "strings",
-        _STRINGS,
-        inputs=f'name: "IN" {string}',
-        outputs=f'name: "OUT" {string}',
-    )
-    write_model(repository, "fill", FILL, inputs='name: "IN" data_type: TYPE_INT64 dims: [2]')
+    write_model(repository, "add", _ADD, tensors="A FP32 [-1]; B FP32 [-1]")
+    write_model(repository, "strings", _STRINGS, tensors="IN STRING [-1] > OUT STRING [-1]")
+    write_model(repository, "fill", FILL, tensors="IN INT64 [2]")
     # So little memory that a leak of a few bodies is the end of it.
     with running_server(repository, "--request-arena-limit", str(96 * MIB)) as server:
         _warm_up(server)
