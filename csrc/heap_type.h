@@ -113,8 +113,9 @@ PyObject* give_field(PyObject* self, PyObject* /*unused*/) {
 // A method without arguments that gives a new list of what is in a field.
 template <typename Object, std::size_t Index>
 PyObject* give_list(PyObject* self, PyObject* /*unused*/) {
-  PyObject* all = field<Object>(self, Index);
-  return all == nullptr ? nullptr : PySequence_List(all);
+  // Held: another thread may put something else into the field meanwhile.
+  const nb::object all = nb::borrow(field<Object>(self, Index));
+  return all.is_valid() ? PySequence_List(all.ptr()) : nullptr;
 }
 
 // Members that are the first fields, by their names in order; null for a field that is no member.

@@ -122,21 +122,32 @@ class CallWriter {
     parts.identifier = {id, static_cast<std::size_t>(size)};
     parts.dims = call.key.dims;
   }
-  const Known& known(nb::handle request, bool decoupled, Call& call) {
-    std::string& key = call.key.kinds;
-    const auto& fields = as<Request>(request.ptr())->fields;
-    call.key.add_text(fields[kModelName]);
-    for (nb::handle name : nb::handle(fields[kRequested])) call.key.add_text(name.ptr());
-    append_number(key, nb::cast<std::int64_t>(nb::handle(fields[kModelVersion])));
-    append_number(key, static_cast<std::uint32_t>(call.inputs.size()));
-    key += {decoupled ? '\1' : '\0', call.handed_on ? '\1' : '\0'};
+  const Known& known(nb::handle request, bool decoupled, const Call& call) {
+    const std::string key = key_of(request, decoupled, call);
     const auto found = known_.find(key);
     if (found != known_.end()) return found->second;
     const auto encoded = nb::cast<nb::tuple>(describe_(request, decoupled));
     Known made{std::string(view_of_bytes(encoded[0])),
                std::string(view_of_bytes(nb::object(encoded[1].attr("encoded")())))};
+    // Another thread may have initialized the request anew meanwhile: it is left to Python then.
+    if (Call now; !read(request, now) || key_of(request, decoupled, now) != key) {
+      PyErr_SetString(PyExc_RuntimeError, "the request has changed");
+      throw nb::python_error();
+    }
     if (known_.size() >= kKept) known_.clear();
     return known_.emplace(key, std::move(made)).first->second;
+  }
+
+  // The key of what `describe_` says of a call.
+  static std::string key_of(nb::handle request, bool decoupled, const Call& call) {
+    SignatureKey key{call.key.kinds, {}};
+    const auto& fields = as<Request>(request.ptr())->fields;
+    key.add_text(fields[kModelName]);
+    for (nb::handle name : nb::borrow(fields[kRequested])) key.add_text(name.ptr());
+    append_number(key.kinds, nb::cast<std::int64_t>(nb::handle(fields[kModelVersion])));
+    append_number(key.kinds, static_cast<std::uint32_t>(call.inputs.size()));
+    key.kinds += {decoupled ? '\1' : '\0', call.handed_on ? '\1' : '\0'};
+    return key.kinds;
   }
 
   nb::object describe_;

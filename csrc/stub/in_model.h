@@ -18,7 +18,7 @@ class InModel {
  private:
   // Runs no Python code: no handler can come between this and the call of the model.
   void set(PyObject* value) {
-    if (PyObject_SetAttrString(signals_.ptr(), "in_model", value) != 0) PyErr_Clear();
+    if (PyObject_SetAttr(signals_.ptr(), name_object<"in_model">(), value) != 0) PyErr_Clear();
   }
 
   nb::handle signals_;

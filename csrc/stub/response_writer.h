@@ -101,8 +101,8 @@ class ResponseWriter {
     for (Output& output : outputs) {
       output.elements = key.add(output.name, output.datatype, output.shape);
     }
-    const Form form = this->form(outputs, key, target.wanted);
-    if (!sizes_fit(outputs, form)) return false;
+    const std::shared_ptr<const Form> form = this->form(outputs, key, target.wanted);
+    if (!sizes_fit(outputs, *form)) return false;
     const auto parameters = nb::borrow(as<Response>(response.ptr())->fields[kResponseParameters]);
     const std::string_view json = view_of_text(parameters);
     const std::vector<Sent> stay = passed_on(outputs, target);
@@ -118,7 +118,7 @@ class ResponseWriter {
     const RecordParts parts{.ticket = target.ticket,
                             .word = target.flags,
                             .tensors = static_cast<std::uint32_t>(refs.size()),
-                            .signature = form.signature,
+                            .signature = form->signature,
                             .context = context,
                             .identifier = {},
                             .dims = key.dims};
@@ -302,8 +302,9 @@ class ResponseWriter {
     return false;
   }
 
-  // Returns the form of outputs that have such a key.
-  Form form(const std::vector<Output>& outputs, const SignatureKey& key, nb::handle wanted) {
+  // Returns the form of outputs that have such a key; it is kept while other threads make forms.
+  std::shared_ptr<const Form> form(const std::vector<Output>& outputs, const SignatureKey& key,
+                                   nb::handle wanted) {
     const auto found = forms_.find(key.kinds);
     if (found != forms_.end()) return found->second;
     nb::list described;
@@ -317,7 +318,7 @@ class ResponseWriter {
     const auto made = nb::cast<nb::bytes>(check_.attr("encode")(described, wanted));
     form.signature.assign(made.c_str(), made.size());
     if (forms_.size() >= kSignaturesKept) forms_.clear();
-    return forms_.emplace(key.kinds, std::move(form)).first->second;
+    return forms_.emplace(key.kinds, std::make_shared<const Form>(std::move(form))).first->second;
   }
 
   // True if each output has as many bytes as its shape needs: a model may have resized an array
@@ -335,7 +336,7 @@ class ResponseWriter {
   nb::object item_size_ = nb::module_::import_("gpubridge.tensor.dtypes").attr("item_size");
   nb::type_object tensor_;
   OutputPool& pool_;
-  std::unordered_map<std::string, Form> forms_;
+  std::unordered_map<std::string, std::shared_ptr<const Form>> forms_;
   std::unordered_set<std::string> dropped_;
   std::string nothing_;
 };

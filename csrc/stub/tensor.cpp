@@ -110,7 +110,9 @@ void keep_first(PyObject*& field, PyObject* made) {
 PyObject* get_source(PyObject* self, void* /*unused*/) {
   auto& fields = as<Tensor>(self)->fields;
   if (fields[kSource] == nullptr && fields[kLent] != nullptr) {
-    PyObject* made = PyMemoryView_FromObject(fields[kLent]);
+    // The collector may run other threads, which set other bytes.
+    const nb::object lent = nb::borrow(fields[kLent]);
+    PyObject* made = PyMemoryView_FromObject(lent.ptr());
     if (made == nullptr) return nullptr;
     keep_first(fields[kSource], made);
   }

@@ -152,6 +152,9 @@ def import_object(
     their current stream; any other producer must make ``stream``, of that device, wait for it. None
     where this process has no device. Raises as `import_capsule`, or as the producer.
     """
+    if hasattr(producer, "resolve_neg"):
+        # PyTorch exports the bytes of a tensor that is negated when it is read, such as `x.conj().imag`.
+        producer = producer.resolve_neg()
     device_type, device = map(int, producer.__dlpack_device__())
     check_device(device_type, stream)
     if device_type in _HOST or stream is None:

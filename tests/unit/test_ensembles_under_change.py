@@ -228,6 +228,19 @@ async def test_the_end_of_the_server_has_its_time(tmp_path):
     assert all(each.unloaded.is_set() for each in loader.made)
 
 
+async def test_a_deadline_counts_that_passes_while_requests_are_looked_up(tmp_path, monkeypatch):
+    repository, _ = await loaded(tmp_path, [A, B, E], "e")
+    model, loop = repository.find("e", None), asyncio.get_running_loop()
+    request, looked_up = ClientRequest(model), asyncio.Event()
+    monkeypatch.setattr(model, "_looked_up", looked_up.wait)
+    unloading = asyncio.ensure_future(model.unload(None))
+    model.set_deadline(0.0)
+    # Due after the deadline.
+    loop.call_at(loop.time(), looked_up.set)
+    await unloading
+    assert isinstance(request.outcomes[0], BridgeError)
+
+
 # -- what is loaded ---------------------------------------------------------------------------------
 
 

@@ -168,6 +168,14 @@ def test_torch_tensors_come_in_without_a_copy(name):
     assert capsule.datatype == tensor.datatype
 
 
+def test_a_negated_view_of_torch_comes_in_with_its_values():
+    torch = pytest.importorskip("torch")
+    tensor = dlpack.import_object(
+        torch.complex(torch.ones(2), torch.full((2,), 3.0)).conj().imag[:1]
+    )
+    assert np.frombuffer(tensor.memory, np.float32).tolist() == [-3]
+
+
 def test_is_capsule():
     assert dlpack.is_capsule(exported()[1])
     assert not dlpack.is_capsule(np.zeros(1))

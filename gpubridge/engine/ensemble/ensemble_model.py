@@ -81,11 +81,11 @@ class EnsembleModel(Model):
 
         Requests that were on their way are accepted until then.
         """
-        await self._looked_up()
-        self._idle.clear()
         if deadline is not None:
             self.set_deadline(deadline)
-        if self._running:
+        await self._looked_up()
+        while self._running and not self._stopping:
+            self._idle.clear()
             await self._idle.wait()
         if self._running:
             _logger.warning("model '%s' still has %d requests", self.name, self.pending)
@@ -95,7 +95,11 @@ class EnsembleModel(Model):
 
     def set_deadline(self, deadline: float) -> None:
         """Limit an unload in progress: executions that are running then fail."""
-        asyncio.get_running_loop().call_at(deadline, self._idle.set)
+        asyncio.get_running_loop().call_at(deadline, self._give_up)
+
+    def _give_up(self) -> None:
+        self._stopping = True
+        self._idle.set()
 
     def _unloaded(self) -> BridgeError:
         return unavailable(
