@@ -12,20 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.fuzz.budget import fuzzed
+from tests.process.model_sources import answering
 from tests.process.server import open_files, running_server, write_model
 
 utils = pytest.importorskip("tritonclient.utils")
 
-_MODEL = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy() * 2)])
-            for r in requests
-        ]
-"""
 _MOST = 3
 _SIZES = (256, 4100, 1)
 _DOORS = st.sampled_from(["http", "grpc"])
@@ -188,7 +179,7 @@ def _open_objects(pid: int) -> int:
 
 
 def test_the_rules_hold_whatever_clients_ask(tmp_path):
-    write_model(tmp_path, "m", _MODEL)
+    write_model(tmp_path, "m", answering("return respond(OUT=value * 2)"))
     objects = _Objects()
     flags = "--allow-client-shm=true", f"--client-shm-max-regions={_MOST}"
     http, grpc = (

@@ -13,21 +13,13 @@ import numpy as np
 import pytest
 
 from tests.fuzz.grpc_endpoint import PREFACE, frame, head, message
+from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_model
 from tests.unit.grpc_requests import raw
 
 triton = pytest.importorskip("tritonclient.http")
 
-_MODEL = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy() * 2)])
-            for r in requests
-        ]
-"""
+_MODEL = answering("return respond(OUT=value * 2)")
 _ROUNDS = int(os.environ.get("GPUBRIDGE_FUZZ_EXAMPLES", "40")) * 6
 _INFER = b"/v2/models/m/infer"
 _DOCUMENT = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[2],"data":[1,2]}]}'

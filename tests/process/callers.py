@@ -5,39 +5,30 @@ from __future__ import annotations
 import json
 import re
 
+from tests.process.model_sources import answering
 from tests.process.server import write_code_model, write_model
 from tests.waits import polling
 
 __all__ = ["PRELUDE", "answered", "run", "write_models"]
 
-ADD_SUB = """
-import os, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            a = pb_utils.get_input_tensor_by_name(request, "A").as_numpy()
-            b = pb_utils.get_input_tensor_by_name(request, "B").as_numpy()
-            first = float(a.flat[0]) if a.size else 0
-            if first == -1:
-                raise ValueError("minus one")
-            if first == -2:
-                error = pb_utils.TritonError("coded", pb_utils.TritonError.NOT_FOUND)
-                responses.append(pb_utils.InferenceResponse(error=error))
-                continue
-            if first == -3:
-                os._exit(3)
-            if first == -4:
-                a[:] = 7
-            outs = [pb_utils.Tensor("SUM", a + b), pb_utils.Tensor("DIFFERENCE", a - b)]
-            seen = {"parameters": request.parameters(), "id": request.request_id(),
-                    "correlation": request.correlation_id(), "flags": request.flags()}
-            responses.append(pb_utils.InferenceResponse(outs, parameters={"seen": repr(seen)}))
-        return responses
+ADD_SUB = answering(
+    """
+b = request.inputs()[1].as_numpy()
+first = float(value.flat[0]) if value.size else 0
+if first == -1:
+    raise ValueError("minus one")
+if first == -2:
+    error = pb_utils.TritonError("coded", pb_utils.TritonError.NOT_FOUND)
+    return pb_utils.InferenceResponse(error=error)
+if first == -3:
+    os._exit(3)
+if first == -4:
+    value[:] = 7
+seen = {"parameters": request.parameters(), "id": request.request_id(),
+        "correlation": request.correlation_id(), "flags": request.flags()}
+return respond({"seen": repr(seen)}, SUM=value + b, DIFFERENCE=value - b)
 """
+)
 REPEAT = """
 import threading, time
 import numpy as np

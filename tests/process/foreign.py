@@ -8,22 +8,17 @@ import subprocess
 
 import pytest
 
+from tests.process.model_sources import answering
 from tests.process.server import write_model
 
 __all__ = ["run", "tool", "write_add_sub"]
 
-ADD_SUB = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            a, b = (tensor.as_numpy() for tensor in request.inputs())
-            outputs = [pb_utils.Tensor("SUM", a + b), pb_utils.Tensor("DIFFERENCE", a - b)]
-            responses.append(pb_utils.InferenceResponse(outputs))
-        return responses
+ADD_SUB = answering(
+    """
+other = request.inputs()[1].as_numpy()
+return respond(SUM=value + other, DIFFERENCE=value - other)
 """
+)
 
 
 def write_add_sub(repository):

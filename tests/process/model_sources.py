@@ -36,10 +36,10 @@ _SENDING = """
         for request in requests:
             sender = request.get_response_sender()
             send = lambda **outputs: sender.send(respond(**outputs))
-            self.answer(request, request.inputs()[0].as_numpy(), send)
+            self.answer(request, request.inputs()[0].as_numpy(), sender, send)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-    def answer(self, request, value, send):
+    def answer(self, request, value, sender, send):
 """
 
 
@@ -53,7 +53,7 @@ def answering(answer: str, initialize: str = "") -> str:
 
 
 def sending(answer: str) -> str:
-    """Return the source of a decoupled model; ``send(OUT=array)`` sends one response of many."""
+    """Return the source of a decoupled model; ``send(OUT=array)`` sends one response of many, by ``sender``."""
     return _source(_SENDING, answer, "")
 
 

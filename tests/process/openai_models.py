@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tests.process.model_sources import answering
 from tests.process.server import write_model
 from tests.waits import polling
 
@@ -65,44 +66,27 @@ class TritonPythonModel:
         return [made(*steps_of(request)[0]) for request in requests]
 """
 )
-GENERATING = """
-import fcntl, json, os
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        values = {each.name(): each.as_numpy().tolist() for each in request.inputs()}
-        values = {name: [v.decode() if type(v) is bytes else v for v in value] for name, value in values.items()}
-        if values["text_input"] == ["slow"]:
-            fcntl.flock(open(os.path.dirname(__file__) + "/gate"), fcntl.LOCK_SH)
-        text = json.dumps([values, json.loads(request.parameters())])
-        return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", np.array([text], object))])
+GENERATING = answering(
+    """
+import fcntl
+values = {each.name(): each.as_numpy().tolist() for each in request.inputs()}
+values = {name: [v.decode() if type(v) is bytes else v for v in value] for name, value in values.items()}
+if values["text_input"] == ["slow"]:
+    fcntl.flock(open(os.path.dirname(__file__) + "/gate"), fcntl.LOCK_SH)
+text = json.dumps([values, json.loads(request.parameters())])
+return respond(text_output=np.array([text], object))
 """
-EMBEDDING = """
-import json
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        texts = request.inputs()[0].as_numpy().ravel()
-        outputs = []
-        if request.inputs()[0].name() == "openai_request":
-            texts = json.loads(texts[0])["input"]
-            usage = {"usage": {"prompt_tokens": 7, "total_tokens": 7}}
-            outputs = [pb_utils.Tensor("openai_response", np.array([json.dumps(usage)], object))]
-        rows = np.array([[len(text), 0.5, -1] for text in texts], np.float32)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("embedding", rows), *outputs])
+)
+EMBEDDING = answering(
+    """
+texts, outputs = value.ravel(), {}
+if request.inputs()[0].name() == "openai_request":
+    texts = json.loads(texts[0])["input"]
+    usage = {"usage": {"prompt_tokens": 7, "total_tokens": 7}}
+    outputs = {"openai_response": np.array([json.dumps(usage)], object)}
+return respond(embedding=np.array([[len(text), 0.5, -1] for text in texts], np.float32), **outputs)
 """
+)
 TEXT = "openai_request STRING [1] > text_output STRING [1]; openai_response STRING [1]"
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 

@@ -14,6 +14,7 @@ import tritonclient.http as triton
 
 from tests.process.ensembles import write_ensemble
 from tests.process.forked_commands import run_forked
+from tests.process.model_sources import answering
 from tests.process.server import running_server, write_model
 
 OWN_BACKEND = """
@@ -45,27 +46,17 @@ class TritonPythonModel:
         said = np.array([json.dumps(told).encode()], np.object_)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", said)]) for _ in requests]
 """
-TWICE = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        tensor = request.inputs()[0].as_numpy()
-        call = pb_utils.InferenceRequest(
-            model_name="double",
-            requested_output_names=["DOUBLED"],
-            inputs=[pb_utils.Tensor("X", tensor)],
-        )
-        response = call.exec()
-        if response.has_error():
-            return pb_utils.InferenceResponse([], response.error())
-        doubled = response.output_tensors()[0].as_numpy()
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", doubled * 10)])
+TWICE = answering(
+    """
+tensors = [pb_utils.Tensor("X", value)]
+response = pb_utils.InferenceRequest(
+    model_name="double", requested_output_names=["DOUBLED"], inputs=tensors
+).exec()
+if response.has_error():
+    return pb_utils.InferenceResponse([], response.error())
+return respond(OUT=response.output_tensors()[0].as_numpy() * 10)
 """
+)
 
 
 def own_model(repository: Path, name: str, backend: str) -> Path:

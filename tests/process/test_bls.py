@@ -12,6 +12,7 @@ from tests.process.callers import PRELUDE, answered, run, write_models
 from tests.process.controlled import only
 from tests.process.ensembles import infer
 from tests.process.gates import Gate
+from tests.process.model_sources import answering
 from tests.process.raw_http import connected, inference
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 from tests.unit.model_configs import cases
@@ -174,23 +175,14 @@ def test_async_exec_needs_a_loop(server):
     assert run(server, code) == "no running event loop"
 
 
-QUEUED = """
-import fcntl
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.gate = args["model_repository"] + "/gate"
-
-    def execute(self, requests):
-        outs = []
-        for request in requests:
-            if request.inputs()[0].as_numpy()[0, 0]:
-                fcntl.flock(open(self.gate), fcntl.LOCK_SH)
-            outs.append(pb_utils.Tensor("OUT", np.array([[request.timeout()]], np.int64)))
-        return [pb_utils.InferenceResponse([out]) for out in outs]
+QUEUED = answering(
+    """
+if value[0, 0]:
+    import fcntl
+    fcntl.flock(open(self.args["model_repository"] + "/gate"), fcntl.LOCK_SH)
+return respond(OUT=np.array([[request.timeout()]], np.int64))
 """
+)
 
 
 def test_a_time_limit_counts_from_exec_and_arrives_as_it_is(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.process.callers import PRELUDE, run, write_models
 from tests.process.controlled import control, only
+from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
 
@@ -59,29 +60,19 @@ def test_an_input_and_an_answer_are_handed_on_without_a_copy(
             config.write(
                 f'parameters {{ key: "INPUT_SHARING" value {{ string_value: "{sharing}" }} }}'
             )
-    chain = PRELUDE.replace(
-        "import asyncio",
-        "import numpy as np\nimport triton_python_backend_utils as pb_utils\nimport asyncio",
-    )
-    write_model(
-        repository,
-        caller,
-        chain.replace('"add_sub"', f'"{called}"')
+    chain = (
+        PRELUDE.replace('"add_sub"', f'"{called}"')
         + """
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            a = pb_utils.get_input_tensor_by_name(request, "IN")
-            same = pb_utils.Tensor._received("B", "FP32", a._shape, a._source, a._place)
-            a = pb_utils.Tensor._received("A", "FP32", a._shape, a._source, a._place)
-            first = call(inputs=[a, same]).exec().output_tensors()[0]
-            again = pb_utils.Tensor._received("A", "FP32", first._shape, first._source, first._place)
-            last = call(inputs=[again, same]).exec().output_tensors()[0]
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", last.as_numpy())]))
-        return responses
-""",
+a = request.inputs()[0]
+same = pb_utils.Tensor._received("B", "FP32", a._shape, a._source, a._place)
+a = pb_utils.Tensor._received("A", "FP32", a._shape, a._source, a._place)
+first = call(inputs=[a, same]).exec().output_tensors()[0]
+again = pb_utils.Tensor._received("A", "FP32", first._shape, first._source, first._place)
+last = call(inputs=[again, same]).exec().output_tensors()[0]
+return respond(OUT=last.as_numpy())
+"""
     )
+    write_model(repository, caller, answering(chain))
     load(called, caller)
     values = [float(i) for i in range(25_000)]
     body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [25_000], "data": values}]}
@@ -99,36 +90,17 @@ class TritonPythonModel:
 
 
 WRITES_LATER = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            x = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            before = float(x[0])
-            if before < 0:
-                x *= 2
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", x)]))
-        return responses
+if value[0] < 0:
+    value *= 2
+return respond(OUT=value)
 """
 ASKS = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            call = pb_utils.InferenceRequest(
-                model_name="later", requested_output_names=["OUT"], inputs=request.inputs()
-            )
-            answer = call.exec()
-            seen = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-            outputs = [pb_utils.Tensor("SEEN", seen)]
-            if not answer.has_error():
-                outputs += answer.output_tensors()
-            responses.append(pb_utils.InferenceResponse(outputs, answer.error()))
-        return responses
+call = pb_utils.InferenceRequest(
+    model_name="later", requested_output_names=["OUT"], inputs=request.inputs()
+)
+answer = call.exec()
+seen = pb_utils.Tensor("SEEN", request.inputs()[0].as_numpy())
+return pb_utils.InferenceResponse([seen, *answer.output_tensors()], answer.error())
 """
 
 
@@ -136,9 +108,9 @@ class TritonPythonModel:
 def ask(server, repository, load, request):
     # Of the test's own: what is known of the models' ways, and counted, stays with their names.
     later, asks = f"later_{request.node.name}", f"asks_{request.node.name}"
-    write_model(repository, later, WRITES_LATER)
+    write_model(repository, later, answering(WRITES_LATER))
     tensors = "> OUT FP32 [-1]; SEEN FP32 [-1]"
-    write_model(repository, asks, ASKS.replace('"later"', f'"{later}"'), tensors=tensors)
+    write_model(repository, asks, answering(ASKS.replace('"later"', f'"{later}"')), tensors=tensors)
     load(later, asks)
 
     def ask(value):
@@ -164,13 +136,8 @@ def test_a_model_that_writes_to_shared_inputs_may(ask):
 
 
 def test_an_error_without_a_text_is_only_its_own(server, repository, load):
-    source = WRITES_LATER.replace(
-        "if before < 0:\n                x *= 2", "if before < 0:\n                raise Odd"
-    ).replace(
-        "class TritonPythonModel",
-        "class Odd(ValueError):\n    def __str__(self):\n        raise RuntimeError('no text')\n\n\n"
-        "class TritonPythonModel",
-    )
+    odd = "class Odd(ValueError):\n    def __str__(self): raise RuntimeError('no text')\n"
+    source = answering(odd + WRITES_LATER.replace("value *= 2", "raise Odd"))
     write_model(repository, "odd", source)
     load("odd")
     stubs = server.stubs()

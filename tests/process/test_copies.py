@@ -7,70 +7,37 @@ import json
 import numpy as np
 import pytest
 
+from tests.process.model_sources import answering
 from tests.process.raw_http import binary_request, connected, inference, read_answer, read_head
 from tests.process.server import running_server, write_model
 
 RECEIVE_BYTES = 16 * 1024
 LARGE = 1 << 20
 
-ECHO = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
-                for r in requests]
-"""
-
-SOURCE = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor(
-            "OUT", np.full(int(r.inputs()[0].as_numpy()[0]), 3, np.float32))]) for r in requests]
-"""
-
 # Answers nothing but where its inputs lie and what is in them.
-SINK = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            a, b = (t.as_numpy() for t in request.inputs())
-            told = [a.ctypes.data % 64, b.ctypes.data % 4, int(a.sum()), int(b.sum())]
-            responses.append(pb_utils.InferenceResponse(
-                [pb_utils.Tensor("OUT", np.array(told, np.int64))]))
-        return responses
+SINK = answering(
+    """
+other = request.inputs()[1].as_numpy()
+told = [value.ctypes.data % 64, other.ctypes.data % 4, int(value.sum()), int(other.sum())]
+return respond(OUT=np.array(told, np.int64))
 """
+)
 TOLD_BYTES = 4 * 8
-
 # Answers the number of bytes of its one string, and their sum.
-READER = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            (text,) = request.inputs()[0].as_numpy()
-            told = [len(text), int(np.frombuffer(text, np.uint8).sum())]
-            responses.append(pb_utils.InferenceResponse(
-                [pb_utils.Tensor("OUT", np.array(told, np.int64))]))
-        return responses
+READER = answering(
+    """
+(text,) = value
+return respond(OUT=np.array([len(text), int(np.frombuffer(text, np.uint8).sum())], np.int64))
 """
+)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    write_model(repository, "echo", ECHO)
-    write_model(repository, "source", SOURCE, tensors="IN INT64 [1]")
+    write_model(repository, "echo", answering("return respond(OUT=value)"))
+    threes = answering("return respond(OUT=np.full(int(value[0]), 3, np.float32))")
+    write_model(repository, "source", threes, tensors="IN INT64 [1]")
     write_model(repository, "sink", SINK, tensors="A UINT8 [-1]; B FP32 [-1] > OUT INT64 [4]")
     write_model(repository, "reader", READER, tensors="IN STRING [1] > OUT INT64 [2]")
     with running_server(repository) as server:

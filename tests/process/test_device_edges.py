@@ -16,6 +16,7 @@ from tests.process.device_models import (
     write_device_model,
 )
 from tests.process.ensembles import write_ensemble
+from tests.process.model_sources import answering
 from tests.process.server import write_model
 
 COUNT = 20_000
@@ -77,18 +78,12 @@ class TritonPythonModel:
 """
 )
 
-HOST = """
-import json
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        assert all(t.is_cpu() for r in requests for t in r.inputs())
-        return [pb_utils.InferenceResponse([pb_utils.Tensor(
-            "OUT", 2 * r.inputs()[0].as_numpy())]) for r in requests]
+HOST = answering(
+    """
+assert all(tensor.is_cpu() for tensor in request.inputs())
+return respond(OUT=2 * value)
 """
+)
 
 
 def ensemble(repository, name, members, tensors="IN FP32 [-1] > OUT FP32 [-1]"):

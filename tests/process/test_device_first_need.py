@@ -12,6 +12,7 @@ from tests.process.device_models import (
     running_device_server,
     write_device_model,
 )
+from tests.process.model_sources import answering
 from tests.process.server import wait_until, write_model
 from tests.process.test_device_edges import HOST, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of
@@ -19,25 +20,15 @@ from tests.process.test_device_network import pids_of
 MIB = 1 << 20
 FIRST = 32 * MIB
 
-NUMPY = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.kind = args["model_instance_kind"]
-
-    def execute(self, requests):
-        assert self.kind == "GPU"
-        answers = []
-        for request in requests:
-            given = pb_utils.get_input_tensor_by_name(request, "IN")
-            through = pb_utils.Tensor.from_dlpack("OUT", given.to_dlpack())
-            assert given.is_cpu() and through.is_cpu()
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given.as_numpy() * 2)]))
-        return answers
+NUMPY = answering(
+    """
+assert self.args["model_instance_kind"] == "GPU"
+given = request.inputs()[0]
+through = pb_utils.Tensor.from_dlpack("OUT", given.to_dlpack())
+assert given.is_cpu() and through.is_cpu()
+return respond(OUT=value * 2)
 """
+)
 
 # Adds to its input how many calls of Python lie around its own; for 0 it has a tensor on the GPU first.
 DEPTH = """
@@ -107,27 +98,17 @@ class TritonPythonModel:
 )
 
 # Makes a tensor of as many MiB as it is told, keeps as many as it is told, and says how many it has.
-HOARD = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.kept = []
-
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        mib, keep = (int(value) for value in request.inputs()[0].as_numpy())
-        del self.kept[keep:]
-        tensor = pb_utils.Tensor.empty("T", [mib << 20], np.uint8, "cuda")
-        if keep > len(self.kept):
-            self.kept.append(tensor)
-        count = np.array([len(self.kept)], np.float32)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", count)])
-"""
+HOARD = answering(
+    """
+mib, keep = map(int, value)
+del self.kept[keep:]
+tensor = pb_utils.Tensor.empty("T", [mib << 20], np.uint8, "cuda")
+if keep > len(self.kept):
+    self.kept.append(tensor)
+return respond(OUT=np.array([len(self.kept)], np.float32))
+""",
+    "self.kept = []",
+)
 
 
 def test_nothing_is_on_a_gpu_before_a_model_uses_it(tmp_path):

@@ -8,30 +8,23 @@ import numpy as np
 import pytest
 
 from tests.process.ensembles import write_ensemble
-from tests.process.model_sources import answering
+from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, wait_until, write_model
 
 triton = pytest.importorskip("tritonclient.grpc")
 
 # Answers as often as IN says: 0, 1, 2, ...; COUNT in its directory tells how often so far.
-COUNT = """
+COUNT = sending(
+    """
 from pathlib import Path
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for i in range(int(request.inputs()[0].as_numpy()[0])):
-                if sender.is_cancelled():
-                    break
-                value = np.full(WIDTH, i, np.float32)
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]))
-                Path(SENT + ".new").write_text(str(i + 1))
-                Path(SENT + ".new").rename(SENT)
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+for i in range(int(value[0])):
+    if sender.is_cancelled():
+        break
+    send(OUT=np.full(WIDTH, i, np.float32))
+    Path(SENT + ".new").write_text(str(i + 1))
+    Path(SENT + ".new").rename(SENT)
 """
+)
 ADD = answering(
     """
 # Some take longer, so that instances overtake each other.

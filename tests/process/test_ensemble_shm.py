@@ -14,24 +14,17 @@ from tritonclient.utils import InferenceServerException, shared_memory as shm
 
 from tests.process.controlled import only
 from tests.process.ensembles import copied, write_ensemble, write_models
-from tests.process.model_sources import sending
+from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, write_model
 
 COUNT = 100_000
-FINAL = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([self.answer(request)]) for request in requests]
-
-    def answer(self, request):
-        x = request.inputs()[0].as_numpy()
-        out = request.output("OUT", x.shape, x.dtype)
-        np.add(x, 1, out=out.as_numpy())
-        return out
+FINAL = answering(
+    """
+out = request.output("OUT", value.shape, value.dtype)
+np.add(value, 1, out=out.as_numpy())
+return pb_utils.InferenceResponse([out])
 """
+)
 COUNTS = sending("for number in range(3): send(OUT=value * number)")
 
 

@@ -10,31 +10,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as over_grpc
 
+from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, write_model
 
-SOURCE = """
-import json
-import sys
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def initialize(self, args):
-        config = json.loads(args["model_config"])
-        self.decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
-
-    def answer(self, request):
-        said = np.array([request.parameters()], np.object_)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", said)])
-
-    def execute(self, requests):
-        if not self.decoupled:
-            return [self.answer(request) for request in requests]
-        for request in requests:
-            sender = request.get_response_sender()
-            sender.send(self.answer(request), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+SAID = "OUT=np.array([request.parameters()], np.object_)"
 OUT = "> OUT STRING [1]"
 TENSOR = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
 HEADERS = {"X-User": "Ann", "my_h": "Z", "Other": "1", "x": "too short"}
@@ -51,9 +30,9 @@ FLAGS = (
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
-    write_model(repository, "m", SOURCE, tensors=OUT)
+    write_model(repository, "m", answering(f"return respond({SAID})"), tensors=OUT)
     decoupled = "model_transaction_policy { decoupled: true }"
-    write_model(repository, "stream", SOURCE, tensors=OUT, config=decoupled)
+    write_model(repository, "stream", sending(f"send({SAID})"), tensors=OUT, config=decoupled)
     with running_server(repository, *FLAGS) as running:
         yield running
 

@@ -23,6 +23,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.one_file.adapter import load_file
 from gpubridge.one_file.declare import declaration_of
 from tests.process.forked_commands import run_forked, servers_are_forked
+from tests.process.model_sources import answering
 from tests.process.raw_http import connected
 from tests.process.server import alive, wait_until, write_model
 
@@ -231,18 +232,12 @@ def test_an_async_generator_is_closed_when_its_client_leaves(server, tmp_path):
 
 
 # The same mistakes, as a model of a repository.
-WRONG = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        how = int(requests[0].inputs()[0].as_numpy()[0])
-        tensors = [pb_utils.Tensor("A", np.zeros(1, np.float32))]
-        if how == 2:
-            tensors.append(pb_utils.Tensor("B", np.zeros((1, 1), np.int64)))
-        return [pb_utils.InferenceResponse(tensors)]
+WRONG = answering(
+    """
+more = {"B": np.zeros((1, 1), np.int64)} if value[0] == 2 else {}
+return respond(A=np.zeros(1, np.float32), **more)
 """
+)
 
 
 def test_a_wrong_return_is_what_it_is_for_a_repository(server, tmp_path):

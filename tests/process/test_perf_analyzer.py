@@ -10,40 +10,21 @@ from pathlib import Path
 import pytest
 
 from tests.process.foreign import run, tool, write_add_sub
+from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, write_model
 
-RUNNING_SUM = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.sums = {}
-
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        value, start, end, ready, corrid = (tensor.as_numpy() for tensor in request.inputs())
-        key = int(corrid.flat[0])
-        if ready.flat[0]:
-            before = 0 if start.flat[0] else self.sums[key]
-            self.sums[key] = np.int32((int(before) + int(value.flat[0])) % 1000)
-        total = np.full(value.shape, self.sums.get(key, 0), np.int32)
-        return pb_utils.InferenceResponse([pb_utils.Tensor("TOTAL", total)])
-"""
-TWICE = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            for _ in range(2):
-                out = pb_utils.Tensor("OUT", request.inputs()[0].as_numpy())
-                sender.send(pb_utils.InferenceResponse([out]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
+RUNNING_SUM = answering(
+    """
+value, start, end, ready, corrid = (tensor.as_numpy() for tensor in request.inputs())
+key = int(corrid.flat[0])
+if ready.flat[0]:
+    before = 0 if start.flat[0] else self.sums[key]
+    self.sums[key] = np.int32((int(before) + int(value.flat[0])) % 1000)
+return respond(TOTAL=np.full(value.shape, self.sums.get(key, 0), np.int32))
+""",
+    "self.sums = {}",
+)
+TWICE = sending("send(OUT=value); send(OUT=value)")
 SEQUENCES = """
 max_batch_size: 4
 sequence_batching {

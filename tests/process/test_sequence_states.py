@@ -13,38 +13,28 @@ from tests.process.server import running_server, wait_until, write_model
 
 # What it does with its state is up to the value: 50 keeps silent about it, 60 leaves one of a wrong
 # shape, 70 raises after it has changed its copy in place, -1 kills the process.
-SUM = """
-import os
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        value = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
-        given = state = pb_utils.get_input_tensor_by_name(request, "S_IN").as_numpy()
-        if value.item() == -1:
-            os.kill(os.getpid(), 9)
-        if value.item() == 70:
-            state += 1000
-            raise ValueError("seventy")
-        if state.dtype == object:
-            state = state + str(int(value.item())).encode()
-            out = np.array(len(state.reshape(-1)[0]), np.float32).reshape(value.shape)
-        else:
-            state = (state + value.reshape(-1)[0]).astype(state.dtype)
-            out = np.array(state.sum(), np.float32).reshape(value.shape)
-        left = [pb_utils.Tensor("S_OUT", state)]
-        if value.item() == 50:
-            left = []
-        if value.item() == 60:
-            left = [pb_utils.Tensor("S_OUT", np.zeros((1, 7), state.dtype))]
-        response = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", out), *left])
-        given[...] = b"?" if given.dtype == object else 999
-        return response
+SUM = answering(
+    """
+given = state = pb_utils.get_input_tensor_by_name(request, "S_IN").as_numpy()
+if value.item() == -1:
+    os.kill(os.getpid(), 9)
+if value.item() == 70:
+    state += 1000
+    raise ValueError("seventy")
+if state.dtype == object:
+    state = state + str(int(value.item())).encode()
+    out = np.array(len(state.reshape(-1)[0]), np.float32).reshape(value.shape)
+else:
+    state = (state + value.reshape(-1)[0]).astype(state.dtype)
+    out = np.array(state.sum(), np.float32).reshape(value.shape)
+left = {} if value.item() == 50 else {"S_OUT": state}
+if value.item() == 60:
+    left = {"S_OUT": np.zeros((1, 7), state.dtype)}
+response = respond(OUT=out, **left)
+given[...] = b"?" if given.dtype == object else 999
+return response
 """
+)
 
 # Counts in place, and answers with what it got.
 IN_PLACE = answering("""
