@@ -423,11 +423,9 @@ class StubLoop {
     } catch (nb::python_error& error) {
       // The same happens to Python, which words it; where the response is gone, it is this.
       result_.resize(before);
-      if (!response.is_valid()) {
-        const nb::object origin = arrival.ask();
-        response = parts_.executor.attr("errors_of")(error.value(), nb::make_tuple(origin))[0];
-      }
-      return false;
+      if (response.is_valid()) return false;
+      const nb::object failure = parts_.executor.attr("encode_failure")(arrival.ask(), error.value());
+      result_ += view_of_bytes(failure);
     }
     return true;
   }

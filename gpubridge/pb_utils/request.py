@@ -443,8 +443,8 @@ class InferenceRequest(_Fields):
     def get_response_sender(self) -> InferenceResponseSender:
         """Return the sender of this request's responses, the same at each call.
 
-        A decoupled model sends any number of responses with it; another model sends one, and then
-        returns None for this request.
+        A decoupled model sends any number of responses with it; another model sends one, and returns
+        None for this request: before that, or later, where it keeps the request.
 
         Raises
         ------

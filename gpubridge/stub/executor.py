@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.errors import BridgeError
-from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
+from gpubridge.pb_utils import InferenceRequest, Tensor
 from gpubridge.pb_utils.request import InferenceTrace
 from gpubridge.stub.array_batches import Executes
 from gpubridge.stub.bls.scope import BATCH
@@ -21,13 +21,13 @@ from gpubridge.stub.memory.states import SequenceStates
 from gpubridge.stub.model_loop import ModelLoop
 from gpubridge.stub.request_inputs import RequestInputs, control_input
 from gpubridge.stub.response_encoder import (
-    ContractError,
     ModelIdentity,
     ResponseEncoder,
     error_context,
 )
 from gpubridge.stub.response_stream import RequestHandle, ResponseWriter
 from gpubridge.stub.results import ResultSender
+from gpubridge.stub.returned import checked_answers, not_none
 from gpubridge.stub.signal_handlers import SignalHandlers
 from gpubridge.tensor.native import NativeStubLoop
 from gpubridge.transport.context import RequestContext
@@ -180,7 +180,11 @@ class Executor:
     def encode_failure(self, handle: RequestHandle, error: BaseException) -> bytes:
         """Encode the error of a request whose response could not be encoded."""
         handle.end()
-        return self._encoder.encode(handle.record, error_context(self.identity.failure(error)))
+        return self._encoder.encode(handle.record, error_context(self._known(error)))
+
+    def _known(self, error: BaseException) -> BridgeError:
+        """Return an error as clients get it; logs one of the model."""
+        return error if isinstance(error, BridgeError) else self.identity.failure(error)
 
     def handle_of(self, message: bytes, at: int) -> RequestHandle:
         """Make the handle of the request whose record begins at ``at`` in an EXECUTE message."""
@@ -218,8 +222,7 @@ class Executor:
 
     def errors_of(self, error: BaseException, handles: Sequence[RequestHandle]) -> list[Any]:
         """Return the encoded error of a failed batch for each request without a response."""
-        ours = error if isinstance(error, BridgeError) else self.identity.failure(error)
-        refusal = error_context(ours)
+        refusal = error_context(self._known(error))
         if self._clients.used:
             self._clients.note_error(error)
         # The frames of a traceback keep the requests, and so their memory.
@@ -287,65 +290,14 @@ class Executor:
                 return [None] * len(handles)
             with self.signals:
                 responses = self.coroutines.run(responses)
-        return self._checked(responses, handles)
-
-    def _checked(self, responses: Any, handles: Sequence[RequestHandle]) -> list[Any]:
-        """Check the return value of ``execute``."""
-        count = len(handles)
-        if self.identity.decoupled:
-            if responses is not None:
-                raise ContractError(
-                    f"Python model '{self.identity.instance}' is using the decoupled mode and the "
-                    "execute function must return None."
-                )
-            return [None] * count
-        if not isinstance(responses, list):
-            error = ContractError(
-                f"Expected a list in the execute return, found type '{type(responses)}'."
-            )
-            left = [handle for handle in handles if handle.sender is None]
-            if responses is not None or len(left) == count:
-                raise error
-            # The other requests are answered through their senders.
-            refused = self.errors_of(error, left) if left else []
-            return [refused.pop() if each.sender is None else None for each in handles]
-        # The list is the model's, which may change it at any time.
-        responses = list.copy(responses)
-        if len(responses) != count:
-            raise ContractError(
-                "Number of InferenceResponse objects do not match the number of InferenceRequest "
-                f"objects. InferenceRequest(s) size is:{count}, and InferenceResponse(s) size "
-                f"is:{len(responses)}\n"
-            )
-        for response, handle in zip(responses, handles):
-            if handle.rescheduled:
-                if response is not None:
-                    raise ContractError(
-                        "Expected a None object in the execute function return list for reschduled "
-                        f"request, found type '{type(response)}'."
-                    )
-            elif not isinstance(response, InferenceResponse) and (
-                response is not None or handle.sender is None
-            ):
-                raise ContractError(
-                    "Expected an 'InferenceResponse' object in the execute function return list, "
-                    f"found type '{type(response)}'."
-                )
-        # A response that was sent by the sender takes precedence.
-        return [
-            response if response is not None and handle.close_unless_sent() else None
-            for response, handle in zip(responses, handles)
-        ]
+        return checked_answers(self.identity, responses, handles)
 
     def _start(self, coroutine: Coroutine[Any, Any, Any], handles: list[RequestHandle]) -> None:
         """Run a coroutine of a decoupled model concurrently with others."""
 
         def done(result: Any, error: BaseException | None) -> None:
             if error is None and result is not None:
-                error = ContractError(
-                    f"Python model '{self.identity.instance}' is using the decoupled mode and the "
-                    "execute function must return None."
-                )
+                error = not_none(self.identity)
             if error is not None:
                 failure = self.identity.failure(error)
                 for handle in handles:

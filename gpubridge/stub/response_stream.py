@@ -68,8 +68,7 @@ class ResponseWriter:
 
     def handle(self, record: Record) -> RequestHandle:
         """Make the handle of a request that has arrived."""
-        kind = DecoupledRequestHandle if self.identity.decoupled else RequestHandle
-        return kind(self, record)
+        return RequestHandle(self, record)
 
     def send(self, record: Record, response: InferenceResponse, final: bool) -> None:
         """Send a response of a request; ChannelClosed when the server is gone."""
@@ -86,10 +85,15 @@ class ResponseWriter:
 
 
 class RequestHandle:
-    """A received request in the model's process: its cancellation, outputs and response sender."""
+    """A received request in the model's process: its cancellation, outputs and response sender.
+
+    Deleting that of a request which is left to the model ends it, if nobody ever got its response sender.
+
+    ``unanswered``: what the request ends with then; None for one that ``execute`` is to answer.
+    """
 
     # ``was_cancelled`` is set once the request is answered; few requests outlive their batch.
-    __slots__ = ("_writer", "record", "rescheduled", "sender", "was_cancelled")
+    __slots__ = ("_writer", "record", "rescheduled", "sender", "unanswered", "was_cancelled")
     was_cancelled: bool
 
     def __init__(self, writer: ResponseWriter, record: Record) -> None:
@@ -97,6 +101,11 @@ class RequestHandle:
         self.record = record
         self.rescheduled = False
         self.sender: InferenceResponseSender | None = None
+        self.unanswered: Exception | None = _DROPPED if writer.identity.decoupled else None
+
+    def __del__(self) -> None:
+        if self.sender is None and self.unanswered is not None:
+            StubResponseStream(self._writer, self.record).sender_dropped(0, self.unanswered)
 
     def cancelled(self) -> bool:
         """Return whether the request is cancelled or, once answered, whether it had been."""
@@ -133,6 +142,7 @@ class RequestHandle:
 
     def end(self) -> None:
         """Note that the request is answered: its ticket will be another request's."""
+        self.unanswered = None
         self.was_cancelled = self._writer.control.cancelled[self.record.ticket] != 0
 
     def output(
@@ -187,11 +197,12 @@ class RequestHandle:
 
     def _close(self, *, unless_sent: bool) -> bool:
         with _making:
+            was_open = not hasattr(self, "was_cancelled")
             if self.sender is None:
                 # One that is made later is closed.
                 self.end()
             if self.sender is None:
-                return True
+                return was_open
         return self.sender._close(unless_sent=unless_sent)
 
     def fail(self, error: BridgeError) -> None:
@@ -200,29 +211,6 @@ class RequestHandle:
             self._writer.results.respond(
                 self._writer.encoder.encode(self.record, error_context(error)), 0
             )
-
-
-class DecoupledRequestHandle(RequestHandle):
-    """Handle of a decoupled model's request, which is open until its final response.
-
-    Deleting it ends the request if the model never got its response sender.
-    """
-
-    __slots__ = ("_closed",)
-
-    def __init__(self, writer: ResponseWriter, record: Record) -> None:
-        super().__init__(writer, record)
-        self._closed = False
-
-    def close(self) -> bool:
-        """End the request; returns whether it had no final response yet."""
-        was_open = super().close() and not self._closed
-        self._closed = True
-        return was_open
-
-    def __del__(self) -> None:
-        if self.sender is None and not self._closed:
-            StubResponseStream(self._writer, self.record).sender_dropped(0)
 
 
 class StubResponseStream:
@@ -296,10 +284,11 @@ class StubResponseStream:
         """Return whether responses would be discarded."""
         return self._writer.control.cancelled[self._record.ticket] == ABANDONED
 
-    def sender_dropped(self, sent: int) -> None:
-        """End the request, since the model has deleted its sender."""
-        if not sent:
-            self._failure = self._failure or _DROPPED
+    def sender_dropped(self, sent: int, why: Exception = _DROPPED) -> None:
+        """End the request, since the model has deleted its sender; with an error if it has no response."""
+        if not sent and self._failure is None:
+            known = isinstance(why, BridgeError)
+            self._failure = why if known else self._writer.identity.failure(why)  # type: ignore[assignment]
         try:
             self._end()
         except ChannelClosed:

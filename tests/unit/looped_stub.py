@@ -206,6 +206,19 @@ class Stub:
                 found += decode_responses(message, self._reader)[0]
         return found
 
+    def answers(self, *tickets):
+        """Return the last record of each of some requests, in whichever message it comes."""
+        found = {}
+        while not found.keys() >= set(tickets):
+            message, records = self._receive(), []
+            if message[0] == Kind.RESULTS:
+                results = decode_results(message, self._reader)
+                records = [record for result in results for record in result.records]
+            elif message[0] == Kind.RESPONSES:
+                records = decode_responses(message, self._reader)[0]
+            found |= {each.ticket: each for each in records if not each.word & ResponseFlag.OPEN}
+        return [found[ticket] for ticket in tickets]
+
     def execute(self, *records):
         """Execute one batch; returns its answers."""
         self.send(records)

@@ -12,7 +12,7 @@ from gpubridge.pb_utils.response import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL,
     InferenceResponseSender,
 )
-from gpubridge.stub.response_stream import DecoupledRequestHandle, RequestHandle, ResponseWriter
+from gpubridge.stub.response_stream import RequestHandle, ResponseWriter
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.records import Record
 from gpubridge.transport.signatures import Signature
@@ -39,13 +39,13 @@ def cancelled():
     return bytearray(8)
 
 
-@pytest.fixture(params=[RequestHandle, DecoupledRequestHandle])
-def handle(request, cancelled):
+@pytest.fixture
+def handle(cancelled):
     control = SimpleNamespace(cancelled=cancelled, passed_on=[0] * 8)
     identity = SimpleNamespace(decoupled=True, iterative=False)
     results = SimpleNamespace(respond=lambda *_: None)
     writer = ResponseWriter(control, None, results, Encoder(), identity)
-    return request.param(writer, Record(TICKET, Signature((), ()), (), RequestContext(), 0, "", []))
+    return RequestHandle(writer, Record(TICKET, Signature((), ()), (), RequestContext(), 0, "", []))
 
 
 def test_it_is_cancelled_while_it_lives(handle, cancelled):

@@ -386,6 +386,31 @@ def test_the_sender_of_a_request_that_is_answered_is_closed(start, ending, decou
     assert b"Response sender has been closed" in stub.data(told)
 
 
+@pytest.mark.parametrize("ending", ["return None", "return [None] * len(requests)"])
+def test_a_request_that_is_kept_is_answered_by_a_sender_that_is_taken_later(start, ending):
+    stub = start(
+        model=f"""{HEAD}
+    kept = []
+    def execute(self, requests):
+        if number(requests[0]) == 1:
+            self.kept += requests
+            {ending}
+        if number(requests[0]) == 2:
+            self.kept.pop().get_response_sender().send(answer(7), 1)
+        self.kept.clear()
+        return [answer(2) for _ in requests]
+"""
+    )
+    open_ = stub.execute(*(stub.record(i, row(1)) for i in range(3)))
+    assert {record.word for record in open_} == {ResponseFlag.OPEN | ResponseFlag.EMPTY}
+    stub.send([stub.record(3, row(2))])
+    # The last one is answered then, and the others are dropped.
+    *dropped, sent = stub.answers(0, 1, 2)
+    assert stub.array(sent).tolist() == [[7]]
+    for record in dropped:
+        assert "found type '<class 'NoneType'>'" in stub.error(record)
+
+
 # -- inputs that others look at, too ---------------------------------------------------------------
 
 RAISES = "data[0, 0] += 10"
