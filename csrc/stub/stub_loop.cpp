@@ -424,7 +424,8 @@ class StubLoop {
       // The same happens to Python, which words it; where the response is gone, it is this.
       result_.resize(before);
       if (response.is_valid()) return false;
-      const nb::object failure = parts_.executor.attr("encode_failure")(arrival.ask(), error.value());
+      const nb::object failure =
+          parts_.executor.attr("encode_failure")(arrival.ask(), error.value());
       result_ += view_of_bytes(failure);
     }
     return true;

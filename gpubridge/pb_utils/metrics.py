@@ -219,7 +219,8 @@ class MetricFamily:
         named = _labels(labels or {}, self._store.instance)
         key = tuple(sorted(named.items()))
         number = self._number
-        assert number is not None
+        if number is None:
+            raise _not_created(self._store.instance, "the 'MetricFamily' has been deleted")
         with self._making:
             cell = self._cells.get(key)
             if cell is None:

@@ -198,7 +198,9 @@ class InferenceResponseSender:
         return sender
 
     def __del__(self) -> None:
+        # A model may call this, too.
         if hasattr(self, "_stream") and not self._closed:
+            self._closed = True
             self._stream.sender_dropped(self._sent)
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:

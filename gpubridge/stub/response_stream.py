@@ -104,8 +104,9 @@ class RequestHandle:
         self.unanswered: Exception | None = _DROPPED if writer.identity.decoupled else None
 
     def __del__(self) -> None:
-        if self.sender is None and self.unanswered is not None:
-            StubResponseStream(self._writer, self.record).sender_dropped(0, self.unanswered)
+        why, self.unanswered = self.unanswered, None
+        if self.sender is None and why is not None:
+            StubResponseStream(self._writer, self.record).sender_dropped(0, why)
 
     def cancelled(self) -> bool:
         """Return whether the request is cancelled or, once answered, whether it had been."""
@@ -256,7 +257,9 @@ class StubResponseStream:
         self._closed = True
 
     def send(self, response: InferenceResponse | None, final: bool) -> None:
-        """Send a response, the end of the stream, or both."""
+        """Send a response, the end of the stream, or both; nothing once the stream is closed."""
+        if self._closed:
+            return
         unwanted = self._failure is not None or self._abandoned()
         if final:
             self.close()
@@ -286,6 +289,9 @@ class StubResponseStream:
 
     def sender_dropped(self, sent: int, why: Exception = _DROPPED) -> None:
         """End the request, since the model has deleted its sender; with an error if it has no response."""
+        if self._closed:
+            return
+        self.close()
         if not sent and self._failure is None:
             known = isinstance(why, BridgeError)
             self._failure = why if known else self._writer.identity.failure(why)  # type: ignore[assignment]

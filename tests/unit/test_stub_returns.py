@@ -12,8 +12,9 @@ from gpubridge.stub.batches import BatchRunner
 from gpubridge.transport.channel import ChannelClosed
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ABANDONED
-from gpubridge.transport.messages import ResponseFlag
+from gpubridge.transport.messages import Kind, ResponseFlag
 from tests.unit.looped_stub import started_stubs
+from tests.unit.server_messages import decode_responses, decode_results
 
 SHARED = RequestContext(shared=True)
 HEAD = """
@@ -409,6 +410,30 @@ def test_a_request_that_is_kept_is_answered_by_a_sender_that_is_taken_later(star
     assert stub.array(sent).tolist() == [[7]]
     for record in dropped:
         assert "found type '<class 'NoneType'>'" in stub.error(record)
+
+
+def test_a_sender_that_a_model_deletes_itself_ends_its_request_once(start):
+    stub = start(
+        "sender = request.get_response_sender()",
+        "sender.__del__()",
+        "try:",
+        "    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor('OUT', data)]), 1)",
+        "except pb_utils.TritonModelException as error:",
+        "    kept.append(str(error))",
+        "del sender",
+        "request._handle.__del__()",
+        decoupled=True,
+    )
+    stub.send([stub.record(0, row(1))], [stub.record(1, row(1))])
+    ended, results = [], 0
+    while results < 2:
+        message = stub._receive()
+        if message[0] == Kind.RESULTS:
+            results += len(decode_results(message, stub._reader))
+        elif message[0] == Kind.RESPONSES:
+            ended += decode_responses(message, stub._reader)[0]
+    assert [record.ticket for record in ended] == [0, 1]
+    assert all("dropped this request" in stub.error(record) for record in ended)
 
 
 # -- inputs that others look at, too ---------------------------------------------------------------
