@@ -162,11 +162,6 @@ def test_bad_counts_are_refused_in_tritons_words(tmp_path, parameters, code, tex
     assert caught.value.code == code
 
 
-def test_a_count_of_zero_asks_for_the_values(tmp_path):
-    form = parse_request(header(b'{"classification":0}'), config_of(tmp_path), 16)
-    assert form.outputs["OUT"].classes == 0
-
-
 @pytest.mark.parametrize("name", ["../other/labels.txt", "/etc/hostname", "link"])
 def test_labels_outside_of_the_models_directory_are_refused(tmp_path, name):
     (tmp_path / "other").mkdir()

@@ -52,22 +52,6 @@ async def test_what_is_not_affected_stays_as_it_is(tmp_path):
     assert repository.find("e", None) is not ensembles[0]
 
 
-async def test_a_member_becomes_decoupled_and_back(tmp_path):
-    repository, loader = await loaded(tmp_path, [A, B, E, OUTER], "outer")
-    for decoupled in (True, False):
-        loader.change("a", member("a", decoupled=decoupled))
-        await repository.load("a")
-        first, second = (repository.find(name, None) for name in "ab")
-        for name in ("e", "outer"):
-            assert repository.find(name, None).config.decoupled == decoupled
-        request = ClientRequest(repository.find("outer", None))
-        if decoupled:
-            first.respond(first.waiting[0])
-            first.respond(first.waiting[0])
-        answer_all(first, second)
-        assert is_answered(request, 3 if decoupled else 1)
-
-
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -102,17 +86,6 @@ async def test_an_ensemble_that_no_longer_fits_is_unloaded_until_it_does(tmp_pat
     loader.change("b", member("b", batch=4))
     await repository.load("b")
     assert served(repository) == ["a", "b", "e", "outer"]
-    assert not repository.failures
-
-
-async def test_an_ensemble_that_never_fitted_is_served_once_it_does(tmp_path):
-    repository, loader = make_repository(tmp_path, [A, member("b", outputs="Y:INT32[-1]"), E])
-    with pytest.raises(LoadFailed, match="inconsistent data type"):
-        await repository.load("e")
-    assert [row.name for row in repository.failures] == ["e"]
-    loader.change("b", B)
-    await repository.load("b")
-    assert served(repository) == ["a", "b", "e"]
     assert not repository.failures
 
 
@@ -157,36 +130,6 @@ async def test_versions_that_are_named(tmp_path):
 
 
 # -- requests under way -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("change", ["a", "b", "e", "e with members", "outer with members"])
-async def test_a_request_that_has_begun_ends_whatever_is_unloaded(tmp_path, change):
-    repository, _ = await loaded(tmp_path, [A, B, E, OUTER], "outer")
-    members = [repository.find(name, None) for name in "ab"]
-    request = ClientRequest(repository.find("outer", None))
-    name, *rest = change.split()
-    await repository.unload(name, dependents=bool(rest))
-    assert "outer" not in served(repository)
-    answer_all(*members)
-    assert is_answered(request)
-    for each in members:
-        if each.name not in served(repository):
-            await each.unloaded.wait()
-
-
-async def test_a_request_meets_the_members_that_it_began_with(tmp_path):
-    repository, loader = await loaded(tmp_path, [A, B, E, OUTER], "outer")
-    requests, members = [], []
-    for _ in range(3):
-        members += [repository.find(name, None) for name in "ab"]
-        requests.append(ClientRequest(repository.find("outer", None), f"r{len(requests)}"))
-        for name in "ab":
-            loader.change(name)
-            await repository.load(name)
-    answer_all(*members)
-    assert all(map(is_answered, requests))
-    assert [each.received for each in members] == [[f"r{i // 2}"] for i in range(6)]
-    await asyncio.gather(*(each.unloaded.wait() for each in members))
 
 
 async def test_members_are_unloaded_after_the_requests_that_need_them(tmp_path):
@@ -244,33 +187,6 @@ async def test_a_deadline_counts_that_passes_while_requests_are_looked_up(tmp_pa
 # -- what is loaded ---------------------------------------------------------------------------------
 
 
-async def test_only_members_that_no_other_needs_go_with_an_ensemble(tmp_path):
-    other = ensemble("a X=A > Y=t", "c X=t > Y=B", name="other")
-    repository, _ = await loaded(tmp_path, [A, B, C, E, OUTER, other], "outer", "other")
-    await repository.unload("outer", dependents=True)
-    assert served(repository) == ["a", "c", "other"]
-    # It waits for a member, and will need the other then.
-    await repository.load("outer")
-    await repository.unload("c")
-    await repository.unload("outer", dependents=True)
-    assert served(repository) == ["a"]
-    await repository.load("c")
-    assert served(repository) == ["a", "c", "other"]
-
-
-async def test_members_of_what_an_ensemble_was_changed_to_stay_until_it_is_served(tmp_path):
-    other = ensemble("c X=A > Y=B", name="other")
-    repository, loader = await loaded(tmp_path, [A, B, C, member("d"), E, other], "e", "other")
-    loader.change("d", failure="it is broken")
-    loader.change("e", ensemble("c X=A > Y=t", "d X=t > Y=B"))
-    with pytest.raises(NotPrepared, match="depends on 'd' which has no loaded version"):
-        await repository.load("e")
-    await repository.unload("other", dependents=True)
-    loader.change("d")
-    await repository.load("d")
-    assert repository.find("e", None).members[0] is repository.find("c", None)
-
-
 @pytest.mark.parametrize("control", ["explicit", "poll"])
 async def test_an_ensemble_waits_for_a_member_that_is_broken_or_missing(tmp_path, control):
     repository, loader = make_repository(tmp_path, [A, B, E, OUTER], control)
@@ -304,22 +220,6 @@ async def test_a_server_misses_an_ensemble_that_it_was_started_with(tmp_path):
     loader.change("b")
     await repository.reload("b")
     assert not repository.failures
-
-
-async def test_what_an_ensemble_was_changed_to_is_served_when_its_member_comes(tmp_path):
-    repository, loader = await loaded(tmp_path, [A, B, C, E, OUTER], "outer")
-    loader.change("c", failure="it is broken")
-    loader.change("e", ensemble("a X=A > Y=t", "c X=t > Y=B"))
-    with pytest.raises(NotPrepared, match="depends on 'c' which has no loaded version"):
-        await repository.load("e")
-    # Until then it is served as before, also on another member.
-    loader.change("b")
-    await repository.load("b")
-    assert repository.find("e", None).members[1] is repository.find("b", None)
-    loader.change("c")
-    await repository.load("c")
-    assert repository.find("e", None).members[1] is repository.find("c", None)
-    assert repository.find("outer", None).members == (repository.find("e", None),)
 
 
 async def test_a_model_that_was_to_become_an_ensemble_stays_one_that_runs(tmp_path):

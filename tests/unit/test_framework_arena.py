@@ -208,14 +208,6 @@ def test_pytorchs_tensors_lie_in_the_arena(memory, torch):
     free()
 
 
-def test_the_pool_is_made_once(memory, torch):
-    for reserve in (MB, 2 * MB):
-        with pb_utils.device_arena(reserve):
-            torch.empty(1000)
-    assert torch.pools == 1
-    assert framework_arena._pool._data.nbytes == MB
-
-
 def test_threads_share_the_pool(memory, torch):
     found = []
 

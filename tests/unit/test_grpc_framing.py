@@ -107,12 +107,6 @@ def test_a_large_message_comes_in_pieces(chunk, flag):
     assert [event[2] for event in events[2:]] == [False] * (len(events) - 3) + [True]
 
 
-def test_a_large_message_of_a_stream_is_put_together():
-    body = b"x" * (DIRECT + 1)
-    events = told(b"/stream", data(1, message(body), end=True))
-    assert [event[2] for event in events if event[0] == MESSAGES and event[2]] == [[body]]
-
-
 def test_a_large_message_is_received_into_its_place():
     body = bytes(range(256)) * 1000
     made = server()

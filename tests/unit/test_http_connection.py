@@ -7,7 +7,7 @@ import zlib
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.unit.http_endpoint import GET, Endpoint, chunked, error, parse_answers, post
+from tests.unit.http_endpoint import GET, Endpoint, chunked, error, post
 
 
 def some_bytes(size):
@@ -141,27 +141,6 @@ def test_of_a_body_that_comes_with_its_head_only_that_part_is_copied():
     assert endpoint.handlers[0].copied == 16 * 1024 - (len(raw) - 50_000)
 
 
-@pytest.mark.parametrize(
-    ("version", "field", "closes", "says"),
-    [
-        (b"1.1", b"X: y", False, None),
-        (b"1.1", b"Connection: close", True, b"close"),
-        (b"1.1", b"Connection: CLOSE", True, b"close"),
-        (b"1.0", b"X: y", True, b"close"),
-        (b"1.0", b"Connection: keep-alive", False, b"keep-alive"),
-    ],
-)
-def test_connection_ends_when_the_client_says_so(version, field, closes, says):
-    endpoint = Endpoint()
-    endpoint.receive(post(b"abc", b"/echo", field, version=version), GET)
-    answers = parse_answers(bytes(endpoint.transport.sent))
-    assert answers[0][2] == b"abc"
-    assert answers[0][1].get(b"Connection") == says
-    # What follows the last request is neither answered nor executed.
-    assert len(answers) == len(endpoint.handlers) == (1 if closes else 2)
-    assert endpoint.transport.state == ("closed" if closes else "open")
-
-
 def test_an_early_answer_that_closes_waits_for_the_client_to_stop_sending():
     endpoint = Endpoint()
     raw = post(b"a" * 30_000, b"/missing", b"Connection: close")
@@ -182,13 +161,6 @@ def test_nearly_the_same_request_is_another_one():
     assert endpoint.transport.state == "closed"
 
 
-def test_head_is_answered_without_a_body():
-    endpoint = Endpoint()
-    endpoint.receive(b"HEAD /missing HTTP/1.1\r\n\r\n")
-    assert endpoint.transport.sent.startswith(b"HTTP/1.1 404")
-    assert endpoint.transport.sent.endswith(b"Content-Length: 19\r\n\r\n")
-
-
 def test_connect_is_answered_and_closes():
     endpoint = Endpoint()
     endpoint.receive(b"CONNECT x:80 HTTP/1.1\r\n\r\n" + GET)
@@ -196,33 +168,11 @@ def test_connect_is_answered_and_closes():
     assert endpoint.transport.state == "closed"
 
 
-def test_expectation_is_met_before_the_body_comes():
-    endpoint = Endpoint()
-    raw = post(b"abc", b"/echo", b"Expect: 100-continue")
-    endpoint.receive(raw[:-3])
-    assert endpoint.transport.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
-    endpoint.receive(raw[-3:])
-    assert endpoint.answers() == [(200, b"abc")]
-
-
 def test_refused_requests_are_not_told_to_go_on():
     endpoint = Endpoint()
     endpoint.receive(post(b"abc", b"/missing", b"Expect: 100-continue")[:-3])
     assert b"100 Continue" not in endpoint.transport.sent
     assert endpoint.answers()[0][0] == 404
-
-
-def test_accepted_codings_compress_answers_but_no_errors():
-    endpoint = Endpoint()
-    endpoint.receive(
-        post(b"a" * 5_000, b"/echo", b"Accept-Encoding: br, gzip;q=0.5"),
-        post(b"a", b"/missing", b"Accept-Encoding: gzip"),
-    )
-    (_, first, body), (_, second, _) = parse_answers(bytes(endpoint.transport.sent))
-    assert first[b"Content-Encoding"] == b"gzip"
-    assert int(first[b"Content-Length"]) < 100
-    assert body == b"a" * 5_000
-    assert b"Content-Encoding" not in second
 
 
 def test_short_buffers_are_sent_together():

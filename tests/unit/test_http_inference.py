@@ -204,16 +204,6 @@ def test_answers_keep_the_order_of_their_requests(server):
     assert [header["id"] for _, header, _ in server.answers()] == ["1", "2"]
 
 
-def test_a_client_that_expects_100_is_told_to_continue(server):
-    request = infer(b"abcd", "x", b"Expect: 100-continue")
-    head = request.index(b"\r\n\r\n") + 4
-    server.receive(request[:head])
-    assert server.transport.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
-    server.receive(request[head:])
-    server.model.answer()
-    assert server.answers() == [(200, header_of("x", 4), b"abcd")]
-
-
 def test_a_client_that_goes_away_takes_its_request_with_it(server):
     request = infer(b"abcd", "x")
     server.receive(request)
@@ -242,37 +232,10 @@ def test_an_answer_is_of_the_model_that_was_asked(server):
     assert server.answers() == [(200, header_of("x", 4), b"abcd")]
 
 
-def test_an_error_of_the_model_is_the_answer(server):
-    server.receive(infer(b"abcd", "x"))
-    request = server.model.waiting.pop()
-    server.model.take(request)
-    request.finish(BridgeError("no luck", ErrorCode.INTERNAL))
-    assert server.answers() == [(500, {"error": "no luck"}, b"")]
-
-
 def test_the_error_with_which_a_model_refuses_is_the_answer(server):
     server.model.refusal = BridgeError("not now", ErrorCode.UNAVAILABLE)
     server.receive(infer(b"abcd", "x"))
     assert server.answers() == [(503, {"error": "not now"}, b"")]
-
-
-@pytest.mark.parametrize(
-    ("request_", "text"),
-    [
-        (infer(b"abc", "x"), "input byte size mismatch"),
-        (infer(b"abcd", "x")[:-4] + b"ab\r\n", None),
-        (infer(b"abcd", "x", parameters={"binary_data_output": 1}), "attempt to access JSON"),
-        (infer(b"abcd", "x", b"Inference-Header-Content-Length: 1000"), "should be in range"),
-    ],
-)
-def test_the_parser_formulates_errors(server, request_, text):
-    server.receive(request_)
-    if text is None:
-        server.model.answer()
-    else:
-        ((status, document, _),) = server.answers()
-        assert status in (400, 500)
-        assert text in document["error"]
 
 
 def test_unusual_requests_are_answered_by_python(server):

@@ -1,7 +1,6 @@
 """Refusals of HttpConnection, and their effect on the connection and its handlers."""
 
 import gzip
-import zlib
 
 import pytest
 
@@ -103,22 +102,3 @@ def test_decompression_stops_at_the_limit():
     assert b"longer than the limit of 100000" in endpoint.answers()[0][1]
     assert endpoint.handlers[0].ends == ["aborted"]
     assert endpoint.handlers[0].memory is None
-
-
-@pytest.mark.parametrize(
-    ("coding", "body", "status"),
-    [
-        (b"gzip", b"plain", 400),
-        (b"deflate", zlib.compress(b"x" * 100)[2:-4], 400),
-        (b"gzip", gzip.compress(b"x" * 1000, mtime=0)[:-12], 400),
-        (b"br", b"x", 501),
-        (b"gzip, deflate", b"x", 501),
-        (b"", b"x", 501),
-        (b"identity", b"x", 200),
-        (b"GZIP", gzip.compress(b"x", mtime=0), 200),
-    ],
-)
-def test_content_codings(coding, body, status):
-    endpoint = Endpoint()
-    endpoint.receive(post(body, b"/echo", b"Content-Encoding: " + coding), GET)
-    assert [answer[0] for answer in endpoint.answers()] == [status, 200]

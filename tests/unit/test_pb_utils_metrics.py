@@ -101,28 +101,6 @@ def test_metrics_that_are_refused(kind, arguments, text):
     assert str(caught.value) == text
 
 
-KIND_TEXTS = [
-    ("COUNTER", "set", "set", "Set"),
-    ("COUNTER", "observe", "observe", "Observe"),
-    ("GAUGE", "observe", "observe", "Observe"),
-    ("HISTOGRAM", "increment", "increment", "Increment"),
-    ("HISTOGRAM", "set", "set", "Set"),
-    ("HISTOGRAM", "value", "get", "Value"),
-]
-
-
-@pytest.mark.parametrize(("kind", "method", "verb", "operation"), KIND_TEXTS)
-def test_operations_that_a_kind_of_metric_lacks(kind, method, verb, operation):
-    family = Family("n", "d", getattr(Family, kind))
-    metric = family.Metric(buckets=[1.0] if kind == "HISTOGRAM" else None)
-    with pytest.raises(Failure) as caught:
-        getattr(metric, method)(*(() if method == "value" else (1,)))
-    assert str(caught.value) == (
-        f"Failed to {verb} metric value: Failed to process the request for model '', message: "
-        f"TRITONSERVER_METRIC_KIND_{kind} does not support {operation}"
-    )
-
-
 @pytest.mark.parametrize("amount", [-1, -1e-300, float("-inf"), float("nan")])
 def test_a_counter_never_goes_back(amount):
     family = counter()
@@ -130,20 +108,6 @@ def test_a_counter_never_goes_back(amount):
     with pytest.raises(Failure, match="can only be incremented monotonically by non-negative"):
         metric.increment(amount)
     assert metric.value() == 0
-
-
-def test_a_family_that_is_deleted_takes_its_metrics():
-    family = counter()
-    metric = family.Metric()
-    del family
-    for verb, call in [("get", metric.value), ("increment", lambda: metric.increment(1))]:
-        with pytest.raises(Failure) as caught:
-            call()
-        assert str(caught.value) == (
-            f"Failed to {verb} metric value: Invalid metric operation as the corresponding "
-            "'MetricFamily' has been deleted. The 'MetricFamily' object should be deleted AFTER its "
-            "corresponding 'Metric' objects have been deleted."
-        )
 
 
 def test_a_server_that_refuses_is_quoted_and_left_alone():

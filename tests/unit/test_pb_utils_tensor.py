@@ -51,19 +51,6 @@ def test_wrong_argument_types(arguments):
         Tensor(*arguments)
 
 
-def test_arguments_are_positional_only():
-    with pytest.raises(TypeError):
-        Tensor(name="A", array=np.zeros(1))
-
-
-def test_empty_name():
-    text = "^Tensor name cannot be an empty string.$"
-    with pytest.raises(pb_utils.TritonModelException, match=text):
-        Tensor("", np.zeros(1))
-    with pytest.raises(pb_utils.TritonModelException, match=text):
-        Tensor.from_dlpack("", np.zeros(1))
-
-
 @pytest.mark.parametrize("dtype", ["c8", ">f4", "U3"])
 def test_unsupported_dtypes(dtype):
     with pytest.raises(pb_utils.TritonModelException, match=r"^NumPy dtype is not supported.$"):
@@ -297,26 +284,6 @@ def test_torch_and_back():
         assert bytes(back._payload()) == back.as_numpy().tobytes()
 
 
-def test_bf16_goes_through_torch():
-    torch = pytest.importorskip("torch")
-    source = torch.tensor([1.0, 2.0], dtype=torch.bfloat16)
-    tensor = Tensor.from_dlpack("A", source)
-    assert tensor._datatype == "BF16"
-    assert torch.from_dlpack(tensor).tolist() == [1.0, 2.0]
-    assert torch.from_dlpack(tensor).data_ptr() == source.data_ptr()
-
-
-def test_a_torch_tensor_lives_as_long_as_the_array_made_of_it():
-    torch = pytest.importorskip("torch")
-    source = torch.zeros(4)
-    storage = weakref.ref(source)
-    array = Tensor.from_dlpack("A", source).as_numpy()
-    del source
-    gc.collect()
-    assert array.sum() == 0
-    assert storage is not None
-
-
 def test_dlpack_keywords():
     array = np.zeros(3, np.float32)
     tensor = Tensor("A", array)
@@ -356,23 +323,6 @@ def test_what_a_derived_class_says_of_itself_is_not_believed():
         Tensor("B", np.float32([1])).triton_dtype(),
     )
     assert tensor._payload().nbytes == 8
-
-
-@pytest.mark.parametrize("given", [3, None, "x", [1.0]])
-def test_from_dlpack_of_something_else(given):
-    with pytest.raises(pb_utils.TritonModelException) as caught:
-        Tensor.from_dlpack("A", given)
-    assert str(caught.value) == (
-        "Provided tensor is not supported. Tensor must be a DLPack capsule         or have "
-        "`__dlpack__` and `__dlpack_device__` attributes"
-    )
-
-
-def test_from_dlpack_reports_as_the_models_exception():
-    with pytest.raises(pb_utils.TritonModelException, match="is not contiguous"):
-        Tensor.from_dlpack("A", np.zeros((2, 3)).T)
-    with pytest.raises(TypeError):
-        Tensor.from_dlpack(None, np.zeros(3))
 
 
 @pytest.mark.parametrize("given", [None, 5, np.zeros(1)])

@@ -15,9 +15,8 @@ from gpubridge.protocol.body import (
     body_slot_size,
     check_strings,
     input_copy,
-    write_length,
 )
-from gpubridge.protocol.infer_request import parse_request, raw_request
+from gpubridge.protocol.infer_request import parse_request
 from gpubridge.tensor.dtypes import DATATYPES, item_size
 from tests.unit.model_configs import model_config
 
@@ -122,47 +121,6 @@ def check(data, count):
     check_strings(form, "m", [memoryview(data)])
 
 
-def test_strings_that_are_right_pass():
-    check(strings(b"a", b"", b"ccc"), 3)
-    check(b"", 0)
-
-
-@pytest.mark.parametrize(
-    ("data", "count", "text"),
-    [
-        (
-            strings(b"a"),
-            2,
-            "expected 2 string elements for inference input 'A' for model 'm', got 1",
-        ),
-        (strings(b"a", b"b"), 1, "unexpected number of string elements 2 .* expecting 1"),
-        (strings(b"a", b"bc", b"")[:-5], 3, "expected 3 string elements .* got 2"),
-        (strings(b"a") + b"\1\0", 2, "expecting 4 bytes but only 2 bytes available"),
-        (strings(b"a", b"b") + b"x", 1, "unexpected number of string elements 2"),
-        (strings(b"a", b"b") + b"x", 2, "expecting 4 bytes but only 1 bytes available"),
-        (b"", 1, "expected 1 string elements .* got 0"),
-        (b"abc", 0, "expecting 4 bytes but only 3 bytes available"),
-    ],
-)
-def test_strings_that_lie(data, count, text):
-    with pytest.raises(BridgeError, match=text) as caught:
-        check(data, count)
-    assert caught.value.message.startswith("[request id: <id_unknown>] ")
-
-
-@pytest.mark.parametrize(
-    ("data", "count", "length", "left"),
-    [(strings(b"a", b"bcd")[:-1], 2, 3, 2), (b"\xff\xff\xff\xff", 1, 4_294_967_295, 0)],
-)
-def test_a_last_string_that_is_cut_short(data, count, length, left):
-    with pytest.raises(BridgeError) as caught:
-        check(data, count)
-    assert caught.value.message == (
-        f"incomplete string data for inference input 'A', expecting string of length {length} but "
-        f"only {left} bytes available"
-    )
-
-
 def test_a_wrong_number_of_very_many_strings_is_not_counted_to_the_end():
     with pytest.raises(BridgeError, match=r"expected 300000 string elements .* the first 100000 "):
         check(bytes(4 * 299_999), 300_000)
@@ -179,16 +137,3 @@ def test_any_bytes_are_strings_or_an_error(data, count):
         at += 4 + struct.unpack_from("<I", data, at)[0]
         found += 1
     assert (found, at) == (count, len(data))
-
-
-def test_a_body_without_a_header_is_the_one_string():
-    config = model_config("A STRING [1]")
-    memory = memoryview(bytearray(b"........abcdefghi..."))
-    form = raw_request(config, 9)
-    write_length(memory, 8, 9)
-    (at, nbytes), *others = form.places
-    assert not others
-    assert memory[8 + at : 8 + at + nbytes] == strings(b"abcdefghi")
-    assert form.strings == ((0, 1),)
-    assert not form.packed
-    assert raw_request(config, 0).inputs[0].data == strings(b"")

@@ -14,7 +14,7 @@ from gpubridge.protocol import infer_response
 from gpubridge.protocol.infer_request import parse_request
 from gpubridge.protocol.infer_response import encode_response
 from gpubridge.protocol.json_tensor import data_from_json, data_to_json
-from gpubridge.protocol.status import error_body, http_status
+from gpubridge.protocol.status import error_body
 from gpubridge.request import EncodedParameters, InferResponse, LongParameters
 from gpubridge.tensor.dtypes import DATATYPE_OF_DTYPE
 from gpubridge.transport.signatures import SignatureCache, decode_shapes, encode_tensors
@@ -83,16 +83,6 @@ def test_headers_are_those_that_orjson_writes(outputs, data):
         assert max(encoded.nbytes, 0) == sum(len(tensor[3]) for tensor in tensors)
 
 
-def test_all_as_json():
-    encoded = encode_response(form(), "", answer(*TWO), CONFIG, 3)
-    assert encoded.header == (
-        b'{"model_name":"m","model_version":"3","outputs":['
-        b'{"name":"A","datatype":"FP32","shape":[2],"data":[1.5,2.0]},'
-        b'{"name":"B","datatype":"BYTES","shape":[1],"data":["hi"]}]}'
-    )
-    assert (encoded.buffers, encoded.binary) == ([], False)
-
-
 LONG = LongParameters((EncodedParameters(b'"a":1', b""), {"b": 2}))
 
 
@@ -112,78 +102,10 @@ def test_long_json_is_sent_in_pieces(monkeypatch, parameters, binary):
         assert (values in list(encoded.buffers)) == (name not in binary)
 
 
-def test_all_as_binary_data():
-    response = answer(*TWO)
-    encoded = encode_response(form(id="x", **BINARY), "x", response, CONFIG, 1)
-    assert encoded.header == (
-        b'{"id":"x","model_name":"m","model_version":"1","outputs":['
-        b'{"name":"A","datatype":"FP32","shape":[2],"parameters":{"binary_data_size":8}},'
-        b'{"name":"B","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":6}}]}'
-    )
-    assert encoded.nbytes == 14
-    assert all(a is b for a, b in zip(encoded.buffers, response.buffers, strict=True))
-
-
-def test_one_of_each():
-    wanted = [{"name": "A", "parameters": {"binary_data": True}}, {"name": "B"}]
-    encoded = encode_response(form(outputs=wanted), "", answer(*TWO), CONFIG, 1)
-    outputs = json.loads(encoded.header)["outputs"]
-    assert outputs[0]["parameters"] == {"binary_data_size": 8}
-    assert outputs[1]["data"] == ["hi"]
-    assert encoded.nbytes == 8
-
-
-def test_the_same_form_again_gives_the_new_data():
-    asked = form(**BINARY)
-    tensor = ("A", "FP32", [1])
-    first = encode_response(asked, "", answer((*tensor, b"1111")), CONFIG, 1)
-    second = encode_response(asked, "", answer((*tensor, b"2222")), CONFIG, 1)
-    assert first.header == second.header
-    assert bytes(second.buffers[0]) == b"2222"
-
-
-def test_another_answer_to_the_same_form_has_another_header():
-    asked = form(**BINARY)
-    for count in (1, 2, 1):
-        encoded = encode_response(
-            asked, "", answer(("A", "FP32", [count], bytes(4 * count))), CONFIG, 1
-        )
-        assert json.loads(encoded.header)["outputs"][0]["shape"] == [count]
-    # Strings have a size of their own each time.
-    for text in (b"hi", b"hello", b""):
-        data = struct.pack("<I", len(text)) + text
-        encoded = encode_response(asked, "", answer(("B", "BYTES", [1], data)), CONFIG, 1)
-        size = json.loads(encoded.header)["outputs"][0]["parameters"]["binary_data_size"]
-        assert size == encoded.nbytes == len(data)
-
-
-def test_parameters_of_one_answer_are_not_those_of_the_next():
-    asked = form(**BINARY)
-    tensor = ("A", "FP32", [1], b"1111")
-    for parameters in (None, {"n": 1}, None, {"n": 2}):
-        encoded = encode_response(asked, "", answer(tensor, parameters=parameters), CONFIG, 1)
-        assert json.loads(encoded.header).get("parameters") == parameters
-
-
 @pytest.mark.parametrize("parameters", [{"a": "\ud800"}, {"\ud800": 1}, {"a": 10**30}])
 def test_odd_parameters_make_json(parameters):
     encoded = encode_response(form(), "", answer(parameters=parameters), CONFIG, 1)
     assert len(orjson.loads(encoded.header.replace(str(10**30).encode(), b"0"))["parameters"]) == 1
-
-
-def test_no_outputs_at_all():
-    encoded = encode_response(form(**BINARY), "", answer(), CONFIG, 1)
-    assert encoded.header == b'{"model_name":"m","model_version":"1","outputs":[]}'
-    assert not encoded.binary
-
-
-def test_outputs_without_a_byte_are_told_by_the_json_alone():
-    nothing = ("A", "FP32", [0], b"")
-    request = form(**BINARY)
-    for _ in range(2):
-        encoded = encode_response(request, "", answer(nothing), CONFIG, 1)
-        assert b'"shape":[0],"parameters":{"binary_data_size":0}' in encoded.header
-        assert not encoded.binary
 
 
 @pytest.mark.parametrize(
@@ -230,40 +152,10 @@ def test_bytes_that_are_no_text_go_out_as_they_are():
     assert data_to_json("A", "BYTES", 1, memoryview(data)) == b'["\xff\\"\\n\\u0000"]'
 
 
-def test_values_that_are_no_json_numbers():
-    data = np.array([np.nan, np.inf, -np.inf, 0.5], np.float32).tobytes()
-    assert data_to_json("A", "FP32", 4, memoryview(data)) == b"[NaN,Infinity,-Infinity,0.5]"
-
-
-@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_datatypes_without_json(datatype):
-    with pytest.raises(BridgeError, match=f"sending {datatype} data via JSON is not supported"):
-        data_to_json("A", datatype, 1, memoryview(b"12"))
-    with pytest.raises(BridgeError, match=f"receiving {datatype} data via JSON is not supported"):
-        data_from_json("A", datatype, 1, [1])
-
-
 def test_a_model_whose_strings_are_malformed_is_told():
     with pytest.raises(BridgeError, match="output 'A'") as caught:
         data_to_json("A", "BYTES", 1, memoryview(b"\5\0\0\0ab"))
     assert caught.value.code is ErrorCode.INTERNAL
-
-
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("UNKNOWN", 400),
-        ("INTERNAL", 500),
-        ("NOT_FOUND", 404),
-        ("INVALID_ARG", 400),
-        ("UNAVAILABLE", 503),
-        ("UNSUPPORTED", 501),
-        ("ALREADY_EXISTS", 400),
-        ("CANCELLED", 400),
-    ],
-)
-def test_statuses_are_tritons(code, status):
-    assert http_status(ErrorCode[code]) == status
 
 
 @pytest.mark.parametrize(

@@ -176,37 +176,6 @@ def test_pages_are_there_when_they_are_written_to():
     arena.close()
 
 
-def test_one_size_does_not_starve_another():
-    # All of the limit in slots of one size, and every second one lent still.
-    memory, _, arena = new_arena()
-    slots = [arena.allocate(65_536) for _ in range(LIMIT // 65_536)]
-    for slot in slots:
-        slot.memory[:] = b"x" * slot.size
-    for slot in slots[::2]:
-        arena.free(slot)
-    segment = slots[0].segment
-    assert resident(segment) == LIMIT
-    large = arena.allocate(3 << 20)
-    # The pages of the free ones were given back.
-    assert resident(segment) == LIMIT // 2
-    assert memory.used == LIMIT // 2 + (3 << 20)
-    assert all(slot.memory[0] == slot.memory[-1] == ord("x") for slot in slots[1::2])
-    arena.free(large)
-    arena.close()
-
-
-def test_a_model_gives_way_to_another():
-    memory, events, arena = new_arena()
-    other = RequestArena(memory, "other", events)
-    kept = arena.allocate(100)
-    arena.free(arena.allocate(4 << 20))
-    assert other.allocate(7 << 20).size == 7 << 20
-    assert arena.lent() == (1, 4096)
-    arena.free(kept)
-    arena.close()
-    other.close()
-
-
 def test_full_it_says_so_and_recovers():
     _, _, arena = new_arena()
     slot = arena.allocate(6 << 20)
@@ -265,16 +234,6 @@ def test_pinned_pages_stay_until_their_segment_goes():
     arena.free(kept)
     assert memory.used == (6 << 20) + 4096
     arena.close()
-
-
-def test_all_replaced_segments_are_closed():
-    _, events, arena = new_arena()
-    for _ in range(2):
-        arena.pin(arena.allocate(100).segment.region)
-        arena.reclaim()
-    assert len(events.living) == 2
-    arena.close()
-    assert not events.living
 
 
 def test_a_long_request_in_pinned_memory_does_not_starve_other_models():

@@ -354,17 +354,6 @@ def test_times_beyond_all_clocks_are_no_times():
 # -- order -----------------------------------------------------------------------------------------
 
 
-def test_outcomes_wait_for_those_before_them():
-    scheduler = dynamic(1, preserve_ordering=True)
-    a, b, c = add(scheduler, *"abc")
-    for _ in range(3):
-        take(scheduler)
-    assert scheduler.wants_answers
-    assert scheduler.answered(b, 0) == []
-    assert scheduler.answered(c, 0) == []
-    assert scheduler.answered(a, 0) == [a, b, c]
-
-
 def test_without_preserve_ordering_nothing_waits():
     scheduler = dynamic(1)
     a, b = add(scheduler, *"ab")

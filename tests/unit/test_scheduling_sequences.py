@@ -151,17 +151,6 @@ def test_a_start_within_a_sequence_goes_on_in_its_slot(make, caplog):
 
 
 @BOTH
-def test_one_request_of_a_sequence_at_a_time_in_order(make):
-    scheduler = make()
-    for name in "abc":
-        add(scheduler, name, 5, "s" if name == "a" else "")
-    (first,) = scheduler.take(0, 0)
-    assert take(scheduler) is None
-    scheduler.answered(first, 0)
-    assert [run(scheduler), run(scheduler), run(scheduler)] == [["b"], ["c"], None]
-
-
-@BOTH
 def test_sequences_are_spread_over_instances_and_stay_there(make):
     scheduler = make(instances=2)
     for number in (1, 2, 3):
@@ -185,15 +174,6 @@ def test_a_sequence_without_a_slot_waits_for_one(make):
     assert run(scheduler) is None
     add(scheduler, "a2", 1, "e")
     assert [run(scheduler) for _ in range(4)] == [["a2"], ["b"], ["b2"], ["c"]]
-
-
-@BOTH
-def test_without_an_instance_all_wait(make):
-    scheduler = make(size=1, instances=0)
-    add(scheduler, "a", 1, "s")
-    assert take(scheduler) is None
-    scheduler.instance_up(0)
-    assert take(scheduler) == ["a"]
 
 
 @BOTH
@@ -239,21 +219,6 @@ def test_a_request_in_time_keeps_the_slot(make):
         now = beat * (IDLE * US - 1)
         add(scheduler, beat, 5, now=now)
         assert run(scheduler, now=now) == [beat]
-
-
-@BOTH
-def test_a_timer_that_rang_early_is_set_anew(make):
-    scheduler = make(size=2)
-    add(scheduler, "a", 5, "s")
-    run(scheduler)
-    add(scheduler, "b", 6, "s", now=1)
-    run(scheduler, now=1)
-    add(scheduler, "b2", 6, now=9)
-    run(scheduler, now=9)
-    assert scheduler.next_wakeup(9) == IDLE * US
-    assert refused(scheduler, IDLE * US) == []
-    assert scheduler.next_wakeup(IDLE * US) == IDLE * US + 9
-    assert "sequence 6 to" in error(scheduler, 6, now=IDLE * US + 9)[1]
 
 
 @BOTH
@@ -360,14 +325,3 @@ def test_a_dead_instance_takes_only_the_requests_before_the_next_start(make):
     scheduler.instance_up(0)
     assert [run(scheduler), run(scheduler)] == [["c"], ["d"]]
     assert error(scheduler, 5) == NOT_STARTED
-
-
-@BOTH
-def test_requeued_items_come_first(make):
-    scheduler = make()
-    add(scheduler, "a", 5, "s")
-    add(scheduler, "b", 5)
-    items = scheduler.take(0, 0)
-    scheduler.put_back(items)
-    assert scheduler.pending == 2
-    assert [run(scheduler), run(scheduler)] == [["a"], ["b"]]

@@ -26,7 +26,7 @@ from gpubridge.engine.scheduling.settings import (
 )
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.request import RequestOptions
-from tests.unit.model_configs import model_config
+from tests.unit.model_configs import cases, model_config
 from tests.unit.scheduled import Request
 
 START = "control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0, 1] }"
@@ -86,22 +86,15 @@ def test_shapes_that_must_agree_are_the_variable_ones_that_are_not_ragged():
     assert shape_agreement(config("", "A FP32 [3] optional: true")).same_inputs
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            "priority_levels: 2 default_priority_level: 1",
-            "Only one priority level is allowed when 'preserve_ordering' is true for m",
-        ),
-        (
-            "default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 10 }",
-            (
-                "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true "
-                "for m"
-            ),
-        ),
-    ],
-)
+ORDERED = """
+priority_levels: 2 default_priority_level: 1
+    Only one priority level is allowed when 'preserve_ordering' is true for m
+default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 10 }
+    Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for m
+"""
+
+
+@pytest.mark.parametrize(("fields", "message"), cases(ORDERED))
 def test_order_cannot_be_kept_with(fields, message):
     assert refusal(f"dynamic_batching {{ preserve_ordering: true {fields} }}") == message
 
@@ -149,111 +142,59 @@ def test_a_duplicate_state_is_left_out_with_a_notice():
     )
 
 
-CONTROLS = [
-    (
-        f'control_input {{ name: "A" {START} }} control_input {{ name: "B" {START} }}',
-        "sequence batching specifies multiple CONTROL_SEQUENCE_START tensors for m",
-    ),
-    (
-        f'control_input {{ name: "A" {START} }} control_input {{ name: "A" }}',
-        "sequence batching control tensor 'A' is specified for multiple control kinds for m",
-    ),
-    (f"control_input {{ {START} }}", "sequence batching control tensor must have a name for m"),
-    (
-        'control_input { name: "A" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32 } }',
-        (
-            "unexpected data type for control CONTROL_SEQUENCE_CORRID for m. Allowed data types are "
-            "TYPE_UINT64, TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
-        ),
-    ),
-    (
-        (
-            'control_input { name: "A" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 '
-            "int32_false_true: [0, 1] } }"
-        ),
-        (
-            "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or "
-            "'bool_false_true' for CONTROL_SEQUENCE_CORRID for m"
-        ),
-    ),
-    (
-        'control_input { name: "A" control { kind: CONTROL_SEQUENCE_END } }',
-        (
-            "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or "
-            "'bool_false_true' for CONTROL_SEQUENCE_END for m"
-        ),
-    ),
-    (
-        (
-            'control_input { name: "A" control { kind: CONTROL_SEQUENCE_READY fp32_false_true: [0, 1] '
-            "int32_false_true: [0, 1] } }"
-        ),
-        (
-            "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
-            "'bool_false_true' for CONTROL_SEQUENCE_READY for m"
-        ),
-    ),
-    (
-        'control_input { name: "A" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0] } }',
-        (
-            "sequence batching control 'fp32_false_true' must have exactly 2 entries for "
-            "CONTROL_SEQUENCE_START for m"
-        ),
-    ),
-    (
-        "direct { minimum_slot_utilization: 1.5 }",
-        "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m",
-    ),
-]
+CONTROLS = """
+control_input { name: "A" $START } control_input { name: "B" $START }
+    sequence batching specifies multiple CONTROL_SEQUENCE_START tensors for m
+control_input { name: "A" $START } control_input { name: "A" }
+    sequence batching control tensor 'A' is specified for multiple control kinds for m
+control_input { $START }
+    sequence batching control tensor must have a name for m
+control_input { name: "A" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_FP32 } }
+    unexpected data type for control CONTROL_SEQUENCE_CORRID for m. Allowed data types are TYPE_UINT64,
+    TYPE_INT64, TYPE_UINT32, TYPE_INT32 and TYPE_STRING
+control_input { name: "A"
+control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 int32_false_true: [0, 1] } }
+    sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for
+    CONTROL_SEQUENCE_CORRID for m
+control_input { name: "A" control { kind: CONTROL_SEQUENCE_END } }
+    sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for
+    CONTROL_SEQUENCE_END for m
+control_input { name: "A"
+control { kind: CONTROL_SEQUENCE_READY fp32_false_true: [0, 1] int32_false_true: [0, 1] } }
+    sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and
+    'bool_false_true' for CONTROL_SEQUENCE_READY for m
+control_input { name: "A" control { kind: CONTROL_SEQUENCE_START fp32_false_true: [0] } }
+    sequence batching control 'fp32_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_START for m
+direct { minimum_slot_utilization: 1.5 }
+    sequence batching minimum slot utilization must be in range (0.0, 1.0] for m
+"""
 
 
-@pytest.mark.parametrize(("fields", "message"), CONTROLS)
+@pytest.mark.parametrize(("fields", "message"), cases(CONTROLS, {"START": START}))
 def test_controls_and_strategies_are_refused_in_tritons_words(fields, message):
     assert refusal(f"sequence_batching {{ {fields} }}") == message
 
 
-STATES = [
-    (
-        'dims: [1] initial_state { name: "z" data_type: TYPE_INT32 dims: [1] zero_data: true }',
-        (
-            "The data type used for 'initial_state' field of state 'SI' does not match the state data "
-            "type."
-        ),
-    ),
-    (
-        "dims: [1] initial_state { data_type: TYPE_FP32 dims: [1] zero_data: true }",
-        "Field 'name' must be set when using initial_state for state input 'SI'.",
-    ),
-    (
-        'dims: [-1] initial_state { name: "z" data_type: TYPE_FP32 dims: [-1] zero_data: true }',
-        "'initial_state' field for state input name 'SI' contains variable dimensions.",
-    ),
-    (
-        'dims: [1] initial_state { name: "z" data_type: TYPE_FP32 dims: [1, 1] zero_data: true }',
-        (
-            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for "
-            "state input 'SI'. 2 != 1"
-        ),
-    ),
-    (
-        'dims: [2] initial_state { name: "z" data_type: TYPE_FP32 dims: [1] zero_data: true }',
-        "'initial_state' dim for input name 'SI' doesn't match 'state' dim description. 1 != 2",
-    ),
-    (
-        'dims: [1] initial_state { name: "z" data_type: TYPE_FP32 dims: [1] }',
-        "initial_state setting expects state'SI' to have state_data set",
-    ),
-    (
-        'dims: [1] initial_state { name: "a" } initial_state { name: "b" }',
-        (
-            "initial_state field for state input 'SI' must contain exactly one or zero element. Found "
-            "'2' elements."
-        ),
-    ),
-]
+STATES = """
+dims: [1] initial_state { name: "z" data_type: TYPE_INT32 dims: [1] zero_data: true }
+    The data type used for 'initial_state' field of state 'SI' does not match the state data type.
+dims: [1] initial_state { data_type: TYPE_FP32 dims: [1] zero_data: true }
+    Field 'name' must be set when using initial_state for state input 'SI'.
+dims: [-1] initial_state { name: "z" data_type: TYPE_FP32 dims: [-1] zero_data: true }
+    'initial_state' field for state input name 'SI' contains variable dimensions.
+dims: [1] initial_state { name: "z" data_type: TYPE_FP32 dims: [1, 1] zero_data: true }
+    Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input
+    'SI'. 2 != 1
+dims: [2] initial_state { name: "z" data_type: TYPE_FP32 dims: [1] zero_data: true }
+    'initial_state' dim for input name 'SI' doesn't match 'state' dim description. 1 != 2
+dims: [1] initial_state { name: "z" data_type: TYPE_FP32 dims: [1] }
+    initial_state setting expects state'SI' to have state_data set
+dims: [1] initial_state { name: "a" } initial_state { name: "b" }
+    initial_state field for state input 'SI' must contain exactly one or zero element. Found '2' elements.
+"""
 
 
-@pytest.mark.parametrize(("fields", "message"), STATES)
+@pytest.mark.parametrize(("fields", "message"), cases(STATES))
 def test_states_are_refused_in_tritons_words(fields, message):
     assert refusal(f"sequence_batching {{ state {{ {STATE} {fields} }} }}") == message
 

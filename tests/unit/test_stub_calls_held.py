@@ -82,15 +82,6 @@ async def test_a_coroutine_that_nothing_else_holds_gets_its_answer(server):
     assert server.cancels.empty()
 
 
-def test_an_iterator_that_is_dropped_cancels_its_call(server):
-    stream = query().exec(decoupled=True)
-    number = server.next_call()
-    server.answer((number, "a", True))
-    assert value(next(stream)) == "a"
-    del stream
-    assert server.next_cancel() == (number, False)
-
-
 def test_an_iterator_that_has_ended_cancels_nothing(server):
     stream = query().exec(decoupled=True)
     server.answer((server.next_call(), "a", False))
@@ -200,33 +191,6 @@ async def test_a_call_that_is_refused_lets_others_run(server):
 
 
 # -- several loops -----------------------------------------------------------------------------------
-
-
-def test_a_closed_loop_keeps_no_answer_from_others(server, threads):
-    kept = []
-
-    async def begin():
-        kept.append(await query().async_exec(decoupled=True))
-
-    begun = threads.submit(asyncio.run, begin())
-    first = server.next_call()
-    server.answer((first, "a", True))
-    begun.result(SECONDS)
-    # A loop that is closed while a task waits.
-    loop = asyncio.new_event_loop()
-    waiting = loop.create_task(begin())
-    loop.run_until_complete(asyncio.sleep(0))
-    second = server.next_call()
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
-    other = threads.submit(query().exec)
-    third = server.next_call()
-    server.answer((first, "b", True), (second, "x", True), (third, "c", False))
-    assert value(other.result(SECONDS)) == "c"
-    assert [value(next(kept[0])) for _ in range(2)] == ["a", "b"]
-    # asyncio says in its log that they are pending.
-    del waiting
-    gc.collect()
 
 
 class Raises:
@@ -353,24 +317,6 @@ async def test_calls_that_are_gathered_after_the_server_is_gone_end(server):
 
 
 # -- iterators ---------------------------------------------------------------------------------------
-
-
-async def test_tasks_share_an_iterator(server):
-    async def take(stream, got):
-        async for each in stream:
-            got.append(value(each))
-
-    opening = query().async_exec(decoupled=True)
-    number = server.next_call()
-    server.answer((number, "a", True))
-    stream, got = await opening, []
-    tasks = [asyncio.ensure_future(take(stream, got)) for _ in range(3)]
-    await until(lambda: got)
-    for letter in "bcd":
-        server.answer((number, letter, True))
-    server.answer((number, None, False))
-    await asyncio.wait_for(asyncio.gather(*tasks), SECONDS)
-    assert got == ["a", "b", "c", "d", None]
 
 
 def test_threads_share_an_iterator(server, threads):

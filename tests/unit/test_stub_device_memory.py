@@ -71,15 +71,6 @@ def test_memory_that_nobody_gave_to_a_stream_returns_at_once_without_the_driver(
     assert worker.do("answer = room_for(whole)")
 
 
-def test_an_upload_holds_its_source_until_it_is_done(worker):
-    assert worker.do(
-        "import weakref, numpy as np; source = np.ones(64, np.uint8); watch = weakref.ref(source);"
-        "data = device.upload(memoryview(source)); del source;"
-        "answer = [watch() is not None]; passed(); answer.append(watch() is None)"
-    ) == [True, True]
-    assert worker.do("answer = list(work)") == [64, 0, 0, 0, 1, 0, 0, 0, 0]
-
-
 def test_a_stream_that_cannot_be_asked_any_more_is_waited_for_with_all_others(machine, worker):
     worker.do("data = device.allocate_device(whole); data.hand_out(stream); del data")
     machine.fail("cuEventRecord", INVALID_HANDLE, nth=1)

@@ -8,7 +8,6 @@ import re
 import pytest
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.pb_utils import TritonModelException
 from gpubridge.stub.loader import answer_readiness, load_model, model_error_text
 
 HERE = re.escape(__file__)
@@ -34,21 +33,6 @@ def told(error):
     with pytest.raises(BaseException) as caught:
         inner(error)
     return model_error_text(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("error", "first"),
-    [
-        (ValueError("planted"), "ValueError: planted"),
-        (ValueError(), "ValueError: <EMPTY MESSAGE>"),
-        (TritonModelException("planted"), "TritonModelException: planted"),
-        (SystemExit(3), "SystemExit: 3"),
-        (KeyboardInterrupt(), "KeyboardInterrupt: <EMPTY MESSAGE>"),
-    ],
-)
-def test_an_error_is_its_type_its_text_and_its_places_innermost_first(error, first):
-    pattern = rf"{first}\n\nAt:\n  {HERE}\(\d+\): inner\n  {HERE}\(\d+\): told\n"
-    assert re.fullmatch(pattern, told(error))
 
 
 @pytest.mark.parametrize(
@@ -90,23 +74,6 @@ def loading(tmp_path, monkeypatch):
         return model_error_text(error).replace(str(tmp_path), "")
 
     return load
-
-
-def test_errors_of_a_file_that_is_no_model_name_no_place(loading):
-    assert loading("x = 1") == (
-        "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"
-    )
-    first, line, mark = loading("\ndef broken(:").splitlines()
-    assert first == "SyntaxError: invalid syntax (model.py, line 2)"
-    assert line == "    def broken(:"
-    assert mark.strip() == "^"
-    assert "\nAt:" not in loading("\ndef broken(:")
-
-
-def test_errors_at_import_name_the_file_alone(loading):
-    assert loading("import absent_module_x") == (
-        "ModuleNotFoundError: No module named 'absent_module_x'\n\nAt:\n  /model.py(1): <module>\n"
-    )
 
 
 def test_a_file_of_the_same_size_and_second_is_what_it_is_now(tmp_path, monkeypatch):

@@ -96,31 +96,6 @@ def test_other_strides_are_not_contiguous(strides):
     assert name_of(producer.capsule) == b"dltensor"
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"lanes": 2}, "with one lane, got .* 2 lanes"),
-        ({"bits": 8}, "type code 2 with 8 bits"),
-        ({"code": 5}, "type code 5"),
-        ({"code": 4, "bits": 32}, "^Expected BF16 tensor to have 16 bits, but had: 32$"),
-        ({"device": 10}, "^DLDevice type 10 is not support by Python backend.$"),
-        ({"device": 2}, "got one in CUDA memory"),
-    ],
-)
-def test_a_capsule_that_is_refused_is_not_consumed(fields, text):
-    producer = Producer(np.zeros(4, np.float32), **fields)
-    with pytest.raises(BridgeError, match=text) as caught:
-        dlpack.import_capsule(producer.capsule)
-    assert caught.value.code is ErrorCode.UNSUPPORTED
-    assert name_of(producer.capsule) == b"dltensor"
-    assert producer.deleted == 0
-
-
-def test_pinned_host_memory_is_host_memory():
-    producer = Producer(np.ones(4, np.float32), device=3)
-    assert dlpack.import_capsule(producer.capsule).shape == (4,)
-
-
 def test_a_producer_without_a_deleter():
     producer = Producer(np.ones(4, np.float32), deleter=False)
     tensor = dlpack.import_capsule(producer.capsule)

@@ -70,13 +70,6 @@ def test_a_models_settings_go_before_the_servers(traces):
     assert traces.settings("a") == traces.settings()
 
 
-def test_a_clear_of_the_servers_restores_the_command_lines(traces):
-    before = traces.settings()
-    traces.update({"rate": 9, "level": (), "log_frequency": 4})
-    traces.update({"rate": None, "level": None, "log_frequency": None})
-    assert traces.settings() == before
-
-
 def test_a_change_of_something_else_does_not_refill_the_count(traces):
     traces.update({"count": 3})
     chosen(traces, "a", 2)
