@@ -107,7 +107,6 @@ ROWS = (
     _row(
         "1.8",
         "send",
-        f"{_DECOUPLED}test_wrong_use_of_a_sender",
         f"{_DECOUPLED}test_execute_that_raises_ends_its_requests_and_closes_their_senders",
     ),
     _row(
@@ -148,11 +147,7 @@ ROWS = (
         f"{_BAD}test_a_models_mistake_is_reported_to_its_client",
         "process/test_rescheduling.py::test_a_rescheduled_request_has_no_response",
     ),
-    _row(
-        "1.13",
-        "execute of a decoupled model",
-        f"{_DECOUPLED}test_a_decoupled_model_must_return_none",
-    ),
+    _row("1.13", "execute of a decoupled model"),
     _row(
         "1.13",
         "async def execute",

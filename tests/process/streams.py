@@ -78,13 +78,6 @@ def write_models(repository):
     write_model(repository, "m", scripted, config=DECOUPLED, tensors=STRINGS)
     write_model(repository, "one", SCRIPTED.replace("RETURNED", "returned"), tensors=STRINGS)
     write_model(repository, "silent", scripted, tensors=STRINGS)
-    write_model(
-        repository,
-        "list",
-        SCRIPTED.replace("RETURNED", "returned"),
-        config=DECOUPLED,
-        tensors=STRINGS,
-    )
     write_model(repository, "coroutines", COROUTINES, config=DECOUPLED, tensors=STRINGS)
 
 

@@ -140,12 +140,17 @@ def test_the_error_of_a_request_that_no_model_got_is_no_response(server):
     assert not answer.infer_response.parameters
 
 
-def responses_to(server, code, model):
-    """All messages that answer one request of a stream, with errors as they are sent."""
+def coded(code):
+    """Return the input of a model that runs code."""
     tensor = triton.InferInput("CODE", [1], "BYTES")
     tensor.set_data_from_numpy(np.array([code], object))
+    return tensor
+
+
+def responses_to(server, code, model):
+    """All messages that answer one request of a stream, with errors as they are sent."""
     message = triton._utils._get_inference_request(
-        model, [tensor], "", "name", None, 0, False, False, 0, None, None
+        model, [coded(code)], "", "name", None, 0, False, False, 0, None, None
     )
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     with grpc.insecure_channel(server.grpc_url) as channel:
@@ -169,29 +174,6 @@ def test_execute_that_raises_after_the_last_response_changes_nothing(stream):
     stream.ask("request.get_response_sender().send(answer(1), FINAL); raise ValueError('no')")
     stream.ask("request.get_response_sender().send(answer(2), FINAL)")
     assert [stream.take(), stream.take()] == [("", "1", True), ("", "2", True)]
-
-
-def test_a_decoupled_model_must_return_none(stream):
-    stream.ask("request.get_response_sender()", model="list")
-    assert stream.take() == (
-        "Failed to process the request(s) for model 'list_0', message: Python model 'list_0' is using "
-        "the decoupled mode and the execute function must return None."
-    )
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (
-            "s.send()",
-            "Inference Response object must be provided when the response flags is set to zero.",
-        ),
-        ("s.send(answer(1), 2)", "Unable to send response. Unsupported flag provided."),
-    ],
-)
-def test_wrong_use_of_a_sender(stream, call, text):
-    stream.ask(f"s = request.get_response_sender()\ns.send(refused(lambda: {call}), FINAL)")
-    assert stream.take() == ("", text, True)
 
 
 def test_a_sender_that_is_dropped_ends_its_request(stream):
@@ -219,78 +201,42 @@ def test_coroutines_of_a_decoupled_model_run_beside_each_other(stream):
 # -- models that are not decoupled ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("code", "text"),
-    [
-        ("s.send(answer(1), FINAL)", "1"),
-        ("s.send(answer(1)); s.send(flags=FINAL)", "1"),
-        ("s.send(answer(1))", "1"),
-        ("s.send(answer(1), FINAL); result = answer(2)", "1"),
-        ("result = answer(2)", "2"),
-        (
-            "s.send(refused(lambda: s.send(flags=FINAL)), FINAL)",
-            (
-                "Unable to send response. Non-decoupled model cannot send complete final before sending a "
-                "response."
-            ),
-        ),
-        (
-            "s.send(answer(1)); kept.append(refused(lambda: s.send(answer(2))))",
-            "1",
-        ),
-        (
-            "s.send(kept.pop(), FINAL)",
-            "Unable to send response. Non-decoupled model cannot send more than one response.",
-        ),
-        ("threading.Timer(0.05, lambda s=s: s.send(answer(3), FINAL)).start()", "3"),
-    ],
-)
-def test_other_models_may_send_their_one_response(server, code, text):
-    tensor = triton.InferInput("CODE", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array(["s = request.get_response_sender()\n" + code], object))
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        assert client.infer("one", [tensor]).as_numpy("OUT").item().decode() == text
+ONE_ONLY = "Unable to send response. Non-decoupled model cannot send more than one response."
+EARLY = "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
 
 
 @pytest.mark.parametrize(
-    ("code", "text"),
+    ("model", "code", "text"),
     [
-        ("s.send(answer(1), FINAL)", "1"),
-        ("threading.Timer(0.05, lambda s=s: s.send(answer(3), FINAL)).start()", "3"),
-        ("s.send(answer(1)); kept.append(refused(lambda: s.send(answer(2))))", "1"),
-        (
-            "s.send(kept.pop(), FINAL)",
-            "Unable to send response. Non-decoupled model cannot send more than one response.",
-        ),
-        ("", "without sending a response"),
-        ("raise StopIteration", "StopIteration"),
+        ("one", "s.send(answer(1), FINAL)", "1"),
+        ("one", "s.send(answer(1)); s.send(flags=FINAL)", "1"),
+        ("one", "s.send(answer(1))", "1"),
+        ("one", "s.send(answer(1), FINAL); result = answer(2)", "1"),
+        ("one", "result = answer(2)", "2"),
+        ("one", "s.send(refused(lambda: s.send(flags=FINAL)), FINAL)", EARLY),
+        ("one", "s.send(answer(1)); kept.append(refused(lambda: s.send(answer(2))))", "1"),
+        ("one", "s.send(kept.pop(), FINAL)", ONE_ONLY),
+        ("one", "threading.Timer(0.05, lambda s=s: s.send(answer(3), FINAL)).start()", "3"),
+        ("one", "", "without sending a response"),
+        ("one", None, "Expected an 'InferenceResponse' object"),
+        # Its `execute` returns None.
+        ("silent", "s.send(answer(1), FINAL)", "1"),
+        ("silent", "threading.Timer(0.05, lambda s=s: s.send(answer(3), FINAL)).start()", "3"),
+        ("silent", "s.send(answer(1)); kept.append(refused(lambda: s.send(answer(2))))", "1"),
+        ("silent", "s.send(kept.pop(), FINAL)", ONE_ONLY),
+        ("silent", "", "without sending a response"),
+        ("silent", "raise StopIteration", "StopIteration"),
+        ("silent", None, "Expected a list in the execute return"),
     ],
 )
-def test_other_models_may_send_it_where_execute_returns_none(server, code, text):
-    tensor = triton.InferInput("CODE", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array(["s = request.get_response_sender()\n" + code], object))
+def test_other_models_may_send_their_one_response(server, model, code, text):
+    code = "pass" if code is None else f"s = request.get_response_sender()\n{code}"
     with triton.InferenceServerClient(server.grpc_url) as client:
         try:
-            said = client.infer("silent", [tensor]).as_numpy("OUT").item().decode()
+            said = client.infer(model, [coded(code)]).as_numpy("OUT").item().decode()
         except InferenceServerException as error:
             said = error.message()
-    assert text in said
-
-
-def test_other_models_must_answer(server):
-    tensor = triton.InferInput("CODE", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array(["pass"], object))
-    with triton.InferenceServerClient(server.grpc_url) as client:
-        with pytest.raises(
-            InferenceServerException, match="Expected an 'InferenceResponse' object"
-        ):
-            client.infer("one", [tensor])
-        tensor.set_data_from_numpy(np.array(["request.get_response_sender()"], object))
-        with pytest.raises(InferenceServerException, match="without sending a response"):
-            client.infer("one", [tensor])
-        tensor.set_data_from_numpy(np.array(["pass"], object))
-        with pytest.raises(InferenceServerException, match="Expected a list in the execute return"):
-            client.infer("silent", [tensor])
+    assert said == text if text in ("1", "2", "3") else text in said
 
 
 def test_calls_for_one_response_refuse_decoupled_models(server):
@@ -300,11 +246,9 @@ def test_calls_for_one_response_refuse_decoupled_models(server):
     status, _, answer = server.request("POST", "/v2/models/m/infer", body)
     assert status == 501
     assert b"HTTP end point doesn't support models with decoupled" in answer
-    tensor = triton.InferInput("CODE", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([""], object))
     refused = pytest.raises(InferenceServerException, match="ModelInfer RPC doesn't support")
     with triton.InferenceServerClient(server.grpc_url) as client, refused:
-        client.infer("m", [tensor])
+        client.infer("m", [coded("")])
 
 
 # -- deaths, ends, counts ---------------------------------------------------------------------------

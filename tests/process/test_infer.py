@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -27,7 +25,6 @@ NUMPY = {
     "BF16": ml_dtypes.bfloat16,
     "BYTES": "object",
 }
-IN_JSON = [name for name in DATATYPES if name not in ("FP16", "BF16")]
 
 EVERY = """
 import triton_python_backend_utils as pb_utils
@@ -102,33 +99,6 @@ def test_every_datatype_as_binary_data(client, datatype, size):
     np.testing.assert_array_equal(got, array)
 
 
-def json_values(datatype, size):
-    array = sample(datatype, size)
-    if datatype == "BYTES":
-        return [f"text {n} \u00e9\n\\" for n in range(size)]
-    return array.tolist()
-
-
-@pytest.mark.parametrize("size", [0, 1, 100])
-@pytest.mark.parametrize("datatype", IN_JSON)
-def test_every_datatype_as_json(server, datatype, size):
-    values = json_values(datatype, size) if size else []
-    given = {"name": f"IN_{datatype}", "datatype": datatype, "shape": [size], "data": values}
-    status, _, body = server.request(
-        "POST", "/v2/models/every/infer", json.dumps({"inputs": [given]})
-    )
-    assert status == 200, body
-    (output,) = json.loads(body)["outputs"]
-    assert output["name"] == f"OUT_{datatype}"
-    assert (output["datatype"], output["shape"]) == (datatype, [size])
-    if datatype.startswith("FP"):
-        np.testing.assert_array_equal(
-            np.array(output["data"], NUMPY[datatype]), np.array(values, NUMPY[datatype])
-        )
-    else:
-        assert output["data"] == values
-
-
 def test_all_datatypes_in_one_request(client):
     arrays = {name: sample(name, 3) for name in DATATYPES}
     # Odd sizes put most of them at odd places.
@@ -161,18 +131,6 @@ def test_json_and_binary_inputs_in_one_request(client, binary_first):
     ] == list(b)
     np.testing.assert_array_equal(result.as_numpy("OUT_INT64"), [0, 1, 2])
     np.testing.assert_array_equal(result.as_numpy("OUT_UINT8"), [0, 1, 2])
-
-
-@pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_compressed_requests_and_answers(client, coding):
-    array = np.arange(10_000, dtype=np.float32)
-    result = client.infer(
-        "every",
-        [tensor("IN_FP32", array)],
-        request_compression_algorithm=coding,
-        response_compression_algorithm=coding,
-    )
-    np.testing.assert_array_equal(result.as_numpy("OUT_FP32"), array)
 
 
 def test_many_clients_at_once_get_their_own_answers(server):

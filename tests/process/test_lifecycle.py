@@ -361,32 +361,23 @@ def test_what_hangs_or_fails_at_the_end_keeps_neither_the_server_nor_other_model
 
 # -- what loads -----------------------------------------------------------------------------------
 
+# Faults of other kinds are compared with Triton's answers.
+UNHEALTHY = "Stub process '{}_0' is not healthy. It {}."
 BAD_STARTS = {
-    "exits": ("sys.exit(3)", "SystemExit: 3"),
     "raises": ("raise ValueError('no weights')", "ValueError: no weights"),
-    "ends": ("os._exit(4)", "Stub process 'ends_0' is not healthy. It exited with code 4."),
+    "ends": ("os._exit(4)", UNHEALTHY.format("ends", "exited with code 4")),
     "crashes": (
         "ctypes.string_at(0)",
-        "Stub process 'crashes_0' is not healthy. It was killed by signal 11 (SIGSEGV).",
+        UNHEALTHY.format("crashes", "was killed by signal 11 (SIGSEGV)"),
     ),
-    "deaf": (
-        "os.closerange(3, 4096)",
-        "Stub process 'deaf_0' is not healthy. It exited with code 1.",
-    ),
+    "deaf": ("os.closerange(3, 4096)", UNHEALTHY.format("deaf", "exited with code 1")),
 }
-BAD_FILES = {
-    "no_such_readiness": (
-        (
-            "class TritonPythonModel:\n    def execute(self, requests): pass\n    @property\n"
-            "    def is_ready(self): raise KeyError('planted')"
-        ),
-        "KeyError: 'planted'",
-    ),
-    "syntax": ("def broken(:", "SyntaxError: "),
-    "no_execute": ("class TritonPythonModel: pass", "does not implement `execute` method."),
-    "no_class": ("x = 1", "has no attribute 'TritonPythonModel'"),
-    "no_import": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
-}
+NO_SUCH_READINESS = """
+class TritonPythonModel:
+    def execute(self, requests): pass
+    @property
+    def is_ready(self): raise KeyError('planted')
+"""
 
 
 @pytest.fixture(scope="module")
@@ -397,9 +388,7 @@ def half_broken(tmp_path_factory):
     write_code_model(repository, "many", config="instance_group [{ count: 3 }]")
     for name, (code, _) in BAD_STARTS.items():
         write_code_model(repository, name, initialize=code)
-    for name, (source, _) in BAD_FILES.items():
-        write_model(repository, name, source)
-    (write_model(repository, "no_file", "") / "1" / "model.py").unlink()
+    write_model(repository, "no_such_readiness", NO_SUCH_READINESS)
     write_code_model(repository, "needs_gpu", config="instance_group [{ kind: KIND_GPU }]")
     write_code_model(
         repository,
@@ -421,8 +410,8 @@ def half_broken(tmp_path_factory):
 
 
 REASONS = {
-    **{name: text for name, (_, text) in (BAD_STARTS | BAD_FILES).items()},
-    "no_file": "Python model file not found in '",
+    **{name: text for name, (_, text) in BAD_STARTS.items()},
+    "no_such_readiness": "KeyError: 'planted'",
     "one_of_two": "ValueError: second",
     "needs_gpu": "KIND_GPU",
     "many": "asks for 3 instances: expected at most 2 (--max-model-instances)",

@@ -44,28 +44,6 @@ def test_an_output_that_does_not_fit(api):
         assert not shm.get_contents_as_numpy(target, np.uint8, [400]).any()
 
 
-def test_places_outside_a_region_and_unknown_regions(api):
-    library, client = api
-    with regions(client, 400):
-        for given, text in (
-            (shared_input(library, "0", [10], offset=364), "Invalid offset + byte size for"),
-            (shared_input(library, "0", [10], offset=400), "Invalid offset for"),
-            (shared_input(library, "0", [101]), "Invalid offset + byte size for"),
-            (shared_input(library, "9", [10]), "Unable to find shared memory region: '9'"),
-            (
-                shared_input(library, "0", [10], nbytes=36),
-                "input byte size mismatch for input 'IN'",
-            ),
-        ):
-            with pytest.raises(InferenceServerException, match=text.replace("+", "[+]")):
-                client.infer("echo", [given])
-        # The form of this request is known when its region goes.
-        infer(library, client, "echo", 10, "0", None)
-        client.unregister_system_shared_memory("0")
-        with pytest.raises(InferenceServerException, match="Unable to find shared memory region"):
-            infer(library, client, "echo", 10, "0", None)
-
-
 def test_wrong_strings_fail_alone(server, http):
     good, bad = b"\2\0\0\0ab", b"\3\0\0\0ab"
     with regions(http, 64) as (source,):
