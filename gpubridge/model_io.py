@@ -31,6 +31,7 @@ class InputForm:
     - ``nbytes``: size of the tensor as sent.
     - ``data``: the bytes, if they were parsed from the request's form.
     - ``region``: their region of client memory (`SharedRegion`), if any.
+    - ``miscounted``: whether ``data`` has another number of strings than ``shape`` of elements.
     """
 
     name: str
@@ -39,6 +40,7 @@ class InputForm:
     nbytes: int
     data: bytes | None = None
     region: Any = None
+    miscounted: bool = False
 
 
 def check_inputs(
@@ -117,6 +119,10 @@ class _Check:
                 f"'{name}' expects '{spec.datatype}'"
             )
         batched = self._config.max_batch_size > 0
+        if batched and not entry.shape:
+            raise self.error(
+                f"input '{entry.name}' has no shape but model requires batch dimension for '{name}'"
+            )
         expected = (-1, *spec.dims) if batched else spec.dims
         shape = entry.shape
         fits = len(shape) == len(expected) and all(
@@ -170,19 +176,24 @@ def model_shape(entry: InputForm, config: ModelConfig) -> tuple[int, ...]:
 
 
 def as_configured(name: str, shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
-    """Return the shape that clients see, before the configured reshape of an output."""
+    """Return the shape that clients see, before the configured reshape of an output.
+
+    Raises BridgeError: INTERNAL, with Triton's text, for a shape that cannot be that of the configured
+    output, which clients know from the model's metadata.
+    """
     output = config.outputs_by_name.get(name)
     if output is None or output.reshape is None:
         return shape
     batched = 1 if config.max_batch_size else 0
     batch, returned = shape[:batched], shape[batched:]
-    if len(returned) != len(output.reshape):
-        return shape
-    variable = [dim for dim, known in zip(returned, output.reshape, strict=True) if known < 0]
-    if len(variable) != sum(dim < 0 for dim in output.dims):
-        return shape
-    configured = batch + tuple(variable.pop(0) if dim < 0 else dim for dim in output.dims)
-    # A shape that matches neither is passed on, like all shapes that models return.
-    if element_count(configured) != element_count(shape):
-        return shape
-    return configured
+    variable: list[int] = []
+    if len(returned) == len(output.reshape):
+        variable = [dim for dim, known in zip(returned, output.reshape, strict=True) if known < 0]
+    if len(variable) == sum(dim < 0 for dim in output.dims):
+        configured = batch + tuple(variable.pop(0) if dim < 0 else dim for dim in output.dims)
+        if element_count(configured) == element_count(shape):
+            return configured
+    raise BridgeError(
+        f"output tensor shape does not match size of output for '{name}': expected the dims of its "
+        f"reshape {_dims(output.reshape)}, got {_dims(returned)}"
+    )

@@ -9,6 +9,7 @@ from gpubridge.config.connections import (
 )
 from gpubridge.config.load import (
     CONFIG_FILENAME,
+    NotServable,
     complete_model_config,
     custom_config,
     finish_model_config,

@@ -81,14 +81,13 @@ def is_model_directory(path: Path) -> bool:
     )
 
 
-def complete_backend(config: ProtoMessage, model_dir: Path, backends: Backends) -> Path | None:
-    """Fill in ``backend``, ``platform``, ``runtime`` and ``default_model_filename`` as Triton does.
+def choose_backend(config: ProtoMessage, model_dir: Path, backends: Backends) -> None:
+    """Fill in ``backend``, ``platform`` and ``default_model_filename`` as Triton does.
 
-    Returns the ``model.py`` of its backend; None for a Python model or an ensemble. Raises
-    BridgeError: INVALID_ARG for a missing or unknown backend.
+    Raises BridgeError: INVALID_ARG for a missing backend.
     """
-    if config.platform == "ensemble" or config.HasField("ensemble_scheduling"):
-        return None
+    if _is_ensemble(config):
+        return
     if not config.backend:
         config.backend = _implied_backend(config, model_dir, backends)
     expected = _PLATFORM_OF_BACKEND.get(config.backend)
@@ -100,7 +99,14 @@ def complete_backend(config: ProtoMessage, model_dir: Path, backends: Backends) 
             )
     if not config.default_model_filename:
         config.default_model_filename = _DEFAULT_FILES.get(config.backend, "")
-    if config.backend == PYTHON_BACKEND:
+
+
+def find_backend(config: ProtoMessage, model_dir: Path, backends: Backends) -> Path | None:
+    """Return the ``model.py`` of a model's backend; None for a Python model or an ensemble.
+
+    Fills in ``runtime``. Raises BridgeError: INVALID_ARG for an unknown backend.
+    """
+    if _is_ensemble(config) or config.backend == PYTHON_BACKEND:
         return None
     path = backends.find(config.backend)
     if path is None:
@@ -112,6 +118,10 @@ def complete_backend(config: ProtoMessage, model_dir: Path, backends: Backends) 
         )
     config.runtime = config.runtime or BACKEND_FILENAME
     return path
+
+
+def _is_ensemble(config: ProtoMessage) -> bool:
+    return bool(config.platform == "ensemble" or config.HasField("ensemble_scheduling"))
 
 
 def _implied_backend(config: ProtoMessage, model_dir: Path, backends: Backends) -> str:

@@ -12,13 +12,25 @@ from typing import Any
 import orjson
 from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 
-from gpubridge.config.backends import Backends, complete_backend
+from gpubridge.config.backends import Backends, choose_backend, find_backend
 from gpubridge.config.files import read_regular
-from gpubridge.config.model_config import ModelConfig, model_config_from_message
+from gpubridge.config.json_forms import message_from_json
+from gpubridge.config.model_config import (
+    ModelConfig,
+    VersionPolicy,
+    model_config_from_message,
+    version_policy,
+)
 from gpubridge.config.normalise import GpuFallback, normalise_instance_groups, normalise_model
 from gpubridge.config.openai import check_openai
-from gpubridge.config.validate import ignored_features, validate_model
-from gpubridge.errors import invalid, not_found
+from gpubridge.config.text_proto import plain_text
+from gpubridge.config.validate import (
+    check_enumerations,
+    ignored_features,
+    validate_instances,
+    validate_model,
+)
+from gpubridge.errors import BridgeError, invalid, not_found
 from gpubridge.schema import ProtoMessage, message_class, schema_pool
 
 CONFIG_FILENAME = "config.pbtxt"
@@ -29,6 +41,17 @@ _LONGEST = 4 * 1024 * 1024
 _UNKNOWN_NAME = re.compile(r'(Message|Enum) type "([\w.]+)" has no (?:field|value) named "?(\w+)')
 _TENSORS = ("input", "output")
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
+
+
+class NotServable(BridgeError):
+    """A valid configuration that this server or machine cannot serve, in any of the model's versions.
+
+    ``policy``: which versions it has.
+    """
+
+    def __init__(self, reason: BridgeError, policy: VersionPolicy) -> None:
+        super().__init__(reason.message, reason.code)
+        self.policy = policy
 
 
 def load_model_config(
@@ -51,13 +74,14 @@ def load_model_config(
     Returns the configuration with Triton's defaults; a draft if requested, except for an ensemble.
 
     Raises BridgeError: ``NOT_FOUND`` without the directory; ``INVALID_ARG`` for a file that is
-    missing, malformed (with file, line and column), or invalid.
+    missing, malformed (with file, line and column), or invalid; `NotServable` for one that this server
+    or machine cannot serve.
     """
     if not model_dir.is_dir():
         raise not_found(f"the model directory {model_dir} does not exist")
     if not isinstance(override, str):
         path = override or model_dir / CONFIG_FILENAME
-        message = parse_model_config(_read_text(path, required=not draft), str(path))
+        message = parse_model_config(_read_file(path, required=not draft), str(path))
     else:
         message = parse_config_override(override)
     return complete_model_config(
@@ -76,12 +100,12 @@ def custom_config(model_dir: Path, name: str) -> Path | None:
     return path if name and path.is_file() else None
 
 
-def _read_text(path: Path, *, required: bool) -> str:
+def _read_file(path: Path, *, required: bool) -> bytes:
     try:
-        content = read_regular(path)
+        return read_regular(path)
     except FileNotFoundError as error:
         if not required:
-            return ""
+            return b""
         raise invalid(
             f"failed to open text file for read {path}: No such file or directory; write there at "
             'least: backend: "python", max_batch_size, and every input and output with name, '
@@ -89,25 +113,17 @@ def _read_text(path: Path, *, required: bool) -> str:
         ) from error
     except OSError as error:
         raise invalid(f"failed to open text file for read {path}: {error.strerror}") from error
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        column = error.start - content.rfind(b"\n", 0, error.start)
-        raise invalid(
-            f"failed to read text proto from {path}: {line}:{column}: expected UTF-8, got the byte "
-            f"0x{content[error.start]:02x}"
-        ) from error
 
 
-def parse_model_config(text: str, source: str) -> ProtoMessage:
+def parse_model_config(text: str | bytes, source: str) -> ProtoMessage:
     """Parse an ``inference.ModelConfig`` in protobuf's text format, without checks.
 
     Raises BridgeError: ``INVALID_ARG`` with `source`, line, column, and what was expected.
     """
     message = message_class("ModelConfig")()
     try:
-        text_format.Parse(text, message)
+        content = text.encode() if isinstance(text, str) else text
+        text_format.Parse(plain_text(content, source), message)
     except text_format.ParseError as error:
         text_of_error = f"{error}{_real_spelling(str(error))}"
         raise invalid(f"failed to read text proto from {source}: {text_of_error}") from error
@@ -149,18 +165,26 @@ def complete_model_config(
             f"unexpected directory name '{model_dir.name}' for model '{config.name}', "
             "directory name must equal model name"
         )
+    check_enumerations(config)
     count = gpu_count if callable(gpu_count) else lambda: gpu_count
-    backend_file = complete_backend(config, model_dir, backends)
+    choose_backend(config, model_dir, backends)
     notices = normalise_model(config)
-    on_host = 0
-    if config.platform == "ensemble":
-        draft = False
-    else:
-        on_host = normalise_instance_groups(config, count, gpu_fallback, notices)
+    try:
+        backend_file = find_backend(config, model_dir, backends)
+        on_host = 0
+        if config.platform == "ensemble":
+            draft = False
+        else:
+            on_host = normalise_instance_groups(config, count, gpu_fallback, notices)
+            validate_instances(config, count)
+        outputs = () if draft else config.output
+        labels = {output.name: read_labels(output, model_dir) for output in outputs}
+    except BridgeError as error:
+        # An invalid one is that first of all.
+        validate_model(config, draft=draft)
+        raise NotServable(error, version_policy(config)) from error
     notices += ignored_features(config)
-    validate_model(config, count, draft=draft)
-    outputs = () if draft else config.output
-    labels = {output.name: read_labels(output, model_dir) for output in outputs}
+    validate_model(config, draft=draft)
     complete = model_config_from_message(
         config, tuple(notices), labels, backend_file, on_host=on_host, draft=draft
     )
@@ -175,15 +199,14 @@ def parse_config_override(text: str) -> ProtoMessage:
         raise invalid(
             f"Invalid config override: expected at most {_LONGEST} characters, got {len(text)}"
         )
-    message = message_class("ModelConfig")()
-    if text.lstrip()[:1] != "{":
-        # protobuf accepts an empty array and null as an empty configuration.
-        raise invalid(f"Invalid config override: expected a JSON object, got {text[:20]!r}")
     try:
-        json_format.Parse(text, message)
-    except (json_format.ParseError, RecursionError) as error:
+        # Unlike the standard library's json, orjson refuses lone surrogates.
+        values: Any = orjson.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError(f"expected a JSON object, got {text[:20]!r}")  # noqa: TRY004
+        return message_from_json(values)
+    except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
         raise invalid(f"Invalid config override: {error}") from error
-    return message
 
 
 def read_labels(output: ProtoMessage, model_dir: Path) -> tuple[bytes, ...]:
@@ -244,21 +267,9 @@ def _parse(text: str, name: str) -> ProtoMessage:
         values: Any = orjson.loads(text)
         if not isinstance(values, dict):
             raise invalid(f"{source} {text[:40]!r}; expected a ModelConfig that holds a dict")
-        for direction in _TENSORS:
-            _spell_dims(values.get(direction))
-        message = message_class("ModelConfig")()
-        json_format.ParseDict(values, message)
+        return message_from_json(values)
     except (json_format.ParseError, ValueError, TypeError, RecursionError) as error:
         raise invalid(f"{source} no valid configuration: {error}") from error
-    return message
-
-
-def _spell_dims(tensors: Any) -> None:
-    """Accept a single dimension without its list, as Triton does."""
-    if isinstance(tensors, list):
-        for tensor in tensors:
-            if isinstance(tensor, dict) and isinstance(tensor.get("dims"), int):
-                tensor["dims"] = [tensor["dims"]]
 
 
 def _merge(model: ProtoMessage, message: ProtoMessage) -> None:

@@ -246,7 +246,7 @@ def model_config_from_message(
         outputs=tuple(_tensor_spec(tensor, labels.get(tensor.name, ())) for tensor in outputs),
         instance_groups=tuple(_instance_group(group) for group in message.instance_group),
         default_model_filename=message.default_model_filename,
-        version_policy=_version_policy(message.version_policy),
+        version_policy=version_policy(message),
         parameters={key: value.string_value for key, value in message.parameters.items()},
         decoupled=message.model_transaction_policy.decoupled,
         message=message,
@@ -284,7 +284,9 @@ def _instance_group(group: ProtoMessage) -> InstanceGroup:
     )
 
 
-def _version_policy(policy: ProtoMessage) -> VersionPolicy:
+def version_policy(message: ProtoMessage) -> VersionPolicy:
+    """Return the policy in a normalised message."""
+    policy = message.version_policy
     choice = policy.WhichOneof("policy_choice")
     if choice == "latest":
         return VersionPolicy("latest", latest=policy.latest.num_versions)

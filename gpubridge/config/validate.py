@@ -7,9 +7,11 @@ cannot work are refused with texts of our own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence
 from math import prod
 from pathlib import PurePosixPath
+
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from gpubridge.config.model_config import (
     FIRST_RESPONSE_FAMILY,
@@ -20,6 +22,16 @@ from gpubridge.config.model_config import (
 from gpubridge.errors import invalid
 from gpubridge.schema import ProtoMessage, enum_name
 
+_CHECKED_ENUMERATIONS = frozenset(
+    {
+        "inference.ModelInput.data_type",
+        "inference.ModelOutput.data_type",
+        "inference.ModelInstanceGroup.kind",
+        "inference.ModelSequenceBatching.Control.data_type",
+        "inference.ModelSequenceBatching.State.data_type",
+        "inference.ModelWarmup.Input.data_type",
+    }
+)
 _PYTHON_RUNTIMES = ("", "libtriton_python.so")
 _BACKEND_RUNTIMES = ("", "model.py")
 
@@ -42,9 +54,27 @@ _IGNORED_FIELDS = {
 }
 
 
-def validate_model(
-    config: ProtoMessage, gpu_count: Callable[[], int], *, draft: bool = False
-) -> None:
+def check_enumerations(message: ProtoMessage, path: str = "") -> None:
+    """Raise ``BridgeError(INVALID_ARG)`` for a number that its enumeration has no name for.
+
+    Those of data types and of instances are left to the checks of these.
+    """
+    for field, value in message.ListFields():
+        here = f"{path}{field.name}"
+        values = value if isinstance(value, MutableSequence) else [value]
+        if isinstance(value, MutableMapping):
+            values = [value[key] for key in value]
+        for each in values:
+            if isinstance(each, Message):
+                check_enumerations(each, f"{here}.")
+            elif field.enum_type is not None and field.full_name not in _CHECKED_ENUMERATIONS:
+                known = field.enum_type.values_by_number
+                if each not in known:
+                    names = ", ".join(known[number].name for number in sorted(known))
+                    raise invalid(f"{here}: expected one of {names}, got the number {each}")
+
+
+def validate_model(config: ProtoMessage, *, draft: bool = False) -> None:
     """Raise ``BridgeError(INVALID_ARG)`` for the first error in `config`.
 
     The inputs and outputs of a ``draft`` are not checked: its model may still complete them.
@@ -57,10 +87,35 @@ def validate_model(
     _validate_counts(config)
     _validate_metrics(config)
     _validate_scheduling(config)
+    _validate_sequence_tensors(config)
     if config.platform != "ensemble":
         _validate_execution(config)
-        for group in config.instance_group:
-            _validate_instance_group(config, group, gpu_count)
+
+
+def validate_instances(config: ProtoMessage, gpu_count: Callable[[], int]) -> None:
+    """Raise ``BridgeError(INVALID_ARG)`` for what this server or machine cannot run."""
+    own = _PYTHON_RUNTIMES if config.backend == "python" else _BACKEND_RUNTIMES
+    if config.runtime not in own:
+        raise invalid(
+            f"unable to find backend library '{config.runtime}' for model '{config.name}': "
+            "this server runs Python models itself; remove the field 'runtime'"
+        )
+    for group in config.instance_group:
+        _validate_instance_group(config, group, gpu_count)
+
+
+def _validate_sequence_tensors(config: ProtoMessage) -> None:
+    """Refuse two inputs of one name, of which the model would find only one."""
+    sequence = config.sequence_batching
+    origins = {tensor.name: "an input of clients" for tensor in config.input}
+    added = [(tensor.name, "a control input") for tensor in sequence.control_input]
+    added += [(state.input_name, "a state") for state in sequence.state]
+    for name, origin in added:
+        if origins.setdefault(name, origin) != origin:
+            raise invalid(
+                f"model input '{name}' of {config.name}: expected one source, got {origins[name]} and "
+                f"{origin}; give one of them another name"
+            )
 
 
 def _validate_counts(config: ProtoMessage) -> None:
@@ -250,12 +305,6 @@ def _validate_execution(config: ProtoMessage) -> None:
         raise invalid(
             f"default_model_filename '{filename}' of model '{config.name}' leads out of the "
             "version directory; give a path inside it, such as model.py"
-        )
-    own = _PYTHON_RUNTIMES if config.backend == "python" else _BACKEND_RUNTIMES
-    if config.runtime not in own:
-        raise invalid(
-            f"unable to find backend library '{config.runtime}' for model '{config.name}': "
-            "this server runs Python models itself; remove the field 'runtime'"
         )
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     ModelSettings.from_parameters(parameters, config.name)

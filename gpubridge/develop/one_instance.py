@@ -170,9 +170,11 @@ class OneInstanceLoader(ModelLoader):
         self._directory = directory
         self._version = version
 
-    async def prepare(self, name: str, source: ModelSource) -> PreparedModel:
+    async def prepare(
+        self, name: str, source: ModelSource, was: PreparedModel | None = None
+    ) -> PreparedModel:
         """Read a model's configuration and choose its versions; raises as `ModelLoader.prepare`."""
-        prepared = await super().prepare(name, source)
+        prepared = await super().prepare(name, source, was)
         if source.directory != self._directory:
             return prepared
         version = self._version or prepared.versions[-1]

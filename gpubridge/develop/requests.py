@@ -18,7 +18,7 @@ from gpubridge.errors import invalid
 from gpubridge.host_shm import HostArena
 from gpubridge.protocol.body import check_strings, input_copy
 from gpubridge.protocol.infer_request import parse_request
-from gpubridge.protocol.json_tensor import data_from_json
+from gpubridge.protocol.json_tensor import input_from_json
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor import bytes_codec
@@ -87,8 +87,12 @@ def _from_text(spec: TensorSpec, text: str) -> InputTensor:
     shape = _shape(value)
     if spec.datatype in ("FP16", "BF16"):
         return InputTensor(spec.name, spec.datatype, shape, _halves(spec, value, shape))
-    data = data_from_json(spec.name, spec.datatype, element_count(shape), [value])
-    return InputTensor(spec.name, spec.datatype, shape, data)
+    entry = input_from_json(spec.name, spec.datatype, shape, [value])
+    if entry.miscounted:
+        raise invalid(
+            f"input '{spec.name}': expected lists of one length in each list, got {text!r}"
+        )
+    return InputTensor(spec.name, spec.datatype, shape, entry.data or b"")
 
 
 def _shape(value: Any) -> tuple[int, ...]:

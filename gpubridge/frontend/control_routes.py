@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import math
 import re
 from collections.abc import Callable, Coroutine, Iterable
@@ -245,7 +244,7 @@ def _device_memory(given: Any) -> tuple[bytes, int, int]:
     """Return the handle, device and size of device memory that a client registers."""
     encoded = _field(_field(given, "raw_handle"), "b64")
     try:
-        handle = base64.b64decode(encoded if type(encoded) is str else "", validate=True)
+        handle = control.decode_base64(encoded if type(encoded) is str else "")
     except ValueError:
         handle = b""
     if len(handle) != _HANDLE_BYTES:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpubridge.errors import BridgeError, invalid, unavailable
 from gpubridge.host_shm import HostArena
+from gpubridge.model_io import InputForm
 from gpubridge.protocol.request_form import LENGTH_BYTES, RequestForm
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.bytes_codec import string_fault
-from gpubridge.tensor.dtypes import item_size
+from gpubridge.tensor.dtypes import element_count, item_size
 
 ALIGNMENT = 64
 """Alignment of the first tensor after a header."""
@@ -141,6 +142,18 @@ def input_copy(form: RequestForm, binary: memoryview, arena: HostArena) -> Input
             sources.append(binary[at : at + entry.nbytes])
             at += entry.nbytes
     return InputCopy(packed_places([entry.nbytes for entry in form.sent]), sources, arena)
+
+
+def check_json_strings(identifier: str, inputs: Sequence[InputForm], model: str) -> None:
+    """Check that inputs whose strings came as JSON have as many as their shapes say.
+
+    Raises BridgeError: INVALID_ARG with Triton's text.
+    """
+    for entry in inputs:
+        if entry.miscounted and entry.data is not None:
+            count = element_count(entry.shape)
+            fault = string_fault(identifier, entry.name, model, memoryview(entry.data), count)
+            raise invalid(fault)
 
 
 def check_strings(form: RequestForm, model: str, data: Sequence[memoryview]) -> None:

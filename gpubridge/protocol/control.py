@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -22,6 +21,9 @@ from gpubridge.telemetry.settings import (
 SEVERITIES = ("info", "warning", "error")
 _UINT32 = (1 << 32) - 1
 _PIECE = 1 << 20
+_BLANKS = b" \t\n\v\f\r"
+_PADDING = b"="
+_ESCAPE = b"\\"
 
 
 class LoadParameters(NamedTuple):
@@ -64,25 +66,39 @@ def _read_load(long: LongStrings) -> LoadParameters:
             )
         if type(value) is not str:
             raise internal("attempt to access JSON non-string as string")
-        text = long.text(value)
-        if name != "config":
-            files[name] = _decoded(name, value if text is None else text)
-        else:
-            config = value if text is None else parse_json(b'"%b"' % bytes(text))
+        raw = long.text(value)
+        text: str | memoryview = value if raw is None else raw
+        if raw is not None and (name == "config" or _ESCAPE in bytes(raw)):
+            text = parse_json(b'"%b"' % bytes(raw))
+        if name == "config":
+            config = str(text)
+            continue
+        try:
+            files[name] = decode_base64(text)
+        except ValueError as error:
+            raise invalid(f"expected the content of '{name}' in base64: {error}") from error
     return LoadParameters(config, files)
 
 
-def _decoded(name: str, text: str | memoryview) -> bytes:
+def decode_base64(text: str | memoryview) -> bytes:
+    """Return the bytes of a text in base64, as programs write it: in lines, and with padding or without.
+
+    Raises ValueError for other characters, and for a text that is cut short.
+    """
     pieces = []
-    try:
-        # In pieces, so that other threads run between them.
-        for at in range(0, len(text), _PIECE):
-            piece = base64.b64decode(text[at : at + _PIECE], validate=True)
-            if len(piece) < _PIECE // 4 * 3 and at + _PIECE < len(text):
-                raise ValueError("Excess data after padding")
-            pieces.append(piece)
-    except (binascii.Error, ValueError) as error:
-        raise invalid(f"expected the content of '{name}' in base64: {error}") from error
+    rest = b""
+    # In pieces, so that other threads run between them.
+    for at in range(0, len(text), _PIECE):
+        part = text[at : at + _PIECE]
+        rest += (part.encode("ascii") if isinstance(part, str) else bytes(part)).translate(
+            None, _BLANKS
+        )
+        if _PADDING not in rest:
+            whole = len(rest) // 4 * 4
+            pieces.append(base64.b64decode(rest[:whole], validate=True))
+            rest = rest[whole:]
+    end = rest.rstrip(_PADDING)
+    pieces.append(base64.b64decode(end + _PADDING * (-len(end) % 4), validate=True))
     return b"".join(pieces)
 
 
@@ -91,17 +107,22 @@ def read_unload(body: bytes) -> bool:
 
     Raises BridgeError: INTERNAL, with Triton's text, for a malformed body.
     """
-    value = _load_parameters(body).get("unload_dependents", False)
+    value = _load_parameters(body, optional=True).get("unload_dependents")
+    if value is None:
+        return False
     if type(value) is not bool:
         raise internal("attempt to access JSON non-boolean as boolean")
     return value
 
 
-def _load_parameters(body: bytes) -> dict[str, Any]:
+def _load_parameters(body: bytes, *, optional: bool = False) -> dict[str, Any]:
+    """Return the parameters of a request; ``optional``: null is none."""
     document = parse_json(body) if body else {}
     if type(document) is not dict:
         return {}
     parameters = document.get("parameters", {})
+    if parameters is None and optional:
+        return {}
     if type(parameters) is not dict:
         raise internal("attempt to get members for non-object")
     return parameters

@@ -10,11 +10,11 @@ import orjson
 
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import BridgeError, invalid
-from gpubridge.model_io import InputForm
+from gpubridge.model_io import InputForm, as_configured
 from gpubridge.protocol.fields import JsonObject, checked_id, internal, json_parameters, parse_json
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.infer_response import json_members
-from gpubridge.protocol.json_tensor import data_from_json, data_to_json
+from gpubridge.protocol.json_tensor import data_to_json, input_from_json
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, InferResponse, LongParameters
 from gpubridge.tensor.dtypes import element_count
@@ -42,10 +42,9 @@ def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
     return generate_form(document, config)
 
 
-def generate_form(document: JsonObject, config: ModelConfig) -> RequestForm:
+def generate_form(document: JsonObject, config: ModelConfig, identifier: str = "") -> RequestForm:
     """Return the form of a generate request's members; raises BridgeError as `parse_generate` does."""
     specs = config.inputs_by_name
-    identifier = ""
     inputs: list[InputForm] = []
     parameters: JsonObject = {}
     for name, value, nested in _members(document):
@@ -54,7 +53,8 @@ def generate_form(document: JsonObject, config: ModelConfig) -> RequestForm:
         elif name == "id" and not nested:
             if type(value) is not str:
                 raise internal("Unable to parse 'id': attempt to access JSON non-string as string")
-            identifier = checked_id(value)
+            # Models get it among the parameters, too, as in Triton.
+            identifier = parameters[name] = checked_id(value)
         elif type(value) in (bool, int, str, float):
             parameters[name] = value
         else:
@@ -73,7 +73,10 @@ def generate_form(document: JsonObject, config: ModelConfig) -> RequestForm:
         if not parameters or given.issuperset(config.required_inputs):
             raise
         # A parameter may be a misspelt input.
-        names = ", ".join(f"'{name}'" for name in [*parameters][:_FEW_NAMES])
+        taken = [name for name in parameters if name != "id" or name not in document]
+        if not taken:
+            raise
+        names = ", ".join(f"'{name}'" for name in taken[:_FEW_NAMES])
         raise invalid(f"{error.message} Taken as parameters: {names}.") from error
 
 
@@ -139,8 +142,7 @@ def _input(spec: TensorSpec, value: Any, config: ModelConfig) -> InputForm:
     shape = _shape(spec, len(values), config)
     if shape is None:
         raise invalid(f"The schema can not convert input '{spec.name}' to tensor with proper shape")
-    data = data_from_json(spec.name, spec.datatype, element_count(shape), values)
-    return InputForm(spec.name, spec.datatype, shape, len(data), data)
+    return input_from_json(spec.name, spec.datatype, shape, values)
 
 
 def _shape(spec: TensorSpec, count: int, config: ModelConfig) -> tuple[int, ...] | None:
@@ -176,8 +178,8 @@ def encode_generated(
         for name, value in parameters.items():
             members[name] = _value(value)
     tensors = zip(response.signature.tensors, response.shapes, response.buffers, strict=True)
-    for spec, shape, buffer in tensors:
-        count = element_count(shape)
+    for spec, returned, buffer in tensors:
+        count = element_count(as_configured(spec.name, returned, config))
         data = data_to_json(spec.name, spec.datatype, count, buffer)
         members[spec.name] = memoryview(data)[1:-1] if count == 1 else data
     pieces: list[bytes | memoryview] = []

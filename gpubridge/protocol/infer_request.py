@@ -7,12 +7,14 @@ later ones with it (`gpubridge.protocol.request_templates`).
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
-from gpubridge.config import ModelConfig
+from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.dataplane import RequestTemplates
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.model_io import InputForm, check_inputs
+from gpubridge.protocol.body import check_json_strings
 from gpubridge.protocol.fields import (
     JsonObject,
     array,
@@ -29,7 +31,7 @@ from gpubridge.protocol.json_tensor import (
     JSON_DATATYPES,
     JsonValues,
     NotPacked,
-    data_from_json,
+    input_from_json,
     parse_without_values,
 )
 from gpubridge.protocol.long_strings import NO_LONG_STRINGS, LongStrings
@@ -126,6 +128,7 @@ def make_form(  # noqa: PLR0913  (the parts of a request)
 ) -> RequestForm:
     """Return the form of a request after checking it against the model; raises BridgeError."""
     check_inputs(identifier, inputs, config)
+    check_json_strings(identifier, inputs, config.name)
     at = 0
     places = []
     for entry in sent_inputs(inputs):
@@ -162,9 +165,10 @@ def _check_following(inputs: list[InputForm], following: int, model: str) -> Non
 def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
     """Return the form of a request without a header: the body is the model's only input.
 
-    The body of a BYTES input is one string, whose length is written before it.
+    One variable dim follows from the size of the body. The body of a BYTES input is one string, whose
+    length is written before it.
 
-    Raises BridgeError for a model with several inputs, or with an input of variable shape.
+    Raises BridgeError for a model with several inputs, or with an input of several variable dims.
     """
     if len(config.inputs) != 1:
         raise invalid(
@@ -172,15 +176,9 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
             f"but got {len(config.inputs)} inputs in '{config.name}' model configuration"
         )
     spec = config.inputs[0]
-    unknown = [i for i, dim in enumerate(spec.dims) if dim < 0]
-    shape = [1, *spec.dims] if config.max_batch_size else list(spec.dims)
-    if unknown:
-        raise invalid(
-            "[request id: <id_unknown>] The shape of the raw input "
-            f"'{spec.name}' can not be deduced: its dims {list(spec.dims)} in the configuration of "
-            f"'{config.name}' are variable; send a JSON header with its shape"
-        )
     text = spec.datatype == "BYTES"
+    dims = _raw_dims(spec, nbytes)
+    shape = [1, *dims] if config.max_batch_size else dims
     before = LENGTH_BYTES if text else 0
     entry = InputForm(spec.name, spec.datatype, tuple(shape), before + nbytes)
     if text and not nbytes:
@@ -191,6 +189,22 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
     form = placed_form([entry], None, places, NO_CONTEXT, NO_OPTIONS, config)
     form.binary_bytes = nbytes
     return form
+
+
+def _raw_dims(spec: TensorSpec, nbytes: int) -> list[int]:
+    """Return the dims of an input whose bytes are the whole body; raises BridgeError."""
+    if sum(dim < 0 for dim in spec.dims) > 1:
+        raise invalid(
+            f"[request id: <id_unknown>] The shape of the raw input '{spec.name}' can not be deduced "
+            "because there are more than one variable-sized dimension; send a JSON header with its shape"
+        )
+    if spec.datatype == "BYTES" and spec.dims != (1,):
+        raise invalid(
+            f"[request id: <id_unknown>] For BYTE datatype raw input '{spec.name}', the model must have "
+            "input shape [1]; send a JSON header with its shape"
+        )
+    known = (item_size(spec.datatype) or 1) * prod(dim for dim in spec.dims if dim > 0)
+    return [nbytes // known if dim < 0 else dim for dim in spec.dims]
 
 
 def _has(document: Any, name: str) -> bool:
@@ -228,13 +242,15 @@ def _input(entry: Any, check_region: CheckRegion) -> InputForm:
         check_region(place)
         return InputForm(name, datatype, shape, place.nbytes, region=place)
     if "data" in entry:
+        if not shape:
+            # No model takes it, whatever its data.
+            return InputForm(name, datatype, shape, 0, b"")
         values = entry["data"]
-        count = _count(shape)
         if type(values) is JsonValues and datatype in JSON_DATATYPES:
-            data = values.pack(datatype, count)
-        else:
-            data = data_from_json(name, datatype, count, array(entry, "data"))
-        return InputForm(name, datatype, shape, len(data), data)
+            data = values.pack(datatype, _count(shape))
+            return InputForm(name, datatype, shape, len(data), data)
+        _count(shape)
+        return input_from_json(name, datatype, shape, array(entry, "data"))
     return InputForm(name, datatype, shape, unsigned(size, "binary_data_size"))
 
 
@@ -242,8 +258,8 @@ _NONE: JsonObject = {}
 
 
 def _members(parameters: Any) -> JsonObject:
-    """Return the parameters of an input or output; as in Triton, an empty array is allowed."""
-    return _NONE if parameters == [] else _object(parameters)
+    """Return the parameters of an input or output; as in Triton, null and an empty array are none."""
+    return _NONE if parameters is None or parameters == [] else _object(parameters)
 
 
 def _object(parameters: Any) -> JsonObject:

@@ -13,10 +13,11 @@ import numpy as np
 
 from gpubridge import dataplane
 from gpubridge.errors import BridgeError, invalid
+from gpubridge.model_io import InputForm
 from gpubridge.protocol.fields import internal, parse_json
 from gpubridge.protocol.long_strings import LongStrings
 from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import DATATYPES, numbers_to_bytes
+from gpubridge.tensor.dtypes import DATATYPES, element_count, numbers_to_bytes
 
 _BINARY_ONLY = ("FP16", "BF16")
 JSON_DATATYPES = frozenset(DATATYPES) - {*_BINARY_ONLY}
@@ -25,27 +26,33 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _UINT64 = range(1 << 64)
 
 
-def data_from_json(name: str, datatype: str, count: int, data: list[Any]) -> bytes:
-    """Return the bytes of a tensor given as (possibly nested) JSON arrays.
+def input_from_json(name: str, datatype: str, shape: tuple[int, ...], data: list[Any]) -> InputForm:
+    """Return an input given as (possibly nested) JSON arrays.
 
-    ``count``: the number of elements of the shape.
+    Strings may be more or fewer than the shape has elements: that is looked at after the shape, as in
+    Triton.
 
-    Raises BridgeError: with Triton's text, for values of a wrong type or number; INVALID_ARG for one
-    beyond the datatype's range.
+    Raises BridgeError: with Triton's text, for values of a wrong type, or numbers of a wrong number;
+    INVALID_ARG for one beyond the datatype's range.
     """
     if datatype in _BINARY_ONLY:
         raise invalid(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data "
             f"format for input {name}"
         )
+    count = element_count(shape)
     values = list(_flat(data))
     # As in Triton, surplus values are an error whatever their type.
     _check_values(datatype, values[:count])
+    if datatype == "BYTES":
+        _check_values(datatype, values)
+        encoded = bytes_codec.encode(np.array(values, dtype=object))
+        miscounted = len(values) != count
+        return InputForm(name, datatype, shape, len(encoded), encoded, miscounted=miscounted)
     if len(values) != count:
         raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
-    if datatype == "BYTES":
-        return bytes_codec.encode(np.array(values, dtype=object))
-    return numbers_to_bytes(name, datatype, values)
+    packed = numbers_to_bytes(name, datatype, values)
+    return InputForm(name, datatype, shape, len(packed), packed)
 
 
 def _flat(data: list[Any]) -> Iterator[Any]:

@@ -201,14 +201,14 @@ class OpenAiRequest:
                 f"The model '{self.model}' does not serve {self.endpoint}", "model", None, 404
             )
         if REQUEST_INPUT not in config.inputs_by_name:
-            return generate_form(self._generate_members(identifier, config), config)
+            return generate_form(self._generate_members(config), config, identifier)
         dims = config.inputs_by_name[REQUEST_INPUT].dims
         shape = (1,) * (len(dims) + bool(config.max_batch_size))
         data = len(self._body).to_bytes(4, "little") + self._body
         entry = InputForm(REQUEST_INPUT, "BYTES", shape, len(data), data)
         return make_form(identifier, [entry], None, False, NO_CONTEXT, NO_OPTIONS, config)
 
-    def _generate_members(self, identifier: str, config: ModelConfig) -> dict[str, Any]:
+    def _generate_members(self, config: ModelConfig) -> dict[str, Any]:
         """Return the members of a generate request: the text, and the other scalars of the body."""
         name = _REQUIRED[self.endpoint]
         text = self._members[name]
@@ -223,7 +223,7 @@ class OpenAiRequest:
         }
         if "exclude_input_in_output" in config.inputs_by_name:
             members.setdefault("exclude_input_in_output", True)
-        return {**members, "id": identifier, TEXT_INPUT: texts}
+        return {**members, TEXT_INPUT: texts}
 
 
 def _check_limit(name: str, value: int) -> None:

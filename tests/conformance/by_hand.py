@@ -47,6 +47,45 @@ more `raw_input_contents` than inputs that need them
 an input or output that is declared twice
     is taken; two inputs of one name refuse every request | counts once, with a warning; declared in two
     ways it is refused | published configurations have the same twice; which of the two is meant is unclear
+`config.pbtxt`: `01` or `0x1` for a truth value; an escape `\\ud83d` without its second half
+    are taken | are refused, with the place | no program writes them
+JSON of a configuration that a client sends: single quotes, names without quotes, commas before a
+bracket
+    are taken | are refused | RFC 8259
+a configuration with the number of an enumeration's value that has no name, as in `timeout_action:
+7`; a `minimum_slot_utilization` of `nan`
+    is loaded | is refused, with the names; the utilization with its range | most likely a mistake
+KIND_AUTO with `gpus: [ 0 ]`, and there is no GPU
+    does not load | runs on the host, with a warning | that is what AUTO asks for
+several kinds of control in one `control_input`
+    only the last one is sent | is refused | the model would wait for the others
+a control input or a state that has the name of an input, or of one another
+    takes the place of what clients send | is refused | the model would not get an input that it
+    declares
+order of `request.inputs()` with control inputs and states
+    that of a hash table: chance | inputs in the request's order, then controls, then states |
+    repeatable
+a control of CONTROL_SEQUENCE_CORRID with a numeric type, and a `sequence_id` that is a string
+    the model gets bytes of an address of the server | 400 | a defect of Triton
+a control of CONTROL_SEQUENCE_CORRID with TYPE_STRING
+    400: the id counts as two strings | the model gets the id | a defect of Triton
+a model is loaded with a client's configuration before it was ever loaded from its files; then it is
+loaded again without one
+    the configuration is that of the files | the client's configuration stays until the files change or
+    the model is unloaded, as in all other cases | a load that is repeated changes nothing
+files that a client sends with a load: other characters than those of base64 and blanks
+    are skipped | 400 | part of a file is no file
+`null` for `shared_memory_region`, its offset or its size in parameters of an input or output
+    400 or 500 | taken as left out | serializers of optional fields write null
+JSON values beside a shape without elements, as `[ 0 ]`
+    are ignored, or the request is never answered | 500, as for any other wrong number of values | it is
+    not what the client meant
+`Content-Encoding` of a request that is no inference: an unknown one, or a body that is not in it
+    is ignored, with the body | 501, 400 | a setting that was sent should not be lost silently
+`Content-Encoding: gzip` and `deflate` for `/generate`
+    400 | are unpacked | as over `/infer`
+a body of an unload that is no JSON, or whose parameters are none
+    is ignored | 500 | `unload_dependents` may have been meant
 strings of a `config.pbtxt` that are not UTF-8
     are loaded | are refused, with the place | protobuf's text is UTF-8
 gRPC's certificate is missing, or its key is another's

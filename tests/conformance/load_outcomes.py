@@ -68,7 +68,7 @@ OTHERWISE: dict[str, tuple[Difference, str]] = {
     ),
     "one_version_of_two_broken": (ONE_VERSION_BROKEN, LOADS),
     "auto_complete_dies": (LOADING_HANGS, DIED),
-    "auto_complete_bad_dtype": (NO_COMPLETION, NOTHING_VALID + r".* enum value TYPE_NONE "),
+    "auto_complete_bad_dtype": (NO_COMPLETION, NOTHING_VALID + r"data_type: .* got 'TYPE_NONE'"),
     "auto_complete_unknown_field": (
         NO_COMPLETION,
         NOTHING_VALID + r".* no field named \"no_such\"",

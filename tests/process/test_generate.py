@@ -44,7 +44,7 @@ def test_generate_gives_the_one_response(server):
     )
     assert (status, kind) == (200, "application/json")
     assert json.loads(answer) == {
-        "OUT": '{"k":1}',
+        "OUT": '{"id":"i","k":1}',
         "id": "i",
         "model_name": "m",
         "model_version": "1",
@@ -106,7 +106,7 @@ def test_members_that_may_be_misspelt_inputs_are_named(server):
 def test_values_may_look_like_names(server):
     code = 'request.get_response_sender().send(answer(request.parameters()), FINAL) # "k" "k" "id"'
     _, _, answer = generate(server, code, k="CODE", id="\u00e9")
-    assert json.loads(json.loads(answer)["OUT"]) == {"k": "CODE"}
+    assert json.loads(json.loads(answer)["OUT"]) == {"k": "CODE", "id": "\u00e9"}
 
 
 def test_generate_over_http_1_0_ends_with_the_connection(server):

@@ -45,17 +45,25 @@ def _rows(client):
     return index if isinstance(index, list) else [{"name": row.name} for row in index.models]
 
 
-def test_a_config_override_lasts_until_the_next_load(model):
+def test_a_config_override_lasts_until_the_files_change_or_an_unload(model):
     server, repository, name = model
     for version in (1, 2):
         write(repository, name, version=version)
+    grpc_client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
     assert control(server, "load", name, config=CONFIG) == (200, "")
     assert ask(server, name, version="1") == "a/1"
     told = json.loads(server.request("GET", f"/v2/models/{name}/config")[2])
     assert told["version_policy"] == {"all": {}}
+    # A load that is repeated changes nothing.
+    assert control(server, "load", name) == (200, "")
+    grpc_client.load_model(name)
+    assert ask(server, name, version="1") == "a/1"
+    write(repository, name, "b", version=2)
     assert control(server, "load", name) == (200, "")
     assert ask(server, name, version="1")[0] == 503
-    assert ask(server, name) == "a/2"
+    assert ask(server, name) == "b/2"
+    assert not grpc_client.is_model_ready(name, "1")
+    grpc_client.close()
     # What GET says can be sent back.
     assert control(server, "load", name, config=json.dumps(told)) == (200, "")
     assert ask(server, name, version="1") == "a/1"
@@ -65,6 +73,7 @@ def test_a_config_override_lasts_until_the_next_load(model):
     ("parameters", "status", "text"),
     [
         ({"config": "junk"}, 500, "Invalid config override: "),
+        ({"config": ""}, 500, "Invalid config override: "),
         (
             {"config": json.dumps({"backend": "y" * (4 << 20)})},
             500,
@@ -178,3 +187,15 @@ def test_large_files_over_grpc(explicit_server, compression):
         request.parameters["wrong"].bytes_param = content
         with pytest.raises(grpc.RpcError, match="unrecognized load parameter 'wrong'"):
             stub.RepositoryModelLoad(request, timeout=150)
+
+
+def test_a_configuration_that_cannot_be_served_fails_each_version(model):
+    server, repository, name = model
+    write(repository, name)
+    group = {"instance_group": {"kind": "KIND_CPU", "gpus": 0}}
+    told = control(server, "load", name, config=json.dumps({**json.loads(CONFIG), **group}))
+    reason = f"instance group {name}_0 of model {name} has kind KIND_CPU but specifies"
+    assert told[0] == 400
+    assert f"version 1 is at UNAVAILABLE state: Invalid argument: {reason}" in told[1]
+    row = server.index()[name, 1]
+    assert (row["state"], row["reason"][: len(reason)]) == ("UNAVAILABLE", reason)

@@ -187,7 +187,7 @@ class VirtualLoader(ModelLoader):
         self.models[name] = config or self.models[name][0], versions, failure
         self.revisions[name] = self.revisions.get(name, 0) + 1
 
-    async def prepare(self, name, source):
+    async def prepare(self, name, source, was=None):
         config, versions, _ = self.models[name]
         state = ((str(self.revisions.get(name)), 0, 0),)
         files = ModelFiles(versions=dict.fromkeys(versions, state))

@@ -173,6 +173,17 @@ $MINIMAL parameters { key: "INPUT_PLACEMENT" value { string_value: "gpu" } }
     Incorrect value for INPUT_PLACEMENT: 'gpu' in model 'm', expected one of source, device, host
 $MINIMAL parameters { key: "INPUT_SHARING" value { string_value: "" } }
     Incorrect value for INPUT_SHARING: '' in model 'm', expected one of copy, share
+$MINIMAL dynamic_batching { default_queue_policy { timeout_action: 7 } }
+    dynamic_batching.default_queue_policy.timeout_action: expected one of REJECT, DELAY, got the number 7
+$MINIMAL dynamic_batching { priority_queue_policy { key: 1 value { timeout_action: 7 } } }
+    dynamic_batching.priority_queue_policy.timeout_action: expected one of REJECT, DELAY, got the number 7
+$PYTHON input { $NAMED dims: [ 4 ] format: 9 }
+    input.format: expected one of FORMAT_NONE, FORMAT_NHWC, FORMAT_NCHW, got the number 9
+$MINIMAL sequence_batching { control_input { name: "X" } }
+    model input 'X' of m: expected one source, got an input of clients and a control input; give one of them
+    another name
+$MINIMAL sequence_batching { control_input { name: "C" } state { input_name: "C" output_name: "S" } }
+    model input 'C' of m: expected one source, got a control input and a state; give one of them another name
 """
 
 
@@ -193,19 +204,12 @@ class TestRefused:
             ('backend: "a"\nbackend: "b"', 2, 10),
             ("dynamic_batching { }\nsequence_batching { }", 2, 1),
             ('input [\n  { name: "X" }\n  { name: "Y" }\n]', 3, 3),
-            ("\ufeffname: 'x'", 1, 1),
         ],
     )
     def test_syntax_with_file_line_and_column(self, tmp_path, config, line, column):
         message = refusal(tmp_path, config)
         assert message.startswith(
             f"failed to read text proto from REPO/m/config.pbtxt: {line}:{column} : "
-        )
-
-    def test_bytes_that_are_not_utf8(self, tmp_path):
-        assert refusal(tmp_path, b'backend: "python"\n# caf\xe9\n') == (
-            "failed to read text proto from REPO/m/config.pbtxt: 2:6: expected UTF-8, got the "
-            "byte 0xe9"
         )
 
     def test_no_config_says_where_and_what_to_write(self, tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import example, given, strategies as st
 from gpubridge import dataplane
 from gpubridge.errors import BridgeError
 from gpubridge.protocol import infer_request
-from gpubridge.protocol.json_tensor import JSON_DATATYPES, data_from_json
+from gpubridge.protocol.json_tensor import JSON_DATATYPES, input_from_json
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import numpy_dtype
 from tests.fuzz.budget import fuzzed
@@ -46,9 +46,10 @@ ARRAYS = st.lists(VALUES, max_size=6).map(lambda items: f"[{','.join(items)}]".e
 def reference(text, datatype, count):
     """Pack as Python does; None where that is an error."""
     try:
-        return data_from_json("A", datatype, count, orjson.loads(text))
+        entry = input_from_json("A", datatype, (count,), orjson.loads(text))
     except (BridgeError, orjson.JSONDecodeError):
         return None
+    return None if entry.miscounted else entry.data
 
 
 @pytest.mark.slow

@@ -137,7 +137,14 @@ def test_lone_surrogates_are_errors_beside_literals_too(surrogate):
 
 @pytest.mark.parametrize(
     ("inputs", "nbytes", "more", "shape"),
-    [("A FP32 [2, 2]", 16, "", (2, 2)), ("A INT8 [3]", 3, "max_batch_size: 4", (1, 3))],
+    [
+        ("A FP32 [2, 2]", 16, "", (2, 2)),
+        ("A INT8 [3]", 3, "max_batch_size: 4", (1, 3)),
+        ("A UINT8 [-1]", 7, "", (7,)),
+        ("A UINT8 [-1]", 7, "max_batch_size: 4", (1, 7)),
+        ("A UINT8 [-1]", 0, "", (0,)),
+        ("A INT32 [2, -1]", 16, "", (2, 2)),
+    ],
 )
 def test_a_body_without_a_header_is_the_one_input(inputs, nbytes, more, shape):
     form = raw_request(model_config(inputs, more=more), nbytes)
@@ -150,10 +157,36 @@ def test_a_body_without_a_header_is_the_one_input(inputs, nbytes, more, shape):
     ("inputs", "nbytes", "text"),
     [
         ("A FP32 [2];B FP32 [2]", 16, "must only have 1 input"),
-        ("A FP32 [-1]", 16, "can not be deduced"),
+        ("A FP32 [-1, -1]", 16, "there are more than one variable-sized dimension"),
+        ("A FP32 [-1]", 7, "input 'raw_input' for model 'm'. Expected 4, got 7"),
+        ("A STRING [-1]", 7, "the model must have input shape \\[1\\]"),
         ("A FP32 [2]", 9, "input 'raw_input' for model 'm'. Expected 8, got 9"),
     ],
 )
 def test_bodies_that_cannot_be_the_one_input(inputs, nbytes, text):
     with pytest.raises(BridgeError, match=text):
         raw_request(model_config(inputs), nbytes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "text"),
+    [
+        ("[2]", '["a"]', "expected 2 string elements for inference input 'B' for model 'm', got 1"),
+        ("[1]", '["a","b"]', "unexpected number of string elements 2 .* expecting 1"),
+        ("[]", '["a"]', "unexpected shape for input 'B'"),
+        ("[]", "1", "unexpected shape for input 'B'"),
+        ("[1,1]", '["a","b"]', "unexpected shape for input 'B'"),
+    ],
+)
+def test_the_number_of_strings_is_looked_at_after_the_shape(shape, data, text):
+    header = f'{{"inputs":[{{"name":"B","shape":{shape},"datatype":"BYTES","data":{data}}}]}}'
+    with pytest.raises(BridgeError, match=text) as raised:
+        parse_request(header.encode(), model_config("B STRING [-1]"))
+    assert raised.value.code is ErrorCode.INVALID_ARG
+
+
+def test_null_for_the_parameters_of_tensors_is_none():
+    entry = b'{"name":"B","shape":[1],"datatype":"BYTES","data":["a"],"parameters":null}'
+    outputs = b'"outputs":[{"name":"OUT","parameters":null}]'
+    form = parse_request(b'{"inputs":[%b],%b}' % (entry, outputs), model_config("B STRING [-1]"))
+    assert (form.inputs[0].data, list(form.outputs)) == (b"\1\0\0\0a", ["OUT"])

@@ -1,6 +1,7 @@
 """Answers: their header's exact bytes, values of every datatype, and what is sent uncopied."""
 
 import json
+import math
 import struct
 
 import numpy as np
@@ -13,7 +14,7 @@ from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol import infer_response
 from gpubridge.protocol.infer_request import parse_request
 from gpubridge.protocol.infer_response import encode_response
-from gpubridge.protocol.json_tensor import data_from_json, data_to_json
+from gpubridge.protocol.json_tensor import data_to_json, input_from_json
 from gpubridge.protocol.status import error_body
 from gpubridge.request import EncodedParameters, InferResponse, LongParameters
 from gpubridge.tensor.dtypes import DATATYPE_OF_DTYPE
@@ -21,6 +22,12 @@ from gpubridge.transport.signatures import SignatureCache, decode_shapes, encode
 from tests.unit.model_configs import model_config
 
 CONFIG = model_config("", "A FP32 [-1];B STRING [-1]")
+
+
+def from_json(datatype, count, values):
+    return input_from_json("A", datatype, (count,), values).data
+
+
 SIGNATURES = SignatureCache()
 
 
@@ -114,10 +121,8 @@ def test_odd_parameters_make_json(parameters):
         ("[4] reshape { shape: [2, 2] }", "", [2, 2], [4]),
         ("[1] reshape { shape: [] }", "max_batch_size: 4", [3], [3, 1]),
         ("[-1, 2] reshape { shape: [-1, 1, 2] }", "", [3, 1, 2], [3, 2]),
-        # What fits neither is shown as it is.
+        # As in Triton, only their number matters where all dims are known.
         ("[4] reshape { shape: [2, 2] }", "", [4], [4]),
-        ("[4] reshape { shape: [2, 2] }", "", [3, 2], [3, 2]),
-        ("[4] reshape { shape: [2, 2] }", "", [1, 2], [1, 2]),
     ],
 )
 def test_reshaped_outputs_have_the_configured_shape(dims, more, returned, shown):
@@ -127,6 +132,24 @@ def test_reshaped_outputs_have_the_configured_shape(dims, more, returned, shown)
     assert json.loads(encoded.header)["outputs"][0]["shape"] == shown
 
 
+@pytest.mark.parametrize(
+    ("dims", "more", "returned"),
+    [
+        ("[4] reshape { shape: [2, 2] }", "", [3, 2]),
+        ("[4] reshape { shape: [2, 2] }", "max_batch_size: 8", [1, 6]),
+        ("[1] reshape { shape: [] }", "max_batch_size: 8", [1, 6]),
+        ("[-1] reshape { shape: [1, -1] }", "", [6]),
+        ("[-1, 3] reshape { shape: [1, -1, 3] }", "", [2, 3]),
+    ],
+)
+def test_an_output_that_is_not_what_metadata_promise_is_an_error(dims, more, returned):
+    config = model_config("", f"A FP32 {dims}", more)
+    response = answer(("A", "FP32", returned, bytes(4 * math.prod(returned))))
+    with pytest.raises(BridgeError, match="does not match size of output for 'A'") as raised:
+        encode_response(form(), "", response, config, 1)
+    assert raised.value.code is ErrorCode.INTERNAL
+
+
 DTYPES = [dtype for dtype, name in DATATYPE_OF_DTYPE.items() if name not in ("FP16", "BYTES")]
 
 
@@ -134,7 +157,7 @@ DTYPES = [dtype for dtype, name in DATATYPE_OF_DTYPE.items() if name not in ("FP
 def test_values_survive_json_and_back(array):
     datatype = DATATYPE_OF_DTYPE[array.dtype]
     raw = data_to_json("A", datatype, array.size, memoryview(array.tobytes()))
-    back = np.frombuffer(data_from_json("A", datatype, array.size, json.loads(raw)), array.dtype)
+    back = np.frombuffer(from_json(datatype, array.size, json.loads(raw)), array.dtype)
     # NaN has many bit patterns and JSON one word.
     np.testing.assert_array_equal(back, array)
 
@@ -144,7 +167,7 @@ def test_strings_survive_json_and_back(texts):
     data = b"".join(struct.pack("<I", len(t.encode())) + t.encode() for t in texts)
     raw = data_to_json("A", "BYTES", len(texts), memoryview(data))
     assert json.loads(raw) == texts
-    assert data_from_json("A", "BYTES", len(texts), json.loads(raw)) == data
+    assert from_json("BYTES", len(texts), json.loads(raw)) == data
 
 
 def test_bytes_that_are_no_text_go_out_as_they_are():

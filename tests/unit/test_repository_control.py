@@ -24,6 +24,20 @@ def test_parameters_over_http():
     body = json.dumps({"parameters": {"config": "{}", **parameters}}).encode()
     assert http.read_load(body) == ("{}", files)
     assert http.read_unload(b'{"parameters":{"unload_dependents":true,"other":1}}') is True
+    for body in (b'{"parameters":null}', b'{"parameters":{"unload_dependents":null}}'):
+        assert http.read_unload(body) is False
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 2, 3, 57, 200, 3 << 19])
+@pytest.mark.parametrize("blank", ["", "\n", "\r\n", " "])
+@pytest.mark.parametrize("padding", [True, False])
+def test_files_in_the_forms_of_base64_that_programs_write(nbytes, blank, padding):
+    content = bytes(range(251)) * (nbytes // 251 + 1)
+    text = base64.b64encode(content[:nbytes]).decode()
+    lines = blank.join(text[at : at + 76] for at in range(0, len(text), 76)) + blank
+    sent = lines if padding else lines.replace("=", "")
+    body = json.dumps({"parameters": {"file:a": sent.replace("/", "\\/")}}).replace("\\\\/", "\\/")
+    assert http.read_load(body.encode()).files["file:a"] == content[:nbytes]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +56,8 @@ def test_parameters_over_http():
             "expected the content of 'file:a'",
         ),
         ("load", '{"parameters":{"file:a":"\\u00e9"}}', "INVALID_ARG", "in base64"),
+        ("load", '{"parameters":{"file:a":"YWJj!"}}', "INVALID_ARG", "in base64"),
+        ("load", '{"parameters":{"file:a":"YQ==YWJj"}}', "INVALID_ARG", "in base64"),
         ("unload", '{"parameters":{"unload_dependents":1}}', "INTERNAL", "non-boolean as boolean"),
     ],
 )

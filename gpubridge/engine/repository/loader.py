@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,8 @@ from typing import Literal
 from gpubridge.config import (
     Backends,
     ModelConfig,
+    NotServable,
+    VersionPolicy,
     custom_config,
     finish_model_config,
     load_model_config,
@@ -95,6 +97,13 @@ class PreparedModel:
         """Return the models that an ensemble requires: those of its steps."""
         return frozenset(() if self.graph is None else (s.model for s in self.graph.steps))
 
+    def overrides(self, source: ModelSource, files: ModelFiles) -> bool:
+        """Return whether a client's configuration holds for a load of these files, too."""
+        own = self.source
+        repeated = source.config is None and not source.digest and not own.digest
+        same = own.origin == source.origin and self.files == files
+        return repeated and own.config is not None and same
+
     def same_version(self, other: PreparedModel, version: int) -> bool:
         """Return whether a version is unchanged, so that it need not be loaded again."""
         return (
@@ -168,15 +177,21 @@ class ModelLoader:
         self._backends = backends
         self._auto_complete = auto_complete
 
-    async def prepare(self, name: str, source: ModelSource) -> PreparedModel:
+    async def prepare(
+        self, name: str, source: ModelSource, was: PreparedModel | None = None
+    ) -> PreparedModel:
         """Read a model's configuration and choose its versions.
 
-        Raises NotPrepared: INTERNAL for an invalid configuration, INVALID_ARG for an unsupported one.
+        ``was``: what is loaded now; its override stays while the files stay the same, as in Triton, so
+        that a load that is repeated changes nothing.
+
+        Raises NotPrepared: INTERNAL for an invalid configuration, INVALID_ARG for no version; LoadFailed
+        for a configuration that this server or machine cannot serve.
         """
-        threads, read = self.context.threads, partial(self._read, name, source)
+        threads, read = self.context.threads, partial(self._read, name, source, was)
         try:
             prepared = await threads.run(f"reading the files of model '{name}'", read)
-        except NotPrepared as error:
+        except LoadError as error:
             if "KIND_GPU" in error.message:
                 self.context.devices.gpus.log_absence()
             raise
@@ -194,28 +209,35 @@ class ModelLoader:
             )
         return prepared
 
-    def _read(self, name: str, source: ModelSource) -> PreparedModel:
+    def _read(self, name: str, source: ModelSource, was: PreparedModel | None) -> PreparedModel:
         custom_name = self.context.settings.repository.model_config_name
         try:
             renew(source.directory)
             # Before any file is read: later changes count as another state.
             files = read_model_files(source.directory)
+            if was is not None and was.overrides(source, files):
+                source = replace(source, config=was.source.config)
+            override: str | Path | None = source.config
+            if override is None:
+                override = custom_config(source.directory, custom_name)
             # Counting GPUs may take long.
             config = load_model_config(
                 source.directory,
                 gpu_count=self._gpu_count,
                 gpu_fallback=self._gpu_fallback,
-                override=source.config or custom_config(source.directory, custom_name),
+                override=override,
                 backends=self._backends,
                 draft=self._auto_complete,
             )
-        except BridgeError as error:
-            raise not_found(name, error.message) from error
-        try:
             self._refuse_unsupported(config)
             self._refuse_many(config)
-            place = "file:1" if source.digest else f"{source.origin}/1"
-            versions = served_versions(source.directory, name, config.version_policy, place)
+        except NotServable as error:
+            versions = _versions(name, source, error.policy, files)
+            raise LoadFailed(name, dict.fromkeys(versions, error)) from error
+        except BridgeError as error:
+            raise not_found(name, error.message) from error
+        versions = _versions(name, source, config.version_policy, files)
+        try:
             graph = draw_graph(config) if is_ensemble(config) else None
         except BridgeError as error:
             raise load_refused(name, error.message, files.versions) from error
@@ -226,10 +248,11 @@ class ModelLoader:
         most = self.context.settings.instances.max_model_instances
         count = sum(group.count * max(1, len(group.gpus)) for group in config.instance_groups)
         if count > most:
-            raise invalid(
+            error = invalid(
                 f"model '{config.name}' asks for {count} instances: expected at most {most} "
                 "(--max-model-instances)"
             )
+            raise NotServable(error, config.version_policy)
 
     def model(self, prepared: PreparedModel, version: int) -> StubModel:
         """Make a version of a model without starting it; raises BridgeError."""
@@ -260,7 +283,7 @@ class ModelLoader:
         limited = self.context.settings.triton.rates.limited
         refused = unsupported_features(config, rate_limited=limited)
         if refused:
-            raise unsupported("; ".join(refused))
+            raise NotServable(unsupported("; ".join(refused)), config.version_policy)
 
     async def load_versions(self, models: Sequence[StubModel]) -> dict[int, BridgeError]:
         """Load versions of a model concurrently; return the errors of failed ones, by version.
@@ -288,6 +311,17 @@ class ModelLoader:
             )
             return error
         return None
+
+
+def _versions(
+    name: str, source: ModelSource, policy: VersionPolicy, files: ModelFiles
+) -> list[int]:
+    """Return the versions of a model to load; raises NotPrepared if there is none."""
+    place = "file:1" if source.digest else f"{source.origin}/1"
+    try:
+        return served_versions(source.directory, name, policy, place)
+    except BridgeError as error:
+        raise load_refused(name, error.message, files.versions) from error
 
 
 def not_found(name: str, reason: str) -> NotPrepared:

@@ -281,7 +281,7 @@ class ModelRepository(ServedModels):
             with self._index.loading(name):
                 source = await find_source(name)
                 try:
-                    prepared = await self._prepare(name, source)
+                    prepared = await self._prepare(name, source, served)
                     if prepared.graph is None:
                         await self._replace(name, prepared, partial=initial, asked=not chain)
                     else:
@@ -294,12 +294,23 @@ class ModelRepository(ServedModels):
         models = self._versions(name).values()
         return bool(models) and all(model.whole for model in models)
 
-    async def _prepare(self, name: str, source: ModelSource) -> PreparedModel:
+    async def _prepare(
+        self, name: str, source: ModelSource, served: Served | None
+    ) -> PreparedModel:
         try:
-            return await self._loader.prepare(name, source)
+            was = None if served is None else served.latest
+            return await self._loader.prepare(name, source, was)
         except NotPrepared as error:
             if error.present is not None:
                 self._index.keep_wanted(name, error.present)
+            raise
+        except LoadFailed as error:
+            self._index.keep_wanted(name, error.reasons)
+            for version in error.reasons.keys() - self._versions(name).keys():
+                self._index.set(name, version, "UNAVAILABLE", error.why(version))
+            for version in sorted(error.reasons):
+                reason = error.why(version)
+                _logger.error("failed to load '%s' version %d: %s", name, version, reason)  # noqa: TRY400
             raise
 
     # -- ensembles -----------------------------------------------------------------------------

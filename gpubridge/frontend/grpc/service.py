@@ -201,7 +201,8 @@ class GrpcService:
         try:
             model = self._find(message.name, message.version)
         except BridgeError as error:
-            if error.code != ErrorCode.NOT_FOUND:
+            # As in Triton, only a version that is no number is an error.
+            if error.code not in (ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE):
                 raise
             return {"ready": False}
         return {"ready": await is_ready(model)}

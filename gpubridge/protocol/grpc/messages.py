@@ -21,5 +21,12 @@ def parse_message(name: str, data: bytes | memoryview) -> ProtoMessage:
 
 def encode_message(name: str, /, **fields: Any) -> bytes:
     """Return the bytes of a message with these fields."""
-    encoded: bytes = message_class(name)(**fields).SerializeToString(deterministic=True)
+    maps = {field: value for field, value in fields.items() if isinstance(value, dict)}
+    made = message_class(name)(**{k: value for k, value in fields.items() if k not in maps})
+    for field, entries in maps.items():
+        # Before protobuf 6 constructors take no dict for a message in a map.
+        values = getattr(made, field)
+        for key, members in entries.items():
+            values[key].MergeFrom(type(values[key])(**members))
+    encoded: bytes = made.SerializeToString(deterministic=True)
     return encoded
