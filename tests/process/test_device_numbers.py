@@ -67,7 +67,7 @@ def test_a_stub_that_sees_them_in_another_order_is_on_the_same_gpu(tmp_path):
     repository = tmp_path / "models"
     write_device_model(repository, "first", DOUBLE)
     write_device_model(repository, "turned", DOUBLE, config=turned)
-    write_device_model(repository, "where", WHERE, config=turned, **WORDS)
+    write_device_model(repository, "where", WHERE, config=turned, tensors=WORDS)
     ensemble(repository, "both", ["first", "turned"])
     with running_device_server(repository) as served:
         assert served.machine.used(1) == 0
