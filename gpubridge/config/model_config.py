@@ -319,6 +319,11 @@ class ModelSettings:
         "inputs that other models read, too, are read-only views (share) or copies (copy)",
         values=("copy", "share"),
     )
+    coroutines: str = documented(
+        "",
+        "a number: so many coroutines of `execute` run at once in each process, and each request is answered "
+        "when its coroutine ends",
+    )
     openai: str = documented(
         "",
         "endpoints of OpenAI's API that it serves, separated by commas; see [Speak OpenAI's "
@@ -336,6 +341,11 @@ class ModelSettings:
             if name not in parameters:
                 continue
             value = given[each.name] = parameters[name]
+            if name == "COROUTINES" and not (value.isdecimal() and 0 < int(value) < 1 << 31):
+                raise invalid(
+                    f"Incorrect value for {name}: '{value}' in model '{model}', expected a number of at "
+                    "least 1"
+                )
             chosen = value.split(",") if each.metadata.get("several") else [value]
             if not values or set(chosen) <= set(values):
                 continue

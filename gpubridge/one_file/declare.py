@@ -16,6 +16,8 @@ _Target = TypeVar("_Target", bound=Callable[..., Any])
 _DECLARATION = "__gpubridge_model__"
 _KINDS = {"cpu": "KIND_CPU", "gpu": "KIND_GPU", "auto": "KIND_AUTO"}
 _OPTIONAL = "optional"
+_CONCURRENCY = 64
+"""Coroutines that run at once, where a function without batching is one."""
 _DEFAULTS = ("", (-1,), "")
 """Data-type, shape, and whether it is optional, where they are not given."""
 
@@ -63,6 +65,7 @@ def model(  # noqa: PLR0913  (the fields of a configuration)
     name: str = "",
     batching: bool | int | Mapping[str, Any] = False,
     instances: int = 1,
+    concurrency: int | None = None,
     device: str = "cpu",
     parameters: Mapping[str, Any] = {},
     config: Mapping[str, Any] = {},
@@ -87,6 +90,8 @@ def model(  # noqa: PLR0913  (the fields of a configuration)
         and the fields of ``dynamic_batching``. Shapes leave the batch dimension out.
     instances : int, optional
         Processes.
+    concurrency : int, optional
+        How many coroutines of an ``async def`` run at once in a process: 64 if not given, 1 with batching.
     device : {"cpu", "gpu", "auto"}, optional
     parameters : mapping, optional
         Of the configuration.
@@ -123,6 +128,12 @@ def model(  # noqa: PLR0913  (the fields of a configuration)
         batched = config.get("max_batch_size", made["max_batch_size"])
         taken, context = _matched(title, target, taken, "batch" if batched else "request")
         declaration = Declaration(title, target, taken, given, made, context)
+        if inspect.iscoroutinefunction(declaration.function):
+            at_once = concurrency or (1 if batched else _CONCURRENCY)
+            made["parameters"] = {
+                "COROUTINES": {"string_value": str(at_once)},
+                **made["parameters"],
+            }
         if declaration.is_stream:
             if made["max_batch_size"]:
                 raise invalid(f"model '{title}': a generator answers one request, without batching")

@@ -6,14 +6,14 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpubridge.errors import BridgeError
 from gpubridge.pb_utils import InferenceRequest, Tensor
 from gpubridge.pb_utils.request import InferenceTrace
 from gpubridge.stub.array_batches import Executes
 from gpubridge.stub.bls.scope import BATCH
+from gpubridge.stub.coroutine_answers import CoroutineAnswers
 from gpubridge.stub.memory.client_memory import ClientMemory
 from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.stub.memory.placement import Placement
@@ -27,7 +27,7 @@ from gpubridge.stub.response_encoder import (
 )
 from gpubridge.stub.response_stream import RequestHandle, ResponseWriter
 from gpubridge.stub.results import ResultSender
-from gpubridge.stub.returned import checked_answers, not_none
+from gpubridge.stub.returned import checked_answers
 from gpubridge.stub.signal_handlers import SignalHandlers
 from gpubridge.tensor.native import NativeStubLoop
 from gpubridge.transport.context import RequestContext
@@ -85,6 +85,9 @@ class Executor:
         self._request_inputs = RequestInputs(identity, clients, states, inputs, fall_back)
         self.shared_inputs = self._request_inputs.shared
         self.coroutines = ModelLoop()
+        self._coroutine_answers = CoroutineAnswers(
+            identity, self._writer, self.coroutines, self._clients.refused
+        )
         self._reader = record_reader(RequestContext)
         self.ended_at = 0
         self.signals = signals
@@ -180,11 +183,7 @@ class Executor:
     def encode_failure(self, handle: RequestHandle, error: BaseException) -> bytes:
         """Encode the error of a request whose response could not be encoded."""
         handle.end()
-        return self._encoder.encode(handle.record, error_context(self._known(error)))
-
-    def _known(self, error: BaseException) -> BridgeError:
-        """Return an error as clients get it; logs one of the model."""
-        return error if isinstance(error, BridgeError) else self.identity.failure(error)
+        return self._encoder.encode(handle.record, error_context(self.identity.known(error)))
 
     def handle_of(self, message: bytes, at: int) -> RequestHandle:
         """Make the handle of the request whose record begins at ``at`` in an EXECUTE message."""
@@ -222,7 +221,7 @@ class Executor:
 
     def errors_of(self, error: BaseException, handles: Sequence[RequestHandle]) -> list[Any]:
         """Return the encoded error of a failed batch for each request without a response."""
-        refusal = error_context(self._known(error))
+        refusal = error_context(self.identity.known(error))
         if self._clients.used:
             self._clients.note_error(error)
         # The frames of a traceback keep the requests, and so their memory.
@@ -284,28 +283,13 @@ class Executor:
         return value.
         """
         if type(responses) is not list and inspect.iscoroutine(responses):
-            # An iterative model reschedules requests until its coroutine has ended.
-            if self.identity.decoupled and not self.identity.iterative:
-                self._start(responses, list(handles))
+            if self.identity.overlaps:
+                with self.signals:
+                    self._coroutine_answers.start(responses, list(handles))
                 return [None] * len(handles)
             with self.signals:
                 responses = self.coroutines.run(responses)
         return checked_answers(self.identity, responses, handles)
-
-    def _start(self, coroutine: Coroutine[Any, Any, Any], handles: list[RequestHandle]) -> None:
-        """Run a coroutine of a decoupled model concurrently with others."""
-
-        def done(result: Any, error: BaseException | None) -> None:
-            if error is None and result is not None:
-                error = not_none(self.identity)
-            if error is not None:
-                failure = self.identity.failure(error)
-                for handle in handles:
-                    handle.fail(failure)
-            # Deleted senders end their requests.
-            handles.clear()
-
-        self.coroutines.start(coroutine, done)
 
     @staticmethod
     def _close_sender(handle: RequestHandle, refusal: bytes) -> bytes | None:

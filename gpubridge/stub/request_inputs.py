@@ -37,7 +37,7 @@ class SharedInputs:
     """Makes the inputs of requests whose memory is shared.
 
     - ``sharing``: the model's parameter INPUT_SHARING; "share": it does not write to inputs.
-    - ``identity``: the model; a decoupled one may write after its ``execute``, too.
+    - ``identity``: the model; one that is decoupled or has coroutines may write after its ``execute``, too.
     - ``watched``: whether copies of the current batch are to be compared after ``execute``.
     - ``read_only``: whether the model gets read-only views.
     """
@@ -52,7 +52,7 @@ class SharedInputs:
         self._borrowed = borrowed
         self._fall_back = fall_back
         self.read_only = sharing == "share"
-        self._learns = not (sharing or identity.decoupled)
+        self._learns = not (sharing or identity.decoupled or identity.overlaps)
         self.watched = False
         self._instance = identity.instance
         self._copies: list[SharedTensor] = []

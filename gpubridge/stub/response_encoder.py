@@ -118,6 +118,16 @@ class ModelIdentity:
         self.outputs = frozenset(model.outputs)
         self.decoupled = model.decoupled
         self.iterative = model.iterative
+        self.coroutines = model.coroutines
+
+    @property
+    def overlaps(self) -> bool:
+        """Return whether its coroutines outlive their ``execute``; not those that run again and again."""
+        return (self.decoupled or self.coroutines > 1) and not self.iterative
+
+    def known(self, error: BaseException) -> BridgeError:
+        """Return an error as clients get it; logs one of the model."""
+        return error if isinstance(error, BridgeError) else self.failure(error)
 
     def failure(self, error: BaseException) -> BridgeError:
         """Return an exception of the model as Triton's error, and log it."""

@@ -39,6 +39,7 @@ class StubModel:
     - ``directory``: the folder that the model may look for its files in.
     - ``batched``: whether its tensors have a batch dimension.
     - ``iterative``: whether its sequences are scheduled again after each execution.
+    - ``coroutines``: how many of ``execute`` run at once, if it answers each request once.
     """
 
     name: str
@@ -51,6 +52,7 @@ class StubModel:
     batched: bool = False
     iterative: bool = False
     states: Sequence[StateSettings] = ()
+    coroutines: int = 1
 
 
 @dataclass(frozen=True)

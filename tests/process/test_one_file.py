@@ -95,6 +95,17 @@ async def count_later(N):
         yield {"I": [number]}
 
 
+@gpubridge.model(inputs={"N": ("INT32", [1])}, outputs={"I": ("INT32", [1])})
+class Meeting:
+    def __init__(self):
+        self.there, self.all = 0, asyncio.Event()
+
+    async def __call__(self, N):
+        self.there += 1
+        self.all.set() if self.there == N[0] else await self.all.wait()
+        return [self.there]
+
+
 async def waiting(PLACE):
     try:
         yield ["first"]
@@ -182,6 +193,12 @@ def test_a_batch_comes_as_one_array(server):
     assert refused.result() == "refused"
     whole = server.infer("batched", {"X": np.zeros((4, 2), np.float32)})
     assert whole["TOGETHER"].tolist() == [[1]] * 4
+
+
+def test_coroutines_of_requests_run_beside_each_other(server):
+    with ThreadPoolExecutor(5) as clients:
+        asked = [clients.submit(server.infer, "Meeting", {"N": np.int32([5])}) for _ in range(5)]
+        assert [each.result()["I"].tolist() for each in asked] == [[5]] * 5
 
 
 def test_infer_finds_a_model_of_any_name(server):

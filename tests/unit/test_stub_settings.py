@@ -14,7 +14,9 @@ from gpubridge.transport.stub_settings import (
 )
 
 STATE = StateSettings("IN", "OUT", "FP32", [2, -1], True, [2, 4], "/m/initial_state/zeros")
-MODEL = StubModel("m", 3, "python", "/m/3/model.py", "/m/3", ["A", "B"], True, True, True, [STATE])
+MODEL = StubModel(
+    "m", 3, "python", "/m/3/model.py", "/m/3", ["A", "B"], True, True, True, [STATE], 5
+)
 SETTINGS = StubSettings(
     MODEL, "m_0_1", {"model_config": "{}"}, Completes.HERE, 50, "device", "share", 0
 )

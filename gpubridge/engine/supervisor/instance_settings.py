@@ -127,8 +127,14 @@ def _stub_model(config: ModelConfig, version: int, directory: Path) -> StubModel
         decoupled=config.decoupled,
         batched=config.max_batch_size > 0,
         iterative=sequences is not None and sequences.iterative,
+        # The requests of a sequence follow each other.
+        coroutines=_coroutines(config) if sequences is None else 1,
         states=[] if sequences is None else state_settings(sequences, directory),
     )
+
+
+def _coroutines(config: ModelConfig) -> int:
+    return int(ModelSettings.from_parameters(config.parameters, config.name).coroutines or 1)
 
 
 def _input_placement(config: ModelConfig, context: EngineContext) -> str:
