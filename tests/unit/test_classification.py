@@ -13,7 +13,6 @@ from gpubridge.protocol.infer_response import encode_response, formats_more_than
 from gpubridge.protocol.json_tensor import data_to_json
 from gpubridge.request import InferResponse
 from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.transport.signatures import Signature, TensorSpec
 
 LABELS = b"cat\ndog\n\nbird house\nfish"
@@ -68,41 +67,6 @@ def test_the_highest_of_each_row_with_the_labels_that_there_are(tmp_path):
     )
 
 
-def test_without_a_batch_dimension_all_of_it_is_one_row(tmp_path):
-    config = config_of(tmp_path, batch=0, rest="")
-    assert classes(config, np.array([[1, 4], [3, 2]], np.float32), 2) == (
-        (2,),
-        ["4.000000:1", "3.000000:2"],
-    )
-
-
-@pytest.mark.parametrize(
-    ("datatype", "values", "expected"),
-    [
-        ("INT8", [-3, 5, 0], ["5:1", "0:2", "-3:0"]),
-        ("UINT8", [200, 3, 255], ["255:2", "200:0", "3:1"]),
-        ("INT64", [-(1 << 63), 3, 1 << 60], [f"{1 << 60}:2", "3:1", f"{-(1 << 63)}:0"]),
-        ("UINT64", [1, 1 << 63, (1 << 64) - 1], [f"{(1 << 64) - 1}:2", f"{1 << 63}:1", "1:0"]),
-        ("FP64", [1 / 3, 2.5, -0.0], ["2.500000:1", "0.333333:0", "-0.000000:2"]),
-        ("FP32", [np.nan, 1, np.inf, -np.inf, 2], None),
-    ],
-)
-def test_every_datatype_that_has_an_order(tmp_path, datatype, values, expected):
-    dtype = numpy_dtype(datatype)
-    if expected is None:
-        # What is no number is not the highest; of equals the first comes first.
-        expected = ["inf:2", "2.000000:4", "1.000000:1", "nan:0", "-inf:3"]
-    config = config_of(tmp_path, batch=0, rest="")
-    assert classes(config, np.array(values, dtype), 9, datatype)[1] == expected
-
-
-@pytest.mark.parametrize("datatype", ["BOOL", "BYTES", "FP16", "BF16"])
-def test_other_datatypes_are_refused(tmp_path, datatype):
-    with pytest.raises(BridgeError, match=f"unsupported type '{datatype}'") as caught:
-        classes(config_of(tmp_path), np.zeros((1, 4), np.uint8), 1, datatype)
-    assert caught.value.code == ErrorCode.INVALID_ARG
-
-
 @pytest.mark.parametrize("count", [1, 3, 40, 1000])
 def test_few_of_many_are_those_that_sorting_all_would_give(tmp_path, count):
     values = np.random.default_rng(1).integers(0, 50, 1000).astype(np.int32)
@@ -110,12 +74,6 @@ def test_few_of_many_are_those_that_sorting_all_would_give(tmp_path, count):
     config = config_of(tmp_path, batch=0, rest="")
     _, found = classes(config, values, count, "INT32")
     assert [int(text.split(":")[1]) for text in found] == expected
-
-
-def test_no_elements_have_no_classes(tmp_path):
-    config = config_of(tmp_path)
-    assert classes(config, np.zeros((2, 0), np.float32), 3) == ((2, 0), [])
-    assert classes(config, np.zeros((0, 4), np.float32), 3) == ((0, 3), [])
 
 
 def header(parameters):

@@ -103,69 +103,6 @@ def test_only_so_many_at_once(registry, key):
     registry.register("one more", key, 0, SIZE)
 
 
-def test_registered_regions_are_listed(registry, key):
-    registry.register("b", key[1:], 16, 64)
-    registry.register("a", key, 0, SIZE)
-    told = [(r.name, r.key, r.offset, r.nbytes) for r in registry.status()]
-    assert told == [("a", key, 0, SIZE), ("b", key[1:], 16, 64)]
-    assert [r.name for r in registry.status("b")] == ["b"]
-    text = refused(ErrorCode.NOT_FOUND, registry.status, "c")
-    assert text == "Unable to find system shared memory region: 'c'"
-
-
-def test_a_name_is_taken_once(registry, key):
-    registry.register("a", key, 0, SIZE)
-    text = refused(ErrorCode.ALREADY_EXISTS, registry.register, "a", key, 0, 64)
-    assert text == "shared memory region 'a' already in manager"
-    registry.unregister("a")
-    registry.register("a", key, 0, 64)
-    assert registry.status("a")[0].nbytes == 64
-
-
-@pytest.mark.parametrize(
-    ("offset", "nbytes"),
-    [
-        (0, 0),
-        (0, -1),
-        (-1, 8),
-        (0, SIZE + 1),
-        (SIZE, 1),
-        (64, SIZE),
-        (0, 1 << 63),
-        (1 << 63, 64),
-        ((1 << 64) - 1, 64),
-    ],
-)
-def test_a_region_lies_inside_its_object(registry, key, offset, nbytes):
-    files = open_files()
-    text = refused(ErrorCode.INTERNAL, registry.register, "a", key, offset, nbytes)
-    assert text == f"Invalid shared memory region: '{key}'"
-    assert open_files() == files
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "",
-        "/",
-        ".",
-        "..",
-        "/..",
-        "//x",
-        "/../etc/passwd",
-        "../etc/passwd",
-        "/a/b",
-        "a\x00b",
-        "x" * 256,
-        "/no-such-object-of-gpubridge",
-        "�",
-    ],
-)
-def test_a_key_names_an_object_and_nothing_else(registry, bad):
-    text = refused(ErrorCode.INTERNAL, registry.register, "a", bad, 0, 8)
-    assert text == f"Unable to open shared memory region: '{bad}'"
-
-
 def test_no_file_in_a_folder_is_reached(registry):
     folder = SHM / f"gpubridge-test-{uuid.uuid4().hex}"
     folder.mkdir()
@@ -220,20 +157,6 @@ def test_another_users_object_is_not_opened_by_the_servers_rights(registry, key,
     # Its owner lets everybody write it.
     (SHM / key[1:]).chmod(0o666)
     registry.register("a", key, 0, SIZE)
-
-
-def test_a_request_gets_bytes_inside_its_region_only(registry, key):
-    registry.register("a", key, 1024, 512)
-    place = registry.place("a", 256, 256)
-    assert (place.offset, place.nbytes) == (1024 + 256, 256)
-    unknown = refused(ErrorCode.NOT_FOUND, registry.place, "b", 0, 8)
-    assert unknown == "Unable to find shared memory region: 'b'"
-    for offset in (512, -1, 1 << 63):
-        text = refused(ErrorCode.INVALID_ARG, registry.place, "a", offset, 8)
-        assert text == "Invalid offset for shared memory region: 'a'"
-    for offset, nbytes in ((0, 513), (511, 2), (0, 0), (0, -8), (0, 1 << 63)):
-        text = refused(ErrorCode.INVALID_ARG, registry.place, "a", offset, nbytes)
-        assert text == "Invalid offset + byte size for shared memory region: 'a'"
 
 
 def test_a_shrunk_object_is_refused_before_anybody_touches_it(registry, key):

@@ -64,13 +64,6 @@ def test_a_frameworks_tensor_becomes_one(kind, memory, dlpack_engine):
     assert dead() is None
 
 
-def test_a_capsule_becomes_one(memory, dlpack_engine):
-    source = CudaArray(np.arange(4, dtype=np.int64))
-    tensor = Tensor.from_dlpack("OUT", source.capsule())
-    assert tensor._device_bytes.pointer == source.owner.address
-    assert memory.stream.asked == [("after", 1)]
-
-
 @pytest.mark.parametrize(
     "source",
     [CudaArray(np.zeros(4)), CudaArray(np.zeros(4)).capsule(), DescribedArray(np.zeros(4))],
@@ -143,16 +136,6 @@ def test_bf16_on_the_host(memory, monkeypatch):
     assert tensor.as_numpy().astype(np.float32).tolist() == [1, 2]
 
 
-def test_the_stub_sees_where_the_data_is():
-    array = np.zeros(2, np.float32)
-    tensor = arrived(array)
-    assert tensor._device_bytes.nbytes == 8
-    assert tensor._place is None
-    assert Tensor("A", array)._device_bytes is None
-    placed = DeviceTensor._on_device("A", "FP32", (2,), tensor._device_bytes, (7, 256, 8, 3))
-    assert placed._place == (7, 256, 8, 3)
-
-
 def test_data_without_elements_needs_no_device(dlpack_engine):
     tensor = DeviceTensor._on_device("A", "INT8", (0, 3), DeviceBytes(0, 0, 0))
     assert tensor.as_numpy().shape == (0, 3)
@@ -196,17 +179,6 @@ def test_streams_that_are_none():
     assert not tensor._device_bytes.shared
 
 
-def test_the_bridge_waits_for_whoever_took_the_data():
-    ready, bridge = Stream(7), Stream()
-    tensor = arrived(np.zeros(2, np.float32), ready=ready)
-    tensor.__dlpack__(stream=MODEL_STREAM)
-    tensor.__dlpack__()
-    ready.asked.clear()
-    tensor._device_bytes.order_into(bridge)
-    assert ready.asked == [("before", bridge.handle)]
-    assert sorted(bridge.asked) == [("after", 1), ("after", MODEL_STREAM)]
-
-
 def test_tensors_made_on_the_bridges_stream_need_no_order_there():
     bridge = Stream()
     arrived(np.zeros(2, np.float32), ready=bridge)._device_bytes.order_into(bridge)
@@ -219,16 +191,6 @@ def test_an_owner_can_know_the_streams_when_the_bytes_are_gone():
     tensor.__dlpack__(stream=MODEL_STREAM)
     del tensor
     assert set(used) == {MODEL_STREAM}
-
-
-def test_a_bare_capsule_is_complete(dlpack_engine):
-    ready = Stream()
-    tensor = arrived(np.zeros(2, np.float32), ready=ready)
-    for _ in range(2):
-        assert name_of(tensor.to_dlpack()) == b"dltensor"
-    # Once known to be complete, it is asked no more.
-    assert ready.asked == [("done?",), ("wait",)]
-    assert set(tensor._device_bytes.streams) == {1}
 
 
 def test_a_bare_capsule_of_what_is_complete_waits_for_nothing(dlpack_engine):
@@ -247,15 +209,6 @@ def use_pytorch(monkeypatch, *others):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     for name in others:
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
-
-
-def test_a_bare_capsule_is_ordered_for_the_frameworks_in_use(monkeypatch, dlpack_engine):
-    use_pytorch(monkeypatch)
-    ready = Stream()
-    tensor = arrived(np.zeros(2, np.float32), ready=ready)
-    tensor.to_dlpack()
-    assert sorted(ready.asked) == [("before", 1), ("before", MODEL_STREAM)]
-    assert set(tensor._device_bytes.streams) == {1, MODEL_STREAM}
 
 
 @pytest.mark.parametrize("other", ["jax", "numba", "tensorrt"])

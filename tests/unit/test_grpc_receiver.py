@@ -7,7 +7,7 @@ from gpubridge.engine.memory.regions import Regions
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Account, Body, Budget
 from gpubridge.protocol.grpc.receiver import RequestReceiver
-from tests.unit.grpc_requests import Model, Request, cache, inputs_of, raw, two_inputs
+from tests.unit.grpc_requests import Model, Request, cache, inputs_of, raw
 from tests.unit.model_configs import model_config
 
 MODEL = Model(model_config("A UINT8 [-1];B FP32 [-1];S STRING [1] optional: true"))
@@ -53,14 +53,6 @@ def finish(receiver, arena):
     assert request.identifier == "ident"
     arena.free(request.slot)
     return result
-
-
-def test_every_split_in_two(arena):
-    for cut in range(len(MESSAGE) + 1):
-        receiver = RequestReceiver(len(MESSAGE), lambda _: arena, new_body())
-        feed(receiver, [MESSAGE[:cut], MESSAGE[cut:]])
-        expected = list(REQUEST.raw_input_contents)
-        assert finish(receiver, arena) == (expected, [0, 0, 0], 21)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1))
@@ -144,23 +136,6 @@ def test_typed_contents_of_any_size(arena):
     inputs, _, copied = finish(receiver, arena)
     assert inputs == [(bytes(range(256)) * 196)[:50_000], bytes(4)]
     assert copied == 50_004
-
-
-def test_a_request_that_is_refused_leaves_nothing(arena):
-    message = two_inputs(id="x").SerializeToString()
-    receiver = RequestReceiver(len(message), lambda _: arena, new_body())
-    receiver.feed(memoryview(message))
-    with pytest.raises(BridgeError, match="data-type is 'FP32', but model 'm' expects 'UINT8'"):
-        receiver.request(cache(MODEL, arena), lambda _: None)
-    receiver.close()
-
-
-def test_a_request_that_ends_early_leaves_nothing(arena):
-    for end in range(len(MESSAGE)):
-        receiver = RequestReceiver(len(MESSAGE), lambda _: arena, new_body())
-        receiver.feed(memoryview(MESSAGE)[:end])
-        assert not receiver.complete
-        receiver.close()
 
 
 @given(st.data())

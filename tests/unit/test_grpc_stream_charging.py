@@ -35,8 +35,9 @@ def held(endpoint):
     return endpoint.connection.account.held
 
 
+@pytest.fixture
 @asynccontextmanager
-async def run():
+async def endpoint():
     endpoint = opened(1)
     yield endpoint
     endpoint.lose()
@@ -46,52 +47,49 @@ async def run():
     assert endpoint.regions.budget.used == 0
 
 
-async def test_a_large_message_counts_as_it_arrives():
-    async with run() as endpoint:
-        send(endpoint, 1, LARGE[: 4 * FRAME])
-        assert held(endpoint) == 0
-        send(endpoint, 1, LARGE[4 * FRAME : 20 * FRAME])
-        assert held(endpoint) == endpoint.regions.budget.used == 20 * FRAME
-        send(endpoint, 1, LARGE[20 * FRAME :] + SMALL)
-        await asyncio.sleep(0)
-        assert held(endpoint) == 0
-        assert endpoint.submitted == 2
+async def test_a_large_message_counts_as_it_arrives(endpoint):
+    send(endpoint, 1, LARGE[: 4 * FRAME])
+    assert held(endpoint) == 0
+    send(endpoint, 1, LARGE[4 * FRAME : 20 * FRAME])
+    assert held(endpoint) == endpoint.regions.budget.used == 20 * FRAME
+    send(endpoint, 1, LARGE[20 * FRAME :] + SMALL)
+    await asyncio.sleep(0)
+    assert held(endpoint) == 0
+    assert endpoint.submitted == 2
 
 
-async def test_a_connection_that_holds_more_than_its_share_makes_room():
-    async with run() as endpoint:
-        # Seven of eight MiB; an eighth is the share.
-        for i in range(1, 7):
-            endpoint.receive(head(2 * i + 1, "ModelStreamInfer"))
-        for i in range(7):
-            send(endpoint, 2 * i + 1, LARGE[:-1])
-        other = opened(1, beside=endpoint)
-        send(other, 1, LARGE)
-        await asyncio.sleep(0)
-        assert other.statuses() == {}
-        assert other.data(1).endswith(b"abcd")
-        # The newest are gone: one for the message, one for the request. The others go on.
-        assert endpoint.statuses() == {13: [UNAVAILABLE], 11: [UNAVAILABLE]}
-        send(endpoint, 1, LARGE[-1:])
-        await asyncio.sleep(0)
-        assert endpoint.data(1).endswith(b"abcd")
-        other.lose()
+async def test_a_connection_that_holds_more_than_its_share_makes_room(endpoint):
+    # Seven of eight MiB; an eighth is the share.
+    for i in range(1, 7):
+        endpoint.receive(head(2 * i + 1, "ModelStreamInfer"))
+    for i in range(7):
+        send(endpoint, 2 * i + 1, LARGE[:-1])
+    other = opened(1, beside=endpoint)
+    send(other, 1, LARGE)
+    await asyncio.sleep(0)
+    assert other.statuses() == {}
+    assert other.data(1).endswith(b"abcd")
+    # The newest are gone: one for the message, one for the request. The others go on.
+    assert endpoint.statuses() == {13: [UNAVAILABLE], 11: [UNAVAILABLE]}
+    send(endpoint, 1, LARGE[-1:])
+    await asyncio.sleep(0)
+    assert endpoint.data(1).endswith(b"abcd")
+    other.lose()
 
 
-async def test_a_large_message_that_comes_too_slowly_ends_its_call():
-    async with run() as endpoint:
-        window = int(GrpcConnections().message_timeout)
-        for _ in range(3):
-            send(endpoint, 1, LARGE)
-        endpoint.connection.check(0)
-        endpoint.connection.check(window + 1)
-        assert endpoint.statuses() == {}
-        send(endpoint, 1, LARGE[: 60 * FRAME])
-        for time in range(2, 2 * window):
-            endpoint.connection.check(window + time)
-            send(endpoint, 1, LARGE[60 * FRAME :][time : time + 1])
-        assert endpoint.statuses() == {1: [DEADLINE_EXCEEDED]}
-        assert held(endpoint) == 0
+async def test_a_large_message_that_comes_too_slowly_ends_its_call(endpoint):
+    window = int(GrpcConnections().message_timeout)
+    for _ in range(3):
+        send(endpoint, 1, LARGE)
+    endpoint.connection.check(0)
+    endpoint.connection.check(window + 1)
+    assert endpoint.statuses() == {}
+    send(endpoint, 1, LARGE[: 60 * FRAME])
+    for time in range(2, 2 * window):
+        endpoint.connection.check(window + time)
+        send(endpoint, 1, LARGE[60 * FRAME :][time : time + 1])
+    assert endpoint.statuses() == {1: [DEADLINE_EXCEEDED]}
+    assert held(endpoint) == 0
 
 
 LONG_INPUT = raw(("A", "FP32", [VALUES], b"abcd" * VALUES)).SerializeToString()
@@ -114,24 +112,22 @@ async def turns_until(condition):
 
 
 @pytest.mark.usefixtures("in_pieces")
-async def test_the_loop_runs_while_a_long_message_is_copied():
-    async with run() as endpoint:
-        send(endpoint, 1, LARGE + SMALL)
-        assert await turns_until(lambda: endpoint.submitted == 2) >= len(LARGE) >> 16
-        await asyncio.sleep(0)
-        assert endpoint.data(1).count(b"abcd") == 2
+async def test_the_loop_runs_while_a_long_message_is_copied(endpoint):
+    send(endpoint, 1, LARGE + SMALL)
+    assert await turns_until(lambda: endpoint.submitted == 2) >= len(LARGE) >> 16
+    await asyncio.sleep(0)
+    assert endpoint.data(1).count(b"abcd") == 2
 
 
 @pytest.mark.usefixtures("in_pieces")
-async def test_a_call_that_ends_beside_a_long_message_holds_nothing():
-    async with run() as endpoint:
-        send(endpoint, 1, LARGE)
-        assert held(endpoint) > 0
-        endpoint.receive(frame(3, 0, 1, bytes(4)))
-        assert held(endpoint) == 0
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert endpoint.submitted == 0
+async def test_a_call_that_ends_beside_a_long_message_holds_nothing(endpoint):
+    send(endpoint, 1, LARGE)
+    assert held(endpoint) > 0
+    endpoint.receive(frame(3, 0, 1, bytes(4)))
+    assert held(endpoint) == 0
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert endpoint.submitted == 0
 
 
 @pytest.mark.usefixtures("in_pieces")
@@ -142,10 +138,11 @@ async def test_a_call_that_ends_beside_a_long_message_holds_nothing():
         (LONG_INPUT.replace(b"FP32", b"FP33"), b"data-type is '<invalid>'"),
     ],
 )
-async def test_a_long_message_that_is_no_request_is_told_and_the_next_is_taken(wrong, text):
-    async with run() as endpoint:
-        send(endpoint, 1, message(wrong) + SMALL)
-        await turns_until(lambda: endpoint.submitted == 1)
-        await asyncio.sleep(0)
-        assert endpoint.data(1).index(text) < endpoint.data(1).index(b"abcd")
-        assert endpoint.statuses() == {}
+async def test_a_long_message_that_is_no_request_is_told_and_the_next_is_taken(
+    endpoint, wrong, text
+):
+    send(endpoint, 1, message(wrong) + SMALL)
+    await turns_until(lambda: endpoint.submitted == 1)
+    await asyncio.sleep(0)
+    assert endpoint.data(1).index(text) < endpoint.data(1).index(b"abcd")
+    assert endpoint.statuses() == {}

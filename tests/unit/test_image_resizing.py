@@ -15,10 +15,7 @@ from tests.image_corpus import encoded, exif
 from tests.image_settings import image_settings
 
 FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
+    name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")
 }
 MODES = ("crop", "stretch", "pad")
 #: Levels that differ at most, by filter and mode; the page has the same table.

@@ -226,42 +226,47 @@ def test_names_of_inputs_are_looked_up(twice):
     assert many <= MOST_TIMES * max(few, FEW)
 
 
-def test_names_of_outputs_are_looked_up():
-    compared = []
-    for count in (FEW, MANY):
-        config, names = config_of(count), names_of("OUT", count)
-        compared.append(
-            compared_by(
-                lambda config=config, names=names: [
-                    as_configured(name, (2, 2), config) for name in names
-                ]
-            )
-        )
-    few, many = compared
-    assert few >= FEW
-    assert many <= MOST_TIMES * few
+def outputs_as_configured(count):
+    config, names = config_of(count), names_of("OUT", count)
+    return lambda: [as_configured(name, (2, 2), config) for name in names]
 
 
-def test_outputs_that_are_asked_for_are_looked_up():
-    compared = []
-    for count in (FEW, MANY):
-        names = names_of("OUT", count)
-        raw, _ = encode_tensors([], [str(name) for name in names])
-        record = Record(0, SignatureCache()[raw], (), RequestContext(), 0, "", ())
-        response = SimpleNamespace(
-            _error=None,
-            _parameters="{}",
-            _tensors=[SimpleNamespace(_name=name, _datatype="FP32", _shape=(4,)) for name in names],
-        )
-        encoder = object.__new__(ResponseEncoder)
-        encoder._states, encoder._signatures = None, {}
-        encoder._identity = SimpleNamespace(check=OutputCheck(SETTINGS, None))
+def outputs_that_are_asked_for(count):
+    names = names_of("OUT", count)
+    raw, _ = encode_tensors([], [str(name) for name in names])
+    record = Record(0, SignatureCache()[raw], (), RequestContext(), 0, "", ())
+    tensors = [SimpleNamespace(_name=name, _datatype="FP32", _shape=(4,)) for name in names]
+    response = SimpleNamespace(_error=None, _parameters="{}", _tensors=tensors)
+    encoder = object.__new__(ResponseEncoder)
+    encoder._states, encoder._signatures = None, {}
+    encoder._identity = SimpleNamespace(check=OutputCheck(SETTINGS, None))
 
-        def form(encoder=encoder, record=record, response=response, count=count):
-            assert len(encoder._form(record, response)[0]) == count
+    def form():
+        assert len(encoder._form(record, response)[0]) == count
 
-        compared.append(compared_by(form))
-    few, many = compared
+    return form
+
+
+def index_of_the_compiled_lookup(count):
+    if native() is None:
+        pytest.skip("no compiled module")
+    tensors = [pb_utils.Tensor(f"T{i}", np.zeros(1)) for i in range(count)]
+    for tensor, name in zip(tensors, names_of("T", count), strict=True):
+        tensor._name = name
+    response = pb_utils.InferenceResponse(tensors)
+
+    def look_up():
+        for i, tensor in enumerate(tensors):
+            assert pb_utils.get_output_tensor_by_name(response, f"T{i}") is tensor
+
+    return look_up
+
+
+@pytest.mark.parametrize(
+    "work", [outputs_as_configured, outputs_that_are_asked_for, index_of_the_compiled_lookup]
+)
+def test_names_are_looked_up(work):
+    few, many = (compared_by(work(count)) for count in (FEW, MANY))
     assert few >= FEW
     assert many <= MOST_TIMES * few
 
@@ -288,22 +293,3 @@ def test_tensors_are_found_by_name_however_many_there_are(count, compiled):
             assert [find(f"T{i}") for i in range(count)] == inputs[:count]
             for absent in ("T", "", None, 5, b"T0", ["T0"]):
                 assert find(absent) is None
-
-
-@pytest.mark.skipif(native() is None, reason="no compiled module")
-def test_the_compiled_lookup_makes_an_index():
-    compared = []
-    for count in (FEW, MANY):
-        tensors = [pb_utils.Tensor(f"T{i}", np.zeros(1)) for i in range(count)]
-        for tensor, name in zip(tensors, names_of("T", count), strict=True):
-            tensor._name = name
-        response = pb_utils.InferenceResponse(tensors)
-
-        def look_up(response=response, tensors=tensors):
-            for i, tensor in enumerate(tensors):
-                assert pb_utils.get_output_tensor_by_name(response, f"T{i}") is tensor
-
-        compared.append(compared_by(look_up))
-    few, many = compared
-    assert few >= FEW
-    assert many <= MOST_TIMES * few

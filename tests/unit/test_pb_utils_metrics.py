@@ -59,48 +59,6 @@ def test_values_that_are_no_numbers(method, value):
         getattr(metric, method)(value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments", "text"),
-    [
-        ("COUNTER", {"labels": [1]}, "Failed to create metric. Labels must be a dictionary."),
-        ("COUNTER", {"buckets": {}}, "Failed to create metric. Buckets must be a list."),
-        ("COUNTER", {"buckets": []}, "Failed to create metric. Unexpected buckets found."),
-        ("GAUGE", {"buckets": [1]}, "Failed to create metric. Unexpected buckets found."),
-        ("HISTOGRAM", {}, "Failed to create metric. Missing required buckets."),
-        ("HISTOGRAM", {"buckets": (1, 2)}, "Failed to create metric. Buckets must be a list."),
-        (
-            "COUNTER",
-            {"labels": {1: "a"}},
-            "Failed to create metric. Names of labels must be strings, got 1.",
-        ),
-        (
-            "COUNTER",
-            {"labels": {"a": 1}},
-            (
-                "Error when creating Metric: Failed to process the request for model '', message: "
-                "attempt to access JSON non-string as string"
-            ),
-        ),
-        *(
-            (
-                "HISTOGRAM",
-                {"buckets": buckets},
-                (
-                    "Error when creating Metric: Failed to process the request for model '', message: "
-                    "Bucket Boundaries must be strictly sorted"
-                ),
-            )
-            for buckets in ([3, 1], [1, 1], [1, float("nan")], [float("nan")], [float("inf"), 1])
-        ),
-    ],
-)
-def test_metrics_that_are_refused(kind, arguments, text):
-    family = Family("n", "d", getattr(Family, kind))
-    with pytest.raises(Failure) as caught:
-        family.Metric(**arguments)
-    assert str(caught.value) == text
-
-
 @pytest.mark.parametrize("amount", [-1, -1e-300, float("-inf"), float("nan")])
 def test_a_counter_never_goes_back(amount):
     family = counter()

@@ -8,25 +8,17 @@ import numpy as np
 import orjson
 import pytest
 from hypothesis import given, strategies as st
-from hypothesis.extra import numpy as hnp
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol import infer_response
 from gpubridge.protocol.infer_request import parse_request
 from gpubridge.protocol.infer_response import encode_response
-from gpubridge.protocol.json_tensor import data_to_json, input_from_json
 from gpubridge.protocol.status import error_body
 from gpubridge.request import EncodedParameters, InferResponse, LongParameters
-from gpubridge.tensor.dtypes import DATATYPE_OF_DTYPE
 from gpubridge.transport.signatures import SignatureCache, decode_shapes, encode_tensors
 from tests.unit.model_configs import model_config
 
 CONFIG = model_config("", "A FP32 [-1];B STRING [-1]")
-
-
-def from_json(datatype, count, values):
-    return input_from_json("A", datatype, (count,), values).data
-
 
 SIGNATURES = SignatureCache()
 
@@ -148,37 +140,6 @@ def test_an_output_that_is_not_what_metadata_promise_is_an_error(dims, more, ret
     with pytest.raises(BridgeError, match="does not match size of output for 'A'") as raised:
         encode_response(form(), "", response, config, 1)
     assert raised.value.code is ErrorCode.INTERNAL
-
-
-DTYPES = [dtype for dtype, name in DATATYPE_OF_DTYPE.items() if name not in ("FP16", "BYTES")]
-
-
-@given(st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, st.integers(0, 8))))
-def test_values_survive_json_and_back(array):
-    datatype = DATATYPE_OF_DTYPE[array.dtype]
-    raw = data_to_json("A", datatype, array.size, memoryview(array.tobytes()))
-    back = np.frombuffer(from_json(datatype, array.size, json.loads(raw)), array.dtype)
-    # NaN has many bit patterns and JSON one word.
-    np.testing.assert_array_equal(back, array)
-
-
-@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=5), max_size=5))
-def test_strings_survive_json_and_back(texts):
-    data = b"".join(struct.pack("<I", len(t.encode())) + t.encode() for t in texts)
-    raw = data_to_json("A", "BYTES", len(texts), memoryview(data))
-    assert json.loads(raw) == texts
-    assert from_json("BYTES", len(texts), json.loads(raw)) == data
-
-
-def test_bytes_that_are_no_text_go_out_as_they_are():
-    data = struct.pack("<I", 4) + b'\xff"\n\0'
-    assert data_to_json("A", "BYTES", 1, memoryview(data)) == b'["\xff\\"\\n\\u0000"]'
-
-
-def test_a_model_whose_strings_are_malformed_is_told():
-    with pytest.raises(BridgeError, match="output 'A'") as caught:
-        data_to_json("A", "BYTES", 1, memoryview(b"\5\0\0\0ab"))
-    assert caught.value.code is ErrorCode.INTERNAL
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Access to a request that is over, when its place in the server belongs to another."""
 
-import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +8,6 @@ from gpubridge.pb_utils import TritonModelException
 from gpubridge.pb_utils.datatypes import OutputForm
 from gpubridge.pb_utils.response import (
     TRITONSERVER_RESPONSE_COMPLETE_FINAL as FINAL,
-    InferenceResponseSender,
 )
 from gpubridge.stub.response_stream import RequestHandle, ResponseWriter
 from gpubridge.transport.context import RequestContext
@@ -81,27 +78,6 @@ def test_no_output_is_placed_for_a_request_that_is_over(handle):
         handle.output("OUT", "FP32", (1,), None)
     with pytest.raises(TritonModelException, match="a request that is not answered yet"):
         handle.output_on_device(form)
-
-
-def test_threads_that_ask_at_once_get_one_sender(handle, monkeypatch):
-    make = InferenceResponseSender._on.__func__
-
-    def slowly(kind, line):
-        for _ in range(100):
-            time.sleep(0)
-        return make(kind, line)
-
-    monkeypatch.setattr(InferenceResponseSender, "_on", classmethod(slowly))
-    found = []
-    threads = [
-        threading.Thread(target=lambda: found.append(handle.response_sender())) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({id(sender) for sender in found}) == 1
-    found[0].send(flags=FINAL)
 
 
 @pytest.mark.parametrize(("ask", "during"), [("response_sender", "_made_sender"), ("close", "end")])

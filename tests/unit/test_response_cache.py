@@ -39,15 +39,6 @@ def test_the_sum_of_all_entries_never_exceeds_the_limit():
     assert cache.find(b"larger") is not None
 
 
-def test_one_that_was_found_is_kept_longer():
-    cache = ResponseCache(2 * (OF_ENTRY + 8))
-    cache.add(b"a", PLAIN, response(8))
-    cache.add(b"b", PLAIN, response(8))
-    assert cache.find(b"a") is not None
-    cache.add(b"c", PLAIN, response(8))
-    assert (cache.find(b"b"), cache.find(b"a") is not None) == (None, True)
-
-
 def test_one_that_exceeds_the_limit_by_itself_removes_nothing():
     cache = ResponseCache(OF_ENTRY + 8)
     cache.add(b"a", PLAIN, response(8))

@@ -60,11 +60,16 @@ def write(folder, source):
     return str(path)
 
 
+@pytest.fixture(autouse=True)
+def undone(monkeypatch):
+    """Undo what loading a model does to the process."""
+    monkeypatch.setattr("sys.path", list(importlib.sys.path))
+    monkeypatch.setattr("sys.modules", dict(importlib.sys.modules))
+
+
 @pytest.fixture
 def loading(tmp_path, monkeypatch):
     """Loads a source as a stub does; what that does to the process is undone."""
-    monkeypatch.setattr("sys.path", list(importlib.sys.path))
-    monkeypatch.setattr("sys.modules", dict(importlib.sys.modules))
 
     def load(source):
         with pytest.raises(BaseException) as caught:
@@ -77,8 +82,6 @@ def loading(tmp_path, monkeypatch):
 
 
 def test_a_file_of_the_same_size_and_second_is_what_it_is_now(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.path", list(importlib.sys.path))
-    monkeypatch.setattr("sys.modules", dict(importlib.sys.modules))
     monkeypatch.setattr("sys.dont_write_bytecode", False)
     for number in (1, 2):
         path = write(tmp_path, f"class TritonPythonModel: number = {number}")
@@ -103,8 +106,6 @@ def test_the_places_of_an_error_in_a_shipped_backend_are_told():
 
 
 def test_a_versions_init_file_runs_first_and_gives_what_it_has(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.path", list(importlib.sys.path))
-    monkeypatch.setattr("sys.modules", dict(importlib.sys.modules))
     (tmp_path / "__init__.py").write_text("from . import sibling\nVALUE = 3\nPATH = __file__\n")
     (tmp_path / "sibling.py").write_text("NAME = __name__\n")
     source = "from . import PATH, VALUE, sibling\nclass TritonPythonModel:\n"
@@ -115,8 +116,6 @@ def test_a_versions_init_file_runs_first_and_gives_what_it_has(tmp_path, monkeyp
 
 
 def test_a_model_imports_from_the_working_directory_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.path", list(importlib.sys.path))
-    monkeypatch.setattr("sys.modules", dict(importlib.sys.modules))
     here = tmp_path / "here"
     here.mkdir()
     for folder in (here, tmp_path):
@@ -143,8 +142,6 @@ def test_modules_that_tutorials_invent_are_told_the_real_one(loading, line):
 
 
 def test_a_model_may_have_a_module_of_such_a_name(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.path", list(importlib.sys.path))
-    monkeypatch.setattr("sys.modules", dict(importlib.sys.modules))
     (tmp_path / "triton_python_helpers.py").write_text("VALUE = 3\n")
     source = "import triton_python_helpers as t\nclass TritonPythonModel: value = t.VALUE\n"
     assert load_model(write(tmp_path, source), "1").value == 3

@@ -59,13 +59,6 @@ def take_long(sender, receiver):
     assert sequences(receiver) == [99]
 
 
-def test_a_result_is_sent_although_the_next_batch_never_ends(ends):
-    sender, receiver = ends
-    take_long(sender, receiver)
-    sender.add(result(1), 1_000, 2_000, last=False)
-    assert sequences(receiver) == [1]
-
-
 def test_the_watch_goes_on_after_it_has_sent(ends):
     sender, receiver = ends
     take_long(sender, receiver)

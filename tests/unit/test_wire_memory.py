@@ -11,6 +11,7 @@ import os
 import random
 import threading
 from collections import Counter
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -202,159 +203,131 @@ def test_no_memory_is_left_of_calls_that_are_broken_off(kind):
 # -- charges -----------------------------------------------------------------------------------------
 
 
-def run(scenario):
-    async def inside():
-        endpoint = GrpcEndpoint(deferred=True)
-        endpoint.receive(PREFACE)
-        await scenario(endpoint)
-        endpoint.lose()
-        assert endpoint.connection.account.held == 0
-        endpoint.regions.close()
-        assert endpoint.regions.budget.used == 0
-
-    asyncio.run(inside())
+@pytest.fixture
+@asynccontextmanager
+async def endpoint():
+    endpoint = GrpcEndpoint(deferred=True)
+    endpoint.receive(PREFACE)
+    yield endpoint
+    endpoint.lose()
+    assert endpoint.connection.account.held == 0
+    endpoint.regions.close()
+    assert endpoint.regions.budget.used == 0
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "small" not in kind])
-def test_a_large_message_is_charged_as_it_arrives(kind):
-    async def scenario(endpoint):
-        for cut in (70 * KIB, 200 * KIB, -1):
-            other = GrpcEndpoint(beside=endpoint)
-            other.receive(PREFACE + sent(kind, resets, cut))
-            held = other.connection.account.held
-            arrived = cut if cut > 0 else len(KINDS[kind][2])
-            assert arrived - 8 * KIB <= held <= max(4 * arrived, 512 * KIB)
-            assert endpoint.regions.budget.used >= held
-            other.lose()
-            assert other.connection.account.held == 0
-
-    run(scenario)
-
-
-def test_many_small_messages_are_charged_together_and_refused_without_memory():
-    async def scenario(endpoint):
-        part = message(bytes(60_000))[:-1]
-        for stream_id in range(1, 201, 2):
-            endpoint.receive(head(stream_id, "ModelConfig"))
-            for at in range(0, len(part), 16 * KIB):
-                endpoint.receive(frame(DATA, 0, stream_id, part[at : at + 16 * KIB]))
-        held = endpoint.connection.account.held
-        kept = endpoint.connection.http2.kept
-        assert abs(held - kept) <= 512 * KIB
-        assert held > 5 * MIB
+async def test_a_large_message_is_charged_as_it_arrives(endpoint, kind):
+    for cut in (70 * KIB, 200 * KIB, -1):
         other = GrpcEndpoint(beside=endpoint)
-        other.receive(PREFACE + head(1, "ModelConfig"))
-        whole = KINDS["control"][2]
-        for _ in range(4):
-            other.receive(frame(DATA, 0, 1, whole[: 16 * KIB]))
-            whole = whole[16 * KIB :]
-        # Others find memory, since this connection holds more than its share.
-        rest = [GrpcEndpoint(beside=endpoint) for _ in range(5)]
-        for each in rest:
-            each.receive(PREFACE + sent("control", resets, -1))
-        assert endpoint.connection.account.held == 0
-        await endpoint.settle()
-        assert set(map(tuple, endpoint.statuses().values())) == {(UNAVAILABLE,)}
-        assert all(each.statuses() == {} for each in rest)
-        for each in (other, *rest):
-            each.lose()
-
-    run(scenario)
+        other.receive(PREFACE + sent(kind, resets, cut))
+        held = other.connection.account.held
+        arrived = cut if cut > 0 else len(KINDS[kind][2])
+        assert arrived - 8 * KIB <= held <= max(4 * arrived, 512 * KIB)
+        assert endpoint.regions.budget.used >= held
+        other.lose()
+        assert other.connection.account.held == 0
 
 
-def test_small_messages_of_one_connection_are_refused_when_they_find_no_memory():
-    async def scenario(endpoint):
-        part = message(bytes(60_000))[:-1]
-        for stream_id in range(1, 401, 2):
-            endpoint.receive(head(stream_id, "ModelConfig"))
-            for at in range(0, len(part), 16 * KIB):
-                endpoint.receive(frame(DATA, 0, stream_id, part[at : at + 16 * KIB]))
-        await endpoint.settle()
-        statuses = endpoint.statuses()
-        assert statuses
-        assert set(map(tuple, statuses.values())) == {(UNAVAILABLE,)}
-        assert endpoint.regions.budget.used <= 8 * MIB
-        assert not endpoint.closed
+async def test_many_small_messages_are_charged_together_and_refused_without_memory(endpoint):
+    part = message(bytes(60_000))[:-1]
+    for stream_id in range(1, 201, 2):
+        endpoint.receive(head(stream_id, "ModelConfig"))
+        for at in range(0, len(part), 16 * KIB):
+            endpoint.receive(frame(DATA, 0, stream_id, part[at : at + 16 * KIB]))
+    held = endpoint.connection.account.held
+    kept = endpoint.connection.http2.kept
+    assert abs(held - kept) <= 512 * KIB
+    assert held > 5 * MIB
+    other = GrpcEndpoint(beside=endpoint)
+    other.receive(PREFACE + head(1, "ModelConfig"))
+    whole = KINDS["control"][2]
+    for _ in range(4):
+        other.receive(frame(DATA, 0, 1, whole[: 16 * KIB]))
+        whole = whole[16 * KIB :]
+    # Others find memory, since this connection holds more than its share.
+    rest = [GrpcEndpoint(beside=endpoint) for _ in range(5)]
+    for each in rest:
+        each.receive(PREFACE + sent("control", resets, -1))
+    assert endpoint.connection.account.held == 0
+    await endpoint.settle()
+    assert set(map(tuple, endpoint.statuses().values())) == {(UNAVAILABLE,)}
+    assert all(each.statuses() == {} for each in rest)
+    for each in (other, *rest):
+        each.lose()
 
-    run(scenario)
+
+async def test_small_messages_of_one_connection_are_refused_when_they_find_no_memory(endpoint):
+    part = message(bytes(60_000))[:-1]
+    for stream_id in range(1, 401, 2):
+        endpoint.receive(head(stream_id, "ModelConfig"))
+        for at in range(0, len(part), 16 * KIB):
+            endpoint.receive(frame(DATA, 0, stream_id, part[at : at + 16 * KIB]))
+    await endpoint.settle()
+    statuses = endpoint.statuses()
+    assert statuses
+    assert set(map(tuple, statuses.values())) == {(UNAVAILABLE,)}
+    assert endpoint.regions.budget.used <= 8 * MIB
+    assert not endpoint.closed
 
 
-def test_a_call_whose_inputs_find_no_memory_is_refused_with_its_form():
+async def test_a_call_whose_inputs_find_no_memory_is_refused_with_its_form(endpoint):
     """The charge of the form is the newest of all: it is what has to go when the inputs need memory."""
+    request = raw(("A", "FP32", [VALUES], NOISE))
+    request.parameters["x"].string_param = "y" * (100 * KIB)
+    begun = [message(bytes(1000 * KIB))] * 7
+    for number, data in enumerate([*begun, message(request.SerializeToString())]):
+        stream_id = 2 * number + 1
+        endpoint.receive(head(stream_id, "ModelConfig" if data in begun else "ModelInfer"))
+        for at in range(0, len(data) - 16 * KIB, 16 * KIB):
+            endpoint.receive(frame(DATA, 0, stream_id, data[at : at + 16 * KIB]))
+    await endpoint.settle()
+    assert endpoint.statuses() == {15: [UNAVAILABLE]}
 
-    async def scenario(endpoint):
-        request = raw(("A", "FP32", [VALUES], NOISE))
-        request.parameters["x"].string_param = "y" * (100 * KIB)
-        begun = [message(bytes(1000 * KIB))] * 7
-        for number, data in enumerate([*begun, message(request.SerializeToString())]):
-            stream_id = 2 * number + 1
-            endpoint.receive(head(stream_id, "ModelConfig" if data in begun else "ModelInfer"))
-            for at in range(0, len(data) - 16 * KIB, 16 * KIB):
-                endpoint.receive(frame(DATA, 0, stream_id, data[at : at + 16 * KIB]))
+
+async def test_a_header_block_counts_and_has_to_end(endpoint):
+    block = head(1, "ModelConfig", ("x", "y" * 9000))[9:]
+    endpoint.receive(frame(HEADERS, 0, 1, block[:4000]))
+    endpoint.receive(frame(CONTINUATION, 0, 1, block[4000:8000]))
+    assert endpoint.connection.http2.kept >= 7900
+    endpoint.connection.check(0)
+    assert not endpoint.connection.http2.closed
+    endpoint.connection.check(61)
+    assert endpoint.connection.http2.closed
+    assert b"header block" in endpoint.sent
+
+
+async def test_known_header_blocks_keep_little(endpoint):
+    # A long field of the table, named by one byte in each of many different blocks.
+    field = bytes((0x40, 1)) + b"a" + bytes((0x7F, 0x80 + (4000 - 127) % 128, (4000 - 127) // 128))
+    base = bytes((0x83, 0x86)) + b"\0\5:path\2/x"
+    endpoint.receive(frame(HEADERS, 5, 1, base + field + b"v" * 4000))
+    for number in range(255):
+        block = base + bytes((0xBE,)) * 3 + b"\0\1k\4%04d" % number
+        endpoint.receive(frame(HEADERS, 5, 3 + 2 * number, block))
+    await endpoint.settle()
+    assert len(endpoint.statuses()) == 256
+    assert endpoint.connection.http2.kept == 0
+    for number in range(3000):
+        block = base + b"\0\1k\4%04d" % number
+        endpoint.receive(frame(HEADERS, 5, 601 + 2 * number, block))
         await endpoint.settle()
-        assert endpoint.statuses() == {15: [UNAVAILABLE]}
-
-    run(scenario)
-
-
-def test_a_header_block_counts_and_has_to_end():
-    async def scenario(endpoint):
-        block = head(1, "ModelConfig", ("x", "y" * 9000))[9:]
-        endpoint.receive(frame(HEADERS, 0, 1, block[:4000]))
-        endpoint.receive(frame(CONTINUATION, 0, 1, block[4000:8000]))
-        assert endpoint.connection.http2.kept >= 7900
-        endpoint.connection.check(0)
-        assert not endpoint.connection.http2.closed
-        endpoint.connection.check(61)
-        assert endpoint.connection.http2.closed
-        assert b"header block" in endpoint.sent
-
-    run(scenario)
-
-
-def test_known_header_blocks_keep_little():
-    async def scenario(endpoint):
-        # A long field of the table, named by one byte in each of many different blocks.
-        field = (
-            bytes((0x40, 1)) + b"a" + bytes((0x7F, 0x80 + (4000 - 127) % 128, (4000 - 127) // 128))
-        )
-        base = bytes((0x83, 0x86)) + b"\0\5:path\2/x"
-        endpoint.receive(frame(HEADERS, 5, 1, base + field + b"v" * 4000))
-        for number in range(255):
-            block = base + bytes((0xBE,)) * 3 + b"\0\1k\4%04d" % number
-            endpoint.receive(frame(HEADERS, 5, 3 + 2 * number, block))
-        await endpoint.settle()
-        assert len(endpoint.statuses()) == 256
-        assert endpoint.connection.http2.kept == 0
-        for number in range(3000):
-            block = base + b"\0\1k\4%04d" % number
-            endpoint.receive(frame(HEADERS, 5, 601 + 2 * number, block))
-            await endpoint.settle()
-        assert 0 < endpoint.connection.http2.kept <= 64 * KIB
-
-    run(scenario)
+    assert 0 < endpoint.connection.http2.kept <= 64 * KIB
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_message_that_does_not_come_is_not_waited_for(kind):
-    async def scenario(endpoint):
-        endpoint.receive(sent(kind, resets, 50_000 if "stream" in kind else 3))
-        is_slow(endpoint)
-        await endpoint.settle()
-        assert endpoint.statuses() == {1: [DEADLINE_EXCEEDED]}
-
-    run(scenario)
+async def test_a_message_that_does_not_come_is_not_waited_for(endpoint, kind):
+    endpoint.receive(sent(kind, resets, 50_000 if "stream" in kind else 3))
+    is_slow(endpoint)
+    await endpoint.settle()
+    assert endpoint.statuses() == {1: [DEADLINE_EXCEEDED]}
 
 
-def test_a_stream_that_is_not_read_is_not_too_slow():
-    async def scenario(endpoint):
-        small = message(raw(("A", "FP32", [1], b"abcd")).SerializeToString())
-        endpoint.receive(head(1, "ModelStreamInfer") + frame(DATA, 0, 1, small * 64 + small[:20]))
-        is_slow(endpoint)
-        await asyncio.sleep(0)
-        assert endpoint.statuses() == {}
-
-    run(scenario)
+async def test_a_stream_that_is_not_read_is_not_too_slow(endpoint):
+    small = message(raw(("A", "FP32", [1], b"abcd")).SerializeToString())
+    endpoint.receive(head(1, "ModelStreamInfer") + frame(DATA, 0, 1, small * 64 + small[:20]))
+    is_slow(endpoint)
+    await asyncio.sleep(0)
+    assert endpoint.statuses() == {}
 
 
 # -- promises ----------------------------------------------------------------------------------------
@@ -365,18 +338,14 @@ def addresses():
 
 
 @pytest.mark.parametrize("kind", ["long form", "no model's", "control"])
-def test_a_promise_takes_no_addresses(kind):
+async def test_a_promise_takes_no_addresses(endpoint, kind):
     """200 messages of 600 KB are promised, of which little comes."""
-
-    async def scenario(endpoint):
-        before = addresses()
-        method, _, data = KINDS[kind]
-        for number in range(200):
-            stream_id = 2 * number + 1
-            endpoint.receive(head(stream_id, method) + frame(DATA, 0, stream_id, data[:5000]))
-        assert addresses() - before < 150 * 600 * KIB
-
-    run(scenario)
+    before = addresses()
+    method, _, data = KINDS[kind]
+    for number in range(200):
+        stream_id = 2 * number + 1
+        endpoint.receive(head(stream_id, method) + frame(DATA, 0, stream_id, data[:5000]))
+    assert addresses() - before < 150 * 600 * KIB
 
 
 def test_memory_grows_by_what_came():
