@@ -718,6 +718,8 @@ class InstanceFeed:
         """
     open_requests: int
     """Requests that the model still answers although their batch has ended."""
+    unstarted: int
+    """Requests of batches at the stub, which has not begun them."""
     in_flight: int
     """Requests of batches at the stub."""
     free_tickets: int

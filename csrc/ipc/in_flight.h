@@ -56,6 +56,14 @@ class InFlightRequests {
 
   [[nodiscard]] std::size_t free_tickets() const { return free_.size(); }
   [[nodiscard]] std::size_t open_requests() const { return open_.size(); }
+  // Requests of batches that the stub has not begun.
+  [[nodiscard]] std::size_t unstarted() const {
+    std::size_t count = 0;
+    for (auto batch = batches_.upper_bound(started()); batch != batches_.end(); ++batch) {
+      count += batch->second.size();
+    }
+    return count;
+  }
   // True if no batch is at the stub.
   [[nodiscard]] bool idle() const { return batches_.empty(); }
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return batches_.contains(sequence); }

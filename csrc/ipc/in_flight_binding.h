@@ -169,6 +169,7 @@ class RequestsAtStub {
     return core_.free_tickets();
   }
   [[nodiscard]] std::size_t open_requests() const { return core_.open_requests(); }
+  [[nodiscard]] std::size_t unstarted() const { return core_.unstarted(); }
   [[nodiscard]] bool idle() const { return core_.idle(); }
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return core_.holds(sequence); }
   [[nodiscard]] std::uint64_t started() const { return core_.started(); }

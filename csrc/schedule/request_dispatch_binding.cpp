@@ -18,6 +18,10 @@ std::size_t InstanceFeed::open_requests() const {
   return at_stub_ == nullptr ? 0 : at_stub_->open_requests();
 }
 
+std::size_t InstanceFeed::unstarted() const {
+  return at_stub_ == nullptr ? 0 : at_stub_->unstarted();
+}
+
 void InstanceFeed::connect(nb::object stub) {
   at_stub_ = nb::cast<RequestsAtStub*>(stub);
   at_stub_->tell_feed(nb::find(this));
@@ -325,6 +329,7 @@ void bind_request_dispatch(nb::module_& module) {
       .def("close", &InstanceFeed::close)
       .def("submit", &InstanceFeed::submit)
       .def_prop_ro("open_requests", &InstanceFeed::open_requests)
+      .def_prop_ro("unstarted", &InstanceFeed::unstarted)
       .def_prop_ro("in_flight", [](const InstanceFeed& feed) { return feed.load().in_flight(); })
       .def_prop_ro("free_tickets", &InstanceFeed::free_tickets)
       .def_prop_ro("batches", [](const InstanceFeed& feed) { return feed.load().batches(); })

@@ -35,6 +35,7 @@ class InstanceFeed {
 
   [[nodiscard]] const InstanceLoad& load() const { return load_; }
   [[nodiscard]] std::size_t open_requests() const;
+  [[nodiscard]] std::size_t unstarted() const;
   void listen(nb::object listener) { listener_ = std::move(listener); }
 
   // Sends batches to a stub, whose instance may not take any by itself yet.

@@ -219,6 +219,7 @@ class MetricsRouter(_Router):
             ModelState(
                 model.statistics,
                 model.pending,
+                model.waiting,
                 model.queued,
                 model.restarts,
                 model.fallbacks,

@@ -44,7 +44,7 @@ class Replica:
     - ``models``: ready versions by model.
     - ``errors``: by model, of loads that failed.
     - ``applied``: the desired state of models that has been brought about.
-    - ``pending``: requests that wait; ``restarts``: of its models' processes.
+    - ``pending``: requests without a last response; ``restarts``: of its models' processes.
     """
 
     key: str

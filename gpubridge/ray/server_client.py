@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 _LOAD_SECONDS = 3600.0
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
-_PENDING, _RESTARTS = "nv_inference_pending_request_count", "gpubridge_stub_restarts_total"
+_PENDING, _RESTARTS = "gpubridge_open_requests", "gpubridge_stub_restarts_total"
 
 
 def request(
@@ -65,7 +65,7 @@ def executing_seconds(address: str, port: int) -> dict[str, float]:
 
 
 def pending_and_restarts(address: str, port: int) -> tuple[float, int]:
-    """Return how many requests wait in all models' queues, and how often stubs were started again.
+    """Return how many requests of all models have no last response, and how often stubs were started again.
 
     Raises OSError: the server gives no answer at this port, that of its metrics.
     """

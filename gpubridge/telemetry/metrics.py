@@ -48,12 +48,14 @@ _CACHE: tuple[tuple[str, str, Callable[[ModelStatistics], int]], ...] = (
 class ModelState:
     """A model's current statistics and gauges.
 
-    ``pending`` requests have no response yet; ``queued`` of them are not sent to a stub. ``fallbacks``
-    counts slower fallbacks by reason, ``device_work`` work on GPUs.
+    ``pending`` requests have no last response yet; ``waiting`` of them are not executed yet, of which
+    ``queued`` are not sent to a stub. ``fallbacks`` counts slower fallbacks by reason, ``device_work`` work
+    on GPUs.
     """
 
     statistics: ModelStatistics
     pending: int
+    waiting: int
     queued: int
     restarts: int
     fallbacks: Mapping[str, int] = field(default_factory=dict)
@@ -105,7 +107,7 @@ def _inference(states: Sequence[ModelState], settings: MetricsSettings) -> Itera
         "gauge",
     )
     for state in states:
-        pending.add(state.labels, state.pending)
+        pending.add(state.labels, state.waiting)
     yield pending
 
 
@@ -250,7 +252,9 @@ def _own_families(states: Sequence[ModelState]) -> Iterator[Family]:
     queued = Family(
         "gpubridge_queued_requests", "Requests that no stub has been given yet", "gauge"
     )
+    unfinished = Family("gpubridge_open_requests", "Requests without a last response", "gauge")
     for state in states:
+        unfinished.add(state.labels, state.pending)
         queued.add(state.labels, state.queued)
         answers.add(state.labels, state.statistics.answer_ns // 1000)
         labels = {**state.labels, "kind": "host"}
@@ -262,7 +266,7 @@ def _own_families(states: Sequence[ModelState]) -> Iterator[Family]:
                 copies.add({**state.labels, "kind": kind}, count)
             waits.add(state.labels, state.device_work.waits)
         restarts.add(state.labels, state.restarts)
-    yield from (queued, answers, copied, copies, waits, restarts)
+    yield from (unfinished, queued, answers, copied, copies, waits, restarts)
 
 
 def _fallbacks(states: Sequence[ModelState]) -> Family:

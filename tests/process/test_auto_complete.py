@@ -106,7 +106,7 @@ def test_the_scheduler_is_the_completed_one(served):
     with ThreadPoolExecutor(4) as threads:
         # While the model is busy with the first, the others become one batch.
         asked = [threads.submit(ask, server, gate.wait, shape=(1, 1)) for _ in range(4)]
-        pending = 'nv_inference_pending_request_count{model="m",version="1"}'
+        pending = 'gpubridge_open_requests{model="m",version="1"}'
         wait_until(lambda: server.metrics()[pending] == 4, "the requests to be there", server)
         gate.open()
         [answer.result() for answer in asked]
@@ -155,7 +155,7 @@ def test_one_instance_completes_for_all(served, stubs):
         asked = [
             threads.submit(ask, server, f"{gate.wait}; {ARGS}", shape=(8, 1)) for _ in range(3)
         ]
-        pending = 'nv_inference_pending_request_count{model="m",version="1"}'
+        pending = 'gpubridge_open_requests{model="m",version="1"}'
         wait_until(lambda: server.metrics()[pending] == 3, "the requests to be there", server)
         gate.open()
     assert [json.loads(answer.result()) for answer in asked] == [config] * 3

@@ -141,9 +141,7 @@ def test_a_full_queue_refuses(server, threads):
     gate = Gate(server.repositories[0] / "full" / "1" / "gate")
     busy = [threads.submit(ask, server, "full", 1.0) for _ in range(3)]
     wait_until(
-        lambda: (
-            server.metrics()['nv_inference_pending_request_count{model="full",version="1"}'] == 3
-        ),
+        lambda: server.metrics()['gpubridge_open_requests{model="full",version="1"}'] == 3,
         "the queue to be full",
         server,
     )
@@ -160,9 +158,7 @@ def test_a_request_that_waits_too_long_is_refused(server, threads):
     gate = Gate(server.repositories[0] / "late" / "1" / "gate")
     first = threads.submit(ask, server, "late", 0.5)
     wait_until(
-        lambda: (
-            server.metrics()['nv_inference_pending_request_count{model="late",version="1"}'] == 1
-        ),
+        lambda: server.metrics()['gpubridge_open_requests{model="late",version="1"}'] == 1,
         "a request to run",
         server,
     )

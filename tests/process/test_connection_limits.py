@@ -153,7 +153,7 @@ def test_one_connection_too_many(strict, tmp_path):
     gate = Gate(tmp_path / "gate")
     tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [gate.wait]}
     body = json.dumps({"inputs": [tensor]}).encode()
-    pending = 'nv_inference_pending_request_count{model="m",version="1"}'
+    pending = 'gpubridge_open_requests{model="m",version="1"}'
     with ExitStack() as stack:
         busy = [stack.enter_context(connected(strict.http_url)) for _ in range(8)]
         for sock in busy:

@@ -110,7 +110,7 @@ class Permits:
 
     def wait_for_requests(self, pending):
         """All have been sent to the stub when they count: as many as it may have at once."""
-        name = f'nv_inference_pending_request_count{{model="{self._model}",version="1"}}'
+        name = f'gpubridge_open_requests{{model="{self._model}",version="1"}}'
         wait_until(
             lambda: self._served.server.metrics()[name] == pending,
             f"{pending} requests",

@@ -258,7 +258,7 @@ def test_a_client_that_goes_cancels_the_members(server, tmp_path):
     wait_until(lambda: seen.exists() and seen.read_text(), "the member to end", server)
     assert seen.read_text() == "True"
     assert statistics(server, "codes")["inference_stats"]["fail"]["count"] == before + 1
-    pending = 'nv_inference_pending_request_count{model="codes",version="1"}'
+    pending = 'gpubridge_open_requests{model="codes",version="1"}'
     assert server.metrics()[pending] == 0
 
 

@@ -152,7 +152,7 @@ def test_a_deadline_ends_the_call_and_nothing_else(server, client, gate):
 
 
 def pending(server, model="echo"):
-    return server.metrics()[f'nv_inference_pending_request_count{{model="{model}",version="1"}}']
+    return server.metrics()[f'gpubridge_open_requests{{model="{model}",version="1"}}']
 
 
 def test_a_cancelled_call_is_not_executed(server, client, gate):

@@ -132,7 +132,7 @@ def test_why_it_is_not_is_in_the_log(served, code, reason):
 def test_it_is_asked_while_it_executes(served):
     server, name, _ = served
     gate = Gate(server.repositories[0] / name / "gate")
-    pending = f'nv_inference_pending_request_count{{model="{name}",version="1"}}'
+    pending = f'gpubridge_open_requests{{model="{name}",version="1"}}'
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
         busy = threading.Thread(target=infer, args=(client, name))
         busy.start()

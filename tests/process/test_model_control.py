@@ -175,7 +175,7 @@ def test_an_unloaded_model_answers_what_it_has_accepted(tmp_path):
     with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
         answers = []
         threads = [threading.Thread(target=lambda: answers.append(ask(server))) for _ in "123"]
-        name = 'nv_inference_pending_request_count{model="m",version="1"}'
+        name = 'gpubridge_open_requests{model="m",version="1"}'
 
         def pending() -> float:
             return server.metrics().get(name, 0)

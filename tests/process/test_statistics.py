@@ -85,7 +85,7 @@ def test_the_metrics_say_the_same(server):
     assert found[f"nv_inference_exec_count{labels}"] == len(REQUESTS)
     failed = 'nv_inference_request_failure{model="known",reason="BACKEND",version="1"}'
     assert found[failed] == 2
-    assert found[f"nv_inference_pending_request_count{labels}"] == 0
+    assert found[f"gpubridge_open_requests{labels}"] == 0
     _, _, body = server.request("GET", "/v2/models/known/stats")
     (model,) = json.loads(body)["model_stats"]
     spent = model["inference_stats"]["success"]["ns"]

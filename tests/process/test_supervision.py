@@ -155,7 +155,7 @@ def warm_up(server, model):
 
 def send_in_order(server, threads, model, codes):
     """Ask each once the one before has arrived."""
-    metric = f'nv_inference_pending_request_count{{model="{model}",version="1"}}'
+    metric = f'gpubridge_open_requests{{model="{model}",version="1"}}'
     answers = []
     for code in codes:
         answers.append(threads.submit(server.ask, code, model))

@@ -18,7 +18,7 @@ PLAIN = MetricsSettings(gpu=False)
 
 def page_of(statistics, **settings):
     settings = MetricsSettings(cpu=False, gpu=False, **settings)
-    return metrics_page([ModelState(statistics, 4, 3, 6)], MachineMetrics(settings), settings)
+    return metrics_page([ModelState(statistics, 5, 4, 3, 6)], MachineMetrics(settings), settings)
 
 
 def samples(page):
@@ -65,6 +65,7 @@ def test_counters_keep_tritons_names_and_sum_over_requests():
         "nv_inference_compute_infer_duration_us": 400,
         "nv_inference_compute_output_duration_us": 6,
         "nv_inference_pending_request_count": 4,
+        "gpubridge_open_requests": 5,
         "gpubridge_queued_requests": 3,
         "gpubridge_stub_restarts": 6,
     }
@@ -230,7 +231,7 @@ def test_settings_are_read():
 
 def test_fallbacks_of_models():
     settings = MetricsSettings(cpu=False, gpu=False)
-    state = ModelState(ModelStatistics("m", 1), 0, 0, 0, {"no_gpu": 2})
+    state = ModelState(ModelStatistics("m", 1), 0, 0, 0, 0, {"no_gpu": 2})
     page = metrics_page([state], MachineMetrics(settings), settings)
     found = {key: value for key, value in samples(page).items() if "fallbacks" in key[0]}
     assert found == {

@@ -103,6 +103,11 @@ class Model(ABC):
         return 0
 
     @property
+    def waiting(self) -> int:
+        """Return the number of requests whose execution has not begun."""
+        return 0
+
+    @property
     @abstractmethod
     def executed_by(self) -> Collection[str]:
         """Return the models whose instances execute its requests."""
@@ -340,6 +345,11 @@ class StubModel(Model):
     def queued(self) -> int:
         """Return the number of requests that are at no stub yet."""
         return self._dispatcher.queued
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of requests that are queued, or at a stub that has not begun them."""
+        return self.queued + sum(instance.feed.unstarted for instance in self.instances)
 
     @property
     def executed_by(self) -> Collection[str]:

@@ -81,7 +81,7 @@ def test_a_region_in_use_stays(server, http, parent):
         thread = threading.Thread(target=ask)
         thread.start()
         try:
-            label = 'nv_inference_pending_request_count{model="wait",version="1"}'
+            label = 'gpubridge_open_requests{model="wait",version="1"}'
             wait_until(lambda: server.metrics().get(label), "the request to be at its model")
             for name in ("0", ""):
                 with pytest.raises(InferenceServerException, match="0"):

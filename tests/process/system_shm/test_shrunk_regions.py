@@ -111,7 +111,7 @@ def serving(folder, environment, *models):
             given = [shared_input(tritonclient.http, "r", [COUNT])]
             asked = [client.async_infer(name, given, outputs=wanted) for _ in range(requests)]
             executed = min(requests, 4 if name == "four" else 1)
-            pending = f'nv_inference_pending_request_count{{model="{name}",version="1"}}'
+            pending = f'gpubridge_open_requests{{model="{name}",version="1"}}'
 
             def begun():
                 gevent.sleep(0)  # The client's coroutines send what is not sent yet.
