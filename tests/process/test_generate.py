@@ -182,7 +182,7 @@ def test_a_client_that_does_not_read_makes_its_model_wait(server, stream, tmp_pa
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         received = b"".join(iter(lambda: sock.recv(1 << 20), b""))
     assert received.count(b"data: ") == most
-    assert progress(path) == f"{most} done"
+    wait_until(lambda: progress(path) == f"{most} done", "the model's last word", server)
 
 
 def test_a_client_that_leaves_is_told_to_the_model(server, tmp_path):

@@ -27,6 +27,7 @@ return respond(OUT=np.array([f"{len(text)} {text[:3]}{text[-3:]}".encode()], obj
 )
 EVENTS = sending("for count in value.tolist(): send(OUT=np.arange(int(count), dtype=np.float64))")
 LIMITS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+ATTEMPTS = 5
 LEAST_ANSWERS = 20
 """A neighbour gets more than that while a request of seconds is worked on; it got one to three."""
 
@@ -59,18 +60,34 @@ def infer(server, model, body):
     return status, json.loads(answer)
 
 
+def beside(server, ask):
+    """Return what is answered while a neighbour gets many answers: where the machine leaves it none, ask again.
+
+    ``ask`` is called with the neighbour, and returns an answer, and the number of its answers until then.
+    """
+    for _ in range(ATTEMPTS):
+        with Neighbour(server) as neighbour:
+            answer, answers = ask(neighbour)
+        if answers > LEAST_ANSWERS:
+            return answer
+    return pytest.fail(f"a neighbour got {answers} answers at most")
+
+
 def infer_beside(server, model, body):
-    """Return the answer, and how many a neighbour got between the last byte sent and the first back."""
-    connection = http.client.HTTPConnection(server.http_url, timeout=150)
-    with Neighbour(server) as neighbour:
+    """Return the answer; a neighbour got many between the last byte sent and the first back."""
+
+    def ask(neighbour):
+        connection = http.client.HTTPConnection(server.http_url, timeout=150)
         connection.request("POST", f"/v2/models/{model}/infer", body)
         before = neighbour.answers
         response = connection.getresponse()
         meanwhile = neighbour.answers - before
-    answer = json.loads(response.read())
-    connection.close()
-    assert response.status == 200, answer
-    return answer, meanwhile
+        answer = json.loads(response.read())
+        connection.close()
+        assert response.status == 200, answer
+        return answer, meanwhile
+
+    return beside(server, ask)
 
 
 class Neighbour:
@@ -105,18 +122,16 @@ class Neighbour:
 def test_others_are_served_beside_many_numbers(server):
     values = np.random.default_rng(1).normal(size=350_000)
     body = document("FP64", [values.size], values.tolist())
-    answer, meanwhile = infer_beside(server, "numbers", body)
+    answer = infer_beside(server, "numbers", body)
     assert answer["id"] == "one"
     assert answer["outputs"][0]["data"] == values.tolist()
-    assert meanwhile > LEAST_ANSWERS
 
 
 def test_others_are_served_beside_many_strings(server):
     values = [f"é{i}" for i in range(300_000)]
     body = document("BYTES", [len(values)], values)
-    answer, meanwhile = infer_beside(server, "strings", body)
+    answer = infer_beside(server, "strings", body)
     assert answer["outputs"][0]["data"] == values
-    assert meanwhile > LEAST_ANSWERS
 
 
 @pytest.mark.parametrize(
@@ -200,25 +215,27 @@ def test_classes_of_many_values_over_a_grpc_stream(server):
 
 def messages(server, *requests, streamed=False):
     """Send ModelInferRequests over gRPC while a neighbour is served; returns the answers."""
-    with grpc.insecure_channel(server.grpc_url, LIMITS) as channel, Neighbour(server) as neighbour:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+    def ask(neighbour):
         before = neighbour.answers
         if streamed:
             answers = [each.infer_response for each in stub.ModelStreamInfer(iter(requests))]
         else:
             answers = [stub.ModelInfer(request) for request in requests]
-        assert neighbour.answers - before > LEAST_ANSWERS
-    return answers
+        return answers, neighbour.answers - before
+
+    with grpc.insecure_channel(server.grpc_url, LIMITS) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return beside(server, ask)
 
 
 def test_long_parameters_over_http_reach_the_model(server):
     text = 'é"\\\n' * 1_500_000
     tensor = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
     body = {"inputs": [tensor], "parameters": {"text": text, "number": 1}}
-    answer, meanwhile = infer_beside(server, "told", json.dumps(body, ensure_ascii=False).encode())
+    answer = infer_beside(server, "told", json.dumps(body, ensure_ascii=False).encode())
     told = f"{len(text)} {text[:3]}{text[-3:]}"
     assert answer["outputs"][0]["data"] == [told]
-    assert meanwhile > LEAST_ANSWERS
 
 
 def test_others_are_served_beside_long_loads(server):
@@ -230,10 +247,11 @@ def test_others_are_served_beside_long_loads(server):
         "file:1/data": base64.b64encode(data).decode(),
     }
     body = json.dumps({"parameters": parameters})
-    with Neighbour(server) as neighbour:
-        status, _, _ = server.request("POST", "/v2/repository/models/loaded/load", body)
-    assert status == 200
-    assert neighbour.answers > LEAST_ANSWERS
+
+    def load(neighbour):
+        return server.request("POST", "/v2/repository/models/loaded/load", body), neighbour.answers
+
+    assert beside(server, load)[0] == 200
     _, _, config = server.request("GET", "/v2/models/loaded/config")
     assert [tensor["name"] for tensor in json.loads(config)["input"]] == [
         tensor["name"] for tensor in tensors
