@@ -6,12 +6,13 @@ import gc
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import flaky, lanes, plane, run_report, server_starts
+from tests import flaky, forks, lanes, plane, run_folder, run_report, server_starts
 
 # Thousands of inputs, which pytest would look at one by one.
 collect_ignore = ["fuzz/native"]
@@ -24,7 +25,7 @@ def pytest_configure(config):
     Such a thread spins for milliseconds after the import of NumPy, in each of thousands of processes.
     Shells have Ctrl-C ignored by what they start in the background, and by its children.
     """
-    for plugin in (flaky, plane, run_report.RunReport(), server_starts):
+    for plugin in (flaky, forks, plane, run_folder, run_report.RunReport(), server_starts):
         config.pluginmanager.register(plugin)
     if config.pluginmanager.hasplugin("hypothesispytest"):
         # Where GPUs are tested it may be absent.
@@ -49,6 +50,21 @@ def pytest_addoption(parser):
         action="store_true",
         help="unit tests without simulated GPUs and servers, with fewer random examples",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Let one worker compile a file, while the others, which take most of a second for ten, wait for it."""
+    with ExitStack() as stack:
+        if isinstance(collector, pytest.Module) and not _is_compiled(collector.path):
+            name = "-".join(collector.path.parts[-3:])
+            stack.enter_context(run_folder.locked(run_folder.path() / f"{name}.lock"))
+        return (yield)
+
+
+def _is_compiled(path: Path) -> bool:
+    tag = f"{sys.implementation.cache_tag}-pytest-{pytest.__version__}"
+    return (path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc").exists()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -79,11 +95,13 @@ def _earlier_objects_are_not_searched():
     gc.freeze()
 
 
-def pytest_sessionfinish():
-    """Stop the servers that tests shared, if there are any."""
-    pool = sys.modules.get("tests.process.server_pool")
-    if pool is not None:
-        pool.close_idle_servers()
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """Stop the servers that tests shared, if there are any, once no worker has one."""
+    if not hasattr(session.config, "workerinput") and (run_folder.path() / "servers").exists():
+        from tests.process import server_pool
+
+        server_pool.close_idle_servers()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import tempfile
 from pathlib import Path
 
+from tests import run_folder
 from tests.host_kernel.running import build_kernel
 from tests.simcuda import build
 
@@ -15,14 +14,11 @@ __all__ = ["imaging_cache", "imaging_environment"]
 _PACKAGES = Path(build.__file__).parent / "packages"
 
 
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="kernels-")
-
-
 def imaging_cache() -> Path:
-    """Return where compiled kernels are kept by all servers of this process, which can so be lent."""
-    return Path(_folder().name)
+    """Return where compiled kernels are kept by all servers of the run, which can so be lent."""
+    folder = run_folder.path() / "kernels"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def imaging_environment(

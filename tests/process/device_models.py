@@ -11,8 +11,8 @@ import numpy as np
 
 from gpubridge.host_shm import Segment
 from gpubridge.transport.control import ControlPage
-from tests.process.server import running_server, started_server, wait_until, write_model
-from tests.simcuda.machine import running_machine
+from tests.process.server import running_server, start_server, wait_until, write_model
+from tests.simcuda.machine import make_machine
 from tests.waits import poll
 
 __all__ = [
@@ -263,7 +263,7 @@ def running_device_server(
     delay_us=200,
     arena=ARENA,
     faults=(),
-    tolerated=None,
+    tolerated="",
     peers=True,
     handles="auto",
     events="share",
@@ -298,34 +298,31 @@ def running_device_server(
         for call, code in faults:
             machine.fail(call, code)
 
-    @contextmanager
-    def start(words, environment, prepare=None, **started):
-        with running_machine() as machine:
-            machine.set_devices(devices)
-            if peers:
-                machine.allow_peers()
-            if prepare is not None:
-                prepare(machine)
+    def start(words, folder, environment, prepare=None, **started):
+        machine = make_machine()
+        machine.set_devices(devices)
+        if peers:
+            machine.allow_peers()
+        if prepare is not None:
+            prepare(machine)
+            machine.tolerated = tolerated
+        try:
             variables = {**machine.environment(), **(environment or {})}
-            with started_server(words, variables, **started) as server:
-                server.machine = machine
-                yield server
-            check_rules(machine, None if prepare is None else tolerated)
-            left = {
-                device: machine.used(device) for device in range(devices) if machine.used(device)
-            }
-            assert left == {}, left
-
-    def check_rules(machine, tolerated):
-        broken = [rule for rule in machine.violations() if not tolerated or tolerated not in rule]
-        assert broken == [], broken
+            server = start_server(words, folder, variables, **started)
+        except BaseException:
+            machine.remove()
+            raise
+        server.machine = machine
+        return server
 
     with running_server(
         repository, *flags, start=start, machine=(devices, peers), prepare=prepare, **options
     ) as server:
-        yield DeviceServer(server, server.machine)
-        check_rules(server.machine, tolerated)
+        machine = server.machine
+        machine.tolerated = tolerated
+        yield DeviceServer(server, machine)
+        assert machine.violations() == [], machine.violations()
         if server.process.poll() is None:
             server.request("POST", "/v2/cudasharedmemory/unregister")
-        server.machine.begin()
-        server.machine.restore(before[0])
+        machine.begin()
+        machine.restore(before[0])

@@ -35,6 +35,7 @@ def fork_command(
     *,
     folder: Path | None = None,
     session: bool = False,
+    stays: bool = False,
     environment: Mapping[str, str] | None = None,
     imports: str = _IMPORTS,
     program: str = _PROGRAM,
@@ -42,7 +43,7 @@ def fork_command(
     """Start ``gpubridge WORDS``; the other arguments are those of `fork`."""
     # Where a fork server finds the place for its stubs'.
     variables = {**(environment or os.environ), MARK: "0" * _MARK_LETTERS}
-    return fork(imports, program, variables, streams, words, folder, session=session)
+    return fork(imports, program, variables, streams, words, folder, session=session, stays=stays)
 
 
 def run_forked(

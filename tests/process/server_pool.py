@@ -1,28 +1,40 @@
-"""Servers that one test after another uses, each with its own models: a start costs more than most tests."""
+"""Servers that one test after another uses, each with its own models: a start costs more than most tests.
+
+They belong to the run of tests, not to a worker: each has a place, a folder of the run with what a worker
+needs to take it over, and a lock, which its user holds. The process that begins the run ends them.
+"""
 
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import contextlib
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from tests import run_folder
+from tests.process.server_process import Server
 from tests.waits import poll
 
 if TYPE_CHECKING:
-    from tests.process.server import Server
     from tests.simcuda.machine import Machine
 
 __all__ = ["Prepare", "Start", "close_idle_servers", "lend"]
 
-_KEPT = 6
-"""Idle servers of one worker: tests with the same flags lie together."""
+_KEPT = 48
+"""Idle servers of a run: tests with the same flags lie together."""
+_MOST_ALIKE = 1
+"""Servers with the same flags, unless one worker needs more at once."""
 _IDLE_SECONDS = 5
 """A server whose models are not gone by then is not lent again."""
+_WAIT_SECONDS = 240
 
 _CONTROL = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
 _CONTROL.add_argument("--model-control-mode")
@@ -34,92 +46,83 @@ _STATES = (
     "/v2/cudasharedmemory/status",
 )
 
-Start = Callable[..., AbstractContextManager["Server"]]
+Start = Callable[..., Server]
 Prepare = Callable[["Machine"], object]
 
-_Key = tuple[tuple[str, ...], Hashable]
-
-_idle: list[_Lendable] = []
+_lent_here: list[_Place] = []
 
 
-class _Lendable:
-    """A server in explicit mode; its repository is a link to that of the test that has it now."""
+class _Place:
+    """A folder for a server in explicit mode, whose repository is a link to that of the test that has it now.
 
-    def __init__(self, start: Start, flags: tuple[str, ...], machine: Hashable) -> None:
-        self.key = flags, machine
-        self._stack = ExitStack()
+    ``idle`` describes the server while nobody has it; a worker that dies with it leaves ``lent``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = (folder / "lock").open("a")
+
+    @classmethod
+    def take(cls, folder: Path) -> _Place | None:
+        """Return the place, unless somebody else has it. The lock of those that are alike is held."""
+        place = cls(folder)
         try:
-            folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-            self._link = folder / "models"
-            self._link.symlink_to(folder)
-            words = ["--model-repository", str(self._link), "--model-control-mode=explicit", *flags]
-            self.server = self._stack.enter_context(start(words))
-            self._states = self._read_states()
-        except BaseException:
-            self._stack.close()
-            raise
+            fcntl.flock(place._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            place.let_go()
+            return None
+        return place
 
-    def close(self) -> None:
-        self._stack.close()
+    def let_go(self) -> None:
+        self._lock.close()
 
-    def begin(
-        self, repository: Path, load: Sequence[str] | None, prepare: Prepare | None
-    ) -> Server:
-        """Load a test's models, all of them without ``load``; return a server whose log begins here."""
-        following = self._link.with_name("next")
-        following.symlink_to(repository.absolute())
-        following.rename(self._link)
-        server = self.server.lent(repository)
-        if prepare is not None:
-            prepare(server.machine)
-        for name, (status, answer) in self._control(
-            _names(repository) if load is None else load, "load"
-        ):
-            assert status == 200, f"{name} cannot be loaded: {answer}\n{server.log()}"
+    def is_idle(self) -> bool:
+        return (self.folder / "idle").exists()
+
+    def start(self, start: Start, flags: Sequence[str]) -> Server:
+        link = self.folder / "models"
+        link.symlink_to(self.folder)
+        words = ["--model-repository", str(link), "--model-control-mode=explicit", *flags]
+        server = start(words, self.folder, stays=True)
+        (self.folder / "lent").write_text(
+            json.dumps({"server": server.described(), "states": _read_states(server)})
+        )
         return server
 
-    def end(self) -> bool:
-        """Unload the models; return whether the server is as it was before."""
-        if self.server.process.poll() is not None:
-            return False
-        names = {
-            name
-            for (name, _), row in self.server.index().items()
-            if row.get("reason", "unloaded") != "unloaded" or row.get("state") == "READY"
-        }
-        self._control(sorted(names), "unload")
-        ended = poll(self.server.has_unloaded, _IDLE_SECONDS)
-        return ended and self.server.is_ready() and self._read_states() == self._states
+    def take_over(self) -> Server:
+        """Return the server that is idle here, or was lent to a worker that is gone."""
+        if self.is_idle():
+            (self.folder / "idle").rename(self.folder / "lent")
+        return Server.taken_over(self.folder, self._description()["server"])
 
-    def _control(self, names: Sequence[str], verb: str) -> list[tuple[str, tuple[int, bytes]]]:
-        def ask(name: str) -> tuple[int, bytes]:
-            status, _, body = self.server.request(
-                "POST", f"/v2/repository/models/{quote(name)}/{verb}"
-            )
-            return status, body
+    def is_as_before(self, server: Server) -> bool:
+        return server.is_ready() and _read_states(server) == self._description()["states"]
 
-        if not names:
-            return []
-        with ThreadPoolExecutor(8) as pool:
-            return list(zip(names, pool.map(ask, names), strict=True))
+    def put_back(self, server: Server) -> None:
+        (self.folder / "lent").rename(self.folder / "idle")
+        (self.folder / "idle").touch()
+        server.process.let_go()
 
-    def _read_states(self) -> list[object]:
-        own = [self.server.request("GET", path)[2] for path in _STATES]
-        machine = self.server.machine
-        return [*own, *(() if machine is None else (machine.state(), machine.violations()))]
+    def remove(self) -> None:
+        shutil.rmtree(self.folder)
+
+    def _description(self) -> dict:
+        return json.loads((self.folder / "lent").read_text())
 
 
 def lend(
     start: Start,
     repository: Path,
     flags: Sequence[str],
-    machine: Hashable = None,
+    described: object = None,
     prepare: Prepare | None = None,
 ) -> AbstractContextManager[Server] | None:
     """Return a context with a server that has a directory's models; None if the flags name another mode.
 
-    ``start`` starts one with the flags that it is given, on a machine as it is described, where none with
-    those flags on such a machine is idle. ``prepare`` sets that machine up before the models are loaded.
+    ``start`` starts one with the flags that it is given, in a folder, on a machine and in an environment as
+    they are described, where none with those flags is idle. Clients' shared memory is allowed, unless a flag
+    forbids it. ``prepare`` sets the machine up before the models are
+    loaded.
     """
     asked, others = _CONTROL.parse_known_args(flags)
     # Repositories of other machines have addresses.
@@ -127,37 +130,145 @@ def lend(
         return None
     if asked.model_control_mode not in (None, "explicit"):
         return None
+    if not any(word.startswith("--allow-client-shm") for word in others):
+        others = ["--allow-client-shm=true", *others]
     named = asked.model_control_mode and asked.load_model != ["*"]
-    load = asked.load_model if named else None
-    return _lent(start, repository, load, (tuple(others), machine), prepare)
+    models = asked.load_model if named else _names(repository)
+    digest = hashlib.sha256(repr((others, described)).encode()).hexdigest()
+    alike = run_folder.path() / "servers" / digest[:16]
+
+    def begin(place: _Place) -> Server:
+        return place.take_over() if place.is_idle() else place.start(start, others)
+
+    return _lent(alike, begin, lambda server: _begin(server, repository, models, prepare))
 
 
 def close_idle_servers() -> None:
-    """Stop all servers that are not lent."""
-    while _idle:
-        _idle.pop().close()
+    """Stop all servers of the run: nobody has one any more."""
+    for folder in sorted((run_folder.path() / "servers").glob("*/*/")):
+        _end(_Place(folder))
 
 
 @contextmanager
 def _lent(
-    start: Start, repository: Path, load: Sequence[str] | None, key: _Key, prepare: Prepare | None
+    alike: Path, begin: Callable[[_Place], Server], prepare: Callable[[Server], Server]
 ) -> Iterator[Server]:
-    lendable = next((each for each in _idle if each.key == key), None)
-    if lendable is None:
-        lendable = _Lendable(start, *key)
-    else:
-        _idle.remove(lendable)
+    place = _place(alike)
+    _lent_here.append(place)
+    server = None
     as_before = False
     try:
-        yield lendable.begin(repository, load, prepare)
-        as_before = lendable.end()
+        server = begin(place)
+        yield prepare(server)
+        as_before = _unload(server) and place.is_as_before(server)
     finally:
+        _lent_here.remove(place)
         if as_before:
-            _idle.append(lendable)
+            place.put_back(server)
+            place.let_go()
         else:
-            lendable.close()
-        while len(_idle) > _KEPT:
-            _idle.pop(0).close()
+            _end(place, server)
+        _end_oldest()
+
+
+def _place(alike: Path) -> _Place:
+    """Return a place with an idle server, or an empty one; wait for a server unless this worker has another."""
+    alike.mkdir(parents=True, exist_ok=True)
+    found: list[_Place] = []
+
+    def find() -> bool:
+        with run_folder.locked(alike / "lock"):
+            folders = sorted(alike.glob("*/"))
+            taken = next(filter(None, map(_Place.take, folders)), None)
+            if taken is None and (_lent_here or len(folders) < _MOST_ALIKE):
+                folder = alike / str(max((int(each.name) for each in folders), default=0) + 1)
+                folder.mkdir()
+                taken = _Place.take(folder)
+        if taken is not None:
+            found.append(taken)
+        return bool(found)
+
+    assert poll(find, _WAIT_SECONDS), "another worker has had the server for minutes"
+    (place,) = found
+    if not place.is_idle() and (place.folder / "lent").exists():
+        # Its worker has died.
+        _end(place)
+        return _place(alike)
+    return place
+
+
+def _end(place: _Place, server: Server | None = None) -> None:
+    try:
+        if server is None and ((place.folder / "lent").exists() or place.is_idle()):
+            server = place.take_over()
+        if server is not None:
+            server.end()
+    finally:
+        with run_folder.locked(place.folder.parent / "lock"):
+            place.remove()
+            place.let_go()
+
+
+def _end_oldest() -> None:
+    """End the servers that nobody has had for longest, if there are too many."""
+    idle = []
+    for path in (run_folder.path() / "servers").glob("*/*/idle"):
+        # Another worker may take it.
+        with contextlib.suppress(FileNotFoundError):
+            idle.append((path.stat().st_mtime_ns, path.parent))
+    for _, folder in sorted(idle)[: max(len(idle) - _KEPT, 0)]:
+        with run_folder.locked(folder.parent / "lock"):
+            place = _Place.take(folder) if folder.exists() else None
+        if place is not None:
+            _end(place)
+
+
+def _begin(
+    server: Server, repository: Path, models: Sequence[str], prepare: Prepare | None
+) -> Server:
+    """Load a test's models; return a server whose log begins here."""
+    link = server.folder / "models"
+    following = link.with_name("next")
+    following.symlink_to(repository.absolute())
+    following.rename(link)
+    server = server.lent(repository)
+    if prepare is not None:
+        prepare(server.machine)
+    for name, (status, answer) in _control(server, models, "load"):
+        assert status == 200, f"{name} cannot be loaded: {answer}\n{server.log()}"
+    return server
+
+
+def _unload(server: Server) -> bool:
+    """Unload all models; return whether they are gone in time."""
+    if server.process.poll() is not None:
+        return False
+    names = {
+        name
+        for (name, _), row in server.index().items()
+        if row.get("reason", "unloaded") != "unloaded" or row.get("state") == "READY"
+    }
+    _control(server, sorted(names), "unload")
+    return poll(server.has_unloaded, _IDLE_SECONDS)
+
+
+def _control(
+    server: Server, names: Sequence[str], verb: str
+) -> list[tuple[str, tuple[int, bytes]]]:
+    def ask(name: str) -> tuple[int, bytes]:
+        status, _, body = server.request("POST", f"/v2/repository/models/{quote(name)}/{verb}")
+        return status, body
+
+    if not names:
+        return []
+    with ThreadPoolExecutor(8) as pool:
+        return list(zip(names, pool.map(ask, names), strict=True))
+
+
+def _read_states(server: Server) -> str:
+    own = [server.request("GET", path)[2] for path in _STATES]
+    machine = server.machine
+    return repr([*own, *(() if machine is None else (machine.state(), machine.violations()))])
 
 
 def _names(repository: Path) -> list[str]:

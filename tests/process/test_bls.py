@@ -14,7 +14,13 @@ from tests.process.ensembles import infer
 from tests.process.gates import Gate
 from tests.process.model_sources import answering
 from tests.process.raw_http import connected, inference
-from tests.process.server import running_server, wait_until, write_code_model, write_model
+from tests.process.server import (
+    LITTLE_OUTPUT,
+    running_server,
+    wait_until,
+    write_code_model,
+    write_model,
+)
 from tests.unit.model_configs import cases
 
 
@@ -106,13 +112,11 @@ def test_a_request_can_be_sent_again(server):
 
 def test_a_call_without_memory_for_its_inputs_is_answered_with_an_error(tmp_path):
     write_models(tmp_path)
-    with running_server(
-        tmp_path, *only("add_sub", "caller"), f"--output-arena-limit={4 << 20}"
-    ) as server:
+    with running_server(tmp_path, *only("add_sub", "caller"), LITTLE_OUTPUT) as server:
         error = run(server, "said = show(call(*range(2 << 20)).exec())")
         assert error.startswith("UNAVAILABLE: ")
         assert "Failed to increase the shared memory pool size: " in error
-        assert "of 4194304 bytes are in use" in error
+        assert "of 1572864 bytes are in use" in error
         assert run(server, "said = show(call(1).exec())") == "{'SUM': [2.0]}"
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.process.controlled import EXPLICIT, control
-from tests.process.server import running_server, wait_until, write_code_model
+from tests.process.server import NO_SPARES, running_server, wait_until, write_code_model
 
 INITIALIZE = """
 self.family = pb_utils.MetricFamily("{family}", "Hits of {name}", pb_utils.MetricFamily.COUNTER)
@@ -43,8 +43,7 @@ def server(repository):
     for name in ("b", "asker"):
         write_code_model(repository, name, initialize=initialize(name, f"{name}_hits_total"))
     # No process more than there are instances, though some die again and again.
-    no_spare = "--backend-config=python,spare-stub-seconds=0"
-    with running_server(repository, *EXPLICIT, "--load-model=*", no_spare) as running:
+    with running_server(repository, *EXPLICIT, "--load-model=*", *NO_SPARES) as running:
         yield running
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.process.gates import Gate
 from tests.process.model_sources import answering
 from tests.process.server import (
+    MUCH_MEMORY,
     running_server,
     wait_until,
     write_code_model,
@@ -44,7 +45,7 @@ def server(tmp_path_factory):
     write_model(repository, "strings", STRINGS, tensors="IN STRING [-1] > OUT STRING [-1]")
     write_model(repository, "pair", ECHO, config="instance_group [{ count: 2 }]")
     write_code_model(repository, "m")
-    with running_server(repository, f"--request-arena-limit={64 << 20}") as running:
+    with running_server(repository, *MUCH_MEMORY) as running:
         yield running
 
 
@@ -291,11 +292,6 @@ BAD_CALLS = {
         "inference.GRPCInferenceService/ModelInfer",
         b"\xff\xff",
         grpc.StatusCode.INTERNAL,
-    ),
-    "not served yet": (
-        "inference.GRPCInferenceService/CudaSharedMemoryRegister",
-        b"",
-        grpc.StatusCode.UNIMPLEMENTED,
     ),
 }
 

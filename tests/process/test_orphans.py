@@ -145,7 +145,7 @@ def server_as_process_1(tmp_path):
             stderr=subprocess.STDOUT,
         )
     try:
-        server = Server(process, log)
+        server = Server(process, tmp_path)
         wait_until(lambda: "] ready" in server.log(), "the server", server)
         server.http_url = re.search(r"HTTPService at (\S+)", server.log())[1]
         (server.pid,) = children(process.pid)

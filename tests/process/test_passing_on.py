@@ -10,10 +10,10 @@ from tritonclient import grpc
 
 from tests.process.ensembles import write_ensemble
 from tests.process.model_sources import answering
-from tests.process.server import running_server, write_model
+from tests.process.server import LITTLE_MEMORY, running_server, write_model
 
 LARGE = 1 << 18
-LIMIT = 48 << 20
+LIMIT = 24 << 20
 
 # Runs the code in CASE, which makes the output A, and may make B, of X.
 MODEL = """
@@ -74,7 +74,7 @@ def server(tmp_path_factory):
     # The input has two readers, one of which lets it through to one that writes.
     fork = *chain, "through IN=X > OUT=Z"
     write_ensemble(repository, "fork", *fork, inputs="X", outputs="Y Z")
-    with running_server(repository, "--request-arena-limit", str(LIMIT)) as running:
+    with running_server(repository, *LITTLE_MEMORY) as running:
         yield running
 
 

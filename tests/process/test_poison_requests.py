@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tests.process.server import alive, running_server, wait_until, write_code_model
+from tests.process.server import NO_SPARES, alive, running_server, wait_until, write_code_model
 
 POISON = "os._exit(1)"
 ROUNDS = 10
@@ -57,7 +57,7 @@ def test_honest_requests_are_answered_while_others_kill_their_processes(tmp_path
 
 def test_the_back_off_grows_with_deaths_in_a_row_and_ends_with_a_good_answer(tmp_path):
     write_code_model(tmp_path)
-    with running_server(tmp_path, "--backend-config=python,spare-stub-seconds=0") as server:
+    with running_server(tmp_path, *NO_SPARES) as server:
         poison(server, 3)
         # Its requests wait while that is short.
         assert server.ask("self.said = 'well'") == (200, "well")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import subprocess
 from types import SimpleNamespace
 from urllib.parse import quote
 
 import pytest
+from tritonclient import grpc, http
+from tritonclient.utils import InferenceServerException
 
 from devtools import demo
 from gpubridge import server as server_module
+from tests.process.client_memory import memory, shared_input
 from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_model
 
@@ -123,6 +127,22 @@ def test_it_names_its_urls_and_who_can_connect(server):
     assert f"gRPC {server.grpc_url}" in line
     assert f"http://{server.metrics_url}/metrics" in line
     assert "only this machine can connect: --http-address=0.0.0.0" in line
+
+
+def test_clients_memory_is_off_by_default(server):
+    with memory(64) as (key, _):
+        for library, url in ((http, server.http_url), (grpc, server.grpc_url)):
+            with library.InferenceServerClient(url) as client:
+                with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):
+                    client.register_system_shared_memory("0", key, 64)
+                client.unregister_system_shared_memory()
+                with pytest.raises(
+                    InferenceServerException, match="--allow-client-shm=true"
+                ) as refused:
+                    client.register_cuda_shared_memory("0", base64.b64encode(bytes(64)), 0, 64)
+                assert refused.value.status() in ("501", "StatusCode.UNIMPLEMENTED")
+                with pytest.raises(InferenceServerException, match="Unable to find shared memory"):
+                    client.infer("all_optional", [shared_input(library, "0", [1, 1])])
 
 
 def test_the_demo_finds_it(server):

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests import server_starts
-from tests.process.server import running_server, write_code_model
+from tests import run_folder, server_starts
+from tests.process import server_pool
+from tests.process.server import alive, running_server, write_code_model
 
 FLAGS = ("--exit-timeout-secs=77",)
 """Those of no other test."""
+WORKER = """
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from tests import run_folder
+run_folder.pytest_configure(SimpleNamespace(workerinput={"gpubridge_run": sys.argv[1]}))
+from tests.process.server import running_server
+with running_server(Path(sys.argv[2]), *sys.argv[3:]) as server:
+    print(server.pid, flush=True)
+    os._exit(0)
+"""
 
 
 def pid_of_next(folder, change=lambda server: None, flags=FLAGS):
@@ -48,14 +63,25 @@ def test_a_server_that_was_stopped_or_changed_or_whose_test_failed_is_not_lent_a
     with pytest.raises(LookupError) as failed:
         pid_of_next(tmp_path / "third", fail)
     seen += failed.value.args
-    seen.append(pid_of_next(tmp_path / "last")[0])
     assert len({*seen}) == len(seen)
+    assert not any(map(alive, seen))
+
+
+def test_workers_share_servers_and_what_one_had_that_died_is_ended(tmp_path):
+    pid, _ = pid_of_next(tmp_path / "one")
+    write_code_model(tmp_path / "two", "m")
+    words = [sys.executable, "-c", WORKER, run_folder.path(), tmp_path / "two", *FLAGS]
+    worker = subprocess.run(
+        words, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, check=True
+    )
+    assert int(worker.stdout) == pid
+    assert pid_of_next(tmp_path / "three")[0] != pid
+    assert not alive(pid)
 
 
 def test_a_server_in_another_mode_is_not_lent(tmp_path):
-    pid, _ = pid_of_next(tmp_path / "one")
-    assert pid_of_next(tmp_path / "two", flags=(*FLAGS, "--model-control-mode=none"))[0] != pid
-    assert pid_of_next(tmp_path / "three")[0] == pid
+    flags = *FLAGS, "--model-control-mode=none"
+    assert server_pool.lend(lambda *words: pytest.fail("a start"), tmp_path, flags) is None
 
 
 def test_a_run_with_too_many_starts_fails(monkeypatch):

@@ -20,6 +20,7 @@ from tests.process.controlled import control, only
 from tests.process.environments import environment_parameter
 from tests.process.gates import Gate
 from tests.process.server import (
+    NO_SPARES,
     alive,
     children,
     running_server,
@@ -347,8 +348,7 @@ def test_deaths_leave_nothing_behind_in_the_server(threads, tmp_path, count, rou
         )
 
     # No process more than there are instances.
-    flags = f"--request-arena-limit={8 << 20}", "--backend-config=python,spare-stub-seconds=0"
-    with running_server(tmp_path / "models", *flags) as server:
+    with running_server(tmp_path / "models", *NO_SPARES) as server:
         use_every_stub(server)
         first = resources(server.pid)
         assert first["shared memory maps"] > 2 * count

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.simcuda.build import build_driver
 
-__all__ = ["Activity", "DriverCall", "Machine", "lawful_machine", "running_machine"]
+__all__ = ["Activity", "DriverCall", "Machine", "lawful_machine", "make_machine", "running_machine"]
 
 # The layout of `Control` in csrc/world.h.
 _HEADER = struct.Struct("=IIIIIIQQQQ")
@@ -26,6 +26,7 @@ _FAULTS = 32
 _LOCK = struct.Struct("=Q")
 _ACTIVITY = struct.Struct("=i4x6Q")
 _ACTIVITIES = 256
+_ACTIVITIES_AT = _HEADER.size + _FAULTS * _FAULT.size + _LOCK.size
 _MACHINE_BYTES = 1 << 30
 
 
@@ -63,25 +64,20 @@ class Machine:
     Parameters
     ----------
     folder : Path
-        An empty directory in memory, private to this machine.
-    seed : int
-        Of the delays with which streams do their work.
+        Its directory, of `make_machine`; another process may have made it.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self._folder = folder
-        path = folder / "control"
-        self._activities = _HEADER.size + _FAULTS * _FAULT.size + _LOCK.size
-        path.write_bytes(bytes(self._activities + _ACTIVITIES * _ACTIVITY.size))
-        with path.open("r+b") as file:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tolerated = ""
+        with self._path("control").open("r+b") as file:
             self._page = mmap.mmap(file.fileno(), 0)
-        _HEADER.pack_into(self._page, 0, 0, seed, 2, 0, 0, 0, _MACHINE_BYTES, 0, 0, 0)
         self._driver = build_driver()
-        self._settings: dict[str, str] = {}
+        lines = (line.split("=", 1) for line in self._path("settings").read_text().splitlines())
+        self._settings = {name.lower(): text for name, text in lines}
         # What is read of its records begins there; processes append lines.
         self._starts = {"calls": 0, "violations": 0}
-        for name in self._starts:
-            self._path(name).touch()
+        self.begin()
 
     def close(self) -> None:
         """Let go of the control page."""
@@ -92,7 +88,7 @@ class Machine:
         libraries = os.environ.get("LD_LIBRARY_PATH")
         return {
             **os.environ,
-            "SIMCUDA_DIR": str(self._folder),
+            "SIMCUDA_DIR": str(self.folder),
             "LD_LIBRARY_PATH": f"{self._driver}:{libraries}" if libraries else str(self._driver),
         }
 
@@ -105,7 +101,7 @@ class Machine:
     def _write(self, settings: dict[str, str]) -> None:
         self._settings = settings
         lines = "".join(f"{name.upper()}={text}\n" for name, text in settings.items())
-        (self._folder / "settings").write_text(lines)
+        (self.folder / "settings").write_text(lines)
         (version,) = _VERSION.unpack_from(self._page, _VERSION_AT)
         _VERSION.pack_into(self._page, _VERSION_AT, version + 1)
 
@@ -157,14 +153,14 @@ class Machine:
 
     def state(self) -> tuple[bytes, dict[str, str]]:
         """Return what is set of it now, to be compared, or to be set again."""
-        faults = self._page[_HEADER.size : self._activities - _LOCK.size]
+        faults = self._page[_HEADER.size : _ACTIVITIES_AT - _LOCK.size]
         return self._page[:_VERSION_AT] + faults, self._settings
 
     def restore(self, state: tuple[bytes, dict[str, str]]) -> None:
         """Set all that was set when `state` returned this."""
         page, settings = state
         self._page[:_VERSION_AT] = page[:_VERSION_AT]
-        self._page[_HEADER.size : self._activities - _LOCK.size] = page[_VERSION_AT:]
+        self._page[_HEADER.size : _ACTIVITIES_AT - _LOCK.size] = page[_VERSION_AT:]
         if settings != self._settings:
             self._write(settings)
 
@@ -178,21 +174,21 @@ class Machine:
         return sum(
             _held_bytes(file)
             for kind in ("memory", "physical")
-            for file in self._folder.glob(f"{kind}-{'*' if pid is None else pid}-*-{device}")
+            for file in self.folder.glob(f"{kind}-{'*' if pid is None else pid}-*-{device}")
         )
 
     def contexts(self, device: int | None = None) -> list[int]:
         """Return the process of each context that is there now, on one device or all; sorted."""
         files = (
             file.name.split("-")
-            for file in self._folder.glob(f"context-*-{'*' if device is None else device}")
+            for file in self.folder.glob(f"context-*-{'*' if device is None else device}")
         )
         return sorted(int(pid) for _, pid, *_ in files if Path(f"/proc/{pid}").exists())
 
     def activity(self, pid: int) -> Activity:
         """Return how a process has waited for the driver so far."""
         for index in range(_ACTIVITIES):
-            at = self._activities + index * _ACTIVITY.size
+            at = _ACTIVITIES_AT + index * _ACTIVITY.size
             found, *microseconds, polls = _ACTIVITY.unpack_from(self._page, at)
             if found == pid:
                 return Activity(*(each / 1e6 for each in microseconds), polls)
@@ -211,11 +207,28 @@ class Machine:
         return found
 
     def violations(self) -> list[str]:
-        """Return the rules that were broken since `begin`, each with the process that did."""
-        return self._lines("violations")
+        """Return the rules that were broken since `begin`, each with the process that did.
+
+        One of which the words ``tolerated`` tell is left out.
+        """
+        broken = self._lines("violations")
+        return [rule for rule in broken if not self.tolerated or self.tolerated not in rule]
+
+    def end(self) -> None:
+        """Remove it with all its memory: no rule was broken since `begin`, and no memory of a device is left."""
+        broken, left = self.violations(), [self.used(device) for device in range(2)]
+        self.remove()
+        assert broken == [], broken
+        assert not any(left), left
+
+    def remove(self) -> None:
+        """Remove it with all its memory."""
+        self.close()
+        # A process that ends only now removes what it has exported itself.
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, name: str) -> Path:
-        return self._folder / name
+        return self.folder / name
 
     def _lines(self, name: str) -> list[str]:
         with self._path(name).open() as file:
@@ -237,17 +250,25 @@ def _held_bytes(file: Path) -> int:
     return 0
 
 
+def make_machine(seed: int = 1) -> Machine:
+    """Make a machine in an empty directory in memory; ``seed`` is of the delays with which streams do their work."""
+    folder = Path(tempfile.mkdtemp(prefix="simcuda-", dir="/dev/shm"))
+    control = bytearray(_ACTIVITIES_AT + _ACTIVITIES * _ACTIVITY.size)
+    _HEADER.pack_into(control, 0, 0, seed, 2, 0, 0, 0, _MACHINE_BYTES, 0, 0, 0)
+    (folder / "control").write_bytes(control)
+    for name in ("calls", "violations", "settings"):
+        (folder / name).touch()
+    return Machine(folder)
+
+
 @contextlib.contextmanager
 def running_machine(seed: int = 1) -> Iterator[Machine]:
     """Make a machine, and remove it with all its memory."""
-    folder = Path(tempfile.mkdtemp(prefix="simcuda-", dir="/dev/shm"))
-    machine = Machine(folder, seed)
+    machine = make_machine(seed)
     try:
         yield machine
     finally:
-        machine.close()
-        # A process that ends only now removes what it has exported itself.
-        shutil.rmtree(folder, ignore_errors=True)
+        machine.remove()
 
 
 @contextlib.contextmanager

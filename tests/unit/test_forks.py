@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import fork
+from tests.forks import adopt, fork
 from tests.process.server import alive, children, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -39,11 +39,11 @@ def line(stream):
 def forked():
     with ExitStack() as opened:
 
-        def make(*arguments, imports="import socket", folder=None, **environment):
+        def make(*arguments, imports="import socket", folder=None, stays=False, **environment):
             source, stdin = os.pipe()
             stdout, target = os.pipe()
             variables, streams = {**os.environ, **environment}, (source, target, 2)
-            process = fork(imports, EVALUATE, variables, streams, arguments, folder)
+            process = fork(imports, EVALUATE, variables, streams, arguments, folder, stays=stays)
             os.close(source)
             os.close(target)
             process.stdin = opened.enter_context(os.fdopen(stdin, "w"))
@@ -138,6 +138,18 @@ def test_who_is_killed_is_gone(forked):
     assert asked(other, "1") == 1
 
 
+def test_others_of_the_run_can_adopt_one_that_stays_and_are_told_its_end(forked):
+    process = forked(stays=True)
+    other = adopt(process.parent, process.pid)
+    assert asked(process, "1") == 1
+    assert other.poll() is None
+    other.terminate()
+    late = adopt(process.parent, process.pid)
+    for each in (other, process, late):
+        assert each.wait(SECONDS) == -signal.SIGTERM
+        each.let_go()
+
+
 @pytest.mark.parametrize("kill", [True, False])
 def test_all_end_with_the_process_that_asked_for_them(kill):
     code = (
@@ -154,7 +166,8 @@ def test_all_end_with_the_process_that_asked_for_them(kill):
     with asking:
         try:
             forked = int(line(asking.stdout))
-            (parent,) = children(asking.pid)
+            (first,) = children(asking.pid)
+            (parent,) = children(first)
             assert children(parent) == [forked]
             if kill:
                 asking.kill()
@@ -162,5 +175,5 @@ def test_all_end_with_the_process_that_asked_for_them(kill):
             asking.wait(SECONDS)
         finally:
             asking.kill()
-    for pid in (parent, forked):
+    for pid in (first, parent, forked):
         wait_until(lambda pid=pid: not alive(pid), "its end")

@@ -13,16 +13,14 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory as shm
 
 from tests.process.client_memory import (
-    ECHO,
     infer,
     memory,
-    model,
     regions,
     shared_input,
     shared_output,
 )
 from tests.process.gates import Gate
-from tests.process.server import open_files, running_server, wait_until, write_model
+from tests.process.server import open_files, wait_until
 
 # -- what is refused -------------------------------------------------------------------------------
 
@@ -92,21 +90,6 @@ def test_a_region_in_use_stays(server, http, parent):
             thread.join()
         assert results[0].as_numpy("OUT").tolist() == [1, 1, 1, 1]
         http.unregister_system_shared_memory("0")
-
-
-def test_it_is_off_by_default(tmp_path):
-    write_model(tmp_path, "echo", model(ECHO))
-    with running_server(tmp_path) as server, memory(64) as (key, _):
-        for library, url in (
-            (tritonclient.http, server.http_url),
-            (tritonclient.grpc, server.grpc_url),
-        ):
-            with library.InferenceServerClient(url) as client:
-                with pytest.raises(InferenceServerException, match="--allow-client-shm=true"):
-                    client.register_system_shared_memory("0", key, 64)
-                client.unregister_system_shared_memory()
-                with pytest.raises(InferenceServerException, match="Unable to find shared memory"):
-                    infer(library, client, "echo", 4, "0", None)
 
 
 def test_cuda_memory_is_refused_where_there_is_no_gpu(server, api):

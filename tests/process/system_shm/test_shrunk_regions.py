@@ -23,8 +23,9 @@ from tests.process.client_memory import (
 )
 from tests.process.controlled import only
 from tests.process.gates import Gate, waiting_at
-from tests.process.server import PURE, running_server, wait_until, write_model
+from tests.process.server import LITTLE_OUTPUT, PURE, running_server, wait_until, write_model
 
+# With LITTLE_OUTPUT, one output of so many values fits.
 COUNT = 1 << 18
 BODY = """
 way = int(x[1])
@@ -53,8 +54,6 @@ NAMES = "SORTED, PASSED_ON, WRITTEN, RAISED, FORKED = range(5)\n"
 ANSWERS = "return [pb_utils.InferenceResponse([self.answer(r, r.inputs()[0].as_numpy())])"
 SENDS = """[r.get_response_sender().send(
                     pb_utils.InferenceResponse([self.answer(r, r.inputs()[0].as_numpy())]), 1)"""
-# One output of that size fits.
-FLAGS = "--allow-client-shm=true", f"--output-arena-limit={6 * COUNT}"
 SHRUNK = "the client's shared memory region cannot be mapped: it has been shrunk"
 
 
@@ -89,7 +88,7 @@ def serving(folder, environment, *models):
     write_model(folder / "models", "four", source, config=FOUR)
     write_model(folder / "models", "send", source.replace(ANSWERS, SENDS))
     write_model(folder / "models", "dies", DIES)
-    flags = (*FLAGS, *only(*models))
+    flags = (LITTLE_OUTPUT, *only(*models))
     with (
         running_server(folder / "models", *flags, environment=environment) as server,
         memory(4 * COUNT) as (key, _),
