@@ -480,15 +480,10 @@ def test_a_server_that_is_started_without_standard_streams_opens_them(tmp_path):
         wait_until(lambda: log.exists() and "] ready" in log.read_text(), "the server")
         links = [Path(f"/proc/{process.pid}/fd/{n}").readlink() for n in range(3)]
         assert links == [Path(os.devnull)] * 3
-        server = Server(process, log)
+        server = Server(process, tmp_path)
         server.http_url = re.search(r"HTTPService at (\S+)", log.read_text())[1]
         assert server.ask("print('out'); self.said = 1") == (200, "1")
         assert server.stop() == 0
     finally:
         process.kill()
         process.wait()
-
-
-def test_a_repository_without_models_is_warned_of(tmp_path):
-    with running_server(tmp_path, own=True) as server:
-        assert f"there is no model in {tmp_path}: a model is a directory" in server.log()

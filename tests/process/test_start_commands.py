@@ -13,8 +13,6 @@ from gpubridge.cli.serve import server_settings
 from tests.process.forked_commands import run_forked
 from tests.process.server import running_server, wait_until, write_code_model, write_model
 
-LOOPBACK = ("--http-address=127.0.0.1", "--grpc-address=127.0.0.1")
-
 ADDRESSES = [("999.1.1.1", "address"), ("192.0.2.1", "address"), ("127.0.0.1", "port")]
 COMMANDS = {
     "KServe's runtime": (
@@ -72,24 +70,20 @@ def test_is_understood(tmp_path, words):
     assert settings.repository.model_repositories == (tmp_path,)
 
 
-def test_the_program_starts_and_answers(tmp_path):
+def test_the_program_starts_with_the_flags_of_a_tracer_and_a_compose_file_and_answers_over_ipv6(
+    tmp_path,
+):
     repository = tmp_path / "models"
     write_code_model(repository)
     program = "import sys; from gpubridge.cli.tritonserver import main; sys.exit(main())"
-    flags = shlex.split(COMMANDS["a tracer's"].format(models=repository))
-    with running_server([], *LOOPBACK, *flags, command=("-c", program), name="") as server:
+    words = COMMANDS["a tracer's"], COMMANDS["a compose file's"].partition(" ")[2]
+    flags = shlex.split(" ".join(words).format(models=repository))
+    addresses = ("--http-address=ipv6:[::1]", "--grpc-address=[::1]")
+    with running_server([], *addresses, *flags, command=("-c", program), name="") as server:
+        assert server.http_url.startswith("[::1]:")
         assert server.ask("self.said = 'served'") == (200, "served")
         assert server.stop() == 0
         assert "Traceback" not in server.log()
-
-
-def test_ipv6_with_a_compose_files_flags(tmp_path):
-    write_code_model(tmp_path)
-    flags = shlex.split(COMMANDS["a compose file's"].format(models=tmp_path))
-    addresses = ("--http-address=ipv6:[::1]", "--grpc-address=[::1]")
-    with running_server([], *flags, *addresses, name="tritonserver") as server:
-        assert server.http_url.startswith("[::1]:")
-        assert server.ask("self.said = 1") == (200, "1")
 
 
 CONFIG = """

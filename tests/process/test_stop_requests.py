@@ -33,7 +33,10 @@ def test_a_server_that_drains_late_serves_without_being_ready_and_keeps_anothers
         # Without TLS it has nothing to read again.
         server.process.send_signal(signal.SIGHUP)
         assert server.ask("self.said = 1") == (200, "1")
-        with running_server(tmp_path / "models", ports, own=True) as new:
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        with running_server(empty, ports, own=True) as new:
+            assert f"there is no model in {empty}: a model is a directory" in new.log()
             wait_until(lambda: json.loads(path.read_text())["pid"] == new.pid, "its file", new)
             server.process.send_signal(signal.SIGTERM)
             wait_until(lambda: not server.is_ready(), "the server to be not ready", server)
