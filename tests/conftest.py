@@ -54,7 +54,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    """Let one worker compile a file, while the others, which take most of a second for ten, wait for it."""
+    """Let one worker compile a file that was not compiled yet, while others wait for it."""
     with ExitStack() as stack:
         if isinstance(collector, pytest.Module) and not _is_compiled(collector.path):
             name = "-".join(collector.path.parts[-3:])
@@ -67,13 +67,19 @@ def _is_compiled(path: Path) -> bool:
     return (path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc").exists()
 
 
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave out what ``--fast`` or a lane does not run."""
+    """Leave out what ``--fast`` or a lane does not run; let workers find constants for examples one by one.
+
+    The first one reads all files for them, for seconds, and the others what it has kept.
+    """
     lanes.select(config, items)
     if config.getoption("--fast"):
         left_out = [item for item in items if not _is_fast(item)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if _is_fast(item)]
+    with run_folder.locked(run_folder.path() / "constants.lock"):
+        return (yield)
 
 
 def _is_fast(item) -> bool:
