@@ -136,7 +136,7 @@ def test_a_server_that_loads_models_ends_quietly(tmp_path, asked):
         assert len(pids) >= len(marks)
         assert not set().union(*map(named_memory, [server.pid, *pids]))
         assert server.stop() == 0
-        assert not any(map(alive, pids))
+        wait_until(lambda: not any(map(alive, pids)), "its processes to end")
         for word in ("Traceback", "Error", "never retrieved"):
             assert word not in server.log()
         assert {load.result() for load in loads} <= {(503, "the server is stopping")}
