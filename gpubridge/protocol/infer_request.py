@@ -181,9 +181,9 @@ def raw_request(config: ModelConfig, nbytes: int) -> RequestForm:
     shape = [1, *dims] if config.max_batch_size else dims
     before = LENGTH_BYTES if text else 0
     entry = InputForm(spec.name, spec.datatype, tuple(shape), before + nbytes)
-    if text and not nbytes:
+    if not nbytes:
         # Without a body there is no slot.
-        entry.data = bytes(LENGTH_BYTES)
+        entry.data = bytes(before)
     check_inputs("", [entry], config, raw=True)
     places = ((-before, entry.nbytes),)
     form = placed_form([entry], None, places, NO_CONTEXT, NO_OPTIONS, config)
@@ -258,8 +258,8 @@ _NONE: JsonObject = {}
 
 
 def _members(parameters: Any) -> JsonObject:
-    """Return the parameters of an input or output; as in Triton, null and an empty array are none."""
-    return _NONE if parameters is None or parameters == [] else _object(parameters)
+    """Return the parameters of an input or output; as in Triton, anything but members is none."""
+    return parameters if type(parameters) is dict else _NONE
 
 
 def _object(parameters: Any) -> JsonObject:

@@ -149,6 +149,8 @@ def test_lone_surrogates_are_errors_beside_literals_too(surrogate):
 def test_a_body_without_a_header_is_the_one_input(inputs, nbytes, more, shape):
     form = raw_request(model_config(inputs, more=more), nbytes)
     assert form.inputs[0].shape == shape
+    # Without a body there is no slot for the input to be in.
+    assert form.packed == (nbytes == 0)
     assert form.places == ((0, nbytes),)
     assert form.binary_default
 
