@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests.process.browser import CHROMIUM, browser
 from tests.process.ensembles import ADD, write_ensemble
+from tests.process.model_sources import answering
 from tests.process.server import (
     running_server,
     send_request,
@@ -40,6 +41,7 @@ def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("repository")
     write_code_model(repository)
     write_model(repository, "add", ADD)
+    write_model(repository, "fails", answering("raise ValueError('always')"))
     write_ensemble(repository, "chain", "add IN=A > OUT=t", "add IN=t > OUT=B")
     with running_server(repository, "--allow-status-page-requests=true") as server:
         yield server
@@ -49,7 +51,7 @@ def server(tmp_path_factory):
 def opened(server, chromium):
     """The page of the server, with its models; it may have said nothing in its console in the end."""
     made = chromium.open(f"http://{server.metrics_url}/")
-    wait_for_models(made, 3)
+    wait_for_models(made, 4)
     yield made
     assert made.faults() == []
     assert made.requests() == {f"http://{server.metrics_url}"}
@@ -82,7 +84,7 @@ def test_models_and_where_their_time_goes(server, page):
     for _ in range(5):
         infer(server, "chain", '{"inputs":[{"name":"A","datatype":"FP32","shape":[1],"data":[1]}]}')
     names = "[...document.querySelectorAll('#models .name a')].map(each => each.textContent)"
-    assert sorted(page.run(names)) == ["add", "chain", "m"]
+    assert sorted(page.run(names)) == ["add", "chain", "fails", "m"]
     shows(page, "ready", "#state")
     choose(page, "add")
     shows(page, "of the time.", "[data-part=verdict]")
@@ -108,9 +110,21 @@ def test_errors_and_restarts_are_shown_and_never_run(server, page):
     assert page.run("document.querySelectorAll('img, b > b, script').length") == 1
 
 
+def test_figures_say_which_time_and_processes_they_cover(server, page):
+    request = '{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]}'
+    assert server.request("POST", "/v2/models/fails/infer", request)[0] == 500
+    shows(page, "so far", "#covered")
+    shows(page, "all failed", "#models")
+    page.run("byId('window').value = '0'; show()")
+    assert page.run("byId('covered').textContent") == ""
+    page.run("state.models.get('add/1').instances[0].memory = null; show()")
+    assert "2 of 3 processes measured" in page.run("byId('facts').innerText")
+    page.run("byId('window').value = '60'; show()")
+
+
 def test_the_browser_refuses_texts_as_html(server, chromium):
     page = chromium.open(f"http://{server.metrics_url}/")
-    wait_for_models(page, 3)
+    wait_for_models(page, 4)
     refused = "try { document.body.innerHTML = '<p>'; 'taken' } catch (error) { error.name }"
     assert page.run(refused) == "TypeError"
     assert "TrustedHTML" in "".join(page.faults())

@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gpubridge.cli import main
+from gpubridge.cli.top_tables import MODELS, tables
 from tests.process.controlled import control, only
 from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_model
@@ -111,6 +112,17 @@ def test_a_model_without_requests_has_no_quantiles(server, capsys):
 
     # Documents from before the last requests of other tests are kept for a second.
     wait_until(idle, "an interval without requests")
+
+
+def test_members_that_run_side_by_side_take_no_more_than_all_of_the_time():
+    row = {"name": "e", "version": 1, "state": "READY"}
+    sums = {"since": 1, "success": 2, "request_us": 1000, "execute_us": 1500, "answer_us": 500}
+    documents = [
+        {"time": at, "models": [{**row, "statistics": made}]} for at, made in enumerate(({}, sums))
+    ]
+    (shown,) = tables(*documents)[0].rows
+    cells = dict(zip(MODELS, shown, strict=True))
+    assert (cells["EXECUTE%"], cells["ANSWER%"]) == ("75", "25")
 
 
 @contextmanager
