@@ -86,8 +86,9 @@ def run_pytest(
     # Hundreds of servers and stubs are started: none of them shall compile the package again.
     given.pop("PYTHONDONTWRITEBYTECODE", None)
     workers = str(2 * len(os.sched_getaffinity(0)))
-    # Tests stay in their order, so with the fixtures of their module, until a worker has none left.
-    spread = ("-n", workers, "--maxprocesses", _MOST_WORKERS, "--dist", "worksteal")
+    # Files stay whole, so the fixtures of each are made once; short ones of tests/unit are the last in their order.
+    order = ("--dist", "loadfile", "--no-loadscope-reorder")
+    spread = ("-n", workers, "--maxprocesses", _MOST_WORKERS, *order)
     return run([python, "-m", "pytest", *spread, *arguments], cwd=checkout.root, variables=given)
 
 

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.fuzz.budget import fuzzed
+from tests.process.flag_sets import BARE
 from tests.process.model_sources import answering
 from tests.process.server import open_files, running_server, write_model
 
 utils = pytest.importorskip("tritonclient.utils")
 
-_MOST = 3
+_MOST = int(BARE[-1].rpartition("=")[2])
 _SIZES = (256, 4100, 1)
 _DOORS = st.sampled_from(["http", "grpc"])
 _NAMES = st.sampled_from(["a", "b", "c", "d", "e", "ü %2F?", "x" * 300])
@@ -181,13 +182,12 @@ def _open_objects(pid: int) -> int:
 def test_the_rules_hold_whatever_clients_ask(tmp_path):
     write_model(tmp_path, "m", answering("return respond(OUT=value * 2)"))
     objects = _Objects()
-    flags = "--allow-client-shm=true", f"--client-shm-max-regions={_MOST}"
     http, grpc = (
         importlib.import_module(f"tritonclient.{endpoint}") for endpoint in ("http", "grpc")
     )
     try:
         with (
-            running_server(tmp_path, *flags) as server,
+            running_server(tmp_path, *BARE) as server,
             http.InferenceServerClient(server.http_url) as over_http,
             grpc.InferenceServerClient(server.grpc_url) as over_grpc,
         ):

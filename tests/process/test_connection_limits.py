@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.process.controlled import only
+from tests.process.flag_sets import AGED
 from tests.process.gates import Gate
 from tests.process.model_sources import answering, sending
 from tests.process.raw_http import binary_request, connected, inference, read_answer, read_head
@@ -262,9 +263,8 @@ def test_a_client_that_pings_too_often_is_told_so(strict):
 
 def test_old_connections_end_and_no_call_with_them_within_their_grace(repository, tmp_path):
     gate = Gate(tmp_path / "gate")
-    flags = ("--grpc-max-connection-age=300", "--grpc-max-connection-age-grace=3000")
     with (
-        running_server(repository, *flags, *only("m")) as server,
+        running_server(repository, *AGED, *only("m")) as server,
         triton.InferenceServerClient(server.grpc_url) as client,
     ):
         # One that is longer than the connection may be old, ...

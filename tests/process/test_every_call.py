@@ -134,7 +134,7 @@ def calls_of(client, module):
         "update_log_settings": (lambda: client.update_log_settings({"log_verbose_level": 0}), bool),
         "get_trace_settings": (client.get_trace_settings, bool),
         "update_trace_settings": (
-            lambda: client.update_trace_settings(settings={"trace_rate": "10"}),
+            lambda: client.update_trace_settings(settings={"trace_rate": "1000"}),
             bool,
         ),
         **memory_calls_of(client, module),

@@ -7,9 +7,8 @@ import pytest
 
 from tests.process.ensembles import write_ensemble
 from tests.process.raw_http import binary_request, connected, inference, read_answer
-from tests.process.server import PURE, running_server, write_model
+from tests.process.server import LITTLE_MEMORY, PURE, running_server, write_model
 
-MIB = 1 << 20
 SIZES = (8, 700, 3000, 40_000, 300_000)
 ALPHA, BETA, CALL, ANSWER = 7301.25, 8302.25, 9303.25, 6304.25
 """Each stands beside its negative: of clients of alpha, of beta, in a call, in the answer to it."""
@@ -85,8 +84,7 @@ def server(request, tmp_path_factory):
     write_model(repository, "beta", CALLED)
     write_ensemble(repository, "both", "alpha IN=A > OUT=t", "beta IN=t > OUT=B")
     # What a model's memory has addresses for is read to its end.
-    flags = ["--request-arena-limit", str(16 * MIB)]
-    with running_server(repository, *flags, environment=request.param) as server:
+    with running_server(repository, *LITTLE_MEMORY, environment=request.param) as server:
         yield server
 
 

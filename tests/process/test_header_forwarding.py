@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as over_grpc
 
+from tests.process.flag_sets import METRICS
 from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, write_model
 
@@ -18,13 +19,6 @@ OUT = "> OUT STRING [1]"
 TENSOR = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
 HEADERS = {"X-User": "Ann", "my_h": "Z", "Other": "1", "x": "too short"}
 KEY = {"triton-grpc-protocol-my_key": "v"}
-FLAGS = (
-    "--http-header-forward-pattern=(x-|MY_).*",
-    # What the protocol itself has would be among them.
-    "--grpc-header-forward-pattern=(X-|my_|grpc|te|user-agent|content|:|triton).*",
-    "--http-restricted-api=statistics:X-Secret=w",
-    "--grpc-restricted-protocol=inference:my_key=v",
-)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +27,7 @@ def server(tmp_path_factory):
     write_model(repository, "m", answering(f"return respond({SAID})"), tensors=OUT)
     decoupled = "model_transaction_policy { decoupled: true }"
     write_model(repository, "stream", sending(f"send({SAID})"), tensors=OUT, config=decoupled)
-    with running_server(repository, *FLAGS) as running:
+    with running_server(repository, *METRICS) as running:
         yield running
 
 

@@ -10,6 +10,7 @@ import tritonclient.grpc as over_grpc
 import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
+from tests.process.flag_sets import METRICS
 from tests.process.gates import Gate
 from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, wait_until, write_model
@@ -40,10 +41,7 @@ def found(tmp_path_factory):
     # Sends its second response when it may.
     several = sending(f"send(OUT=value)\n{gate.wait}\nsend(OUT=value)")
     write_model(repository, "several", several, config=DECOUPLED + BUCKETS)
-    flags = ("summary_latencies=true", "histogram_latencies=true", "counter_latencies=false")
-    config = [word for flag in flags for word in ("--metrics-config", flag)]
-    quantiles = ("--metrics-config", "summary_quantiles=0.5:0.05,1:0")
-    with running_server(repository, *config, *quantiles) as server:
+    with running_server(repository, *METRICS) as server:
         with over_http.InferenceServerClient(server.http_url) as client:
             for _ in range(4):
                 client.infer("plain", [given(over_http, 1)])
@@ -51,7 +49,8 @@ def found(tmp_path_factory):
                 client.infer("plain", [given(over_http, -1)])
         answers = queue.Queue()
         with over_grpc.InferenceServerClient(server.grpc_url) as client:
-            client.start_stream(lambda result, error: answers.put(error))
+            key = {"triton-grpc-protocol-my_key": "v"}
+            client.start_stream(lambda result, error: answers.put(error), headers=key)
             tensors = [given(over_grpc, 1)]
             client.async_stream_infer("several", tensors, enable_empty_final_response=True)
             assert answers.get(timeout=150) is None

@@ -30,21 +30,6 @@ POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
 # -- explicit --------------------------------------------------------------------------------------
 
 
-def test_explicit_mode_begins_with_the_models_that_are_named(tmp_path):
-    write(tmp_path, "one")
-    write(tmp_path, "two")
-    with running_server(tmp_path, *EXPLICIT, "--load-model", "two", own=True) as server:
-        assert server.index() == {
-            ("one", 0): {"name": "one"},
-            ("two", 1): {"name": "two", "version": "1", "state": "READY"},
-        }
-        assert ask(server, "one") == (404, "Request for unknown model: 'one' is not found")
-        assert control(server, "load", "one") == (200, "")
-        assert ask(server, "one") == ask(server, "two") == "a/1"
-    with running_server(tmp_path, *EXPLICIT, "--load-model", "*") as server:
-        assert set(server.index()) == {("one", 1), ("two", 1)}
-
-
 def test_loads_that_fail_say_why_and_leave_what_is_served(tmp_path):
     write(tmp_path)
     write(tmp_path, "bad", initialize="raise ValueError('no way')")

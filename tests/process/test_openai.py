@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 import pytest
 
 from tests.process.controlled import only, refusal
+from tests.process.flag_sets import AGED
 from tests.process.gates import Gate
 from tests.process.openai_models import (
     chat_body,
@@ -458,9 +459,7 @@ def test_the_model_is_told_when_its_own_error_ends_the_answer(server, tmp_path):
 def test_a_key_is_asked_for_as_openais(tmp_path):
     write_openai_models(tmp_path)
     # The key of inference is not asked for, too.
-    keys = ("openai:authorization=Bearer secret", "inference:k=1")
-    flags = [f"--http-restricted-api={key}" for key in keys]
-    with running_server(tmp_path, *flags, *only("chat")) as server:
+    with running_server(tmp_path, *AGED, *only("chat")) as server:
         for headers, expected in (({}, 401), ({"Authorization": "Bearer secret"}, 200)):
             body = json.dumps(chat_body(("text", "a")))
             answers = [

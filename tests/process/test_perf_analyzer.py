@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.flag_sets import named_and_traced
 from tests.process.foreign import run, tool, write_add_sub
 from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, write_model
@@ -56,9 +57,7 @@ def server(tmp_path_factory):
         "IN FP32 [16] > OUT FP32 [16]",
     )
     write_model(repository, "twice", TWICE, config=decoupled, tensors=vectors)
-    traces = repository.parent / "traces.json"
-    flags = "--allow-client-shm=true", f"--trace-config=triton,file={traces}"
-    with running_server(repository, *flags) as running:
+    with running_server(repository, *named_and_traced()) as running:
         yield running
 
 

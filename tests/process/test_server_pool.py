@@ -39,6 +39,18 @@ def pid_of_next(folder, change=lambda server: None, flags=FLAGS):
         return server.pid, ready
 
 
+def test_workers_share_servers_and_what_one_had_that_died_is_ended(tmp_path):
+    pid, _ = pid_of_next(tmp_path / "one")
+    write_code_model(tmp_path / "two", "m")
+    words = [sys.executable, "-c", WORKER, run_folder.path(), tmp_path / "two", *FLAGS]
+    worker = subprocess.run(
+        words, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, check=True
+    )
+    assert int(worker.stdout) == pid
+    assert pid_of_next(tmp_path / "three")[0] != pid
+    assert not alive(pid)
+
+
 def test_the_next_test_has_the_same_server_with_its_own_models_and_log(tmp_path):
     logs = []
     one = pid_of_next(tmp_path / "one")
@@ -65,18 +77,6 @@ def test_a_server_that_was_stopped_or_changed_or_whose_test_failed_is_not_lent_a
     seen += failed.value.args
     assert len({*seen}) == len(seen)
     assert not any(map(alive, seen))
-
-
-def test_workers_share_servers_and_what_one_had_that_died_is_ended(tmp_path):
-    pid, _ = pid_of_next(tmp_path / "one")
-    write_code_model(tmp_path / "two", "m")
-    words = [sys.executable, "-c", WORKER, run_folder.path(), tmp_path / "two", *FLAGS]
-    worker = subprocess.run(
-        words, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, check=True
-    )
-    assert int(worker.stdout) == pid
-    assert pid_of_next(tmp_path / "three")[0] != pid
-    assert not alive(pid)
 
 
 def test_a_server_in_another_mode_is_not_lent(tmp_path):

@@ -11,6 +11,7 @@ import tritonclient.http as over_http
 from tritonclient.utils import InferenceServerException
 
 from gpubridge.cli import main
+from tests.process.flag_sets import named_and_traced
 from tests.process.server import running_server, wait_until, write_code_model
 from tests.waits import polling
 
@@ -22,10 +23,9 @@ TALK = "pb_utils.Logger.log_{level}('{text}'); self.said = 'yes'"
 def server(tmp_path_factory):
     repository = tmp_path_factory.mktemp("models")
     write_code_model(repository, initialize="pb_utils.Logger.log_info('said by initialize')")
-    traces = tmp_path_factory.mktemp("traces") / "trace.json"
-    flags = "--trace-config", f"triton,file={traces}", "--id=mine"
+    flags = named_and_traced()
     with running_server(repository, *flags) as running:
-        running.trace_file = str(traces)
+        running.trace_file = flags[0].rpartition("=")[2]
         yield running
 
 

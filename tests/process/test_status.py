@@ -13,6 +13,7 @@ import pytest
 
 from tests.process.controlled import control, only
 from tests.process.ensembles import ADD, write_ensemble
+from tests.process.flag_sets import BARE
 from tests.process.server import (
     running_server,
     send_request,
@@ -264,7 +265,7 @@ def test_hundreds_of_tabs_cost_nobody_else(server):
 
 
 def test_switched_off(tmp_path):
-    with running_server(tmp_path, "--allow-status-page=false") as server:
+    with running_server(tmp_path, *BARE) as server:
         assert server.request("GET", PATH)[0] == 404
         for path in (PATH, "/", "/v2/models/add"):
             assert fetch(server.metrics_url, path)[0] == 404

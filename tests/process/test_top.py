@@ -19,6 +19,7 @@ import pytest
 
 from gpubridge.cli import main
 from gpubridge.cli.top_tables import MODELS, tables
+from tests.process import controlled
 from tests.process.controlled import control, only
 from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_model
@@ -35,7 +36,20 @@ def server(tmp_path_factory):
     models = tmp_path_factory.mktemp("top") / "models"
     write_model(models, "m", CODE)
     write_model(models, "broken", "import nothing_of_that_name")
+    write_model(models, "other", CODE)
     with running_server(models, *only("m"), own=True) as running:
+        # Only what a flag names is loaded at the start, ...
+        assert running.index() == {
+            ("broken", 0): {"name": "broken"},
+            ("m", 1): {"name": "m", "version": "1", "state": "READY"},
+            ("other", 0): {"name": "other"},
+        }
+        unknown = (404, "Request for unknown model: 'other' is not found")
+        assert controlled.ask(running, "other") == unknown
+        # ... and others when a client asks for them.
+        assert control(running, "load", "other") == (200, "")
+        assert running.is_ready("other")
+        assert control(running, "unload", "other") == (200, "")
         assert control(running, "load", "broken")[0] == 400
         yield running
 
