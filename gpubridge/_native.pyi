@@ -268,6 +268,9 @@ class GrpcConnectionState:
     """True when the client sends no more."""
     charged: int
     """What the owner has charged for what is kept here; set it where that is no longer so."""
+    @property
+    def full(self) -> bool:
+        """Whether the last charge was refused, and so much is kept still: no more is to be taken."""
     def __init__(
         self,
         http2: Http2Connection,
@@ -366,6 +369,8 @@ class Http2Connection:
         """Return how many bytes the target of `receive_into` still lacks; 0 if there is none."""
     def copied(self, stream: int, /) -> int:
         """Return how many bytes of all targets of a stream were copied on their way."""
+    def keep(self, stream: int, nbytes: int, /) -> None:
+        """Count so many bytes as `kept` for the open requests of a stream."""
     def throttle(self, stream: int, /) -> None:
         """Let the stream send only its window beyond what `consume` has counted."""
     def consume(self, stream: int, nbytes: int, /) -> None:
@@ -1146,8 +1151,6 @@ class HttpExchange:
         What came with the head is copied there at once, the socket receives the rest there: up to
         ``granted`` bytes, for more the owner's ``grow`` is asked.
         """
-    def weigh(self, nbytes: int, /) -> None:
-        """Count bytes that the request holds until it is answered."""
     def respond(
         self,
         status: int,
@@ -1238,8 +1241,6 @@ class HttpConnectionState:
     - ``idle``: has this connection while it has no request.
     - ``targets``: the endpoints whose requests are taken without the owner.
     - ``body_limit``: bytes of a body.
-    - ``pipeline_limit``, ``held_limit``: how many requests may be open, and how many bytes they may
-      hold, before no further is read.
     """
 
     def __init__(
@@ -1249,8 +1250,6 @@ class HttpConnectionState:
         idle: IdleConnections,
         targets: InferTargets,
         body_limit: int,
-        pipeline_limit: int,
-        held_limit: int,
         /,
     ) -> None: ...
     def start(
@@ -1297,5 +1296,8 @@ class HttpConnectionState:
     """Requests that have no answer yet."""
     placed: int
     """Requests that have come so far."""
+    @property
+    def kept(self) -> int:
+        """Bytes of heads, open requests and pipelined bytes that the client has it keep."""
     charged: int
     """What the owner has charged for what is kept here; set it where that is no longer so."""

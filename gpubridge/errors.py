@@ -124,6 +124,17 @@ class QueueFull(BridgeError):
         return QueueFull(self.message)
 
 
+class ArenaFull(BridgeError):
+    """A request refused because the memory of all requests is in use; the message has the numbers."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, ErrorCode.UNAVAILABLE)
+
+    def copy(self) -> ArenaFull:
+        """Return a copy without a traceback."""
+        return ArenaFull(self.message)
+
+
 class NoMemory(BridgeError):
     """A request that the system has no memory for; others are not concerned."""
 

@@ -46,15 +46,15 @@ class InFlightRequests {
     Ticket ticket = 0;
   };
 
-  // The cells must have the same number of tickets each.
-  explicit InFlightRequests(const ControlCells& cells)
-      : cells_(cells), entries_(cells.lent.size()) {
-    for (std::size_t ticket = entries_.size(); ticket > 0; --ticket) {
-      free_.push_back(static_cast<Ticket>(ticket - 1));
-    }
-  }
+  // The cells must have the same number of tickets each, of which as many are used as are needed:
+  // their pages take memory once they are.
+  explicit InFlightRequests(const ControlCells& cells) : cells_(cells) {}
 
-  [[nodiscard]] std::size_t free_tickets() const { return free_.size(); }
+  [[nodiscard]] std::size_t free_tickets() const {
+    return free_.size() + cells_.lent.size() - entries_.size();
+  }
+  // Number of tickets that have ever been used; others are above.
+  [[nodiscard]] std::size_t known_tickets() const { return entries_.size(); }
   [[nodiscard]] std::size_t open_requests() const { return open_.size(); }
   // Requests of batches that the stub has not begun.
   [[nodiscard]] std::size_t unstarted() const {
@@ -84,8 +84,7 @@ class InFlightRequests {
   std::span<const Ticket> enter(std::uint64_t sequence, std::span<const Entering> requests) {
     std::vector<Ticket>& tickets = batches_[sequence];
     for (const Entering& request : requests) {
-      const Ticket ticket = free_.back();
-      free_.pop_back();
+      const Ticket ticket = take();
       entries_[ticket] = {State::kRunning, sequence};
       store_cell<std::uint8_t>(cells_.lent[ticket], request.has_memory ? 1 : 0);
       store_cell<std::uint8_t>(cells_.cancelled[ticket], 0);
@@ -156,7 +155,7 @@ class InFlightRequests {
     if ((flags & kResponseOpen) != 0) {
       if (entry.state == State::kEarly) return Step::kWasEarly;
       entry.state = State::kOpen;
-      open_.insert(ticket);
+      open_.insert({entry.sequence, ticket});
       return Step::kOpen;
     }
     if ((flags & kResponseRescheduled) != 0) {
@@ -213,7 +212,7 @@ class InFlightRequests {
   // Notes that a response was the last; returns whether the request has left, else its batch has
   // not.
   [[nodiscard]] bool end_response(Ticket ticket) {
-    if (open_.erase(ticket) != 0) return true;
+    if (open_.erase({entries_[ticket].sequence, ticket}) != 0) return true;
     // Its ticket stays with its batch until that has ended.
     entries_[ticket].state = State::kEarly;
     return false;
@@ -264,8 +263,7 @@ class InFlightRequests {
   [[nodiscard]] std::size_t answers() const { return answers_.size(); }
   // Lends the memory of an answer; there must be a free ticket.
   Ticket lend_answer() {
-    const Ticket ticket = free_.back();
-    free_.pop_back();
+    const Ticket ticket = take();
     entries_[ticket] = {State::kAnswer, 0};
     store_cell<std::uint8_t>(cells_.lent[ticket], 1);
     answers_.push_back(ticket);
@@ -275,7 +273,7 @@ class InFlightRequests {
   // The requests that have not ended, those without a batch first.
   [[nodiscard]] std::vector<Member> members() const {
     std::vector<Member> members;
-    for (const Ticket ticket : open_) members.push_back({0, ticket});
+    for (const auto& [sequence, ticket] : open_) members.push_back({0, ticket});
     for (const auto& [sequence, tickets] : batches_) {
       for (const Ticket ticket : tickets) members.push_back({sequence, ticket});
     }
@@ -321,14 +319,26 @@ class InFlightRequests {
 
   // True if no request of a batch is left that is not cancelled.
   [[nodiscard]] bool all_cancelled(std::uint64_t sequence) const {
-    const auto notified = [this, sequence](Ticket ticket) {
-      const Entry& entry = entries_[ticket];
-      return entry.sequence != sequence || entry.state == State::kEarly ||
-             load_cell(cells_.cancelled[ticket]) != 0;
+    const auto notified = [this](Ticket ticket) {
+      return entries_[ticket].state == State::kEarly || load_cell(cells_.cancelled[ticket]) != 0;
     };
-    const auto executing = batches_.find(sequence);
-    if (executing == batches_.end()) return std::all_of(open_.begin(), open_.end(), notified);
-    return std::all_of(executing->second.begin(), executing->second.end(), notified);
+    if (const auto executing = batches_.find(sequence); executing != batches_.end()) {
+      return std::all_of(executing->second.begin(), executing->second.end(), notified);
+    }
+    auto open = open_.lower_bound({sequence, 0});
+    while (open != open_.end() && open->first == sequence && notified(open->second)) ++open;
+    return open == open_.end() || open->first != sequence;
+  }
+
+  // Returns a free ticket; there must be one.
+  Ticket take() {
+    if (free_.empty()) {
+      entries_.emplace_back();
+      return static_cast<Ticket>(entries_.size() - 1);
+    }
+    const Ticket ticket = free_.back();
+    free_.pop_back();
+    return ticket;
   }
 
   void release(Ticket ticket) {
@@ -347,7 +357,7 @@ class InFlightRequests {
   std::vector<Ticket> free_;
   std::map<std::uint64_t, std::vector<Ticket>> batches_;
   std::map<std::uint64_t, std::vector<Ticket>> withdrawn_;
-  std::set<Ticket> open_;
+  std::set<std::pair<std::uint64_t, Ticket>> open_;  // by the batches that they were in
   std::set<Ticket> kept_;
   std::deque<Ticket> answers_;
 };

@@ -445,7 +445,7 @@ nb::object RequestsAtStub::lend(nb::object ranges) {
   if (!buffers_ || core_.free_tickets() == 0) return nb::none();
   if (!has_bytes(ranges)) return nb::int_(kNoLease);
   const Ticket ticket = core_.lend_answer();
-  held_[ticket].kept = std::move(ranges);
+  hold(ticket).kept = std::move(ranges);
   if (!on_kept_.is_none()) on_kept_(held_[ticket].kept);
   return nb::int_(ticket);
 }

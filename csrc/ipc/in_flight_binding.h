@@ -157,7 +157,6 @@ class RequestsAtStub {
                  nb::handle claimed, nb::object reader, nb::handle hooks, int descriptor)
       : buffers_(std::in_place, lent, cancelled, passed_on, progress, claimed),
         core_(buffers_->cells()),
-        held_(buffers_->lent.size()),
         reader_(std::move(reader)),
         hooks_(std::in_place, hooks),
         descriptor_(descriptor) {}
@@ -287,6 +286,11 @@ class RequestsAtStub {
     return kept.is_valid() ? kept : nb::none();
   }
 
+  // What there is of a ticket that the core has given out.
+  Held& hold(Ticket ticket) {
+    while (held_.size() < core_.known_tickets()) held_.emplace_back();
+    return held_[ticket];
+  }
   [[nodiscard]] SendTurn& turn() const { return nb::cast<SendTurn&>(hooks_->turn); }
   // Tells the turn whether there is a batch at the stub.
   void note_work();
@@ -333,7 +337,7 @@ class RequestsAtStub {
 
   std::optional<ControlBuffers> buffers_;
   InFlightRequests core_;
-  std::vector<Held> held_;
+  std::deque<Held> held_;  // of all tickets that were ever used; none moves
   nb::object reader_;
   std::optional<Hooks> hooks_;
   nb::object on_kept_ = nb::none();

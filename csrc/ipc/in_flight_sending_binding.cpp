@@ -121,7 +121,7 @@ bool RequestsAtStub::enter(nb::handle requests, std::vector<Unsent>& unsent) {
   const std::span<const Ticket> tickets = core_.enter(sequence, entering);
   for (std::size_t index = 0; index < lent.size(); ++index) {
     InferRequest& request = infer_request(lent[index].request);
-    held_[tickets[index]] = std::move(lent[index]);
+    hold(tickets[index]) = std::move(lent[index]);
     request.ticket = tickets[index];
     request.set(InferRequest::kInstance, self);
   }

@@ -11,7 +11,13 @@ namespace gpubridge {
 // The lease bytes of the control page, and how many loans there are under each.
 struct LeaseTable {
   explicit LeaseTable(nb::handle buffer)
-      : bytes(std::make_unique<BufferView>(buffer, PyBUF_WRITABLE)), loans(bytes->size(), 0) {}
+      : bytes(std::make_unique<BufferView>(buffer, PyBUF_WRITABLE)) {}
+
+  // Of a lease that exists; few do of those that there may be.
+  std::uint32_t& loans_of(std::size_t lease) {
+    if (lease >= loans.size()) loans.resize(std::max(lease + 1, 2 * loans.size()));
+    return loans[lease];
+  }
 
   std::unique_ptr<BufferView> bytes;
   std::vector<std::uint32_t> loans;
@@ -33,7 +39,7 @@ class Loan {
  public:
   Loan(std::shared_ptr<LeaseTable> table, std::shared_ptr<LentRegion> region, std::uint32_t lease)
       : table_(std::move(table)), region_(std::move(region)), lease_(lease) {
-    if (table_->loans[lease_]++ == 0) ++table_->held;
+    if (table_->loans_of(lease_)++ == 0) ++table_->held;
   }
   ~Loan() {
     table_->held_bytes -= nbytes_;
@@ -128,7 +134,7 @@ const std::shared_ptr<LentRegion>* LeaseBook::region_of(const TensorRef& place) 
   if (found == regions_.end()) return nullptr;
   const std::uint64_t size = found->second->bytes.size();
   const bool inside = place.nbytes <= size && place.offset <= size - place.nbytes;
-  return inside && place.lease < table_->loans.size() ? &found->second : nullptr;
+  return inside && place.lease < table_->bytes->size() ? &found->second : nullptr;
 }
 
 bool LeaseBook::exists(const TensorRef& place) const {

@@ -113,6 +113,12 @@ class GrpcReader {
     if (mode_ == Mode::kFailed) tell_fault();
   }
 
+  // Notes how many bytes the open requests of the stream keep beside their messages.
+  void keep(std::uint64_t nbytes) {
+    of_requests_ = nbytes;
+    count_kept();
+  }
+
   // Takes DATA that was received elsewhere, into its place.
   void pass(std::size_t nbytes) { left_ -= std::min<std::uint64_t>(nbytes, left_); }
 
@@ -268,7 +274,7 @@ class GrpcReader {
   // A large part, of a stream's message, is charged by its call.
   void count_kept() {
     const std::uint64_t part = part_.size() > kDirectBytes ? 0 : part_.size();
-    kept_.set(kOfStream + headers_->memory() + part);
+    kept_.set(kOfStream + headers_->memory() + part + of_requests_);
   }
 
   const GrpcMethod* method_;
@@ -276,6 +282,7 @@ class GrpcReader {
   std::shared_ptr<const RequestHeaders> headers_;
   Events& events_;
   KeptBytes kept_;
+  std::uint64_t of_requests_ = 0;
   Mode mode_;
   bool announced_ = false;
   bool has_message_ = false;

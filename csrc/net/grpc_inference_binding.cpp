@@ -135,6 +135,8 @@ class GrpcConnection {
   [[nodiscard]] nb::object endpoint() const { return endpoint_object_; }
   [[nodiscard]] Connection& core() { return http2_; }
   [[nodiscard]] const nb::object& account() const { return account_; }
+  // True if there is no memory for further calls and requests.
+  [[nodiscard]] bool full() { return charge.refuses(core().kept()); }
   void forget(std::uint32_t stream) {
     const nb::int_ key(stream);
     if (PyDict_Contains(calls_.ptr(), key.ptr()) == 1) PyDict_DelItem(calls_.ptr(), key.ptr());
@@ -172,7 +174,7 @@ class GrpcConnection {
   void charge_kept() {
     const auto due = charge.due(core().kept());
     if (const nb::object call = charge_; due && !call.is_none()) {
-      charge.charged = nb::cast<std::uint64_t>(call(*due));
+      charge.settle(*due, nb::cast<std::uint64_t>(call(*due)));
     }
   }
 
@@ -441,6 +443,8 @@ bool GrpcConnection::infer(const Event& event) {
   const auto calls = nb::borrow<nb::dict>(calls_);
   const nb::int_ key(event.stream);
   if (endpoint_->takes(event)) {
+    // Python refuses it.
+    if (full()) return false;
     const nb::object call = nb::cast(GrpcInferCall(nb::find(*this), event));
     if (event.kind == EventKind::kCall) {
       return nb::inst_ptr<GrpcInferCall>(call)->submit(call, event.messages.front(), calls);
@@ -480,6 +484,7 @@ void bind_grpc_inference(nb::module_& module) {
       .def("lose", &GrpcConnection::lose)
       .def_rw("paused", &GrpcConnection::paused)
       .def_rw("hung_up", &GrpcConnection::hung_up)
+      .def_prop_ro("full", &GrpcConnection::full)
       .def_prop_rw(
           "charged", [](const GrpcConnection& self) { return self.charge.charged; },
           [](GrpcConnection& self, std::uint64_t nbytes) { self.charge.charged = nbytes; });

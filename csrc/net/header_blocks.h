@@ -167,6 +167,7 @@ class HeaderBlocks {
                          .first->second;
     stream.expected = headers->content_length();
     stream.ended = end;
+    state_.opened();
     state_.last_stream_id = id;
     if (known == nullptr || known->kind == GrpcKind::kStream) {
       stream.reader.announce(end);

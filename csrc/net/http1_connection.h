@@ -49,7 +49,6 @@ class Exchange {
   [[nodiscard]] bool lost() const { return connection_ == nullptr || answered_; }
 
   void receive_into(nb::handle memory, std::uint64_t granted);
-  void weigh(std::size_t nbytes);
   void respond(int status, nb::bytes fields, nb::bytes body, nb::object buffers, bool plain);
   void fail(nb::object error, nb::object status);
   // Fails a request whose body will not be complete.
@@ -106,8 +105,7 @@ class Exchange {
   std::vector<nb::object> parts_;
   nb::object on_sent_ = nb::none();
   nb::object filler_ = nb::none();
-  std::size_t held_ = 0;
-  // Bytes of memory of its head.
+  // Bytes of its memory, with its head.
   std::uint64_t kept_ = 0;
   bool close_;
   bool answered_ = false;
@@ -119,10 +117,9 @@ class Exchange {
 
 class Connection {
  public:
-  // A connection takes bodies of at most `body_limit` bytes, and no further request while
-  // `pipeline_limit` are open, or while those that are hold `held_limit` bytes together.
+  // A connection takes bodies of at most `body_limit` bytes.
   Connection(nb::object owner, nb::object receive, nb::object idle, nb::object targets,
-             std::uint64_t body_limit, std::size_t pipeline_limit, std::size_t held_limit);
+             std::uint64_t body_limit);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -147,6 +144,8 @@ class Connection {
   [[nodiscard]] bool has_pending() const { return !rest_.empty(); }
   [[nodiscard]] bool reading() const { return reading_; }
   [[nodiscard]] std::size_t open() const { return answers_.size(); }
+  // Bytes that the client has us keep beside large bodies.
+  [[nodiscard]] std::uint64_t kept() const;
   [[nodiscard]] std::uint64_t placed() const { return placed_; }
   [[nodiscard]] nb::tuple progress() const;
 
@@ -163,10 +162,6 @@ class Connection {
     Exchange* exchange = nullptr;
   };
 
-  [[nodiscard]] bool full() const {
-    // A single one, however large, is no reason: that its client goes away must be seen.
-    return answers_.size() >= pipeline_limit_ || (held_ >= held_limit_ && answers_.size() > 1);
-  }
   Place place(std::unique_ptr<const Head> head);
   void feed(const char* at, const char* end);
   void take_head(const char*& at, const char* end);
@@ -199,8 +194,6 @@ class Connection {
   nb::object targets_object_;
   InferTargets* targets_ = nb::cast<InferTargets*>(targets_object_);
   std::uint64_t body_limit_;
-  std::size_t pipeline_limit_;
-  std::size_t held_limit_;
   nb::object take_ = owner_.attr("take");
   nb::object complete_ = owner_.attr("complete");
   nb::object collect_ = owner_.attr("collect");
@@ -213,7 +206,7 @@ class Connection {
   nb::object write_ = nb::none();
   nb::object write_lines_ = nb::none();
 
-  // Bytes of the heads of exchanges that are not answered.
+  // Bytes of the exchanges that are not answered, with their heads.
   std::uint64_t kept_ = 0;
   Reader reader_;
   std::string rest_;
@@ -236,7 +229,6 @@ class Connection {
   bool direct_ = false;
 
   std::deque<Place> answers_;
-  std::size_t held_ = 0;
   std::uint64_t placed_ = 0;
 
   bool reading_ = true;

@@ -7,9 +7,11 @@
 namespace gpubridge::http1 {
 namespace {
 
-// Bodies of less are not weighed: a connection has few of them. Of a body whose length is not known
-// so much is taken before the owner is asked.
+// Larger bodies are charged by themselves. Of a body whose length is not known so much is taken
+// before the owner is asked.
 constexpr std::size_t kHeavy = std::size_t{64} << 10U;
+// Bytes of memory of an open request beside its head and body, about.
+constexpr std::uint64_t kOfExchange = 1024;
 
 enum Stage { kNothing, kHead, kBody };
 
@@ -30,14 +32,12 @@ void call(nb::object callback, Arguments&&... arguments) {
 }  // namespace
 
 Connection::Connection(nb::object owner, nb::object receive, nb::object idle, nb::object targets,
-                       std::uint64_t body_limit, std::size_t pipeline_limit, std::size_t held_limit)
+                       std::uint64_t body_limit)
     : owner_(std::move(owner)),
       receive_(std::move(receive)),
       idle_(std::move(idle)),
       targets_object_(std::move(targets)),
-      body_limit_(body_limit),
-      pipeline_limit_(pipeline_limit),
-      held_limit_(held_limit) {}
+      body_limit_(body_limit) {}
 
 Connection::~Connection() {
   idle_.leave();
@@ -91,7 +91,7 @@ void Connection::feed(const char* at, const char* end) {
   while (!stopped_) {
     if (reader_.at_start()) {
       if (at == end) return;
-      if (stalled_ || full()) {
+      if (stalled_) {
         rest_.assign(at, end);
         return;
       }
@@ -227,7 +227,6 @@ void Connection::take_body(std::string_view piece) {
 
 void Connection::complete() {
   const bool delivered = delivered_;
-  const std::uint64_t length = length_;
   const std::uint64_t copied = copied_;
   const nb::object collected = std::move(collected_);
   const Place message = drop_message();
@@ -238,7 +237,6 @@ void Connection::complete() {
     call(collect_, message.object, collected);
     return;
   }
-  if (length >= kHeavy) message.exchange->weigh(length);
   if (message.exchange->inference_ != nullptr) {
     message.exchange->complete_inference(copied);
   } else {
@@ -355,7 +353,7 @@ bool Connection::close() {
 
 Connection::Place Connection::place(std::unique_ptr<const Head> head) {
   const bool close = last_ || head == nullptr || head->close;
-  const std::uint64_t kept = head == nullptr ? 0 : head->memory();
+  const std::uint64_t kept = kOfExchange + (head == nullptr ? 0 : head->memory());
   nb::object object = nb::cast(Exchange(*this, std::move(head), close));
   answers_.push_back({object, nb::inst_ptr<Exchange>(object)});
   answers_.back().exchange->kept_ = kept;
@@ -374,7 +372,6 @@ void Connection::flush() {
     const bool finished = !exchange.unfinished_;
     if (finished) {
       answers_.pop_front();
-      held_ -= exchange.held_;
       kept_ -= exchange.kept_;
       exchange.connection_ = nullptr;
       exchange.on_sent_ = nb::none();
@@ -425,14 +422,17 @@ void Connection::probe() {
 
 // -- reports to the owner -------------------------------------------------------------------------
 
-void Connection::charge_kept() {
-  // What is refused for lack of memory is refused once.
+std::uint64_t Connection::kept() const {
   const std::uint64_t body = std::min<std::uint64_t>(framed_.value_or(0), kHeavy);
-  const auto due =
-      charge.due(kept_ + rest_.size() + reader_.unfinished() + (collected_.is_none() ? 0 : body));
+  return kept_ + rest_.size() + reader_.unfinished() + (collected_.is_none() ? 0 : body);
+}
+
+void Connection::charge_kept() {
+  const auto due = charge.due(kept());
+  // What is refused for lack of memory is refused once.
   if (!due || (*due > charge.charged && stopped_)) return;
   const nb::object call = charge_;
-  charge.charged = nb::cast<std::uint64_t>(call(*due));
+  charge.settle(*due, nb::cast<std::uint64_t>(call(*due)));
 }
 
 void Connection::report_changes() {
@@ -440,7 +440,7 @@ void Connection::report_changes() {
   charge_kept();
   if (lost_ || closing_) return;
   const bool close = done_ || (last_ && answers_.empty() && !in_body());
-  const bool reading = !stalled_ && !full();
+  const bool reading = !stalled_;
   if (!answers_.empty() || !reader_.at_start() || !rest_.empty() || stopped_) {
     idle_.leave();
   } else {
@@ -485,7 +485,6 @@ void bind_http1_connection(nb::module_& module) {
       .def("field", &Exchange::field)
       .def("fields", &Exchange::fields)
       .def("receive_into", &Exchange::receive_into)
-      .def("weigh", &Exchange::weigh)
       .def(
           "infer",
           [](Exchange& self, nb::object endpoint, nb::object slot,
@@ -505,8 +504,7 @@ void bind_http1_connection(nb::module_& module) {
       .def("send", &Exchange::send)
       .def("end", &Exchange::end);
   nb::class_<Connection>(module, "HttpConnectionState", nb::type_slots(collected<Connection>()))
-      .def(nb::init<nb::object, nb::object, nb::object, nb::object, std::uint64_t, std::size_t,
-                    std::size_t>())
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, std::uint64_t>())
       .def("start", &Connection::start)
       .def("get_buffer", &Connection::get_buffer)
       .def("buffer_updated", &Connection::buffer_updated)
@@ -524,6 +522,7 @@ void bind_http1_connection(nb::module_& module) {
       .def_prop_ro("has_pending", &Connection::has_pending)
       .def_prop_ro("reading", &Connection::reading)
       .def_prop_ro("open", &Connection::open)
+      .def_prop_ro("kept", &Connection::kept)
       .def_prop_ro("placed", &Connection::placed)
       .def_prop_rw(
           "charged", [](const Connection& self) { return self.charge.charged; },

@@ -110,13 +110,6 @@ void Exchange::receive_into(nb::handle memory, std::uint64_t granted) {
   connection_->receive_into(memory, granted);
 }
 
-void Exchange::weigh(std::size_t nbytes) {
-  if (connection_ == nullptr) return;
-  held_ += nbytes;
-  connection_->held_ += nbytes;
-  connection_->report_changes();
-}
-
 void Exchange::put(int status, Framing framing, std::string_view fields, std::string_view body,
                    const SentBuffers& buffers) {
   const bool joined = buffers.total() <= kCopied;

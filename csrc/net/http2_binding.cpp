@@ -274,6 +274,7 @@ void bind_connection(nb::module_& module) {
   kind.def("receive_into", &Self::receive_into);
   kind.def("missing", &Self::missing);
   kind.def("copied", &Self::copied);
+  kind.def("keep", &Self::keep);
   kind.def("throttle", &Self::throttle);
   kind.def("consume", &Self::consume);
   kind.def("send_headers", &Self::send_headers, nb::arg("stream"), nb::arg("fields"),

@@ -69,7 +69,8 @@ class Connection {
   // Grows with the DATA frames sent, and with the streams ended.
   [[nodiscard]] std::uint64_t frames_sent() const { return state_.data_frames + state_.completed; }
   [[nodiscard]] std::size_t open_streams() const { return state_.streams.size(); }
-  // Bytes of header blocks, header lists and unfinished messages that the peer has us keep.
+  // Bytes of header blocks, calls, their open requests and unfinished messages that the peer has us
+  // keep.
   [[nodiscard]] std::uint64_t kept() const { return state_.kept; }
   // The stream whose header block is not complete, else 0.
   [[nodiscard]] std::uint32_t open_block() const { return blocks_.unfinished(); }
@@ -100,6 +101,9 @@ class Connection {
   std::uint64_t queued(std::uint32_t id) {
     const Stream* stream = state_.find(id);
     return stream == nullptr ? 0 : stream->queued;
+  }
+  void keep(std::uint32_t id, std::uint64_t nbytes) {
+    if (Stream* stream = state_.find(id)) stream->reader.keep(nbytes);
   }
   void throttle(std::uint32_t id) {
     if (Stream* stream = state_.find(id)) stream->throttled = true;

@@ -19,8 +19,10 @@ namespace gpubridge::http2 {
 
 // Limits on what one connection may ask of the server. The first five are told to the peer.
 struct Limits {
-  // Streams open at once; further ones get REFUSED_STREAM.
-  std::int64_t max_concurrent_streams = 256;
+  // Streams open at once; further ones get REFUSED_STREAM. As many as there can be: a client's
+  // library holds further calls back, and one of them may be what the open ones wait for. What they
+  // keep is charged instead.
+  std::int64_t max_concurrent_streams = kMaxStreamId;
   // The largest payload of a frame. Large, so that a large message needs few frames and can be
   // received straight into its place.
   std::int64_t max_frame_size = 1 << 22;
@@ -42,7 +44,8 @@ struct Limits {
   // Answers (acknowledgements, resets) that may wait for a peer who does not read.
   std::int64_t unsent_control_frames = 4000;
   // Streams that the peer may cancel or make us reset: at once, and regained per second. Each
-  // completed stream allows one more.
+  // completed stream allows one more. As many as were ever open together may also be cancelled
+  // together.
   std::int64_t resets = 500;
   std::int64_t resets_per_second = 100;
   // Frames that bring nothing forward (PING, SETTINGS, PRIORITY, WINDOW_UPDATE, empty DATA, unknown
@@ -50,7 +53,8 @@ struct Limits {
   // four more.
   std::int64_t idle_frames = 20'000;
   std::int64_t idle_frames_per_second = 2'000;
-  // Streams reset by us whose late frames are still forgiven, and for how long they are.
+  // Streams reset by us whose late frames are still forgiven, as many as were open together at
+  // least, and for how long they are.
   std::int64_t reset_memory = 1000;
   std::int64_t reset_grace_seconds = 30;
 };
@@ -136,6 +140,13 @@ class Budget {
     return true;
   }
 
+  // Allows so many at once from now on, if that is more than before.
+  void widen(std::int64_t allowance) {
+    if (allowance <= allowance_) return;
+    left_ += static_cast<double>(allowance - allowance_);
+    allowance_ = allowance;
+  }
+
  private:
   std::int64_t allowance_;
   std::int64_t per_second_;
@@ -164,6 +175,9 @@ class ResetMemory {
     return found != until_.end() && now < found->second;
   }
 
+  // Remembers so many from now on, if that is more than before.
+  void widen(std::size_t size) { size_ = std::max(size_, size); }
+
  private:
   std::size_t size_;
   double grace_;
@@ -187,6 +201,14 @@ class State {
   Stream* find(std::uint32_t id) {
     const auto found = streams.find(id);
     return found == streams.end() ? nullptr : &found->second;
+  }
+
+  // Notes that a stream has been added.
+  void opened() {
+    if (streams.size() <= most_open_) return;
+    most_open_ = streams.size();
+    resets_.widen(static_cast<std::int64_t>(most_open_));
+    forgiven.widen(most_open_);
   }
 
   // Counts a stream that the peer has reset or made us reset. Throws ConnectionFault.
@@ -232,6 +254,7 @@ class State {
   std::shared_ptr<const GrpcMethods> methods_;
   Budget resets_;
   Budget idle_;
+  std::size_t most_open_ = 0;  // streams that were ever open together
 };
 
 }  // namespace gpubridge::http2

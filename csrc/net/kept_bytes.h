@@ -26,7 +26,8 @@ class KeptBytes {
 };
 
 // The charge of a connection's total. A charge costs a call of Python, so that few bytes have none,
-// and many are charged in steps.
+// and many are charged in steps. Where a charge was refused, nothing more is taken that would be
+// kept, until it is granted or enough is let go of.
 class KeptCharge {
  public:
   // What is to be charged now; none where the total has not changed much since.
@@ -37,12 +38,24 @@ class KeptCharge {
     return total + 3 * kStep < charged ? std::optional(total + kStep) : std::nullopt;
   }
 
+  // Notes what the owner has charged of what was due.
+  void settle(std::uint64_t due, std::uint64_t granted) {
+    charged = granted;
+    refused_ = granted < due;
+  }
+  // True if there is no memory for more than this total.
+  [[nodiscard]] bool refuses(std::uint64_t total) const {
+    return refused_ && total > std::max(charged, kUncharged);
+  }
+
   // What the owner has charged.
   std::uint64_t charged = 0;
 
  private:
   static constexpr std::uint64_t kUncharged = std::uint64_t{1} << 17U;
   static constexpr std::uint64_t kStep = kUncharged / 2;
+
+  bool refused_ = false;
 };
 
 }  // namespace gpubridge

@@ -28,7 +28,7 @@ from gpubridge.tensor.dtypes import (
     numbers_to_bytes,
     numpy_dtype,
 )
-from gpubridge.transport.control import TICKETS
+from gpubridge.transport.control import LARGEST_BATCH
 
 
 class InputTensor(NamedTuple):
@@ -241,7 +241,7 @@ def submit(model: Model, requests: Sequence[InferRequest]) -> None:
             "sequences; send one request at a time"
         )
     rows = sum(request.batch_size for request in requests)
-    if rows > min(config.max_batch_size, TICKETS):
+    if rows > min(config.max_batch_size, LARGEST_BATCH):
         raise invalid(
             f"--batch {len(requests)}: expected at most max_batch_size {config.max_batch_size} of "
             f"'{config.name}', got {len(requests)} requests of {rows // len(requests)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Callable, Protocol
 
-from gpubridge.errors import BridgeError, unavailable
+from gpubridge.errors import ArenaFull, BridgeError, unavailable
 
 LARGE_BYTES = 1 << 16
 """Requests of at least this size are large; together they may not use all memory."""
@@ -213,7 +213,7 @@ class Budget:
         return self.used + nbytes <= most
 
     def _full(self, nbytes: int) -> BridgeError:
-        return unavailable(
+        return ArenaFull(
             f"shared memory arena is full: {nbytes} bytes asked for, {self.used} of "
             f"{self.limit} bytes are in use; send fewer or smaller requests at once, or raise "
             "the limit (--request-arena-limit)"

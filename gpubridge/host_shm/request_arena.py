@@ -12,7 +12,7 @@ from bisect import bisect_left
 from typing import Protocol
 
 from gpubridge.dataplane import SlotLists
-from gpubridge.errors import BridgeError, unavailable
+from gpubridge.errors import ArenaFull, BridgeError
 from gpubridge.host_shm.arena import Bucket, HostArena, Slot, slots_together
 from gpubridge.host_shm.budget import LARGE_BYTES, Body, Budget, piece_bytes
 from gpubridge.host_shm.segment import Segment
@@ -375,7 +375,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         if offset is None and not space.pinned:
             self._punch(space)
             offset = space.addresses.take(nbytes)
-        error = unavailable(
+        error = ArenaFull(
             f"no {nbytes} bytes of free addresses are left for the requests of model "
             f"'{self.home}': send fewer at once, or raise the limit (--request-arena-limit)"
         )

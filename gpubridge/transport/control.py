@@ -32,14 +32,18 @@ reclaims all leases, and the server reads the results that a dead stub had gathe
 
 from __future__ import annotations
 
+import mmap
+import os
 import time
 from typing import NamedTuple
 
 from gpubridge.host_shm import Segment
 from gpubridge.transport.channel import FRAME_LIMIT
 
-TICKETS = 4096
-LEASES = 4096
+TICKETS = 1 << 20
+LEASES = 1 << 20
+"""Cells take memory once they are used."""
+LARGEST_BATCH = 4096
 EVENTS = 64
 """This many responses and calls of a stub can be in flight to other stubs of its GPU."""
 AWAITED = 64
@@ -139,9 +143,28 @@ class ControlPage:
 
     def detach(self) -> None:
         """Use a private copy from now on: for a forked child, which must not write here."""
-        self._attach(memoryview(bytearray(self.segment.view[:_SIZE])))
+        copy = _zeros()
+        source, end = self.segment.fd, 0
+        # Only what is in memory: to read other pages would allocate them for all.
+        while (begin := _next_data(source, end)) is not None:
+            end = os.lseek(source, begin, os.SEEK_HOLE)
+            os.preadv(source, [copy[begin:end]], begin)
+        self._attach(copy)
 
     def close(self) -> None:
         """Release the views and the segment."""
-        self._attach(memoryview(bytearray(_SIZE)))
+        self._attach(_zeros())
         self.segment.close()
+
+
+def _zeros() -> memoryview:
+    """Return private memory of a page's size, which is allocated on first access."""
+    return memoryview(mmap.mmap(-1, _SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def _next_data(fd: int, at: int) -> int | None:
+    """Return where a sparse file has data, from an offset on; None if nowhere."""
+    try:
+        return os.lseek(fd, at, os.SEEK_DATA)
+    except OSError:
+        return None

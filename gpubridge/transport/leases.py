@@ -159,7 +159,8 @@ class LentSlots:
     def __init__(self, table: memoryview, free: Callable[[Any], None]) -> None:
         self._table = table
         self._take_back = free
-        self._free = list(range(len(table) - 1, -1, -1))
+        self._unused = 0
+        self._free: list[int] = []
         self._slots: dict[int, Any] = {}
 
     def __len__(self) -> int:
@@ -168,16 +169,19 @@ class LentSlots:
     @property
     def free(self) -> int:
         """Number of unused leases."""
-        return len(self._free)
+        return len(self._free) + len(self._table) - self._unused
 
     @property
     def exhausted(self) -> bool:
         """Return whether all leases are in use."""
-        return not self._free
+        return not self.free
 
     def lend(self, slot: object | None) -> int:
         """Lend a slot, or with None only reserve a lease; returns the lease."""
-        lease = self._free.pop()
+        if self._free:
+            lease = self._free.pop()
+        else:
+            lease, self._unused = self._unused, self._unused + 1
         if slot is not None:
             self._table[lease] = 1
             self._slots[lease] = slot

@@ -34,7 +34,6 @@ TIMED = {
     "ray/steady_load.py": 3,  # Pauses of clients before they try again.
     "ray/test_fleet_faults.py": 1,  # A load that one server takes too long for.
     "unit/test_cuda_waits.py": 3,  # The processor time that waits cost.
-    "unit/test_full_stubs.py": 1,  # The server looks again by a timer.
     "unit/test_stub_device_captures.py": 1,  # A capture that lasts beyond the bridge's question.
     "unit/test_stub_loop.py": 1,  # A batch that takes long: results are gathered by duration.
     "unit/test_stub_results.py": 1,  # What must not pass has time to pass.

@@ -120,14 +120,20 @@ class Model:
 class GrpcEndpoint:
     """The connection, its transport (which it is itself), and its service: its own, or another one's."""
 
-    def __init__(self, *, deferred: bool = False, beside: GrpcEndpoint | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        deferred: bool = False,
+        beside: GrpcEndpoint | None = None,
+        arena_limit: int = 8 << 20,
+    ) -> None:
         self.deferred = deferred
         self.submitted = 0
         self.cancelled: list = []
         self.waiting: list = []
         self._tasks = ControlTasks()
         if beside is None:
-            regions = Regions(8 << 20)
+            regions = Regions(arena_limit)
             self.regions = regions
             self._memory = RequestMemory(
                 regions, ClientRegions(regions, DeviceManager(0), allowed=True, most=4)

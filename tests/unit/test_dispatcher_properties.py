@@ -7,12 +7,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gpubridge.engine.scheduling.settings import parse_dynamic_batching
 from gpubridge.engine.supervisor.instance import InstanceState
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.transport.control import TICKETS
 from tests.unit.model_configs import model_config
 from tests.unit.virtual_model import REGION, VirtualModel
 
 pytestmark = pytest.mark.slow
 
 US = 1000
+TICKET_COUNTS = st.sampled_from([TICKETS, TICKETS, 5, 4])
+FEWER_THAN_CANDIDATES = 2
 IDLE_US = 400
 
 QUEUE = "default_queue_policy { %s }"
@@ -89,7 +92,7 @@ class ModelMachine(RuleBasedStateMachine):
         self.stopped = False
         self.put_back = False
 
-    def start(self, kind, instances, window):
+    def start(self, kind, instances, window, tickets):
         self.kind = kind
         self.sequences = kind.split(" iterative")[0] in SEQUENCES
         config = make_config(kind)
@@ -98,7 +101,7 @@ class ModelMachine(RuleBasedStateMachine):
             if kind in DYNAMIC
             else None
         )
-        self.model = VirtualModel(config, instances, window)
+        self.model = VirtualModel(config, instances, window, tickets=tickets)
         self.model.instances[0].come_up()
 
     def teardown(self):
@@ -319,6 +322,8 @@ class ModelMachine(RuleBasedStateMachine):
             assert self.kind in ("short", "levels")
         elif "stopped accepting" in text:
             assert self.stopped
+        elif "limit of" in text:
+            assert self.model.tickets < TICKETS
         elif "cannot be served" in text:
             assert any(i.last_error for i in self.model.instances)
         else:
@@ -357,17 +362,22 @@ class BatchingMachine(ModelMachine):
         kind=st.sampled_from(["default", *DYNAMIC]),
         instances=st.integers(1, 3),
         window=st.integers(1, 3),
+        tickets=TICKET_COUNTS,
     )
-    def begin(self, kind, instances, window):
-        self.start(kind, instances, window)
+    def begin(self, kind, instances, window, tickets):
+        self.start(kind, instances, window, tickets)
 
 
 class SequenceMachine(ModelMachine):
     @initialize(
-        kind=st.sampled_from(list(SEQUENCES)), iterative=st.booleans(), instances=st.integers(1, 2)
+        kind=st.sampled_from(list(SEQUENCES)),
+        iterative=st.booleans(),
+        instances=st.integers(1, 2),
+        few=st.booleans(),
     )
-    def begin(self, kind, iterative, instances):
-        self.start(kind + " iterative" * iterative, instances, 1)
+    def begin(self, kind, iterative, instances, few):
+        tickets = FEWER_THAN_CANDIDATES if few and "oldest" in kind else TICKETS
+        self.start(kind + " iterative" * iterative, instances, 1, tickets)
 
 
 BatchingMachine.TestCase.settings = SequenceMachine.TestCase.settings = settings(

@@ -1,91 +1,111 @@
-"""Requests wait in the queue while a stub has no ticket left for them."""
+"""An instance takes requests however many are open; one that has no ticket left has them refused."""
 
-import asyncio
 from types import SimpleNamespace
 
 import pytest
 
 from gpubridge.request import MemoryRange
-from gpubridge.transport.control import TICKETS
 from tests.unit.model_configs import model_config
 from tests.unit.virtual_model import VirtualModel
 
 SEGMENT = SimpleNamespace(region=7)
+DIRECT = "max_batch_size: 3\nsequence_batching { direct {} }"
 KINDS = {
     "default": "",
     "dynamic": "max_batch_size: 3\ndynamic_batching { preferred_batch_size: [3] }",
     "oldest": "max_batch_size: 3\nsequence_batching { oldest { preferred_batch_size: [3] } }",
-    "direct": "max_batch_size: 3\nsequence_batching { direct {} }",
+    "direct": DIRECT,
 }
+FEW = 8
 
 
 def full_model(config):
     """Return a model whose only instance's stub borrows under all its tickets, and these."""
-    model = VirtualModel(model_config("IN FP32 [-1]", more=config), instances=1, window=64)
+    model = VirtualModel(model_config("IN FP32 [-1]", more=config), 1, window=64, tickets=FEW)
     (instance,) = model.instances
     instance.come_up()
-    kept = [instance.requests.lend([MemoryRange(SEGMENT, 0, 8, None)]) for _ in range(TICKETS)]
-    assert sorted(kept) == list(range(TICKETS))
+    kept = [instance.requests.lend([MemoryRange(SEGMENT, 0, 8, None)]) for _ in range(FEW)]
+    assert sorted(kept) == list(range(FEW))
     return model, instance, kept
 
 
-async def let_go(instance, kept, count):
-    """Have the stub let go of memory, and the server look again."""
+def submit(model, kind, number):
+    of_sequence = kind in ("oldest", "direct")
+    return model.submit(number=number if of_sequence else 0, start=of_sequence, end=of_sequence)
+
+
+def let_go(instance, kept, count):
+    """Have the stub let go of memory."""
     for _ in range(count):
         instance.control.lent[kept.pop()] = 0
-    await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize(
-    # A batch of sequences in their slots waits until it can be sent whole.
-    ("kind", "sent_first"),
-    [("default", 1), ("dynamic", 2), ("oldest", 2), ("direct", 0)],
-)
-async def test_requests_wait_until_the_stub_lets_go_of_memory(kind, sent_first):
-    model, instance, kept = full_model(KINDS[kind])
-    sequences = kind in ("oldest", "direct")
-    clients = [
-        model.submit(number=number if sequences else 0, start=sequences, end=sequences)
-        for number in (1, 2, 3)
-    ]
-    assert not instance.batches
-    assert instance.warned_full
-    await let_go(instance, kept, 2)
-    assert sum(len(batch.requests) for batch in instance.batches) == sent_first
-    await let_go(instance, kept, 1)
+def land_all(model, instance):
     while instance.batches:
         instance.land()
         model.dispatcher.dispatch()
-    assert all(len(client.executions) == 1 for client in clients)
-    assert all(client.slot_freed for client in clients)
-    assert model.dispatcher.pending == 0
-    model.close()
 
 
-async def test_the_limits_of_the_queue_hold_while_the_stub_is_full():
-    policy = "default_queue_policy { default_timeout_microseconds: 1000 max_queue_size: 2 }"
-    model, instance, kept = full_model(f"max_batch_size: 3\ndynamic_batching {{ {policy} }}")
-    late = [model.submit(), model.submit()]
-    too_many = model.submit()
-    model.advance(2_000_000)
-    assert [client.outcomes[0].message for client in late] == ["Request timeout expired"] * 2
-    assert too_many.outcomes[0].message.endswith("Exceeds maximum queue size")
-    gone = model.submit()
-    model.cancel(gone)
-    await let_go(instance, kept, 8)
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_are_refused_at_once_while_no_instance_has_a_ticket(kind):
+    model, instance, kept = full_model(KINDS[kind])
+    clients = [submit(model, kind, number) for number in (1, 2, 3)]
+    assert [client.outcomes[0].message for client in clients] == [f"limit of {FEW}"] * 3
+    assert instance.warned_full
     assert not instance.batches
     assert model.dispatcher.pending == 0
+    let_go(instance, kept, 3)
+    client = submit(model, kind, 4)
+    land_all(model, instance)
+    assert len(client.executions) == 1
+    assert model.dispatcher.pending == 0
     model.close()
 
 
-async def test_other_instances_take_what_a_full_stub_cannot():
-    model = VirtualModel(model_config("IN FP32 [-1]"), instances=2)
+def test_a_batch_of_sequences_waits_until_it_can_be_sent_whole():
+    model, instance, kept = full_model(DIRECT)
+    let_go(instance, kept, 1)
+    first = submit(model, "direct", 1)
+    others = [submit(model, "direct", number) for number in (2, 3)]
+    instance.land()
+    assert not instance.batches
+    let_go(instance, kept, 2)
+    model.advance(20_000_000)
+    land_all(model, instance)
+    assert [len(client.executions) for client in (first, *others)] == [1, 1, 1]
+    model.close()
+
+
+def test_other_instances_take_what_a_full_stub_cannot():
+    model = VirtualModel(model_config("IN FP32 [-1]"), instances=2, tickets=FEW)
     first, second = model.instances
     first.come_up()
     second.come_up()
-    for _ in range(TICKETS):
+    for _ in range(FEW):
         first.requests.lend([MemoryRange(SEGMENT, 0, 8, None)])
     model.submit()
     assert (len(first.batches), len(second.batches)) == (0, 1)
     assert not first.warned_full
+    model.close()
+
+
+def test_a_request_reaches_a_model_however_many_it_has_open():
+    more = "max_batch_size: 64\ndynamic_batching {}\nmodel_transaction_policy { decoupled: true }"
+    model = VirtualModel(model_config("IN FP32 [-1]", more=more), 1)
+    (instance,) = model.instances
+    instance.come_up()
+    clients = []
+    while len(instance.open) <= 5000:
+        clients += [model.submit() for _ in range(64)]
+        while instance.batches:
+            instance.land(going_on=range(64))
+    clients.append(model.submit())
+    instance.land()
+    assert len(clients[-1].outcomes) == 1
+    for client in clients[:2000]:
+        model.cancel(client)
+    for request in list(instance.open):
+        instance.close_open(request)
+    assert all(client.cancelled or client.outcomes for client in clients)
+    assert model.dispatcher.pending == 0
     model.close()

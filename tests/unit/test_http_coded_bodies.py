@@ -130,19 +130,6 @@ async def test_a_handler_without_memory_for_what_a_body_becomes():
     assert endpoint.handlers[0].ends == ["refused", "aborted"]
 
 
-async def test_decompressed_bytes_count_against_their_connection(monkeypatch, held_workers):
-    monkeypatch.setattr("gpubridge.frontend.http.connection._HELD_LIMIT", 4 << 20)
-    endpoint = large_endpoint(deferred=True)
-    held_workers.released.set()
-    endpoint.receive(*[REQUESTS["unpacked"]] * 2)
-    await finished(endpoint)
-    assert not endpoint.transport.reading
-    for handler in endpoint.handlers:
-        handler.answer()
-    assert endpoint.transport.reading
-    assert endpoint.answers() == [(200, BODY)] * 2
-
-
 async def test_a_fault_of_ours_is_an_answer_too(monkeypatch, caplog):
     def fail(*arguments):
         raise ZeroDivisionError

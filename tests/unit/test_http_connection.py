@@ -196,20 +196,6 @@ def test_a_slow_reader_is_read_from_no_more_until_it_catches_up():
     assert len(endpoint.answers()) == 4
 
 
-def test_many_unanswered_requests_stop_reading():
-    endpoint = Endpoint(deferred=True)
-    endpoint.receive(*[GET] * 100)
-    assert len(endpoint.handlers) == 32
-    endpoint.handlers[0].answer()
-    endpoint.receive()
-    assert len(endpoint.handlers) == 33
-    for number in range(1, 100):
-        endpoint.handlers[number].answer()
-        endpoint.receive()
-    assert len(endpoint.answers()) == 100
-    assert not endpoint.undelivered
-
-
 def test_draining_answers_what_is_asked_and_closes():
     endpoint = Endpoint(deferred=True)
     raw = post(b"abc")

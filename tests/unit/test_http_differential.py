@@ -45,7 +45,7 @@ class Requests:
         self.requests = []
         self.fault = None
         self.state = HttpConnectionState(
-            self, bytearray(4096), IdleConnections(), InferTargets(), 1 << 30, 1 << 30, 1 << 30
+            self, bytearray(4096), IdleConnections(), InferTargets(), 1 << 30
         )
         self.state.start(lambda data: None, lambda parts: None)
 

@@ -62,6 +62,7 @@ def test_a_client_that_is_gone_is_told_to_the_handlers():
 def test_a_client_whose_end_is_behind_what_is_not_read_is_looked_for():
     endpoint = Endpoint(deferred=True)
     endpoint.receive(*[GET] * 40)
+    endpoint.connection.pause_writing()
     assert not endpoint.transport.reading
     endpoint.connection.check(0.0)
     assert not endpoint.transport.sent, "it may send more"

@@ -102,15 +102,16 @@ def test_a_request_that_is_executed_is_never_late():
 def test_nothing_is_late_while_we_do_not_read():
     endpoint = Endpoint(deferred=True, connections=LIMITS)
     slow = post(b"x" * 50_000)
-    endpoint.receive(*[post(b"body")] * 31, slow[:60])
+    endpoint.receive(post(b"body"), slow[:60])
+    endpoint.connection.pause_writing()
     assert not endpoint.transport.reading
     check(endpoint, *range(0, 1000, 10))
-    endpoint.handlers[0].answer()
+    endpoint.connection.resume_writing()
     check(endpoint, 1000, 1019)
     endpoint.receive(slow[60:])
-    for handler in endpoint.handlers[1:]:
+    for handler in endpoint.handlers:
         handler.answer()
-    assert [status for status, _ in endpoint.answers()] == [200] * 32
+    assert [status for status, _ in endpoint.answers()] == [200] * 2
 
 
 def test_a_client_that_does_not_take_its_answers_is_cut_off(endpoint):
@@ -244,24 +245,6 @@ def test_many_new_connections_at_once_close_as_many():
     assert [endpoint.transport.state for endpoint in idle] == ["closed"] * 5 + ["open"] * 2
 
 
-def test_requests_that_hold_much_are_not_read_ahead(monkeypatch):
-    monkeypatch.setattr("gpubridge.frontend.http.connection._HELD_LIMIT", 150_000)
-    endpoint = Endpoint(deferred=True)
-    body = b"x" * 70_000
-    endpoint.receive(*[post(body)] * 5)
-    assert len(endpoint.handlers) == 3
-    assert not endpoint.transport.reading
-    endpoint.handlers[0].answer()
-    assert endpoint.transport.reading
-    endpoint.receive()
-    for handler in endpoint.handlers[1:]:
-        handler.answer()
-    endpoint.receive()
-    for handler in endpoint.handlers[4:]:
-        handler.answer()
-    assert endpoint.answers() == [(200, body)] * 5
-
-
 def test_at_the_end_a_request_that_is_on_its_way_is_refused(endpoint):
     endpoint.receive(post(b"x" * 5000)[:100])
     endpoint.connection.drain()
@@ -270,27 +253,11 @@ def test_at_the_end_a_request_that_is_on_its_way_is_refused(endpoint):
     assert endpoint.handlers[0].ends == ["aborted"]
 
 
-async def test_requests_that_come_together_wait_their_turn():
-    """More than may be open at once come in one read: the rest is taken in order, later."""
+async def test_requests_behind_unread_answers_are_dropped_with_their_connection():
     endpoint = Endpoint(deferred=True)
-    endpoint.receive(b"".join(post(b"%d" % number) for number in range(100)) + HALF_HEAD)
-    assert len(endpoint.handlers) == 32
-    assert not endpoint.transport.reading
-    for at in range(100):
-        assert len(endpoint.handlers) <= at + 32
-        endpoint.handlers[at].answer()
-        await asyncio.sleep(0)
-    assert endpoint.transport.reading
-    endpoint.receive(b": x\r\n\r\n")
-    endpoint.handlers[100].answer()
-    assert endpoint.answers() == [*((200, b"%d" % number) for number in range(100)), (200, b"")]
-
-
-async def test_requests_that_wait_their_turn_are_dropped_with_their_connection():
-    endpoint = Endpoint(deferred=True)
+    endpoint.connection.pause_writing()
     endpoint.receive(post(b"x") * 100)
-    endpoint.handlers[0].answer()
+    assert endpoint.handlers == []
     endpoint.lose()
     await asyncio.sleep(0)
-    assert len(endpoint.handlers) == 32
-    assert all(handler.ends[-1] == "aborted" for handler in endpoint.handlers[1:])
+    assert endpoint.handlers == []

@@ -322,14 +322,6 @@ async def test_a_message_that_does_not_come_is_not_waited_for(endpoint, kind):
     assert endpoint.statuses() == {1: [DEADLINE_EXCEEDED]}
 
 
-async def test_a_stream_that_is_not_read_is_not_too_slow(endpoint):
-    small = message(raw(("A", "FP32", [1], b"abcd")).SerializeToString())
-    endpoint.receive(head(1, "ModelStreamInfer") + frame(DATA, 0, 1, small * 64 + small[:20]))
-    is_slow(endpoint)
-    await asyncio.sleep(0)
-    assert endpoint.statuses() == {}
-
-
 # -- promises ----------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, RequestOptions
 from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.transport.context import ResponseContext
-from gpubridge.transport.control import ControlPage
+from gpubridge.transport.control import TICKETS, ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
     Kind,
@@ -106,8 +106,9 @@ class VirtualInstance:
         self.requests = None
         self.warned_full = False
 
-    def warn_full(self):
+    def describe_full(self):
         self.warned_full = True
+        return f"limit of {self.model.tickets}"
 
     def cancel(self, request, *, running_only=False):
         if request.instance is not None and request.instance is self.requests:
@@ -142,6 +143,8 @@ class VirtualInstance:
         self.life += 1
         self.control = ControlPage(Segment.create(0, ControlPage.SIZE))
         self.control.claimed[0] = _CLAIMS if self.claims else 0
+        for cells in ("lent", "cancelled", "passed_on"):
+            setattr(self.control, cells, getattr(self.control, cells)[: self.model.tickets])
         self.memory = BorrowedMemory(self.control.outputs)
         self.started = self.sent = 0
         hooks = InFlightHooks(
@@ -255,7 +258,8 @@ class VirtualModel:
     a cancel, no slot given back twice, no sequence that goes on with a gap.
     """
 
-    def __init__(self, config, instances=2, window=1, processors=64):
+    def __init__(self, config, instances=2, window=1, processors=64, tickets=TICKETS):
+        self.tickets = tickets
         self.now = 1_000_000
         self.turn = SendTurn(lambda end: end(), -1, processors)
         self.clients: dict[InferRequest, Client] = {}

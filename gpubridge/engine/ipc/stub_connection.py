@@ -240,16 +240,16 @@ class StubConnection:
         ticket = self.requests.lend(ranges)
         if ticket is None:
             raise unavailable(
-                f"the model holds the memory of {self.requests.lent_answers} answers to its calls: "
-                "it must let go of some before it gets others"
+                f"the model holds the memory of {self.requests.lent_answers} answers to its calls, of "
+                f"{TICKETS} requests and answers at most: it must let go of some before it gets others"
             )
         return ticket
 
     def describe_kept(self, instance: str) -> str:
-        """Return the log text for a stub whose model keeps so much that no ticket is left."""
+        """Return the text of requests for a stub whose model keeps so much that no ticket is left."""
         requests = self.requests
         return (
-            f"requests wait: model instance '{instance}' has reached the limit of {TICKETS} requests "
+            f"model instance '{instance}' has reached the limit of {TICKETS} requests "
             f"and answers in use: {requests.open_requests} requests not finished, the inputs of "
             f"{requests.kept_requests} answered requests, and {requests.lent_answers} answers to its "
             "calls. Finish requests, and keep copies instead of references to tensors"

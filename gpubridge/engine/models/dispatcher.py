@@ -33,7 +33,7 @@ from gpubridge.telemetry.logs import request_error
 from gpubridge.telemetry.statistics import ModelStatistics
 
 _OnDone = Callable[[Outcome], None]
-_FULL_STUB_SECONDS = 0.01
+_FULL_STUB_NS = 10_000_000
 _MOST_WARNINGS = 256
 
 Submission = Callable[..., None]
@@ -90,7 +90,6 @@ class Dispatcher:
         self._on_idle: Callable[[], None] | None = None
         self._warned: set[str] = set()
         self._instances: Sequence[Instance] = ()
-        self._retry: asyncio.TimerHandle | None = None
         self._replacement: ReplacementStub | None = None
 
     # -- called by the model -------------------------------------------------------------------
@@ -178,15 +177,16 @@ class Dispatcher:
             self._timer.set(due_ns)
 
     def stub_full(self, index: int) -> None:
-        """Retry soon: a stub sends no message when it releases memory that its model kept."""
-        self._instances[index].warn_full()
-        if self._retry is None:
-            loop = asyncio.get_running_loop()
-            self._retry = loop.call_later(_FULL_STUB_SECONDS, self._try_again)
+        """Refuse what waits if no instance can take a request: what frees one may wait as well.
 
-    def _try_again(self) -> None:
-        self._retry = None
-        self.dispatch()
+        Otherwise retry soon: a stub sends no message when it releases memory that its model kept.
+        """
+        text = self._instances[index].describe_full()
+        ready = [each.feed for each in self._instances if each.state is InstanceState.READY]
+        if not any(feed.free_tickets for feed in ready):
+            self.refuse_queued(text)
+        else:
+            self.set_timer(self._clock() + _FULL_STUB_NS)
 
     def on_idle(self) -> None:
         """Report that nothing is pending after `stop`."""

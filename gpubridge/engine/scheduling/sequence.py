@@ -18,7 +18,7 @@ from gpubridge.engine.scheduling.sequence_item import (
 )
 from gpubridge.engine.scheduling.sequence_settings import SequenceBatching
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.transport.control import TICKETS
+from gpubridge.transport.control import LARGEST_BATCH
 
 _QUEUED = ItemState.QUEUED
 _TAKEN = ItemState.TAKEN
@@ -95,7 +95,9 @@ class SequenceScheduler(ABC):
     # -- taking and refusing requests -------------------------------------------------------------------------
 
     @abstractmethod
-    def take(self, instance: int, now_ns: int, most: int = TICKETS) -> list[SequenceItem] | None:
+    def take(
+        self, instance: int, now_ns: int, most: int = LARGEST_BATCH
+    ) -> list[SequenceItem] | None:
         """Return the next batch of an instance, with control tensors and slots; None if none is due.
 
         ``most``: the number of items that may be taken; an empty list if the batch has to wait for

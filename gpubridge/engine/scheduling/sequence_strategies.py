@@ -21,7 +21,7 @@ from gpubridge.engine.scheduling.settings import (
     parse_dynamic_batching,
     shape_agreement,
 )
-from gpubridge.transport.control import TICKETS
+from gpubridge.transport.control import LARGEST_BATCH
 
 _logger = logging.getLogger(__name__)
 
@@ -37,12 +37,16 @@ class DirectSequenceScheduler(SequenceScheduler):
         self, settings: SequenceBatching, strategy: DirectStrategy, model: str, max_batch_size: int
     ) -> None:
         # A batch of more sequences would exceed the tickets of a stub.
-        super().__init__(settings, model, max_batch_size, min(max(max_batch_size, 1), TICKETS))
+        super().__init__(
+            settings, model, max_batch_size, min(max(max_batch_size, 1), LARGEST_BATCH)
+        )
         self._delay_ns = strategy.max_queue_delay_us * 1000
         self._utilization = strategy.minimum_slot_utilization
         self._at_work: dict[int, int] = {}
 
-    def take(self, instance: int, now_ns: int, most: int = TICKETS) -> list[SequenceItem] | None:
+    def take(
+        self, instance: int, now_ns: int, most: int = LARGEST_BATCH
+    ) -> list[SequenceItem] | None:
         """Return the next batch of an instance, one item per slot from the first on.
 
         Padding has `request` None and a `pattern`. An empty list if the batch exceeds ``most``.
@@ -127,7 +131,9 @@ class OldestSequenceScheduler(SequenceScheduler):
         self._batchers: dict[int, DynamicBatcher] = {}
         self._released: list[SequenceItem] = []
 
-    def take(self, instance: int, now_ns: int, most: int = TICKETS) -> list[SequenceItem] | None:
+    def take(
+        self, instance: int, now_ns: int, most: int = LARGEST_BATCH
+    ) -> list[SequenceItem] | None:
         """Return the next batch of an instance, or its first ``most`` items; None if none is due."""
         self._expire(now_ns)
         batcher = self._batchers.get(instance)

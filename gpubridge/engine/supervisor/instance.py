@@ -379,11 +379,15 @@ class Instance:
         if self._run is not None:
             self._run.give_up()
 
-    def warn_full(self) -> None:
-        """Log, once per stub, that requests wait because the memory kept by its model uses all tickets."""
-        if self._run is not None and not self._run.warned_full:
+    def describe_full(self) -> str:
+        """Return why the stub takes no request, as all its tickets are used; log it, once per stub."""
+        if self._run is None:
+            return f"model instance '{self.name}' has ended"
+        text = self._run.connection.describe_kept(self.name)
+        if not self._run.warned_full:
             self._run.warned_full = True
-            _logger.warning("%s", self._run.connection.describe_kept(self.name))
+            _logger.warning("%s", text)
+        return text
 
     def set_log_levels(self) -> None:
         """Send the enabled log levels to the stub."""

@@ -21,7 +21,7 @@ from gpubridge.request import InferRequest, Outcome
 from gpubridge.schema import ProtoMessage, enum_name
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import byte_size, element_count
-from gpubridge.transport.control import TICKETS
+from gpubridge.transport.control import LARGEST_BATCH
 from gpubridge.transport.signatures import encode_tensors
 
 _logger = logging.getLogger(__name__)
@@ -171,10 +171,10 @@ def _sample(setting: ProtoMessage, config: ModelConfig, folder: Path) -> WarmupS
             f"failed to run warmup sample '{setting.name}': batch size {setting.batch_size} for "
             f"'{config.name}', max allowed is {config.max_batch_size}; "
         )
-    if setting.batch_size > TICKETS:
+    if setting.batch_size > LARGEST_BATCH:
         raise invalid(
             f"warmup sample '{setting.name}' of model '{config.name}' has batch_size "
-            f"{setting.batch_size}: an instance takes at most {TICKETS} requests at once"
+            f"{setting.batch_size}: an instance takes at most {LARGEST_BATCH} requests at once"
         )
     known = [spec.name for spec in config.inputs if spec.name in setting.inputs]
     # The scheduler, which adds them to clients' requests, sees no samples.

@@ -219,16 +219,30 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Charge what the client has the connection keep beside large messages; return the charge."""
         return self._kept.count(nbytes, self.new_body, self._shed)
 
-    def _shed(self, error: BridgeError) -> None:
-        """Refuse the calls whose messages are unfinished: others need the memory."""
+    def _shed(self, error: BridgeError) -> int:
+        """Refuse the calls whose messages are unfinished: others need the memory.
+
+        The others go on: what they wait for may come yet. Further calls are refused.
+        """
         self._state.charged = 0
-        unfinished = [call for id_, call in self.calls.items() if self.http2.unfinished(id_)]
-        for call in unfinished:
-            call.refuse(error)
-        if not unfinished:
-            # Headers of the open calls: there should not be more.
-            self.http2.goaway()
+        for id_, call in list(self.calls.items()):
+            if self.http2.unfinished(id_):
+                call.refuse(error)
         self.flush_soon()
+        return self.http2.kept
+
+    @property
+    def shortage(self) -> BridgeError | None:
+        """Return why there is no memory for another call or request, if there is none."""
+        error = self._kept.shortage
+        if not self._state.full or error is None:
+            return None
+        calls, nbytes = self.http2.open_streams, self.http2.kept
+        return BridgeError(
+            f"the {calls} open calls of this connection and their requests keep {nbytes} bytes beside "
+            f"their tensors, and there is no memory for more: {error.message}",
+            error.code,
+        )
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -332,8 +346,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
         try:
             if not headers.plain:
                 _check(headers)
+            if (shortage := self.shortage) is not None:
+                raise shortage
             call = self._service.open(method, self, stream_id, headers)
-        except CallFailed as error:
+        except (CallFailed, BridgeError) as error:
             self._refuse(stream_id, error)
             return None
         self.calls[stream_id] = call

@@ -1,6 +1,8 @@
 """ModelStreamInfer: many requests on one stream, answered in order.
 
-Requests for decoupled models get any number of responses, each sent as it arrives.
+Requests for decoupled models get any number of responses, each sent as it arrives. Requests are read
+and submitted however many are open: a later one may be what those wait for. Without memory for more they
+are refused, at once and out of order.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import NoReturn
 
 from gpubridge.engine.models.tracing import Received
 from gpubridge.engine.workers import HEAVY_BYTES
-from gpubridge.errors import BridgeError
+from gpubridge.errors import ArenaFull, BridgeError
 from gpubridge.frontend.forwarded_headers import add_parameters
 from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.packing import PIECE, PREFIX, Packing
@@ -38,10 +40,10 @@ from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
 
-_OPEN_REQUESTS = 64
-"""Requests of a stream submitted at once; further ones are not read."""
+_OF_REQUEST = 2048
+"""Bytes of memory of an open request beside its tensors, about."""
 _UNSENT_BYTES = 1 << 20
-"""Unsent bytes of responses, above which requests are not read."""
+"""Unsent bytes of responses, above which decoupled models send no more."""
 _ERRORS_END = (b"triton_grpc_error", b"true")
 
 
@@ -66,6 +68,17 @@ class _DecoupledRequest:
     unsent: int = 0
 
 
+class _Flows(set[_DecoupledRequest]):
+    """The open requests for decoupled models.
+
+    Attribute ``unread``: those with unsent responses.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread: set[_DecoupledRequest] = set()
+
+
 @dataclass(slots=True, eq=False)
 class _QueuedResponse:
     """A queued response: its frame, None while a worker encodes it; an error ends the stream."""
@@ -88,7 +101,7 @@ class StreamCall(Call):
         # Whether an error ends the stream with its status.
         self._errors_end = _ERRORS_END in opening.headers.fields
         self._turns: deque[_OrderedRequest] = deque()
-        self._flows: set[_DecoupledRequest] = set()
+        self._flows = _Flows()
         self._waiting: deque[bytes] = deque()
         # Compressed messages, and messages received after them, in order.
         self._coded: deque[tuple[bytes, bool]] = deque()
@@ -169,23 +182,26 @@ class StreamCall(Call):
     def writable(self) -> None:
         """Continue: the client has read the queued bytes."""
         # Responses that are being compressed count as unread.
-        for flow in self._flows if self._is_read() else ():
-            unsent, flow.unsent = flow.unsent, 0
-            if unsent:
+        if self._flows.unread and self._is_read():
+            flows, self._flows.unread = self._flows.unread, set()
+            for flow in flows:
+                unsent, flow.unsent = flow.unsent, 0
                 flow.request.passed_on(unsent)
         self._advance()
 
     def _advance(self) -> None:
-        """Submit waiting requests within the limits; end the call when everything is answered."""
+        """Submit waiting requests; end the call when everything is answered."""
         if self._advancing:
             # Called for an immediate response to a request that is being submitted: no recursion.
             return
         self._advancing = True
-        while self._waiting and not self._done and self._may_submit() and self._receiver is None:
+        while self._waiting and not self._done and self._receiver is None and self._may_submit():
             self._begin(self._waiting[0])
         self._advancing = False
         if self._done:
             return
+        nbytes = _OF_REQUEST * (len(self._turns) + len(self._flows))
+        self._connection.http2.keep(self._stream_id, nbytes)
         if self._counted is not None:
             self._count()
         taken = not (self._waiting or self._coded or self._unpacking or self._receiver)
@@ -199,15 +215,25 @@ class StreamCall(Call):
                 self._succeed()
 
     def _may_submit(self) -> bool:
-        return len(self._turns) + len(self._flows) < _OPEN_REQUESTS and self._is_read()
+        """Return False while the client has more unread than its connection's share of the memory.
+
+        It is read on when it reads, which ``--grpc-send-timeout`` has it do.
+        """
+        budget = self._memory.arenas.budget
+        return self._is_read() or self._connection.account.total <= budget.share
 
     def _is_read(self) -> bool:
         """Return whether the client has read enough to be sent more."""
         unsent = self._connection.http2.queued(self._stream_id)
-        unsent += sum(outgoing.nbytes for outgoing in self._outgoing)
+        unsent += sum([outgoing.nbytes for outgoing in self._outgoing])
         return unsent < _UNSENT_BYTES
 
     def _begin(self, message: bytes) -> None:
+        shortage = self._connection.shortage
+        if shortage is not None:
+            self._waiting.popleft()
+            self._turn_away(lambda: read_request(message).identifier, shortage)
+            return
         turn = _OrderedRequest()
         self._turns.append(turn)
         answer = partial(self._answer, turn)
@@ -219,6 +245,13 @@ class StreamCall(Call):
             self._waiting.popleft()
             make = partial(whole_request, message, self._forms, answer)
             self._submit(turn, make, lambda: read_request(message).identifier)
+
+    def _turn_away(self, identifier: Callable[[], str], error: BridgeError) -> None:
+        """Refuse a request that there is no memory for, at once: what it waits behind may not end."""
+        if self._errors_end:
+            self.refuse(error)
+            return
+        self._send(error_frame(error.message, _readable(identifier)))
 
     def _feed(self, turn: _OrderedRequest, message: bytes, at: int) -> None:
         """Copy a long message into shared memory, one piece in each turn of the event loop."""
@@ -273,7 +306,12 @@ class StreamCall(Call):
                 self._memory.share(request, regions, known.model.config.name)
         except Exception as failed:
             error = request_error(failed)
-            self._fail_turn(turn, error, error_frame(error.message, _readable(identifier)))
+            if isinstance(error, ArenaFull):
+                # It is the last turn still.
+                self._turns.pop()
+                self._turn_away(identifier, error)
+            else:
+                self._fail_turn(turn, error, error_frame(error.message, _readable(identifier)))
             return
         add_parameters(request, self._parameters)
         turn.known = known
@@ -309,7 +347,7 @@ class StreamCall(Call):
         if receiver is not None:
             receiver.close()
         turns, self._turns = self._turns, deque()
-        flows, self._flows = self._flows, set()
+        flows, self._flows = self._flows, _Flows()
         for turn in turns:
             if turn.request is not None and turn.frame is None:
                 turn.request.cancel()
@@ -374,10 +412,12 @@ class StreamCall(Call):
             flow.request.passed_on(1)
         else:
             flow.unsent += 1
+            self._flows.unread.add(flow)
 
     def _finish_decoupled(self, flow: _DecoupledRequest, outcome: Outcome | None) -> None:
         """Send the last response, or an empty final one if the client asked for that."""
         self._flows.discard(flow)
+        self._flows.unread.discard(flow)
         if self._done:
             return
         if outcome is not None:

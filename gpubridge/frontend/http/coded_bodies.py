@@ -93,7 +93,6 @@ class CodedBodies:
         async with self._turns:
             pieces = [first]
             length = len(first)
-            exchange.weigh(length)
             while not exchange.lost and pieces[-1]:
                 collected.unpacked(length + _PIECE)
                 piece = await self._workers.outcome(partial(inflater.read, _PIECE))
@@ -103,7 +102,6 @@ class CodedBodies:
                     return
                 pieces.append(piece)
                 length += len(piece)
-                exchange.weigh(len(piece))
             if exchange.lost:
                 return
             memory = collected.memory(length)

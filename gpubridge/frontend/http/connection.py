@@ -31,9 +31,6 @@ from gpubridge.telemetry.logs import request_error
 
 _LINGER_SECONDS = 10.0
 _RECEIVE_BYTES = 16 * 1024
-_PIPELINE_LIMIT = 32
-_HELD_LIMIT = 64 << 20
-"""Bytes of bodies held by a connection, above which no further request is read."""
 _REFUSED_WITH_RESPONSE = 64
 """Connections over the limit that get a 503; further ones are just closed."""
 _TCP_CLOSED = 7
@@ -134,8 +131,6 @@ class HttpConnection(asyncio.BufferedProtocol):
             listener.idle,
             listener.targets,
             self._settings.body_limit,
-            _PIPELINE_LIMIT,
-            _HELD_LIMIT,
         )
         # Called for every read, so without a Python method between.
         self.get_buffer = state.get_buffer  # type: ignore[method-assign, assignment]
@@ -258,10 +253,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             nbytes, partial(Body, self._listener.budget, self.account), self._shed
         )
 
-    def _shed(self, error: BridgeError) -> None:
+    def _shed(self, error: BridgeError) -> int:
         """Refuse what is being received, and read no more: others need the memory."""
         self._state.charged = 0
         self._state.refuse(error, 503)
+        return self._state.kept
 
     # -- the compiled state ------------------------------------------------------------------------
 
@@ -383,6 +379,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return True
 
     def _close(self) -> None:
+        self._kept.close()
         may_send = self._state.close()
         if may_send and not self._closing:
             # The client may still be sending. Closing now would make the kernel reset the connection,
