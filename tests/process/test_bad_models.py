@@ -34,8 +34,7 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_model(repository, "faulty", FAULTY, tensors="IN STRING [-1] > OUT STRING [-1]")
     with running_server(repository, *LITTLE_MEMORY) as server:
         stubs = server.stubs()

@@ -72,8 +72,7 @@ CONTROLS = "".join(
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     one = "IN FP32 [1] > OUT FP32 [1]"
     gather = "max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 300000 %s }"
     write_model(repository, "gather", GATHERER, config=gather % "", tensors=one)

@@ -25,8 +25,7 @@ from tests.unit.model_configs import cases
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_models(repository)
     with running_server(repository) as running:
         yield running

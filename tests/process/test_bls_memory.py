@@ -14,11 +14,6 @@ from tests.process.server import running_server, wait_until, write_code_model, w
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def server(repository):
     """A server with some models of :mod:`callers`; others are loaded by their tests."""
     write_models(repository)

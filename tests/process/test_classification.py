@@ -25,8 +25,7 @@ EXPECTED = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     directory = write_model(repository, "m", CODE, config="max_batch_size: 4", tensors=OUTPUTS)
     (directory / "labels.txt").write_text("cat\ndog\n")
     with running_server(repository) as running:

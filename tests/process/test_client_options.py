@@ -31,8 +31,7 @@ CLIENTS = {"http": http_client, "grpc": grpc_client}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_model(repository, "seen", SEEN, tensors="> OUT STRING [1]")
     with running_server(repository) as running:
         yield running

@@ -33,8 +33,7 @@ return respond(OUT=np.array([len(text), int(np.frombuffer(text, np.uint8).sum())
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_model(repository, "echo", answering("return respond(OUT=value)"))
     threes = answering("return respond(OUT=np.full(int(value[0]), 3, np.float32))")
     write_model(repository, "source", threes, tensors="IN INT64 [1]")

@@ -32,11 +32,6 @@ print("finalized with", self.hits.value(), late.Metric().value(), flush=True)
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def server(repository):
     """A server with the models m, and b and asker, which count hits; others are loaded by their tests."""
     write_code_model(repository)

@@ -18,8 +18,7 @@ from tritonclient.utils import InferenceServerException  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_models(repository)
     shutil.copytree(repository / "m", repository / "counted")
     with running_server(repository) as running:

@@ -123,19 +123,19 @@ DRIVERS = [
 
 @pytest.fixture(scope="module", params=DRIVERS, ids=lambda each: "-".join(filter(None, each)))
 def served(tmp_path_factory, request):
-    folder = tmp_path_factory.mktemp("models")
-    write_device_model(folder, "uploaded", DOUBLE, config=placement("device"))
-    write_device_model(folder, "double", DOUBLE)
-    write_device_model(folder, "last", DOUBLE)
-    write_device_model(folder, "in_place", IN_PLACE)
-    write_device_model(folder, "arena", IN_ARENA)
-    write_device_model(folder, "call_double", CALLER)
-    write_device_model(folder, "call_arena", CALLER)
-    ensemble(folder, "by_user", ["double", "last"])
-    ensemble(folder, "by_arena", ["arena", "last"])
+    repository = tmp_path_factory.mktemp("models")
+    write_device_model(repository, "uploaded", DOUBLE, config=placement("device"))
+    write_device_model(repository, "double", DOUBLE)
+    write_device_model(repository, "last", DOUBLE)
+    write_device_model(repository, "in_place", IN_PLACE)
+    write_device_model(repository, "arena", IN_ARENA)
+    write_device_model(repository, "call_double", CALLER)
+    write_device_model(repository, "call_arena", CALLER)
+    ensemble(repository, "by_user", ["double", "last"])
+    ensemble(repository, "by_arena", ["arena", "last"])
     handles, switches, events = request.param
     with running_device_server(
-        folder,
+        repository,
         handles=handles,
         switches=SWITCHES.get(switches),
         events=events,

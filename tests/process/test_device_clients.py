@@ -160,25 +160,20 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def served(folder):
-    write_device_model(folder, "double", DOUBLE)
-    write_device_model(folder, "second", DOUBLE)
-    write_device_model(folder, "in_place", IN_PLACE)
-    write_device_model(folder, "slow", SLOW)
-    write_device_model(folder, "copies", DOUBLE, config=placement("copy", "INPUT_SHARING"))
+def served(repository):
+    write_device_model(repository, "double", DOUBLE)
+    write_device_model(repository, "second", DOUBLE)
+    write_device_model(repository, "in_place", IN_PLACE)
+    write_device_model(repository, "slow", SLOW)
+    write_device_model(repository, "copies", DOUBLE, config=placement("copy", "INPUT_SHARING"))
     forced = placement("yes", "FORCE_CPU_ONLY_INPUT_TENSORS")
-    write_device_model(folder, "forced", DOUBLE, config=forced)
-    write_device_model(folder, "keeper", KEEPER)
-    write_device_model(folder, "lingering", LINGERING)
-    write_model(folder, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
-    ensemble(folder, "both", ["double", "second"])
-    ensemble(folder, "step", ["lingering"])
-    with running_device_server(folder) as served:
+    write_device_model(repository, "forced", DOUBLE, config=forced)
+    write_device_model(repository, "keeper", KEEPER)
+    write_device_model(repository, "lingering", LINGERING)
+    write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+    ensemble(repository, "both", ["double", "second"])
+    ensemble(repository, "step", ["lingering"])
+    with running_device_server(repository) as served:
         yield served
 
 
@@ -356,10 +351,10 @@ def test_memory_that_is_no_clients_is_refused(served, client):
     assert f"should be at least {NBYTES} bytes" in answer["error"]
 
 
-def test_a_region_in_use_cannot_be_unregistered(served, client, folder):
+def test_a_region_in_use_cannot_be_unregistered(served, client, repository):
     prepared(client, "in")
     client.write("in", np.ones(COUNT, np.float32))
-    marks, gate = folder / "slow", Gate(folder / "slow" / "go")
+    marks, gate = repository / "slow", Gate(repository / "slow" / "go")
     with grpcclient.InferenceServerClient(served.server.grpc_url) as grpc:
         given = grpcclient.InferInput("IN", [COUNT], "FP32")
         given.set_shared_memory("in", NBYTES)
@@ -376,10 +371,10 @@ def test_a_region_in_use_cannot_be_unregistered(served, client, folder):
     assert (result.as_numpy("OUT") == 1).all()
 
 
-def test_a_region_is_free_when_the_last_stream_has_passed(served, client, folder):
+def test_a_region_is_free_when_the_last_stream_has_passed(served, client, repository):
     prepared(client, "in")
     client.write("in", np.ones(COUNT, np.float32))
-    gate = Gate(folder / "lingering" / "go")
+    gate = Gate(repository / "lingering" / "go")
     # What a step of an ensemble looks at is in use as long as it does.
     assert infer(served, "step", region("in"))[0] == 200
     status, answer = client.post("region/in/unregister")

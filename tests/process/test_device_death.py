@@ -154,8 +154,7 @@ def test_nothing_is_left_behind(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def dying(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def dying(repository):
     for name in ("double", "other"):
         write_device_model(repository, name, DOUBLE)
     write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")

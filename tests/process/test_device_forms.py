@@ -88,8 +88,7 @@ empty = pb_utils.Tensor.empty("IN", [0, 3], np.float32, "cuda")
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def served(repository):
     kinds = "; ".join(f"{name} {name} [-1, -1]" for name in DATATYPE_NAMES)
     write_device_model(
         repository, "keep", KEEP, config=placement("device"), tensors=f"{kinds} > {kinds}"

@@ -171,8 +171,7 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def served(repository):
     for name in MODELS:
         write_device_model(repository, name, source_of(name), config=PLACED)
         ensemble(repository, f"{name}_then_double", [name, "double"])

@@ -54,8 +54,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def served(repository):
     parameters = {
         name: write_image_model(repository, name, kind="KIND_GPU", **settings)
         for name, settings in {

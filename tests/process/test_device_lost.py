@@ -20,11 +20,6 @@ LOST = "died before the GPU work on the tensors that it had sent was complete"
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def served(repository):
     write_device_model(repository, "maker", MAKER)
     for name in ("consumer", "other"):

@@ -23,8 +23,7 @@ def placement(value, name="INPUT_PLACEMENT"):
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def served(repository):
     write_device_model(repository, "double", DOUBLE)
     write_device_model(
         repository, "where", WHERE, gpus="0, 1", config="max_batch_size: 0", tensors=WORDS

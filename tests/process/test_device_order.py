@@ -62,11 +62,6 @@ EDITOR = (
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def served(repository):
     for name in ("maker", "other_maker"):
         write_device_model(repository, name, MAKER)

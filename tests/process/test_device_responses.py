@@ -109,17 +109,12 @@ OUTPUTS = "; ".join(
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def served(folder):
+def served(repository):
     decoupled = "model_transaction_policy { decoupled: true }"
-    write_device_model(folder, "repeat", REPEAT, config=decoupled)
-    write_device_model(folder, "threaded", THREADED, config=decoupled)
-    write_device_model(folder, "mixed", MIXED, tensors=f"> {OUTPUTS}")
-    with running_device_server(folder) as served:
+    write_device_model(repository, "repeat", REPEAT, config=decoupled)
+    write_device_model(repository, "threaded", THREADED, config=decoupled)
+    write_device_model(repository, "mixed", MIXED, tensors=f"> {OUTPUTS}")
+    with running_device_server(repository) as served:
         yield served
 
 
@@ -136,8 +131,8 @@ def test_each_response_of_a_decoupled_model_leaves_with_one_copy_and_one_wait(se
         assert (result.as_numpy("OUT") == 2 ** (i + 1) * values).all()
 
 
-def test_an_answer_does_not_wait_for_the_kernel_of_another_request(served, folder):
-    gate, many = Gate(folder, "threaded", served.server), 12
+def test_an_answer_does_not_wait_for_the_kernel_of_another_request(served, repository):
+    gate, many = Gate(repository, "threaded", served.server), 12
     values = [np.random.default_rng(i).random(COUNT, np.float32) for i in range(many + 1)]
     cost = {"d2h": ((many + 1) * NBYTES, many + 1), "waits": many + 1}
     with served.doing("threaded", **cost), Stream(served.server) as stream:

@@ -25,16 +25,15 @@ def values():
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
+def served(repository):
     for name in ("double", "other"):
-        write_device_model(folder, name, DOUBLE)
-    write_model(folder, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
-    write_device_model(folder, "call_host", CALLER)
-    write_device_model(folder, "call_other", CALLER)
-    ensemble(folder, "both", ["double", "other"])
+        write_device_model(repository, name, DOUBLE)
+    write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+    write_device_model(repository, "call_host", CALLER)
+    write_device_model(repository, "call_other", CALLER)
+    ensemble(repository, "both", ["double", "other"])
     options = {"tolerated": GONE, "switches": {"dead_exporter": "fault"}}
-    with running_device_server(folder, **options, own=True) as served:
+    with running_device_server(repository, **options, own=True) as served:
         (other,) = pids_of(served, "other")
         with running_worker(served.machine) as worker:
             client = Client(worker, served.server)

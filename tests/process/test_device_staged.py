@@ -24,11 +24,10 @@ INVALID_VALUE = 1
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    write_model(folder, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
-    write_device_model(folder, "double", DOUBLE)
-    with running_device_server(folder) as served:
+def served(repository):
+    write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
+    write_device_model(repository, "double", DOUBLE)
+    with running_device_server(repository) as served:
         yield served
 
 

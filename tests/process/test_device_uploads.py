@@ -125,13 +125,12 @@ SHAPES = {PLAIN: COUNT, ONE: (1, COUNT), TWO: (1, COUNT)}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    write_device_model(folder, PLAIN, PATIENT, config=placement("device"))
+def served(repository):
+    write_device_model(repository, PLAIN, PATIENT, config=placement("device"))
     for size, name in ((1, ONE), (2, TWO)):
         config = f"{placement('device')} max_batch_size: {size} dynamic_batching {{ }}"
-        write_device_model(folder, name, PATIENT, config=config)
-    with running_device_server(folder) as served:
+        write_device_model(repository, name, PATIENT, config=config)
+    with running_device_server(repository) as served:
         yield served
 
 

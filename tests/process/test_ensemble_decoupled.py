@@ -57,8 +57,7 @@ def sent(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, sent):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository, sent):
     for name, width in (("count", "1"), ("wide", "1 << 16")):
         source = COUNT.replace("WIDTH", width).replace("SENT", repr(str(sent)))
         write_model(repository, name, source, config=DECOUPLED)

@@ -29,8 +29,7 @@ COUNTS = sending("for number in range(3): send(OUT=value * number)")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_models(repository)
     # B is needed by a member, too, and made by an ensemble.
     write_ensemble(repository, "both", "chain A=A > B=B", "add IN=B > OUT=C", outputs="B C")

@@ -20,8 +20,7 @@ UNTIL_CANCELLED = polling("request.is_cancelled()")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_models(repository)
     with running_server(repository, *LITTLE_MEMORY) as running:
         yield running

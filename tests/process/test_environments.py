@@ -52,9 +52,8 @@ def another(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(another, tmp_path_factory):
+def server(another, repository):
     """A model in the server's interpreter, one in the environment, one whose environment is inside."""
-    repository = tmp_path_factory.mktemp("models")
     write_code_model(repository, "own")
     write_code_model(repository, "another", config=environment_parameter(another[1]))
     inside = write_code_model(

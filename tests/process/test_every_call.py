@@ -33,8 +33,7 @@ NO_GPU = object()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_model(repository, "echo", ECHO)
     flags = ("--model-control-mode=explicit", "--load-model=*", "--allow-client-shm=true")
     with running_server(repository, *flags) as running:

@@ -269,17 +269,16 @@ parameters { key: "INPUT_PLACEMENT" value { string_value: "device" } }
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory):
+def device(repository):
     """A server with a model that gathers batches, two that take what it gives, and the two chains."""
-    folder = tmp_path_factory.mktemp("models")
-    write_device_model(folder, "first", ON_DEVICE, config=PLACED + WAITING)
-    write_device_model(folder, "single", ON_DEVICE, config=PLACED)
-    write_device_model(folder, "gathering", ON_DEVICE, config=PLACED + WAITING)
+    write_device_model(repository, "first", ON_DEVICE, config=PLACED + WAITING)
+    write_device_model(repository, "single", ON_DEVICE, config=PLACED)
+    write_device_model(repository, "gathering", ON_DEVICE, config=PLACED + WAITING)
     for last in ("single", "gathering"):
-        ensemble(folder, f"first_{last}", ["first", last])
-        config = folder / f"first_{last}" / "config.pbtxt"
+        ensemble(repository, f"first_{last}", ["first", last])
+        config = repository / f"first_{last}" / "config.pbtxt"
         config.write_text(f"max_batch_size: 4\n{config.read_text()}")
-    with running_device_server(folder) as server:
+    with running_device_server(repository) as server:
         yield server
 
 

@@ -67,8 +67,7 @@ function missing() {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_add_sub(repository)
     with running_server(repository) as running:
         yield running

@@ -13,8 +13,7 @@ from tests.process.streams import Stream, write_models
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_models(repository)
     with running_server(repository) as running:
         yield running

@@ -39,8 +39,7 @@ STRINGS = ECHO.replace("value.flat[0]", "0")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_model(repository, "echo", ECHO)
     write_model(repository, "strings", STRINGS, tensors="IN STRING [-1] > OUT STRING [-1]")
     write_model(repository, "pair", ECHO, config="instance_group [{ count: 2 }]")

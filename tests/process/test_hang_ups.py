@@ -104,8 +104,7 @@ class Work(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     strings = "IN STRING [1] > OUT STRING [1]"
     decoupled = "model_transaction_policy { decoupled: true }"
     write_model(repository, "plain", PLAIN, tensors=strings)

@@ -22,8 +22,7 @@ KEY = {"triton-grpc-protocol-my_key": "v"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_model(repository, "m", answering(f"return respond({SAID})"), tensors=OUT)
     decoupled = "model_transaction_policy { decoupled: true }"
     write_model(repository, "stream", sending(f"send({SAID})"), tensors=OUT, config=decoupled)

@@ -40,8 +40,7 @@ GOOD = smaller(PHOTO)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def served(repository):
     write_image_model(repository, more=BATCHING, THREADS=THREADS)
     with running_server(repository) as server:
         yield server

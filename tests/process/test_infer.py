@@ -50,8 +50,7 @@ def declare(prefix, dims="[-1]"):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_model(repository, "every", EVERY, tensors=f"{declare('IN')} > {declare('OUT')}")
     with running_server(repository) as server:
         yield server

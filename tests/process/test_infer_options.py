@@ -40,8 +40,7 @@ SHAPES = answering("return respond(OUT=np.array(request.inputs()[0].shape(), dty
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_model(
         repository,
         "two",

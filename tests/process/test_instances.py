@@ -24,22 +24,23 @@ VERSIONS = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    models = tmp_path_factory.mktemp("models")
-    write_code_model(models, "m", config="instance_group [{ count: 3 }]")
+def server(repository):
+    write_code_model(repository, "m", config="instance_group [{ count: 3 }]")
     write_code_model(
-        models, "groups", config='instance_group [{ count: 2 }, { name: "other", kind: KIND_CPU }]'
+        repository,
+        "groups",
+        config='instance_group [{ count: 2 }, { name: "other", kind: KIND_CPU }]',
     )
-    write_code_model(models, "auto", config="instance_group [{ kind: KIND_AUTO }]")
-    write_code_model(models, "gpu", config="instance_group [{ kind: KIND_GPU }]")
+    write_code_model(repository, "auto", config="instance_group [{ kind: KIND_AUTO }]")
+    write_code_model(repository, "gpu", config="instance_group [{ kind: KIND_GPU }]")
     for name, (policy, _) in VERSIONS.items():
         for version in (1, 2, 3):
-            write_code_model(models, name, version=version, config=policy)
-    named = write_code_model(models, "named_file", config='default_model_filename: "main.py"')
+            write_code_model(repository, name, version=version, config=policy)
+    named = write_code_model(repository, "named_file", config='default_model_filename: "main.py"')
     (named / "1" / "model.py").rename(named / "1" / "main.py")
     (named / "1" / "sibling.py").write_text("value = 'beside'")
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
-    with running_server(models, "--gpu-fallback=host", environment=hidden) as running:
+    with running_server(repository, "--gpu-fallback=host", environment=hidden) as running:
         yield running
 
 

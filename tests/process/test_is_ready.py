@@ -57,9 +57,8 @@ ASYNC = """
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory):
+def both(repository):
     """A repository, and its server, which serves a model of each kind and loads what tests write."""
-    repository = tmp_path_factory.mktemp("models")
     for name, code in (("sync", SYNC), ("async", ASYNC)):
         write_answering(repository, name, code)
     with running_server(repository, *EXPLICIT, "--load-model=*") as server:

@@ -54,8 +54,7 @@ REQUESTS = 5000  # more than there are tickets for memory that is lent to a stub
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_model(repository, "viewer", VIEWER, tensors="IN INT64 [-1] > OUT INT64 [-1]")
     write_model(repository, "editor", EDITOR)
     write_model(repository, "keeper", KEEPER)

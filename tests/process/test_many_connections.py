@@ -20,12 +20,11 @@ MOST_AHEAD = 40
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    models = tmp_path_factory.mktemp("models")
-    write_models(models)
+def server(repository):
+    write_models(repository)
     # Slow ones are cut off within the test, and come again.
     flags = ("--http-header-timeout=2", "--http-body-timeout=2", "--http-send-timeout=2")
-    with running_server(models, *flags) as running:
+    with running_server(repository, *flags) as running:
         yield running
 
 

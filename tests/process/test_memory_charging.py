@@ -30,8 +30,7 @@ return respond(OUT=value[:4] + 1 if wanted == 0 else np.zeros(wanted, np.float32
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_model(repository, "m", MODEL)
     limit = 1024 * MIB // SCALE
     flags = [f"--request-arena-limit={limit}", f"--output-arena-limit={limit}"]

@@ -119,8 +119,7 @@ The second request of a stub is batch 2 and has ticket 0.
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     for name in ("liar", "clock", "bystander", "parallel", "talker", "placer", "memory", "long"):
         write_code_model(repository, name)
     write_model(repository, "forks", _FORKS, tensors="IN UINT8 [-1] > OUT UINT8 [-1]")

@@ -18,11 +18,6 @@ SAID = "Failed to process the request for model 'm_0', message: "
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def server(repository):
     """A server with the model m; others are loaded by their tests."""
     write_code_model(repository)

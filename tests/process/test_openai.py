@@ -26,8 +26,7 @@ LIMIT = 3_000_000
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_openai_models(repository)
     with running_server(repository, f"--http-max-input-size={LIMIT}") as running:
         yield running

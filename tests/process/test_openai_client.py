@@ -20,8 +20,7 @@ README = Path(__file__).parents[2] / "examples" / "openai_chat" / "README.md"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_openai_models(repository)
     with running_server(repository) as running:
         yield running

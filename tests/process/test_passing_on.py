@@ -63,8 +63,7 @@ return respond(OUT=value)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     tensors = "X FP32 [-1]; CASE STRING [1] > A FP32 [-1]; B FP32 [-1]"
     write_model(repository, "m", MODEL, tensors=tensors)
     write_model(repository, "through", answering("return respond(OUT=value)"))

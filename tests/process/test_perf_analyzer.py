@@ -42,8 +42,7 @@ pytestmark = pytest.mark.extra
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_add_sub(repository)
     write_model(
         repository,

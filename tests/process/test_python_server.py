@@ -56,10 +56,9 @@ class TritonPythonModel:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    write_model(folder, "add_one", ADD_ONE)
-    return folder
+def models(repository):
+    write_model(repository, "add_one", ADD_ONE)
+    return repository
 
 
 def ask(server, **settings):

@@ -40,8 +40,7 @@ NAMES = ["read_text", "read_text_bls"]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     command = [sys.executable, str(EXAMPLE / "install_models.py"), str(repository)]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
     with running_server(repository) as running:

@@ -104,8 +104,7 @@ HUGE = "IN FP32 [1000000, 1000000] > OUT FP32 [1]"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_model(repository, "huge", SOURCE, tensors=HUGE)
     half_stream = LARGE.partition(" >")[0].format("FP16")
     write_model(repository, "half_stream", SOURCE, tensors=half_stream, config=STREAM)

@@ -123,8 +123,7 @@ def source(decoupled, shape=(1, 1)):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     oldest = "oldest { max_candidate_sequences: 4 }"
     ordered = "oldest { max_candidate_sequences: 4 preserve_ordering: true }"
     for name, strategy in (("direct", "direct { }"), ("oldest", oldest), ("ordered", ordered)):

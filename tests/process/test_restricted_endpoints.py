@@ -101,8 +101,7 @@ METHODS = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     for name, source in (("m", SOURCE), ("spare", SOURCE), ("caller", CALLER)):
         write_model(repository, name, source)
     decoupled = "model_transaction_policy { decoupled: true }"

@@ -41,8 +41,7 @@ def batching(flags, datatype):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     tensors = "IN FP32 [1] > OUT STRING [1]"
     for datatype in IDS:
         config = batching(FLAGS["fp32"][0], datatype)

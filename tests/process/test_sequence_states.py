@@ -60,8 +60,7 @@ def initial(datatype, dims, data):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     fp32 = STATE.format("FP32", 1, "")
     write_model(repository, "direct", SUM, config=batching(fp32), tensors=ONE)
     oldest = "oldest { max_candidate_sequences: 4 }"

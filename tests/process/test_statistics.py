@@ -24,8 +24,7 @@ REQUESTS = [1, 3, 3, 8]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repository = tmp_path_factory.mktemp("models")
+def server(repository):
     write_model(repository, "known", CODE, config="max_batch_size: 8")
     write_model(repository, "other", CODE, config="max_batch_size: 8")
     with running_server(repository) as running:

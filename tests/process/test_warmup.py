@@ -66,9 +66,8 @@ def read(notes: Path) -> list[list]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory):
+def served(repository):
     """A repository, and its server, which loads what a test writes."""
-    repository = tmp_path_factory.mktemp("models")
     with running_server(repository, *EXPLICIT) as server:
         yield repository, server
 
