@@ -18,7 +18,7 @@ TIMED = {
     "process/test_connection_limits.py": 2,  # Calls that last beyond the limits of a connection.
     "process/test_debug_model.py": 1,  # Longer than any other model may take.
     "process/test_device_capture.py": 2,  # Captures that last while other threads settle.
-    "process/test_device_lost_events.py": 1,  # A kernel that lasts beyond the deadline of lost events.
+    "process/test_device_lost.py": 1,  # A kernel that lasts beyond the deadline of lost events.
     "process/test_device_order.py": 3,  # What must not pass has time to pass.
     "process/test_ensemble_decoupled.py": 1,  # Some take longer, so that instances overtake each other.
     "process/test_is_ready.py": 2,  # Answers that come beyond the time limit, or while others ask.
