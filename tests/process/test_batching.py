@@ -74,17 +74,10 @@ CONTROLS = "".join(
 @pytest.fixture(scope="module")
 def server(repository):
     one = "IN FP32 [1] > OUT FP32 [1]"
-    gather = "max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 300000 %s }"
-    write_model(repository, "gather", GATHERER, config=gather % "", tensors=one)
-    write_model(
-        repository, "prefer", GATHERER, config=gather % "preferred_batch_size: [3]", tensors=one
-    )
-    alone = "max_batch_size: 1\ndynamic_batching {{ default_queue_policy {{ {} }} }}"
-    for name, policy in (
-        ("full", "max_queue_size: 2"),
-        ("late", "default_timeout_microseconds: 50000"),
-    ):
-        write_model(repository, name, GATHERER, config=alone.format(policy), tensors=one)
+    gather = "max_batch_size: 8\ndynamic_batching { max_queue_delay_microseconds: 300000 }"
+    write_model(repository, "gather", GATHERER, config=gather, tensors=one)
+    full = "max_batch_size: 1\ndynamic_batching { default_queue_policy { max_queue_size: 2 } }"
+    write_model(repository, "full", GATHERER, config=full, tensors=one)
     two = f"{one}; SIZE FP32 [1]"
     for name, strategy in (
         ("direct", "direct { }"),
@@ -130,12 +123,6 @@ def test_a_batch_that_is_not_full_goes_when_its_delay_is_over(server, threads):
     assert answers == [3.0, 3.0]
 
 
-def test_a_preferred_size_is_not_waited_beyond(server, threads):
-    answers = list(threads.map(lambda _: ask(server, "prefer", 0)[0].item(), range(6)))
-    assert answers == [3.0] * 6
-    assert statistics(server, "prefer")["execution_count"] == 2
-
-
 def test_a_full_queue_refuses(server, threads):
     gate = Gate(server.repositories[0] / "full" / "1" / "gate")
     busy = [threads.submit(ask, server, "full", 1.0) for _ in range(3)]
@@ -151,20 +138,6 @@ def test_a_full_queue_refuses(server, threads):
     assert [task.result()[0].item() for task in busy] == [1.0] * 3
     refused = 'nv_inference_request_failure{model="full",reason="REJECTED",version="1"}'
     assert server.metrics()[refused] == 1
-
-
-def test_a_request_that_waits_too_long_is_refused(server, threads):
-    gate = Gate(server.repositories[0] / "late" / "1" / "gate")
-    first = threads.submit(ask, server, "late", 0.5)
-    wait_until(
-        lambda: server.metrics()['gpubridge_open_requests{model="late",version="1"}'] == 1,
-        "a request to run",
-        server,
-    )
-    with pytest.raises(InferenceServerException, match="Request timeout expired"):
-        ask(server, "late", 0)
-    gate.open()
-    assert first.result()[0].item() == 1.0
 
 
 @pytest.mark.parametrize("model", ["direct", "oldest"])
@@ -187,14 +160,6 @@ def test_sequences_keep_their_state_and_their_order(server, threads, model):
     # More than there are slots: some wait until others have ended.
     answers = list(threads.map(count, range(1, 11)))
     assert answers == [[number * step for step in range(1, 6)] for number in range(1, 11)]
-
-
-@pytest.mark.parametrize("model", ["direct", "oldest"])
-def test_a_sequence_must_start(server, model):
-    with pytest.raises(InferenceServerException, match="must specify the START flag on the first"):
-        ask(server, model, 1, sequence_id=99)
-    with pytest.raises(InferenceServerException, match="non-zero or non-empty correlation ID"):
-        ask(server, model, 1)
 
 
 @pytest.mark.parametrize("model", ["direct", "oldest"])

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.process.controlled import control, refusal
+from tests.process.controlled import refusal
 from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_model
 
@@ -193,17 +193,3 @@ def test_an_initial_state_that_is_not_there_fails_the_load(server, given, text):
         (directory / "initial_state").mkdir()
         (directory / "initial_state" / "start").write_bytes(given)
     assert "initial state of 'S_IN': " + text in refusal(server, "refused")
-
-
-def test_of_two_states_with_one_name_the_second_is_ignored_aloud(server):
-    states = STATE.format("FP32", 1, "") + STATE.format("FP32", 1, "")
-    write_model(server.repositories[0], "twice", SUM, config=batching(states), tensors=ONE)
-    assert control(server, "load", "twice") == (200, "")
-    assert "Detected duplicate 'input_name' in the state configuration: 'S_IN.'" in server.log()
-    assert [ask(server, "twice", 2, 5, flags) for flags in ("s", "e")] == [2, 4]
-
-
-def test_growable_memory_is_refused_by_name(server):
-    state = STATE.format("FP32", 1, "use_growable_memory: true")
-    write_model(server.repositories[0], "refused", SUM, config=batching(state), tensors=ONE)
-    assert "sequence_batching.state.use_growable_memory" in refusal(server, "refused")

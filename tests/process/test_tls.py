@@ -30,7 +30,7 @@ from gpubridge.frontend.tls_connection import read_context
 from tests.process.certificates import Authority, tls_flags
 from tests.process.forked_commands import run_forked
 from tests.process.model_sources import answering
-from tests.process.raw_http import CONTINUE, binary_request, inference
+from tests.process.raw_http import binary_request, inference
 from tests.process.server import open_files, running_server, wait_until, write_model
 from tests.waits import polling
 
@@ -457,37 +457,6 @@ def test_connections_over_the_limit_are_told_so(server, authority):
         for tls in busy:
             tls.sendall(head)
         wait_until(lambda: get(server, trust(authority)) == 503, "them to count", server)
-
-
-def test_an_end_of_input_behind_a_request(server, authority):
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = trust(authority).wrap_bio(incoming, outgoing, server_hostname="localhost")
-    field, body = binary_request([("IN", "FP32", (1_000_000,), bytes(4_000_000))])
-    with socket.create_connection(("127.0.0.1", port_of(server.http_url)), 30) as sock:
-
-        def turn(work):
-            while True:
-                try:
-                    return work()
-                except ssl.SSLWantReadError:
-                    if outgoing.pending:
-                        sock.sendall(outgoing.read())
-                    received = sock.recv(1 << 16)
-                    incoming.write(received) if received else incoming.write_eof()
-
-        turn(tls.do_handshake)
-        tls.write(inference("echo", body, field))
-        with contextlib.suppress(ssl.SSLWantReadError):
-            tls.unwrap()
-        sock.sendall(outgoing.read())
-        sock.shutdown(socket.SHUT_WR)
-        answer = b""
-        with contextlib.suppress(ssl.SSLZeroReturnError):
-            while part := turn(lambda: tls.read(1 << 16)):
-                answer += part
-        # The server looks whether a client that closed its side is still there by an interim response.
-        assert answer.replace(CONTINUE, b"").startswith(b"HTTP/1.1 200")
-        assert answer.endswith(bytes(4_000_000))
 
 
 def test_a_client_that_does_not_read(server, authority):

@@ -164,6 +164,11 @@ def test_decoupled_models_are_warmed_up(load, tmp_path):
     assert notes.read_text() == "executed\n" * 3
 
 
+OUTSIDE = (
+    "warmup data file '{}' of model '{}' leads out of {{folder}}: give a path inside that folder"
+)
+UNKNOWN = "[request id: <id_unknown>] "
+FAILED = "failed to run warmup sample 's': "
 BAD = {
     "missing": (
         sample("s", 'input_data_file: "nope"'),
@@ -171,28 +176,17 @@ BAD = {
     ),
     "short": (
         sample("s", 'input_data_file: "seven"'),
-        (
-            "[request id: <id_unknown>] warmup setting expects 8 bytes, but the data provided from seven "
-            "only has 7 bytes"
-        ),
+        UNKNOWN
+        + "warmup setting expects 8 bytes, but the data provided from seven only has 7 bytes",
     ),
     "escape": (
         sample("s", 'input_data_file: "../config.pbtxt"'),
-        (
-            "warmup data file '../config.pbtxt' of model 'escape' leads out of {folder}: give a path "
-            "inside that folder"
-        ),
+        OUTSIDE.format("../config.pbtxt", "escape"),
     ),
-    "link": (
-        sample("s", 'input_data_file: "link"'),
-        (
-            "warmup data file 'link' of model 'link' leads out of {folder}: give a path inside that "
-            "folder"
-        ),
-    ),
+    "link": (sample("s", 'input_data_file: "link"'), OUTSIDE.format("link", "link")),
     "nodata": (
         sample("s", ""),
-        "[request id: <id_unknown>] warmup setting expects input 'IN' to have input_data_type set",
+        UNKNOWN + "warmup setting expects input 'IN' to have input_data_type set",
     ),
     "variable": (
         sample("s", "zero_data: true", dims="-1"),
@@ -200,33 +194,24 @@ BAD = {
     ),
     "type": (
         sample("s", "zero_data: true", datatype="INT32"),
-        (
-            "[request id: <id_unknown>] inference input 'IN' data-type is 'INT32', but model 'type' "
-            "expects 'FP32'"
-        ),
+        UNKNOWN + "inference input 'IN' data-type is 'INT32', but model 'type' expects 'FP32'",
     ),
     "shape": (
         sample("s", "zero_data: true", dims="2, 2"),
-        (
-            "[request id: <id_unknown>] unexpected shape for input 'IN' for model 'shape'. Expected [-1], "
-            "got [2,2]. "
-        ),
+        UNKNOWN + "unexpected shape for input 'IN' for model 'shape'. Expected [-1], got [2,2]. ",
     ),
     "batch": (
         sample("s", "zero_data: true", size=2),
-        "failed to run warmup sample 's': batch size 2 for 'batch', max allowed is 0; ",
+        FAILED + "batch size 2 for 'batch', max allowed is 0; ",
     ),
     "huge": (
         sample("s", "zero_data: true", dims="1000000000"),
         "warmup input 'IN' of model 'huge': expected at most 1073741824 bytes, got 4000000000",
     ),
-    "raises": (
-        sample("s", 'input_data_file: "raises"', dims="1"),
-        "failed to run warmup sample 's': ",
-    ),
+    "raises": (sample("s", 'input_data_file: "raises"', dims="1"), FAILED),
     "dies": (
         sample("s", 'input_data_file: "dies"', dims="1"),
-        "failed to run warmup sample 's': Stub process 'dies_0' is not healthy. It exited with code 5",
+        FAILED + "Stub process 'dies_0' is not healthy. It exited with code 5",
     ),
 }
 
