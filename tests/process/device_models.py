@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +25,7 @@ __all__ = [
     "SMALL_ARENA",
     "WHERE",
     "DeviceServer",
+    "on_device",
     "running_device_server",
     "write_device_model",
 ]
@@ -96,6 +98,34 @@ class Library:
 
 def current_device():
     return int(ok(d.cuCtxGetDevice()))
+"""
+
+
+def on_device(answer, initialize=""):
+    """Return the source of a model with a ``library``, which answers a request with what ``answer`` returns.
+
+    That code sees the ``request``, and its first input as ``given``; it returns the output.
+    """
+    indented = (textwrap.indent(code.strip("\n"), " " * 8) for code in (initialize, answer))
+    return LIBRARY + _MODEL.format(*indented)
+
+
+_MODEL = """
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.args = args
+        self.library = Library(args)
+{}
+
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([self.answer(each, each.inputs()[0], self.library)])
+            for each in requests
+        ]
+
+    def answer(self, request, given, library):
+{}
 """
 
 # Doubles its input on the GPU, wherever that comes from, in memory of its own library.

@@ -16,6 +16,7 @@ import tritonclient.grpc as grpcclient
 from tests.process.device_models import (
     DOUBLE,
     LIBRARY,
+    on_device,
     running_device_server,
     write_device_model,
 )
@@ -79,24 +80,12 @@ class TritonPythonModel:
 
 
 # Answers from the host while a stream of its own still has to do with its input.
-LINGERING = (
-    LIBRARY
-    + """
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.library = Library(args)
-
-    def execute(self, requests):
-        (given,) = requests[0].inputs()
-        given.__dlpack__(stream=self.library.stream)
-        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-        def linger():
-            fcntl.flock(open(os.path.join(folder, "go")), fcntl.LOCK_SH)
-
-        self.library.launch(linger)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.float32))])]
+LINGERING = on_device(
+    """
+given.__dlpack__(stream=library.stream)
+folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+library.launch(lambda: fcntl.flock(open(os.path.join(folder, "go")), fcntl.LOCK_SH))
+return pb_utils.Tensor("OUT", np.zeros(1, np.float32))
 """
 )
 

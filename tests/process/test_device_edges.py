@@ -11,7 +11,7 @@ from tests.process.device_models import (
     DOUBLE,
     HANDLES,
     LARGE_ARENA,
-    LIBRARY,
+    on_device,
     running_device_server,
     write_device_model,
 )
@@ -48,33 +48,22 @@ EARLY = (
 )
 
 # Hands its input to another model, and answers with what that has answered.
-CALLER = (
-    LIBRARY
-    + """
-
-class TritonPythonModel:
-    def initialize(self, args):
-        self.library = Library(args)
-        self.called = args["model_name"].partition("_")[2]
-
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        given = request.inputs()[0]
-        if given.is_cpu():
-            values = given.as_numpy()
-            own = self.library.array("own", values.shape)
-            pointer = own.__cuda_array_interface__["data"][0]
-            ok(d.cuMemcpyHtoDAsync(pointer, values.tobytes(), values.nbytes, self.library.stream))
-            given = pb_utils.Tensor.from_dlpack("IN", own)
-        answer = pb_utils.InferenceRequest(
-            model_name=self.called, requested_output_names=["OUT"], inputs=[given]).exec()
-        if answer.has_error():
-            raise pb_utils.TritonModelException(answer.error().message())
-        (tensor,) = answer.output_tensors()
-        print("answer on host" if tensor.is_cpu() else "answer on device", flush=True)
-        return pb_utils.InferenceResponse([tensor])
+CALLER = on_device(
+    """
+if given.is_cpu():
+    values = given.as_numpy()
+    own = library.array("own", values.shape)
+    pointer = own.__cuda_array_interface__["data"][0]
+    ok(d.cuMemcpyHtoDAsync(pointer, values.tobytes(), values.nbytes, library.stream))
+    given = pb_utils.Tensor.from_dlpack("IN", own)
+called = self.args["model_name"].partition("_")[2]
+answer = pb_utils.InferenceRequest(
+    model_name=called, requested_output_names=["OUT"], inputs=[given]).exec()
+if answer.has_error():
+    raise pb_utils.TritonModelException(answer.error().message())
+(tensor,) = answer.output_tensors()
+print("answer on host" if tensor.is_cpu() else "answer on device", flush=True)
+return tensor
 """
 )
 

@@ -14,7 +14,11 @@ from tritonclient.utils import InferenceServerException
 from tests.host_kernel.simulated import imaging_environment
 from tests.image_corpus import GOOD_FILES, HOSTILE_FILES
 from tests.photos import PHOTOS
-from tests.process.device_models import LIBRARY, running_device_server, write_device_model
+from tests.process.device_models import (
+    on_device,
+    running_device_server,
+    write_device_model,
+)
 from tests.process.ensembles import write_ensemble
 from tests.process.imaging import ask, expected_pixels
 from tests.process.test_examples import run_example
@@ -45,26 +49,15 @@ IMAGE = 3 * 224 * 224 * 4
 ONE_LEVEL = 1.01 / 255 / 0.224
 
 # Takes pixels where they are, and gives the first of each image away.
-TAKER = (
-    LIBRARY
-    + """
-class TritonPythonModel:
-    def initialize(self, args):
-        self.library = Library(args)
-
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        (given,) = request.inputs()
-        if given.is_cpu():
-            raise pb_utils.TritonModelException("pixels came in host memory")
-        first = self.library.array("first", [given.shape()[0], 3])
-        source, target = self.library.pointer(given), self.library.pointer(first)
-        for image in range(given.shape()[0]):
-            ok(d.cuMemcpyDtoDAsync(target + 12 * image, source + 602112 * image, 12,
-                                   self.library.stream))
-        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("FIRST", first)])
+TAKER = on_device(
+    """
+if given.is_cpu():
+    raise pb_utils.TritonModelException("pixels came in host memory")
+first = library.array("first", [given.shape()[0], 3])
+source, target = library.pointer(given), library.pointer(first)
+for image in range(given.shape()[0]):
+    ok(d.cuMemcpyDtoDAsync(target + 12 * image, source + 602112 * image, 12, library.stream))
+return pb_utils.Tensor.from_dlpack("FIRST", first)
 """
 )
 

@@ -12,7 +12,7 @@ import tritonclient.http as triton
 
 from tests.host_kernel.simulated import imaging_environment
 from tests.photos import PHOTOS
-from tests.process.device_models import LIBRARY, running_device_server
+from tests.process.device_models import on_device, running_device_server
 from tests.process.imaging import expected_pixels
 from tests.process.server import wait_until
 from tests.waits import poll
@@ -25,31 +25,19 @@ TABLE = 112  # bytes that tell the kernel of an image
 JPEGS = [photo.read_bytes() for photo in PHOTOS[:2]]
 
 # The scores of an image are its first pixels: taken on the GPU, by the driver alone.
-CLASSIFIER = (
-    LIBRARY
-    + f"""
-
-class TritonPythonModel:
-    def initialize(self, args):
-        assert args["model_instance_kind"] == "GPU"
-        self.library = Library(args)
-
-    def execute(self, requests):
-        return [self.answer(request) for request in requests]
-
-    def answer(self, request):
-        (given,) = request.inputs()
-        if given.is_cpu():
-            raise pb_utils.TritonModelException("PIXELS came in host memory")
-        count = given.shape()[0]
-        scores = self.library.array("scores", [count, {CLASSES}])
-        source, target = self.library.pointer(given), self.library.pointer(scores)
-        for image in range(count):
-            ok(d.cuMemcpyDtoDAsync(
-                target + image * {4 * CLASSES}, source + image * {IMAGE}, {4 * CLASSES},
-                self.library.stream,
-            ))
-        return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("SCORES", scores)])
+CLASSIFIER = on_device(
+    f"""
+assert self.args["model_instance_kind"] == "GPU"
+if given.is_cpu():
+    raise pb_utils.TritonModelException("PIXELS came in host memory")
+count = given.shape()[0]
+scores = library.array("scores", [count, {CLASSES}])
+source, target = library.pointer(given), library.pointer(scores)
+for image in range(count):
+    ok(d.cuMemcpyDtoDAsync(
+        target + image * {4 * CLASSES}, source + image * {IMAGE}, {4 * CLASSES}, library.stream,
+    ))
+return pb_utils.Tensor.from_dlpack("SCORES", scores)
 """
 )
 
