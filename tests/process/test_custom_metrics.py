@@ -12,6 +12,7 @@ import pytest
 
 from tests.process.controlled import EXPLICIT, control
 from tests.process.server import NO_SPARES, running_server, wait_until, write_code_model
+from tests.unit.model_configs import cases
 
 INITIALIZE = """
 self.family = pb_utils.MetricFamily("{family}", "Hits of {name}", pb_utils.MetricFamily.COUNTER)
@@ -119,32 +120,23 @@ h.Metric(labels={"x": "1"}, buckets=[7]).observe(3)
 
 @pytest.mark.parametrize(
     ("code", "text"),
-    [
-        ('F("a b", "d", F.GAUGE)', "Error when creating MetricFamily: {}Invalid metric name"),
-        (
-            '(F("c", "d", F.GAUGE), F("c", "d", F.COUNTER))',
-            "Error when creating MetricFamily: {}Family name already exists with different type",
-        ),
-        (
-            'F("c", "d", F.COUNTER).Metric({"a b": "1"})',
-            "Error when creating Metric: {}Invalid label name",
-        ),
-        (
-            'F("h", "d", F.HISTOGRAM).Metric(buckets=[2, 1])',
-            "Error when creating Metric: {}Bucket Boundaries must be strictly sorted",
-        ),
-        (
-            'c = F("c", "d", F.COUNTER); c.Metric().increment(-1)',
-            (
-                "Failed to increment metric value: {}TRITONSERVER_METRIC_KIND_COUNTER can only be "
-                "incremented monotonically by non-negative values."
-            ),
-        ),
-        (
-            'c = F("c", "d", F.COUNTER); c.Metric().set(1)',
-            "Failed to set metric value: {}TRITONSERVER_METRIC_KIND_COUNTER does not support Set",
-        ),
-    ],
+    cases(
+        """
+F("a b", "d", F.GAUGE)
+    Error when creating MetricFamily: {}Invalid metric name
+(F("c", "d", F.GAUGE), F("c", "d", F.COUNTER))
+    Error when creating MetricFamily: {}Family name already exists with different type
+F("c", "d", F.COUNTER).Metric({"a b": "1"})
+    Error when creating Metric: {}Invalid label name
+F("h", "d", F.HISTOGRAM).Metric(buckets=[2, 1])
+    Error when creating Metric: {}Bucket Boundaries must be strictly sorted
+c = F("c", "d", F.COUNTER); c.Metric().increment(-1)
+    Failed to increment metric value: {}TRITONSERVER_METRIC_KIND_COUNTER can only be incremented
+    monotonically by non-negative values.
+c = F("c", "d", F.COUNTER); c.Metric().set(1)
+    Failed to set metric value: {}TRITONSERVER_METRIC_KIND_COUNTER does not support Set
+"""
+    ),
 )
 def test_refusals_have_tritons_words(server, code, text):
     status, said = server.ask(f"F = pb_utils.MetricFamily; {code}")

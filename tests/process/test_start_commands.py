@@ -12,55 +12,47 @@ from gpubridge.cli import command_parser
 from gpubridge.cli.serve import server_settings
 from tests.process.forked_commands import run_forked
 from tests.process.server import running_server, wait_until, write_code_model, write_model
+from tests.unit.model_configs import cases
 
 ADDRESSES = [("999.1.1.1", "address"), ("192.0.2.1", "address"), ("127.0.0.1", "port")]
-COMMANDS = {
-    "KServe's runtime": (
-        "--model-store={models} --grpc-port=9000 --http-port=8080 --allow-grpc=true --allow-http=true"
-    ),
-    "ModelMesh's adapter": (
-        "--model-repository={models} --model-control-mode=explicit --load-model=m "
-        "--strict-model-config=false --strict-readiness=false --allow-http=true "
-        "--allow-sagemaker=false"
-    ),
-    "Triton's chart": (
-        "--model-store={models} --model-control-mode=poll --repository-poll-secs=5 "
-        "--allow-gpu-metrics=false"
-    ),
-    "TensorRT-LLM's launcher": (
-        "--grpc-port=8001 --http-port=8000 --metrics-port=8002 --model-repository={models} "
-        "--disable-auto-complete-config --backend-config=python,shm-region-prefix-name=prefix0_ "
-        "--pinned-memory-pool-byte-size=0 --enable-peer-access=false "
-        "--cuda-memory-pool-byte-size=0:0 --cuda-memory-pool-byte-size=1:0"
-    ),
-    "a recommender's": (
-        "--model-repository={models} --backend-config=hugectr,ps={models}/ps.json "
-        "--backend-config=tensorflow,version=2 --model-control-mode=POLL "
-        "--repository-poll-secs=10 --log-verbose=1"
-    ),
-    "a laboratory's, shared by many": (
-        "--model-repository={models} --allow-cpu-metrics=true --log-info=true --log-warning=true "
-        '--log-error=true --rate-limit "execution_count" --cuda-memory-pool-byte-size 0:536870912'
-    ),
-    "a controller's": (
-        "--model-repository={models} --model-control-mode=EXPLICIT --repository-poll-secs=0 "
-        "--load-model=*"
-    ),
-    "an image's own script": (
-        "--model-repository={models} --backend-directory=/opt/tritonserver/backends "
-        "--allow-gpu-metrics=false --disable-auto-complete-config --http-thread-count=8 "
-        "--exit-on-error=false --exit-timeout-secs=10 --model-load-thread-count=2"
-    ),
-    "a compose file's": (
-        "--model-repository={models} --strict-model-config=False "
-        "--backend-config=python,shm-default-byte-size=268435456 --log-format=default "
-        "--cache-config=local,size=1048576 --response-cache-byte-size=0 --buffer-manager-thread-count 4"
-    ),
-    "a tracer's": (
-        "--model-repo {models} --trace-file={models}/../trace.json --trace-level=TIMESTAMPS "
-        "--trace-rate=1 --metrics-interval-ms=1000 --min-supported-compute-capability=6.0"
-    ),
-}
+COMMANDS = dict(
+    cases(
+        """
+KServe's runtime
+    --model-store={models} --grpc-port=9000 --http-port=8080 --allow-grpc=true --allow-http=true
+ModelMesh's adapter
+    --model-repository={models} --model-control-mode=explicit --load-model=m --strict-model-config=false
+    --strict-readiness=false --allow-http=true --allow-sagemaker=false
+Triton's chart
+    --model-store={models} --model-control-mode=poll --repository-poll-secs=5 --allow-gpu-metrics=false
+TensorRT-LLM's launcher
+    --grpc-port=8001 --http-port=8000 --metrics-port=8002 --model-repository={models}
+    --disable-auto-complete-config --backend-config=python,shm-region-prefix-name=prefix0_
+    --pinned-memory-pool-byte-size=0 --enable-peer-access=false --cuda-memory-pool-byte-size=0:0
+    --cuda-memory-pool-byte-size=1:0
+a recommender's
+    --model-repository={models} --backend-config=hugectr,ps={models}/ps.json
+    --backend-config=tensorflow,version=2 --model-control-mode=POLL --repository-poll-secs=10
+    --log-verbose=1
+a laboratory's, shared by many
+    --model-repository={models} --allow-cpu-metrics=true --log-info=true --log-warning=true --log-error=true
+    --rate-limit "execution_count" --cuda-memory-pool-byte-size 0:536870912
+a controller's
+    --model-repository={models} --model-control-mode=EXPLICIT --repository-poll-secs=0 --load-model=*
+an image's own script
+    --model-repository={models} --backend-directory=/opt/tritonserver/backends --allow-gpu-metrics=false
+    --disable-auto-complete-config --http-thread-count=8 --exit-on-error=false --exit-timeout-secs=10
+    --model-load-thread-count=2
+a compose file's
+    --model-repository={models} --strict-model-config=False
+    --backend-config=python,shm-default-byte-size=268435456 --log-format=default
+    --cache-config=local,size=1048576 --response-cache-byte-size=0 --buffer-manager-thread-count 4
+a tracer's
+    --model-repo {models} --trace-file={models}/../trace.json --trace-level=TIMESTAMPS --trace-rate=1
+    --metrics-interval-ms=1000 --min-supported-compute-capability=6.0
+"""
+    )
+)
 
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
