@@ -38,6 +38,7 @@ _CONTROL = "process/test_model_control_from_models.py::"
 _DECOUPLED = "process/test_decoupled.py::"
 _SUPERVISION = "process/test_supervision.py::"
 _BAD = "process/test_bad_models.py::"
+_LOADS = "process/test_conformance.py::test_models_that_do_not_load_tell_why_and_disturb_no_other"
 
 ROWS = (
     _row("1.0", "names", f"{_PB}surface.py::test_every_name_is_there_and_listed"),
@@ -48,19 +49,14 @@ ROWS = (
     _row("1.1", "flags"),
     _row("1.1", "serialize_byte_tensor", f"{_PB}surface.py::test_string_serialisation_functions"),
     _row("1.1", "deserialize_bytes_tensor"),
-    _row("1.1", "get_…_by_name", f"{_PB}surface.py::test_configuration_lookup"),
-    _row("1.1", "transaction policy", f"{_PB}surface.py::test_configuration_lookup"),
+    _row("1.1", "get_…_by_name"),
+    _row("1.1", "transaction policy"),
     _row("1.1", "numbered types", f"{_PB}surface.py::test_datatype_functions"),
     _row("1.2", "set_max_batch_size", f"{_CONFIG}test_max_batch_size_only_grows"),
-    _row(
-        "1.2",
-        "set_dynamic_batching",
-        f"{_CONFIG}test_dynamic_batching",
-        f"{_CONFIG}test_dynamic_batching_against_another_scheduler",
-    ),
-    _row("1.2", "add_input, add_output: keys", f"{_CONFIG}test_malformed_entries"),
-    _row("1.2", "add_input, add_output: data type", f"{_CONFIG}test_contradicted_data_type"),
-    _row("1.2", "add_input, add_output: dims", f"{_CONFIG}test_contradicted_dims"),
+    _row("1.2", "set_dynamic_batching", f"{_CONFIG}test_dynamic_batching", _LOADS),
+    _row("1.2", "add_input, add_output: keys", _LOADS),
+    _row("1.2", "add_input, add_output: data type", _LOADS),
+    _row("1.2", "add_input, add_output: dims", _LOADS),
     _row("1.2", "add_input: optional", f"{_CONFIG}test_optional"),
     _row(
         "1.2",
@@ -78,19 +74,16 @@ ROWS = (
     _row("1.3", "TritonModelException"),
     _row("1.4", "Tensor", f"{_PB}tensor.py::test_unsupported_dtypes"),
     _row(
-        "1.4",
-        "DLPack",
-        "unit/test_tensor_dlpack.py::test_a_capsule_that_is_refused_is_not_consumed",
-        f"{_PB}tensor.py::test_to_dlpack_raises_the_reference_count_by_exactly_one",
+        "1.4", "DLPack", f"{_PB}tensor.py::test_to_dlpack_raises_the_reference_count_by_exactly_one"
     ),
     _row("1.4", "BF16", f"{_PB}tensor.py::test_bf16_needs_ml_dtypes"),
     _row(
         "1.4", "malformed BYTES", f"{_PB}tensor.py::test_malformed_strings_are_the_models_exception"
     ),
-    _row("1.5", "PreferredMemory", f"{_PB}request_response.py::test_preferred_memory"),
+    _row("1.5", "PreferredMemory"),
     _row("1.5", "InferenceTrace"),
     _row("1.6", "arguments", f"{_PB}request_response.py::test_values_that_have_no_counterpart"),
-    _row("1.6", "accessors", f"{_PB}request_response.py::test_defaults_of_a_request"),
+    _row("1.6", "accessors"),
     _row("1.6", "what the called model sees", f"{_BLS}test_all_fields_of_a_call_arrive"),
     _row(
         "1.6", "set_release_flags", "process/test_rescheduling.py::test_only_iterative_models_may"
@@ -102,7 +95,7 @@ ROWS = (
         f"{_BLS}test_calls_are_refused_before_and_after_execute",
     ),
     _row("1.6", "async_exec", f"{_BLS}test_coroutines_call_at_once"),
-    _row("1.7", "InferenceResponse", f"{_PB}request_response.py::test_response_parameters"),
+    _row("1.7", "InferenceResponse"),
     _row("1.7", "outputs asked for", f"{_BAD}test_mistakes_that_triton_accepts_are_accepted"),
     _row(
         "1.8",
