@@ -1,6 +1,6 @@
 """Slots of a device arena never overlap, are aligned, and are all there again when given back."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -93,10 +93,8 @@ def test_threads_may_free_what_others_allocate():
             slot = lent.allocate(200)
             lent.free(slot)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        for each in [threads.submit(work) for _ in range(4)]:
+            each.result()
     assert lent.lent() == (0, 0)
     assert lent.allocate(SIZE).offset == 0

@@ -67,13 +67,12 @@ def test_more_than_there_is_is_the_clients_error(machine, size, text):
     assert opened == closed
 
 
-def test_a_handle_that_cannot_be_opened_is_the_clients_error(machine):
-    with device_worker(machine) as server:
-        own = server.do("segment = mine(1000); answer = list(segment.handle)")
-        for handle in ([1] * 64, own):
-            kind, code, message = server.do(REFUSED, [handle, 1000])
-            assert (kind, code) == ("BridgeError", "INVALID_ARG")
-            assert message.startswith("failed to open CUDA IPC handle: cuIpcOpenMemHandle failed: ")
+def test_a_handle_that_cannot_be_opened_is_the_clients_error(device_process):
+    own = device_process.do("segment = mine(1000); answer = list(segment.handle)")
+    for handle in ([1] * 64, own):
+        kind, code, message = device_process.do(REFUSED, [handle, 1000])
+        assert (kind, code) == ("BridgeError", "INVALID_ARG")
+        assert message.startswith("failed to open CUDA IPC handle: cuIpcOpenMemHandle failed: ")
 
 
 @CLOSING

@@ -128,10 +128,9 @@ def test_a_part_of_a_gpu_is_known_as_such():
         (810, ["CUDA_ERROR_MPS_CLIENT_TERMINATED", True, "INTERNAL"]),
     ],
 )
-def test_errors_carry_call_code_and_name(machine, code, expected):
-    with device_worker(machine) as worker:
-        machine.fail("cuMemAlloc", code)
-        assert worker.do("answer = attributes(mine, 1)") == ["cuMemAlloc", code, *expected]
+def test_errors_carry_call_code_and_name(device_process, machine, code, expected):
+    machine.fail("cuMemAlloc", code)
+    assert device_process.do("answer = attributes(mine, 1)") == ["cuMemAlloc", code, *expected]
 
 
 def test_errors_after_which_a_process_has_to_end_are_known(machine):
@@ -148,11 +147,10 @@ def test_errors_after_which_a_process_has_to_end_are_known(machine):
 
 
 @pytest.mark.parametrize("code", [35, 200, 209, 222])
-def test_code_for_another_release_comes_with_the_extra_that_fits(machine, code):
-    with device_worker(machine) as worker:
-        machine.fail("cuMemAlloc", code)
-        with pytest.raises(RuntimeError, match=r"gpubridge doctor.*\[image-gpu-cu12\]"):
-            worker.do("mine(1)")
+def test_code_for_another_release_comes_with_the_extra_that_fits(device_process, machine, code):
+    machine.fail("cuMemAlloc", code)
+    with pytest.raises(RuntimeError, match=r"gpubridge doctor.*\[image-gpu-cu12\]"):
+        device_process.do("mine(1)")
 
 
 def test_a_code_that_the_bindings_do_not_know_is_an_error_too(machine):
@@ -169,9 +167,6 @@ def test_a_function_that_the_driver_lacks_is_an_error_with_what_to_do(machine):
         pytest.raises(RuntimeError, match=r"cuMemAllocManaged failed: .* update the NVIDIA driver"),
     ):
         worker.do("from gpubridge.cuda_ipc.driver import call; call('cuMemAllocManaged', 1, 1)")
-
-
-# -- contexts ---------------------------------------------------------------------------------------
 
 
 def test_a_context_is_retained_once_and_released_once(machine):

@@ -137,29 +137,28 @@ def test_another_device_copies_to_it_only_when_it_may(machine):
         assert worker.do("answer = seen(segment.pointer, 64)") == [9] * 64
 
 
-def test_a_segment_of_a_lost_context_says_so_once(machine):
-    with device_worker(machine) as worker:
-        worker.do(OWN)
-        machine.fail("cuCtxSynchronize", 700)
-        with pytest.raises(RuntimeError, match=r"ILLEGAL_ADDRESS.*started again"):
-            worker.do("segment.close()")
-        worker.do("segment.close()")
-        # No other process gets a descriptor any more.
-        assert worker.do("answer = segment.fds") == []
+def test_a_segment_of_a_lost_context_says_so_once(device_process, machine):
+    device_process.do(OWN)
+    machine.fail("cuCtxSynchronize", 700)
+    with pytest.raises(RuntimeError, match=r"ILLEGAL_ADDRESS.*started again"):
+        device_process.do("segment.close()")
+    device_process.do("segment.close()")
+    # No other process gets a descriptor any more.
+    assert device_process.do("answer = segment.fds") == []
 
 
-def test_closing_waits_for_what_still_runs_there(machine):
-    with device_worker(machine) as worker:
-        worker.do(OWN + "context.make_current(); stream = ok(d.cuStreamCreate(1)); hold(stream)")
-        worker.do(
-            "fill(segment.pointer, 1, 64, stream)\n"
-            "threading.Timer(0.2, released.set).start(); segment.close()"
-        )
-        assert worker.do("answer = released.is_set()")
+def test_closing_waits_for_what_still_runs_there(device_process):
+    device_process.do(
+        OWN + "context.make_current(); stream = ok(d.cuStreamCreate(1)); hold(stream)"
+    )
+    device_process.do(
+        "fill(segment.pointer, 1, 64, stream)\n"
+        "threading.Timer(0.2, released.set).start(); segment.close()"
+    )
+    assert device_process.do("answer = released.is_set()")
 
 
-def test_opening_and_closing_leaves_the_current_context_alone(machine):
-    with device_worker(machine) as worker:
-        worker.do("DeviceContext(list_devices()[1]).make_current()")
-        worker.do(OWN + "segment.close()")
-        assert worker.do("answer = int(ok(d.cuCtxGetDevice()))") == 1
+def test_opening_and_closing_leaves_the_current_context_alone(device_process):
+    device_process.do("DeviceContext(list_devices()[1]).make_current()")
+    device_process.do(OWN + "segment.close()")
+    assert device_process.do("answer = int(ok(d.cuCtxGetDevice()))") == 1

@@ -34,9 +34,6 @@ def arrived(array, datatype="FP32", ready=None, **fields):
     return DeviceTensor._on_device("IN", datatype, array.shape, data)
 
 
-# What models see
-
-
 def test_properties_of_a_tensor_on_a_device(memory):
     tensor = Tensor.from_dlpack("OUT", CudaArray(np.zeros((2, 3), np.float32), device_id=1))
     assert isinstance(tensor, Tensor)
@@ -94,9 +91,6 @@ def test_failures_of_the_device_are_the_models_exception(memory):
         tensor.__dlpack__(copy=True)
 
 
-# On the host
-
-
 def test_as_numpy_is_one_copy(memory):
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     ready = Stream(7)
@@ -143,9 +137,6 @@ def test_data_without_elements_needs_no_device(dlpack_engine):
     for capsule in (tensor.to_dlpack(), tensor.__dlpack__(5), tensor.__dlpack__(copy=True)):
         assert seen_by_consumer(capsule)[:3] == (0, (2, 0), (0, 3))
     assert tensor.__cuda_array_interface__["data"] == (0, False)
-
-
-# To others
 
 
 @pytest.mark.parametrize(

@@ -69,25 +69,21 @@ def test_a_platform_without_pidfd_is_no_crash(monkeypatch):
     assert found("supervision (pidfd)").works is False
 
 
+def lack(monkeypatch, *packages):
+    find = doctor.findings.importlib.util.find_spec
+    found = lambda name: None if name in packages else find(name)  # noqa: E731
+    monkeypatch.setattr(doctor.findings.importlib.util, "find_spec", found)
+
+
 def test_a_missing_package_of_the_server_is_named_with_its_command(monkeypatch):
-    real = doctor.findings.importlib.util.find_spec
-    monkeypatch.setattr(
-        doctor.findings.importlib.util,
-        "find_spec",
-        lambda name: None if name == "orjson" else real(name),
-    )
+    lack(monkeypatch, "orjson")
     finding = found("orjson")
     assert (finding.works, finding.needed) == (False, True)
     assert finding.advice.startswith("pip install orjson")
 
 
 def test_a_missing_framework_is_no_failure(monkeypatch):
-    real = doctor.findings.importlib.util.find_spec
-    monkeypatch.setattr(
-        doctor.findings.importlib.util,
-        "find_spec",
-        lambda name: None if name in ("torch", "cupy") else real(name),
-    )
+    lack(monkeypatch, "torch", "cupy")
     findings = doctor.examine()
     assert [f.works for f in findings if f.subject in ("torch", "cupy")] == [False, False]
     assert doctor.exit_code(findings) == 0

@@ -21,9 +21,6 @@ from tests.waits import timers
 COUNT = 4
 
 
-# -- what crosses ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [CallContext, ResponseContext])
 def test_an_event_is_named_with_its_lease(kind):
     assert event_of(kind(event=3, event_lease=77), COUNT) == (3, 77)
@@ -51,9 +48,6 @@ def test_edges_without_waits_add_no_record():
     assert with_waits(context, [None, None]) is context
     assert waits_of(context) is None
     assert event_of(ResponseContext(), COUNT) is None
-
-
-# -- what is lost ------------------------------------------------------------------------------
 
 
 class Stub:
@@ -207,9 +201,6 @@ def test_an_event_outlives_nobody():
     event.precede(EdgeEvent(None, 1, object()))
     event.lose("gone")
     assert event.lost == "gone"
-
-
-# -- leases that end late ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("looks", [1, 3])

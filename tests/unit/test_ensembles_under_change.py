@@ -23,9 +23,6 @@ OUTER = ensemble("e A=A > B=B", name="outer")
 A, B, C = member("a"), member("b"), member("c")
 
 
-# -- what is built on what --------------------------------------------------------------------------
-
-
 async def test_ensembles_follow_a_replaced_member_in_the_step_in_which_it_is_replaced(tmp_path):
     repository, loader = await loaded(tmp_path, [A, B, E, OUTER], "outer")
     heard = {}
@@ -129,9 +126,6 @@ async def test_versions_that_are_named(tmp_path):
     assert pinned.members == free.members == (repository.find("a", 1),) != (first,)
 
 
-# -- requests under way -----------------------------------------------------------------------------
-
-
 async def test_members_are_unloaded_after_the_requests_that_need_them(tmp_path):
     repository, _ = await loaded(tmp_path, [A, B, C, E, OUTER], "outer", "c")
     first, second, other = (repository.find(name, None) for name in "abc")
@@ -182,9 +176,6 @@ async def test_a_deadline_counts_that_passes_while_requests_are_looked_up(tmp_pa
     loop.call_at(loop.time(), looked_up.set)
     await unloading
     assert isinstance(request.outcomes[0], BridgeError)
-
-
-# -- what is loaded ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("control", ["explicit", "poll"])
@@ -302,9 +293,6 @@ async def test_members_of_an_ensemble_are_loaded_beside_its_unload(tmp_path):
     await load
     assert "e" not in served(repository)
     assert reason(repository, "e") == "unloaded"
-
-
-# -- versions of plain models -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("left", [(1,), (1, 3), ()])

@@ -8,6 +8,7 @@ import ctypes
 import sys
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -164,9 +165,6 @@ def cupy(monkeypatch):
     return cupy
 
 
-# Whom it asks
-
-
 @pytest.mark.parametrize("served", [True, False])
 def test_without_a_gpu_nobody_is_asked(monkeypatch, served):
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -192,9 +190,6 @@ def test_the_reserve_is_a_number(memory):
             pb_utils.device_arena(reserve).__enter__()
 
 
-# PyTorch
-
-
 def test_pytorchs_tensors_lie_in_the_arena(memory, torch):
     assert torch.empty(100) is None
     with pb_utils.device_arena(reserve=MB):
@@ -215,11 +210,9 @@ def test_threads_share_the_pool(memory, torch):
         with pb_utils.device_arena(reserve=MB):
             found.append(torch.empty(5000)[0])
 
-    threads = [threading.Thread(target=make) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        for each in [threads.submit(make) for _ in range(8)]:
+            each.result()
     assert torch.pools == 1
     assert len(set(found)) == 8
     assert all(abs(a - b) >= 5000 for a in found for b in found if a != b)
@@ -247,11 +240,9 @@ def test_threads_take_and_give_at_once(memory, torch):
                 for _, free in made:
                     free()
 
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        for each in [threads.submit(use) for _ in range(4)]:
+            each.result()
     assert native.native().arena_state() == (0, 0)
     with pb_utils.device_arena():
         assert torch.empty(MB - 512 - (MB - 512) % 512)
@@ -346,9 +337,6 @@ def test_a_reserve_that_is_too_small_to_try_is_used_all_the_same(memory, torch, 
             torch.empty(1)
     assert torch.pools == 1
     assert log == []
-
-
-# CuPy
 
 
 def test_cupys_arrays_lie_in_the_arena(memory, cupy):

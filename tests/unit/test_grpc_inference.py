@@ -145,8 +145,6 @@ async def test_unusual_requests_are_read_by_python(opened, fields, model, status
         assert len(opened) == (0 if status == 12 and fields else 2)
 
 
-# -- large messages ----------------------------------------------------------------------------------
-
 LARGE = bytes(range(256)) * 3000
 KIB = 1 << 10
 

@@ -182,8 +182,6 @@ def test_both_sides_see_the_same(draws):
     exchange.check()
 
 
-# -- illegal sequences --------------------------------------------------------------------------
-
 LEGAL = st.sampled_from(
     [
         headers(1),

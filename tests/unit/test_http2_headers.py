@@ -40,9 +40,6 @@ def opened(*blocks, **limits):
     return server, [headers and headers.fields for headers in found]
 
 
-# -- lists -----------------------------------------------------------------------------------------
-
-
 def test_a_request_says_what_it_is():
     fields = (
         *REQUEST,
@@ -140,9 +137,6 @@ def test_a_list_beyond_the_limit_costs_the_stream_far_beyond_it_the_connection()
     assert server.recorder.fault == Code.ENHANCE_YOUR_CALM
 
 
-# -- blocks that come again ------------------------------------------------------------------------
-
-
 def test_a_repeated_block_gives_the_same_object_until_the_table_changes():
     encoder = hpack.Encoder()
     first = encoder.encode(REQUEST)
@@ -237,8 +231,6 @@ def test_thousands_of_different_blocks_are_read():
             assert server.recorder.headers[stream_id].fields[-1] == (b"x", b"%d" % number)
             server.connection.send_headers(stream_id, HeaderFields([(b":status", b"200")]), True)
 
-
-# -- hpack as the oracle ---------------------------------------------------------------------------
 
 NAMES = st.one_of(
     st.sampled_from([b"content-type", b"grpc-status", b"etag", b"cookie", b"x-any", b"user-agent"]),

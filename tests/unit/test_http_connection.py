@@ -152,15 +152,6 @@ def test_an_early_answer_that_closes_waits_for_the_client_to_stop_sending():
     assert endpoint.transport.state == "closed"
 
 
-def test_nearly_the_same_request_is_another_one():
-    endpoint = Endpoint()
-    endpoint.receive(post(b"abc"), post(b"abcd"), post(b"abc", b"/missing"), post(b"xyz"), GET)
-    endpoint.receive(b"GET /echo HTTP/1.0\r\n\r\n")
-    assert [body for _, body in endpoint.answers()][:2] == [b"abc", b"abcd"]
-    assert [status for status, _ in endpoint.answers()] == [200, 200, 404, 200, 200, 200]
-    assert endpoint.transport.state == "closed"
-
-
 def test_connect_is_answered_and_closes():
     endpoint = Endpoint()
     endpoint.receive(b"CONNECT x:80 HTTP/1.1\r\n\r\n" + GET)

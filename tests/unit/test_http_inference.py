@@ -269,8 +269,6 @@ def test_without_room_a_request_is_refused():
     assert server.lent == 0
 
 
-# -- large bodies ------------------------------------------------------------------------------------
-
 LARGE = bytes(range(256)) * 3000
 KIB = 1 << 10
 

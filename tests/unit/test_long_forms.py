@@ -214,8 +214,6 @@ def test_mutated_forms_say_the_same(data):
         assert said(bytes(form), patch, split=True) == said(bytes(form), patch, split=False)
 
 
-# -- calls -------------------------------------------------------------------------------------------
-
 TEXT = "x" * 300_000
 
 
@@ -320,9 +318,6 @@ async def test_a_worker_checks_long_strings(readers, monkeypatch, count):
     assert threading.main_thread() not in readers
     endpoint.lose()
     assert endpoint.regions.lent() == (0, 0)
-
-
-# -- answers -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

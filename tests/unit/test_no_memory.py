@@ -77,9 +77,6 @@ def test_missing_memory_is_no_bug_and_has_a_status_of_its_own():
     assert type(NoMemory().copy()) is NoMemory
 
 
-# -- addresses that were promised ------------------------------------------------------------------
-
-
 class Promised:
     """A body that has addresses for more than comes."""
 

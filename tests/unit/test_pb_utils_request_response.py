@@ -214,9 +214,6 @@ def test_calls_of_other_models_say_why_they_fail():
         request().get_response_sender()
 
 
-# Responses
-
-
 def test_a_response_of_tensors():
     outputs = [tensor("A"), tensor("B")]
     made = pb_utils.InferenceResponse(output_tensors=outputs)
@@ -236,9 +233,6 @@ def test_a_response_of_tensors():
 def test_response_type_errors(keywords):
     with pytest.raises(TypeError):
         pb_utils.InferenceResponse(**keywords)
-
-
-# Errors
 
 
 def test_error_codes():

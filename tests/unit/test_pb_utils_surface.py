@@ -1,7 +1,6 @@
 """The names models import, the logger, the host, and a model tested outside of a server."""
 
 import importlib.util
-import runpy
 import sys
 
 import numpy as np
@@ -167,9 +166,6 @@ def test_classes_without_a_constructor_say_so():
             getattr(c_module, name)()
 
 
-# Logger
-
-
 def test_logs_go_to_the_server_with_the_callers_line(server):
     pb_utils.Logger.log_info("one")
     pb_utils.Logger.log_warn("two")
@@ -199,15 +195,9 @@ def test_logs_go_to_stderr_without_a_server(capsys):
     assert __file__ in shown.err
 
 
-# The host
-
-
 def test_model_dir_outside_of_a_server_says_what_to_do():
     with pytest.raises(Failure, match="got no server around; in a test, replace it"):
         pb_utils.get_model_dir()
-
-
-# Datatypes and configuration
 
 
 def test_datatype_functions():
@@ -224,37 +214,3 @@ def test_string_serialisation_functions():
     encoded = b"\1\0\0\0a\2\0\0\0bc"
     assert pb_utils.serialize_byte_tensor(np.array([b"a", b"bc"])) == encoded
     assert pb_utils.serialize_byte_tensor(np.array(["a"])) is None
-
-
-# A model, tested outside of a server
-
-MODEL = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            first = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
-            second = pb_utils.get_input_tensor_by_name(request, "INPUT1").as_numpy()
-            pb_utils.Logger.log_verbose("adding")
-            responses.append(
-                pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", first + second)])
-            )
-        return responses
-"""
-
-
-def test_a_model_is_testable_without_a_server(tmp_path):
-    path = tmp_path / "model.py"
-    path.write_text(MODEL)
-    model = runpy.run_path(str(path))["TritonPythonModel"]()
-    array = np.arange(4, dtype=np.float32)
-    request = pb_utils.InferenceRequest(
-        inputs=[pb_utils.Tensor("INPUT0", array), pb_utils.Tensor("INPUT1", array)],
-        requested_output_names=["OUTPUT0"],
-        model_name="add",
-    )
-    [response] = model.execute([request])
-    output = pb_utils.get_output_tensor_by_name(response, "OUTPUT0")
-    assert output.as_numpy().tolist() == [0, 2, 4, 6]

@@ -23,9 +23,6 @@ def received(array, datatype):
     return memory, Tensor._received("IN", datatype, array.shape, memoryview(memory))
 
 
-# What models see
-
-
 def test_a_tensor_refers_to_its_array():
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     tensor = Tensor("OUT", array)
@@ -101,9 +98,6 @@ def test_bfloat16_arrays():
         tensor = Tensor("A", shaped)
         assert tensor._datatype == "BF16"
         assert bytes(tensor._payload()) == shaped.tobytes()
-
-
-# What arrives
 
 
 @pytest.mark.parametrize("datatype", NUMERIC)
@@ -240,9 +234,6 @@ def test_bf16_needs_ml_dtypes(monkeypatch):
     monkeypatch.undo()
     pytest.importorskip("ml_dtypes")
     assert tensor.as_numpy().astype(np.float32).tolist() == [1, 2]
-
-
-# DLPack
 
 
 def test_to_dlpack_raises_the_reference_count_by_exactly_one():

@@ -60,9 +60,6 @@ def test_nothing_of_a_sequence_is_given_ahead(strategy):
     model.close()
 
 
-# -- requests that wait at instances ---------------------------------------------------------------
-
-
 def quick_model(instances=2, window=64, claims=True, processors=64):
     """A model whose instances are up, and known to execute a request in 1 ms / ``window``."""
     model = VirtualModel(model_config("IN FP32 [-1]"), instances, window, processors)

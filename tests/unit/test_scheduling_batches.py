@@ -36,9 +36,6 @@ def refused(scheduler, now):
     return [(item.name, error.message) for item, error in scheduler.refused(now)]
 
 
-# -- default ---------------------------------------------------------------------------------------
-
-
 def test_default_gives_one_request_after_the_other_whatever_its_priority_or_timeout():
     scheduler = default()
     add(scheduler, "a", "b", priority=2, timeout_us=1)
@@ -123,9 +120,6 @@ def test_clear_gives_everything_away(make):
     assert scheduler.clear() == [a, c]
     assert scheduler.pending == 0
     assert take(scheduler) is None
-
-
-# -- sizes and delay -------------------------------------------------------------------------------
 
 
 def test_without_a_delay_a_batch_has_what_is_there_up_to_the_most():
@@ -216,9 +210,6 @@ def test_orphans_go_to_the_front_and_are_due_since_they_came():
     assert take(scheduler, 100 * US) is None
     scheduler.put_back(items[2:])
     assert take(scheduler, 100 * US) == ["c", "d", "e"]
-
-
-# -- priorities and limits -------------------------------------------------------------------------
 
 
 def levels(**more):
@@ -349,9 +340,6 @@ def test_times_beyond_all_clocks_are_no_times():
     assert refused(scheduler, 2**62) == []
     add(scheduler, "b", now=2**62)
     assert take(scheduler, 2**62) == ["a", "b"]
-
-
-# -- order -----------------------------------------------------------------------------------------
 
 
 def test_without_preserve_ordering_nothing_waits():

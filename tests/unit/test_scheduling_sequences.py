@@ -90,8 +90,6 @@ NOT_STARTED = (
     ),
 )
 
-# -- what is refused -------------------------------------------------------------------------------
-
 
 @BOTH
 def test_refusals_have_tritons_words(make):
@@ -145,9 +143,6 @@ def test_a_start_within_a_sequence_goes_on_in_its_slot(make, caplog):
         add(scheduler, "b", 5, "s")
     assert "sequence 5 for model 'm' has a conflict." in caplog.text
     assert run(scheduler) == ["b"]
-
-
-# -- slots and backlog -----------------------------------------------------------------------------
 
 
 @BOTH
@@ -239,9 +234,6 @@ def test_clear_gives_everything_away_and_ends_all(make):
     assert scheduler.pending == 0
     assert take(scheduler) is None
     assert error(scheduler, 5) == NOT_STARTED
-
-
-# -- early ends ------------------------------------------------------------------------------------
 
 
 @BOTH

@@ -22,8 +22,6 @@ from tests.unit.test_scheduling_sequences import (
     take,
 )
 
-# -- controls --------------------------------------------------------------------------------------
-
 
 def controls(item):
     return {tensor.name: tensor.value for tensor in item.controls}
@@ -78,9 +76,6 @@ def test_correlation_ids_fit_their_control(datatype, given, value):
     assert controls(scheduler.take(0, 0)[0]) == {"C": value}
 
 
-# -- direct ----------------------------------------------------------------------------------------
-
-
 def test_a_sequence_keeps_its_place_and_padding_stands_in_for_others():
     scheduler = direct(3, controls=CONTROLS)
     for number in (1, 2, 3):
@@ -127,9 +122,6 @@ def test_direct_waits_for_enough_slots_or_the_delay():
     assert run(scheduler, now=201 * US) == ["a2", "b"]
 
 
-# -- oldest ----------------------------------------------------------------------------------------
-
-
 def test_candidates_may_outnumber_a_batch():
     strategy = OldestStrategy(max_candidate_sequences=3, preferred_batch_sizes=(2,))
     scheduler = oldest(2, strategy=strategy)
@@ -169,9 +161,6 @@ def test_oldest_can_keep_the_order_of_outcomes_through_a_death():
     assert scheduler.answered(a, 0) == [a]
 
 
-# -- slots -----------------------------------------------------------------------------------------
-
-
 @BOTH
 def test_a_slot_is_a_sequences_own_until_it_is_over(make):
     scheduler = make(size=2)
@@ -185,9 +174,6 @@ def test_a_slot_is_a_sequences_own_until_it_is_over(make):
     assert [step(5, "s"), step(6, "s"), step(5, ""), step(6, "")] == [0, 1, 0, 1]
     # A START keeps the slot, too: the model hears of it.
     assert [step(5, "s"), step(5, "e"), step(7, "s"), step(6, "")] == [0, 0, 0, 1]
-
-
-# -- iterative -------------------------------------------------------------------------------------
 
 
 @BOTH

@@ -54,9 +54,6 @@ def answered(caller, decoupled=False):
     return Answer(source, ResponseIterator._of if decoupled else type(source).next, loop)
 
 
-# -- what waits is held, and what the model lets go of is cancelled -----------------------------------
-
-
 async def test_a_coroutine_that_nothing_else_holds_gets_its_answer(server):
     got = []
 
@@ -118,9 +115,6 @@ async def test_a_call_that_is_dropped_before_it_is_sent_is_cancelled_after(serve
     assert server.next_cancel() == (numbers[1], False)
     server.answer((numbers[0], "a", False))
     assert value(await first) == "a"
-
-
-# -- what nobody awaits -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("of_child", [False, True])
@@ -188,9 +182,6 @@ async def test_a_call_that_is_refused_lets_others_run(server):
     asyncio.get_running_loop().call_soon(ran.append, True)
     assert (await long.async_exec()).has_error()
     assert ran
-
-
-# -- several loops -----------------------------------------------------------------------------------
 
 
 class Raises:
@@ -316,9 +307,6 @@ async def test_calls_that_are_gathered_after_the_server_is_gone_end(server):
     assert not server.client._calls
 
 
-# -- iterators ---------------------------------------------------------------------------------------
-
-
 def test_threads_share_an_iterator(server, threads):
     stream = query().exec(decoupled=True)
     number = server.next_call()
@@ -343,9 +331,6 @@ def test_responses_that_nobody_reads_do_not_stop_the_called_model(server, thread
     server.answer((number, None, False), (waiting, "a", False))
     assert value(other.result(SECONDS)) == "a"
     assert [value(each) for each in stream] == [*map(str, range(200)), None]
-
-
-# -- requests and their calls ------------------------------------------------------------------------
 
 
 def test_a_call_says_for_which_batch_it_is_made(server, threads):
@@ -374,9 +359,6 @@ def test_a_call_says_for_which_batch_it_is_made(server, threads):
         lambda: within().run(under, 7, lambda: asyncio.run(of_its_thread())),
         query().exec,
     ) == [0, 5, 6, 7]
-
-
-# -- forked children ----------------------------------------------------------------------------------
 
 
 def in_child(run):

@@ -30,19 +30,14 @@ def answer(*values):
 
 class TritonPythonModel:
 """
-SAME_LIST = (
-    HEAD
-    + """
+SAME_LIST = """
     def initialize(self, args):
         self.answers = [answer(7), answer(8)]
     def execute(self, requests):
         return self.answers
 """
-)
 # Whatever it returned is looked at while the next answers are made.
-CHANGED_LIST = (
-    HEAD
-    + """
+CHANGED_LIST = """
     def execute(self, requests):
         class Name(str):
             def __hash__(self):
@@ -53,10 +48,7 @@ CHANGED_LIST = (
             each._tensors[0]._name = Name("OUT")
         return answers
 """
-)
-CHANGED_TENSORS = (
-    HEAD
-    + """
+CHANGED_TENSORS = """
     def execute(self, requests):
         class Name(str):
             def __hash__(self):
@@ -69,11 +61,8 @@ CHANGED_TENSORS = (
             name.of = each
         return answers
 """
-)
 # The name of the last output makes the first one, which was looked at already, a tensor of something else.
-CHANGED_KINDS = (
-    HEAD
-    + """
+CHANGED_KINDS = """
     def execute(self, requests):
         class Name(str):
             def __hash__(self):
@@ -88,10 +77,7 @@ CHANGED_KINDS = (
             each._tensors.append(last)
         return answers
 """
-)
-REPLACED_ON_ITSELF = (
-    HEAD
-    + """
+REPLACED_ON_ITSELF = """
     def execute(self, requests):
         self.execute = self.second
         return [answer(1) for _ in requests]
@@ -100,12 +86,9 @@ REPLACED_ON_ITSELF = (
         self.execute = self.third
         return [answer(2) for _ in requests]
 """
-)
 REPLACED_ON_ITS_CLASS = REPLACED_ON_ITSELF.replace("self.execute =", "TritonPythonModel.execute =")
 REPLACED_ON_ITS_CLASS = REPLACED_ON_ITS_CLASS.replace("= self.", "= TritonPythonModel.")
-INTERRUPTED = (
-    HEAD
-    + """
+INTERRUPTED = """
     def initialize(self, args):
         def boom(*_):
             raise {error}
@@ -113,10 +96,7 @@ INTERRUPTED = (
     def execute(self, requests):
         return [answer(number(each)) for each in requests]
 """
-)
-WRITING = (
-    HEAD
-    + """
+WRITING = """
     calls = 0
     kept = []
     def execute(self, requests):
@@ -133,7 +113,6 @@ WRITING = (
             {write}
         return answer(data[0, 0], self.calls)
 """
-)
 
 
 @pytest.fixture(params=["native", "python"])
@@ -167,11 +146,8 @@ def wait_until_asleep(pid):
         os.sched_yield()
 
 
-# -- what it returns -----------------------------------------------------------------------------
-
-
 def test_a_list_that_the_model_keeps_is_returned_again_and_again(start):
-    stub = start(model=SAME_LIST)
+    stub = start(model=HEAD + SAME_LIST)
     for _ in range(3):
         assert executed(stub, 1, 2) == [[7], [8]]
     assert "Number of InferenceResponse objects" in executed(stub, 1)[0]
@@ -180,14 +156,14 @@ def test_a_list_that_the_model_keeps_is_returned_again_and_again(start):
 
 @pytest.mark.parametrize("model", [CHANGED_LIST, CHANGED_TENSORS])
 def test_what_was_returned_may_change_while_it_is_sent(start, model):
-    stub = start(model=model)
+    stub = start(model=HEAD + model)
     assert executed(stub, 1, 2, 3) == [[1], [2], [3]]
     assert executed(stub, 4, 5) == [[4], [5]]
 
 
 def test_a_tensor_is_sent_as_it_was_when_its_response_was_looked_at(tmp_path):
     for stub in started_stubs("native", tmp_path):
-        ready = stub(model=CHANGED_KINDS)
+        ready = stub(model=HEAD + CHANGED_KINDS)
         assert executed(ready, 1, 2) == [[1], [2]]
         assert executed(ready, 3) == [[3]]
 
@@ -271,16 +247,10 @@ def test_outputs_have_a_place_however_many_wait(start, size):
     assert stub.data(record) == bytes([9]) * size
 
 
-# -- what it is ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("model", [REPLACED_ON_ITSELF, REPLACED_ON_ITS_CLASS])
 def test_its_method_is_the_one_that_it_has_now(start, model):
-    stub = start(model=model)
+    stub = start(model=HEAD + model)
     assert [executed(stub, 0)[0] for _ in range(4)] == [[1], [2], [3], [3]]
-
-
-# -- what it raises ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -293,7 +263,7 @@ def test_its_method_is_the_one_that_it_has_now(start, model):
     ],
 )
 def test_what_a_signals_handler_raises_while_it_waits_the_next_batch_gets(start, error, text):
-    stub = start(model=INTERRUPTED.format(error=error))
+    stub = start(model=HEAD + INTERRUPTED.format(error=error))
     assert executed(stub, 1) == [[1]]
     for times in (1, 3):
         for _ in range(times):
@@ -304,9 +274,7 @@ def test_what_a_signals_handler_raises_while_it_waits_the_next_batch_gets(start,
         assert executed(stub, 4) == [[4]]
 
 
-INTERRUPTED_OFTEN = (
-    HEAD
-    + """
+INTERRUPTED_OFTEN = """
     timer = None
     def initialize(self, args):
         def boom(*_):
@@ -317,11 +285,10 @@ INTERRUPTED_OFTEN = (
         self.timer = self.timer or signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
         return [answer(number(each) * self.same) for each in requests]
 """
-)
 
 
 def test_a_stub_outlives_what_a_signals_handler_raises_again_and_again(start):
-    stub = start(model=INTERRUPTED_OFTEN.format(error="TimeoutError('late')"))
+    stub = start(model=HEAD + INTERRUPTED_OFTEN.format(error="TimeoutError('late')"))
     late = 0
     for count in range(1, 2000):
         answers = executed(stub, count, 1)
@@ -436,8 +403,6 @@ def test_a_sender_that_a_model_deletes_itself_ends_its_request_once(start):
     assert all("dropped this request" in stub.error(record) for record in ended)
 
 
-# -- inputs that others look at, too ---------------------------------------------------------------
-
 RAISES = "data[0, 0] += 10"
 TELLS = """
             try:
@@ -449,7 +414,7 @@ TELLS = """
 
 def learned(start, write):
     """Start a model that has left shared inputs as they were, and so gets read-only ones."""
-    stub = start(model=WRITING.format(write=write))
+    stub = start(model=HEAD + WRITING.format(write=write))
     for _ in range(20):
         executed(stub, 0, context=SHARED)
     return stub

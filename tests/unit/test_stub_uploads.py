@@ -173,9 +173,6 @@ def test_at_the_end_uploads_that_nobody_waits_for_are_waited_for(worker):
     assert worker.do("device.close(); answer = [released.is_set(), uploads.busy]") == [True, False]
 
 
-# -- ahead of their turn ---------------------------------------------------------------------------
-
-
 def test_inputs_placed_ahead_are_copied_once(ahead):
     assert ahead.do("answer = ahead([record(0), record(1)], inputs)") == [0, 1]
     assert ahead.do(

@@ -42,10 +42,6 @@ def test_names_labels_and_values_survive():
     ]
 
 
-def test_a_family_without_samples_is_left_out():
-    assert render([Family("nothing", "", "counter")]) == b""
-
-
 def test_counters_keep_tritons_names_and_sum_over_requests():
     statistics = ModelStatistics("m", 3)
     statistics.executed(1, 5, (2, 9_000_000, 1_000_000), (10_000, 200_000, 3_000))

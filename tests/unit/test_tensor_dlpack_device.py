@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.tensor import dlpack, native
+from gpubridge.tensor import dlpack
 from gpubridge.tensor.device_bytes import DeviceBytes
 from gpubridge.tensor.dtypes import DATATYPES
 from tests.unit.device_doubles import (
@@ -24,18 +24,10 @@ from tests.unit.device_doubles import (
     strides_of,
 )
 
+pytestmark = pytest.mark.usefixtures("dlpack_engine")
 NUMERIC = [name for name in DATATYPES if name not in ("BYTES", "BF16")]
 NUMPY_VERSIONED = tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1)
 POINTER = 0x7F12_3456_7800
-
-
-@pytest.fixture(params=["native", "python"], autouse=True)
-def implementation(request, monkeypatch):
-    if request.param == "python":
-        monkeypatch.setattr(dlpack, "native", lambda: None)
-    elif native.native() is None:
-        pytest.skip(f"no compiled module: {native.absence()}")
-    return request.param
 
 
 def exported(datatype="FP32", shape=(2, 3), version=None, owner=None, **fields):
@@ -43,9 +35,6 @@ def exported(datatype="FP32", shape=(2, 3), version=None, owner=None, **fields):
     device = (dlpack.CUDA, 1)
     owner = owner or object()
     return dlpack.make_capsule(owner, POINTER, datatype, shape, device, version, **options)
-
-
-# Out
 
 
 @pytest.mark.parametrize("version", [None, (1, 0)])
@@ -84,9 +73,9 @@ def test_no_elements_have_no_address(shape, version):
 
 
 @pytest.mark.parametrize(("read_only", "copied", "flags"), [(True, False, 1), (False, True, 2)])
-def test_flags(read_only, copied, flags, implementation):
+def test_flags(read_only, copied, flags, dlpack_engine):
     capsule = exported(version=(1, 0), read_only=read_only, copied=copied)
-    if implementation == "python" and not NUMPY_VERSIONED:
+    if dlpack_engine == "python" and not NUMPY_VERSIONED:
         pytest.skip("this NumPy makes unversioned capsules only, which have no flags")
     assert managed_of(capsule).flags == flags
     assert dlpack.import_capsule(capsule, Stream(), 1).memory.read_only is read_only
@@ -107,9 +96,8 @@ def test_a_capsule_holds_exactly_one_reference_to_its_owner():
     assert dead() is None
 
 
-def test_a_thread_that_python_does_not_know_may_let_go(implementation):
+def test_a_thread_that_python_does_not_know_may_let_go():
     """As a framework's own threads do, without the GIL and without a thread state."""
-    del implementation
     deleted = threading.Event()
     owner = Owner(4)
     weakref.finalize(owner, deleted.set)
@@ -133,9 +121,6 @@ def test_a_thread_that_python_does_not_know_may_let_go(implementation):
 
 #: CPython keeps the pointer that PyCapsule_SetName is given.
 USED_NAME = b"used_dltensor"
-
-
-# In
 
 
 @pytest.mark.parametrize("versioned", [False, True])

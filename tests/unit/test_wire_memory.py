@@ -200,9 +200,6 @@ def test_no_memory_is_left_of_calls_that_are_broken_off(kind):
         gc.enable()
 
 
-# -- charges -----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 @asynccontextmanager
 async def endpoint():
@@ -322,9 +319,6 @@ async def test_a_message_that_does_not_come_is_not_waited_for(endpoint, kind):
     assert endpoint.statuses() == {1: [DEADLINE_EXCEEDED]}
 
 
-# -- promises ----------------------------------------------------------------------------------------
-
-
 def addresses():
     return pages(0)
 
@@ -355,9 +349,6 @@ def test_memory_grows_by_what_came():
     memory.resize(20 * MIB)
     assert bytes(memory[190:201]) == bytes(10) + b"y"
     assert addresses() - before < 40 * MIB
-
-
-# -- HTTP ---------------------------------------------------------------------------------------------
 
 
 def http_requests():
@@ -459,8 +450,6 @@ def test_heads_that_find_no_memory_end_their_connection():
     assert endpoint.listener.budget.used == 0
     endpoint.lose()
 
-
-# -- the collector -------------------------------------------------------------------------------------
 
 NO_WAY_BACK = {
     *("GrowingMemory", "GrpcMethods", "HeaderFields", "Http2Limits", "IdleConnections"),
