@@ -35,7 +35,7 @@ __all__ = [
 
 
 class VirtualMember(Model):
-    """A version of a model whose requests wait for the test; ``waiting`` holds them, the oldest first.
+    """A version of a model whose requests wait for the test; ``held`` are they, the oldest first.
 
     ``loading``: set, unless the test lets loads wait; ``failure``: raised by the load.
     """
@@ -44,7 +44,7 @@ class VirtualMember(Model):
         super().__init__(config, version, context)
         self.submit = self._submit
         self.failure = failure
-        self.waiting = []
+        self.held = []
         self.received = []
         self.whole_now = True
         self.loading = context.loading
@@ -59,7 +59,7 @@ class VirtualMember(Model):
 
     async def unload(self, deadline):
         self._deadline = deadline is not None
-        while self.waiting and not self._deadline:
+        while self.held and not self._deadline:
             await self._changed.wait()
             self._changed.clear()
         self.unloaded.set()
@@ -77,7 +77,7 @@ class VirtualMember(Model):
 
     @property
     def pending(self):
-        return len(self.waiting)
+        return len(self.held)
 
     def ready_checks(self):
         return []
@@ -85,7 +85,7 @@ class VirtualMember(Model):
     def _submit(self, request, origin=None):
         assert not self.unloaded.is_set()
         self.received.append(request.identifier)
-        self.waiting.append(request)
+        self.held.append(request)
 
     def respond(self, request):
         """Send a response after which others come."""
@@ -93,7 +93,7 @@ class VirtualMember(Model):
 
     def answer(self, request):
         """Send the last response of a request."""
-        self.waiting.remove(request)
+        self.held.remove(request)
         self._changed.set()
         request.finish(self._response())
 
@@ -240,9 +240,9 @@ def reason(repository, name):
 
 def answer_all(*members):
     """Answer the waiting requests, until there are none."""
-    while any(each.waiting for each in members):
+    while any(each.held for each in members):
         for each in members:
-            for request in list(each.waiting):
+            for request in list(each.held):
                 each.answer(request)
 
 

@@ -183,7 +183,7 @@ class History:
 
     def answer(self, number):
         """Answer the waiting request of a member, once more than once if that is decoupled."""
-        waiting = [(each, one) for each in self.loader.made for one in each.waiting]
+        waiting = [(each, one) for each in self.loader.made for one in each.held]
         if not waiting:
             return False
         each, one = waiting[number % len(waiting)]

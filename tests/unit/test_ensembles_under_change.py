@@ -145,7 +145,7 @@ async def test_the_end_of_the_server_waits_for_requests_in_the_order_of_their_st
     first, second = (repository.find(name, None) for name in "ab")
     request = ClientRequest(repository.find("outer", None))
     closing = asyncio.ensure_future(repository.close(3600.0))
-    while first.waiting or second.waiting:
+    while first.held or second.held:
         answer_all(first)
         assert not second.unloaded.is_set()
         answer_all(second)
