@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpubridge.errors import BridgeError, invalid, unavailable
 from gpubridge.host_shm import Segment
 from gpubridge.telemetry.exposition import Family, number_text
+from gpubridge.telemetry.own_metrics import is_own
 from gpubridge.transport.metric_board import (
     UNIT_BYTES,
     CounterCell,
@@ -34,7 +35,6 @@ _REUSE_DELAY_NS = 2_000_000_000
 
 _NAME = re.compile(r"(?!__)[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-_RESERVED = ("nv_", "gpubridge_")
 _UNITS_PER_STUB = 1 << 15
 """Limit of units for one stub, so that a stub that leaks metrics does not exhaust the board."""
 
@@ -278,10 +278,8 @@ class CustomMetrics:
         """Create a family for a stub, or add the stub to the family of that name; raises BridgeError."""
         if not _NAME.fullmatch(name):
             raise invalid("Invalid metric name")
-        if name.startswith(_RESERVED):
-            raise invalid(
-                f"Invalid metric name: '{name}' begins like the server's own, with nv_ or gpubridge_"
-            )
+        if is_own(name):
+            raise invalid(f"Invalid metric name: '{name}' is that of a metric of the server")
         family = self._families.get(name)
         if family is not None and not family.forget_unwanted():
             family = None

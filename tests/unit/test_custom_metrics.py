@@ -1,11 +1,15 @@
 """Custom metrics: their existence, their owners and their removal."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from gpubridge.engine import custom_metrics
 from gpubridge.engine.custom_metrics import CustomMetrics, MetricOwner
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.telemetry.exposition import render
+from gpubridge.telemetry.own_metrics import OWN_FAMILIES
 from gpubridge.transport.metric_board import (
     UNIT_BYTES,
     CounterCell,
@@ -15,6 +19,7 @@ from gpubridge.transport.metric_board import (
 )
 
 MOST = 100
+METRICS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 class Instance:
@@ -119,18 +124,28 @@ def test_two_families_of_one_name_in_one_stub(metrics):
     assert page(metrics) == ["g 3"]
 
 
-@pytest.mark.parametrize("name", ["", "1x", "a b", "a-b", "ä", "__x", "nv_x", "gpubridge_x"])
+@pytest.mark.parametrize(
+    "name", ["", "1x", "a b", "a-b", "ä", "__x", "nv_inference_count", "gpubridge_batch_size_sum"]
+)
 def test_names_that_are_none_are_refused(metrics, name):
     with pytest.raises(BridgeError, match="Invalid metric name"):
         Stub(metrics).family(name)
     assert page(metrics) == []
 
 
-@pytest.mark.parametrize("name", ["vllm:tokens_total", "A_1", ":", "_x"])
+@pytest.mark.parametrize(
+    "name", ["vllm:tokens_total", "A_1", ":", "_x", "nv_trt_llm_request_metrics", "gpubridge_x"]
+)
 def test_names_that_are_some_are_taken(metrics, name):
     stub = Stub(metrics)
     stub.metric(stub.family(name), _Label1="")
     assert page(metrics) == [f'{name}{{_Label1=""}} 0']
+
+
+def test_the_names_of_the_servers_families_are_its_own():
+    served = set(re.findall(r"^\| `((?:nv|gpubridge)_\w+)` \| ", METRICS.read_text(), re.MULTILINE))
+    assert len(served) > 30
+    assert served <= OWN_FAMILIES
 
 
 @pytest.mark.parametrize("label", ["", "a b", "1a", "__a", "a:b"])
