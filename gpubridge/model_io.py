@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.tensor.dtypes import element_count, item_size
+
+_logger = logging.getLogger(__name__)
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
@@ -104,11 +107,21 @@ class _Check:
         for entry in given:
             if entry not in specs:
                 raise invalid(f"unexpected inference input '{entry}' for model '{name}'")
-        if missing:
+        if missing and not self._config.backend:
             raise self.error(
-                f"expected {len(required)} required inputs for model '{name}'. Got input(s) "
+                f"expected {len(required)} required inputs for ensemble '{name}'. Got input(s) "
                 f"{_listed(given)}, but missing required input(s) {_listed(missing)}. Please provide "
                 "all required input(s)."
+            )
+        if missing and not self._config.missed_inputs.issuperset(missing):
+            # As in Triton, which counts the inputs, the model gets the request.
+            self._config.missed_inputs.update(missing)
+            _logger.warning(
+                "model '%s' gets requests without the required input(s) %s: these had input(s) %s, as many "
+                "as are required",
+                name,
+                _listed(missing),
+                _listed(given),
             )
 
     def tensor(self, entry: InputForm, spec: TensorSpec) -> None:

@@ -149,10 +149,6 @@ BATCH_OF_NONE = _difference("""
     batch size 0 | 400 `input byte size mismatch` | 400 that names the batch size | says what is
     wrong
 """)
-REQUIRED_INPUT = _difference("""
-    a required input left out, an optional one given | the model runs without it | 400, names what
-    is missing | the model has no way to expect that
-""")
 BIG_PARAMETER = _difference("""
     an integer parameter of 2^63 and more | reaches the model as a double | reaches the model as it
     is, up to 2^64 - 1 | no digits are lost

@@ -149,7 +149,6 @@ INPUTS = [
         "optional: required left out",
         "optional_input",
         tensor("INPUT1", "INT32", [1, 2], [1, 2]),
-        differs=deliberate.REQUIRED_INPUT,
     ),
     sent("optional: none given", "optional_input"),
     sent(

@@ -16,7 +16,8 @@ from gpubridge.config import (
     unsupported_features,
 )
 from gpubridge.errors import BridgeError, ErrorCode
-from tests.unit.model_configs import INPUT, MINIMAL, OUTPUT, PYTHON, write_model
+from gpubridge.model_io import InputForm, check_inputs
+from tests.unit.model_configs import INPUT, MINIMAL, OUTPUT, PYTHON, model_config, write_model
 
 
 def load(repository, config, gpu_count=0):
@@ -205,3 +206,11 @@ def test_arbitrary_text_parses_or_is_refused(text):
         assert refusal.message.startswith("failed to read text proto from somewhere: ")
     else:
         assert parse_model_config(str(message), "its own text") == message
+
+
+def test_an_optional_input_in_place_of_a_required_one_reaches_the_model_with_one_warning(caplog):
+    config = model_config("A FP32 [1];B FP32 [1] optional: true;C FP32 [1] optional: true")
+    for name in "B", "B", "C":
+        check_inputs("", [InputForm(name, "FP32", (1,), 4)], config)
+    (warning,) = caplog.messages
+    assert "without the required input(s) ['A']: these had input(s) ['B']" in warning
