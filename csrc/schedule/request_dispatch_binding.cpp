@@ -11,6 +11,8 @@ using Admission = DynamicBatcher::Admission;
 
 // A stub that begins nothing for so long holds up what it was sent.
 constexpr Nanoseconds kPatience = 4'000'000;
+// No request gets from its arrival to a model in less: one that asks for that is late.
+constexpr Nanoseconds kHandOver = 10'000;
 
 // -- one instance --------------------------------------------------------------------------------
 
@@ -151,6 +153,7 @@ void RequestDispatch::enqueue(nb::handle object) {
   request.arrived = now;
   request.set(InferRequest::kCancelled, cancel_);
   if (request.copied != 0) counters_->copied(static_cast<std::uint64_t>(request.copied));
+  bool hurried = false;
   QueuedRequest queued;
   queued.size = static_cast<std::uint64_t>(request.batch_size);
   queued.arrived = now;
@@ -164,6 +167,8 @@ void RequestDispatch::enqueue(nb::handle object) {
     queued.shape = latest_.shape;
     queued.priority = latest_.priority;
     queued.timeout = latest_.timeout;
+    hurried = latest_.timeout != 0 && latest_.timeout < kHandOver;
+    if (hurried) queued.timeout = 1;
   }
   const Admission admission = batcher_->add(object, queued, now);
   if (admission != Admission::kAccepted) {
@@ -171,7 +176,8 @@ void RequestDispatch::enqueue(nb::handle object) {
     return;
   }
   if (ordered_) owner_.attr("order_outcome")(object);
-  dispatch(now);
+  // It is late by the time that has passed since.
+  dispatch(hurried ? 0 : now);
 }
 
 void RequestDispatch::read_options(nb::handle options) {

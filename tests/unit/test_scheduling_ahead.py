@@ -206,3 +206,61 @@ def test_requests_stay_if_no_instance_makes_progress():
     model.advance(10**8)
     assert len(model.instances[1].batches) > before[1]
     model.close()
+
+
+def test_a_withdrawn_request_that_is_cancelled_ends():
+    model = quick_model()
+    _, one, two, three = [model.submit() for _ in range(4)]
+    first, second = model.instances
+    first.start()
+    model.cancel(one)
+    model.advance(10**8)
+    assert one.slot_freed
+    assert not one.begun
+    model.cancel(two)
+    while second.batches:
+        second.land()
+    assert len(three.outcomes) == 1
+    first.land()
+    first.start()
+    assert model.dispatcher.pending == 0
+    model.close()
+
+
+def test_an_instance_that_dies_takes_no_withdrawn_request_with_it():
+    model = quick_model()
+    slow, *waiting = [model.submit() for _ in range(4)]
+    first, second = model.instances
+    first.start()
+    model.advance(10**8)
+    first.die(hopeless=False)
+    assert len(slow.outcomes) == 1
+    while second.batches:
+        second.land()
+    assert [len(client.outcomes) for client in waiting] == [1, 1, 1]
+    assert model.dispatcher.pending == 0
+    model.close()
+
+
+class GoingOn(VirtualModel):
+    """Its clock goes on whenever it is looked at."""
+
+    @property
+    def now(self):
+        self._now += 1
+        return self._now
+
+    @now.setter
+    def now(self, now):
+        self._now = now
+
+
+@pytest.mark.parametrize(("timeout", "late"), [(5, True), (11_000_000_000, False), (0, False)])
+def test_a_request_that_gets_to_no_model_in_time_is_late_at_an_idle_one(timeout, late):
+    policy = "default_timeout_microseconds: 20000000000000 allow_timeout_override: true"
+    more = f"dynamic_batching {{ default_queue_policy {{ {policy} }} }}"
+    model = GoingOn(model_config("IN FP32 [-1]", more=more), instances=1)
+    model.instances[0].come_up()
+    client = model.submit(timeout_us=timeout)
+    assert [error.message for error in client.outcomes] == ["Request timeout expired"] * late
+    model.close()
