@@ -294,7 +294,7 @@ class Executor:
     @staticmethod
     def _close_sender(handle: RequestHandle, refusal: bytes) -> bytes | None:
         """Close the sender of a failed model's request; None where the request was answered."""
-        return refusal if handle.close() else None
+        return refusal if handle.close() and not handle.end_answered() else None
 
     def _encode_skipped(self, records: Sequence[Record], live: Sequence[Record]) -> list[bytes]:
         """Encode empty responses for cancelled requests, and release their memory."""

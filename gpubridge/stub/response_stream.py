@@ -208,10 +208,18 @@ class RequestHandle:
 
     def fail(self, error: BridgeError) -> None:
         """Answer the request with an error unless it has ended; any thread may."""
-        if self.close():
+        if self.close() and not self.end_answered():
             self._writer.results.respond(
                 self._writer.encoder.encode(self.record, error_context(error)), 0
             )
+
+    def end_answered(self) -> bool:
+        """End a closed request that needs no error: its only response has been sent; returns whether it was."""
+        if self._writer.identity.decoupled or self.sender is None or not self.sender._sent:
+            return False
+        last = self._writer.encoder.encode_empty(self.record.ticket, ResponseFlag.EMPTY)
+        self._writer.results.respond(last, 0)
+        return True
 
 
 class StubResponseStream:

@@ -379,6 +379,20 @@ def test_a_request_that_is_kept_is_answered_by_a_sender_that_is_taken_later(star
         assert "found type '<class 'NoneType'>'" in stub.error(record)
 
 
+def test_what_is_raised_after_the_only_response_takes_nothing_from_it(start):
+    stub = start(
+        "sender = request.get_response_sender()",
+        "kept.append(sender)",
+        "response = pb_utils.InferenceResponse([pb_utils.Tensor('OUT', data)])",
+        "sender.send(response)",
+        "sender.send(response)",
+    )
+    stub.send([stub.record(0, row(5))])
+    (sent,) = stub.responses(1)
+    assert stub.array(sent).tolist() == [[5]]
+    assert stub.answers(0)[0].word == ResponseFlag.EMPTY
+
+
 def test_a_sender_that_a_model_deletes_itself_ends_its_request_once(start):
     stub = start(
         "sender = request.get_response_sender()",
