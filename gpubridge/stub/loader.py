@@ -35,7 +35,9 @@ def load_model(path: str, package: str) -> Any:
     on sys.path: beside that folder are other backends, named like the libraries that they import.
     """
     if not os.path.isfile(path):
-        raise not_found(f"Python model file not found in '{path}'")
+        raise not_found(
+            f"Failed to preinitialize Python stub: Python model file not found in '{path}'"
+        )
     register_aliases()
     folder = os.path.dirname(path)
     if "" not in sys.path:

@@ -117,4 +117,24 @@ DIFFERENCES = (
             )
         },
     ),
+    ApiDifference(
+        "a call of a model or version that does not exist",
+        "`Model 'NAME' is not ready.`",
+        "`Request for unknown model: 'NAME' is not found`",
+        "newer Tritons say that",
+        {
+            "1.6 exec: unknown model": (
+                '200 "Model nope - Error when running inference: Request for unknown model: '
+                "'nope' is not found\""
+            ),
+            "1.6 exec: unknown version": (
+                '200 "Model api_add - Error when running inference: Request for unknown model: '
+                "'api_add' version 7 is not found\""
+            ),
+            "1.9 ResponseIterator: unknown model": (
+                '200 ["Model nope - Error when running inference: Request for unknown model: '
+                "'nope' is not found\"]"
+            ),
+        },
+    ),
 )

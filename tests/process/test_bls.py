@@ -51,14 +51,13 @@ call(inputs=[tensor('A', []), tensor('B', [])]).exec()
 call(-2).exec()
     NOT_FOUND: coded
 call(1, model='nope').exec()
-    NOT_FOUND: Model nope - Error when running inference: Failed for execute the inference request.
-    Model 'nope' is not ready.
+    NOT_FOUND: Model nope - Error when running inference: Request for unknown model: 'nope' is not found
 call(1, model_version=7).exec()
-    NOT_FOUND: Model add_sub - Error when running inference: Failed for execute the inference request.
-    Model 'add_sub' is not ready.
+    NOT_FOUND: Model add_sub - Error when running inference: Request for unknown model: 'add_sub' version
+    7 is not found
 call(1, model_version=-2).exec()
-    NOT_FOUND: Model add_sub - Error when running inference: Failed for execute the inference request.
-    Model 'add_sub' is not ready.
+    NOT_FOUND: Model add_sub - Error when running inference: Request for unknown model: 'add_sub' version
+    -2 is not found
 call(1, correlation_id='a' * 129).exec()
     UNSUPPORTED: Model add_sub - Error when running inference: string correlation ID cannot be longer
     than 128 characters

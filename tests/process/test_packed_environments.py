@@ -84,6 +84,7 @@ def test_a_packed_environment_of_another_python_runs_the_model(place, tmp_path_f
         assert prefix == str(place.cache / digest(archive) / "environment")
         assert numpy.startswith(str(packages))
         assert server.log().count(UNPACKED) == 1
+        assert server.log().count("Extracting Python execution env") == 1
 
 
 def test_one_content_is_unpacked_once_for_all_models_servers_and_starts(place):

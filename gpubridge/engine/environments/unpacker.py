@@ -233,7 +233,8 @@ class _ProgressReader:
     def _report(self, doing: str) -> None:
         if doing == "unpacking" and not self._begun:
             self._begun = True
-            _logger.info("environment %s is being unpacked", self._archive)
+            # As Triton says it.
+            _logger.info("Extracting Python execution env %s", self._archive)
         if doing == "waiting":
             _logger.info(
                 "environment %s is being unpacked by another process: waiting", self._archive

@@ -135,17 +135,9 @@ class CalledModels:
     def form(self, record: Record, caller: str, device: str) -> CallForm:
         """Return the template of a call by the model ``caller``; raises BridgeError."""
         call: CallContext = record.context
-        model = self._find(call.model, call.version)
+        version = None if call.version == -1 else call.version
+        model = self._repository.find(call.model, version)
         return CallForm(record, model, caller, device, self.instances)
-
-    def _find(self, name: str, version: int) -> Model:
-        try:
-            return self._repository.find(name, None if version == -1 else version)
-        except BridgeError:
-            raise BridgeError(
-                f"Failed for execute the inference request. Model '{name}' is not ready.",
-                ErrorCode.NOT_FOUND,
-            ) from None
 
     def instances(self, name: str) -> Sequence[Instance]:
         """Return the instances of all versions of a model."""
