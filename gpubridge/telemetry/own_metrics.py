@@ -12,6 +12,7 @@ OWN_FAMILIES = frozenset(
         "gpubridge_device_events_used",
         "gpubridge_device_waits_total",
         "gpubridge_fallbacks_total",
+        "gpubridge_open_requests",
         "gpubridge_queued_requests",
         "gpubridge_request_duration_seconds",
         "gpubridge_stub_restarts_total",

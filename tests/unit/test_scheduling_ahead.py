@@ -208,40 +208,6 @@ def test_requests_stay_if_no_instance_makes_progress():
     model.close()
 
 
-def test_a_withdrawn_request_that_is_cancelled_ends():
-    model = quick_model()
-    _, one, two, three = [model.submit() for _ in range(4)]
-    first, second = model.instances
-    first.start()
-    model.cancel(one)
-    model.advance(10**8)
-    assert one.slot_freed
-    assert not one.begun
-    model.cancel(two)
-    while second.batches:
-        second.land()
-    assert len(three.outcomes) == 1
-    first.land()
-    first.start()
-    assert model.dispatcher.pending == 0
-    model.close()
-
-
-def test_an_instance_that_dies_takes_no_withdrawn_request_with_it():
-    model = quick_model()
-    slow, *waiting = [model.submit() for _ in range(4)]
-    first, second = model.instances
-    first.start()
-    model.advance(10**8)
-    first.die(hopeless=False)
-    assert len(slow.outcomes) == 1
-    while second.batches:
-        second.land()
-    assert [len(client.outcomes) for client in waiting] == [1, 1, 1]
-    assert model.dispatcher.pending == 0
-    model.close()
-
-
 class GoingOn(VirtualModel):
     """Its clock goes on whenever it is looked at."""
 
