@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.tensor.dtypes import element_count, item_size
 
 _logger = logging.getLogger(__name__)
+_warned: WeakSet[ModelConfig] = WeakSet()
+"""Those of models which got requests without a required input, as the log says."""
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
@@ -113,9 +116,9 @@ class _Check:
                 f"{_listed(given)}, but missing required input(s) {_listed(missing)}. Please provide "
                 "all required input(s)."
             )
-        if missing and not self._config.missed_inputs.issuperset(missing):
+        if missing and self._config not in _warned:
             # As in Triton, which counts the inputs, the model gets the request.
-            self._config.missed_inputs.update(missing)
+            _warned.add(self._config)
             _logger.warning(
                 "model '%s' gets requests without the required input(s) %s: these had input(s) %s, as many "
                 "as are required",

@@ -140,7 +140,6 @@ class ModelConfig:
     - ``draft``: the model may still complete the configuration when it is loaded. Until then `inputs`
       and `outputs` are empty and unchecked, whatever the message has.
     - ``fallbacks``: number of slower fallbacks by reason: "no_gpu".
-    - ``missed_inputs``: required inputs that requests lacked, as the log says.
     """
 
     name: str
@@ -158,7 +157,6 @@ class ModelConfig:
     backend_file: Path | None = None
     draft: bool = False
     fallbacks: Mapping[str, int] = field(default_factory=dict)
-    missed_inputs: set[str] = field(default_factory=set, compare=False)
 
     @cached_property
     def inputs_by_name(self) -> Mapping[str, TensorSpec]:
