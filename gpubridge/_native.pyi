@@ -6,7 +6,7 @@ What stubs use of the module is typed in `gpubridge.tensor.native`, since they m
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from gpubridge.host_shm import Slot
+from gpubridge.host_shm import Account, Slot
 from gpubridge.request import (
     ClientUse,
     MemoryRange,
@@ -428,8 +428,8 @@ class InFlightRequests:
     without anything out of the ordinary becomes an `InferResponse` here; all others are given to the
     hook ``decode``.
 
-    - ``lent``, ``cancelled``, ``passed_on``, ``progress``, ``claimed``: those of the control page,
-      which stay in use until `close`.
+    - ``lent``, ``cancelled``, ``passed_on``, ``received``, ``progress``, ``claimed``: those of the
+      control page, which stay in use until `close`.
     - ``reader``: of the stub's responses.
     - ``hooks``: see `gpubridge.engine.ipc.in_flight`.
     - ``descriptor``: that of the channel, which is the caller's; in use until `close`.
@@ -440,6 +440,7 @@ class InFlightRequests:
         lent: memoryview,
         cancelled: memoryview,
         passed_on: memoryview,
+        received: memoryview,
         progress: memoryview,
         claimed: memoryview,
         reader: Any,
@@ -455,6 +456,8 @@ class InFlightRequests:
     """True if no batch is at the stub."""
     succeeded: int
     """Grows whenever a request succeeds."""
+    def store_with(self, store: Callable[[InferRequest], Any], /) -> None:
+        """Have responses stored whose readers are slow, by what ``store`` makes for their request."""
     def holds(self, sequence: int, /) -> bool:
         """Return True if a batch is at the stub."""
     def has_started(self, request: InferRequest, /) -> bool:
@@ -596,8 +599,11 @@ class InferRequest:
 
     - ``on_partial``: gets a response, or an error in the place of one, after which others may come;
       ``on_done`` then gets the last one, or None if there was only the word that no more come. Who
-      has set this calls :meth:`passed_on` for what it got, or the model has to wait. Not set: the
-      first response is the outcome.
+      has set this calls :meth:`passed_on` for what it got, or the others of a stub are stored: it gets
+      64 of them, or below 1 MiB and one more. Not set: the first response is the outcome.
+    - ``account``: charged for what is stored; None for a reader without a connection.
+    - ``stored``: what stores them, see `gpubridge.engine.memory.response_store`. The outcome comes
+      after what is stored; None drops that.
     - ``trace``: who follows it, if it is traced.
     - ``arrived``: when the model took it, in CLOCK_MONOTONIC nanoseconds.
     - ``item``: what a sequence batcher holds for it; None where the scheduler holds the request
@@ -626,6 +632,8 @@ class InferRequest:
     item: Any
     pattern: InferRequest | None
     client: ClientUse | None
+    account: Account | None
+    stored: Any
     ranges: Sequence[MemoryRange] | None
     arrived: int
     cancelled: Callable[[InferRequest], None] | None
@@ -652,7 +660,7 @@ class InferRequest:
     def respond(self, outcome: Outcome, /) -> None:
         """Give a response that is not the last to who waits for it."""
     def passed_on(self, responses: int, /) -> None:
-        """Say that so many of the responses have left, so that the model may send others."""
+        """Say that so many of the responses have left: who takes them gets others that are stored."""
     def finish(self, outcome: Outcome | None, /) -> None:
         """Give the outcome to who waits for it; at most once."""
     def cancel(self) -> None:
@@ -1141,6 +1149,8 @@ class HttpExchange:
     """The content coding that the client would like for the answer."""
     lost: bool
     """True if the client is gone, or has its answer."""
+    account: Account | None
+    """Whom the answer is charged to while it waits for its client; None once that is gone."""
     def field(self, name: bytes, /) -> bytes | None:
         """Return the value of the last field of a name, which is given in lower case."""
     def fields(self) -> list[tuple[bytes, bytes]]:

@@ -210,7 +210,7 @@ def build_repository(
     for notice in [*settings.notices(), *backend.notices]:
         _logger.info("%s", notice)
     calls = BlsServer()
-    regions = Regions(settings.memory.request_arena_limit)
+    regions = Regions(settings.memory.request_arena_limit, settings.memory.response_store_limit)
     threads = LoadThreads()
     environments = ModelEnvironments(
         backend.environment_cache,

@@ -249,6 +249,7 @@ class CallChannel {
     nb::object refuse = given.attr("refuse");
     nb::object send = given.attr("send");
     nb::object call_soon = given.attr("call_soon");
+    nb::object account = connection.attr("account");
   };
   using Key = std::pair<PyObject*, PyObject*>;
   struct KeyHash {
@@ -308,6 +309,7 @@ class CallChannel {
          .batch_size = nb::cast<long long>(tuple_item(fitted, 2))});
     infer_request(request).set(InferRequest::kRanges, ranges);
     if (form->decoupled) {
+      infer_request(request).set(InferRequest::kAccount, hooks.account);
       infer_request(request).set(InferRequest::kOnPartial, attribute<"respond">(call));
     }
     nb::cast<Call&>(call).request = request;

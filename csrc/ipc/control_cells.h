@@ -13,6 +13,7 @@ struct ControlCells {
   std::span<std::uint8_t> lent;
   std::span<std::uint8_t> cancelled;
   std::span<std::uint32_t> passed_on;
+  std::span<std::uint32_t> received;
   // The number of the batch that was started last, and when that was.
   std::span<const std::uint64_t> progress;
   // Up to which batch the stub has begun, or the server has withdrawn.

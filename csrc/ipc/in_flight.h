@@ -89,6 +89,7 @@ class InFlightRequests {
       store_cell<std::uint8_t>(cells_.lent[ticket], request.has_memory ? 1 : 0);
       store_cell<std::uint8_t>(cells_.cancelled[ticket], 0);
       store_cell(cells_.passed_on[ticket], 0U - request.unsent);
+      store_cell(cells_.received[ticket], 0U);
       tickets.push_back(ticket);
     }
     return tickets;
@@ -119,7 +120,7 @@ class InFlightRequests {
     return all_cancelled(sequence) ? sequence : 0;
   }
 
-  // Tells the stub that responses of a request have left, so that it may send others.
+  // Tells the stub that responses of a request have left, which it may wait for.
   void passed_on(Ticket ticket, std::uint32_t responses) {
     std::uint32_t& cell = cells_.passed_on[ticket];
     store_cell(cell, load_cell(cell) + responses);
@@ -169,12 +170,15 @@ class InFlightRequests {
   std::vector<Ticket> end_batch(std::uint64_t sequence) {
     return std::move(batches_.extract(sequence).mapped());
   }
-  // Throws MalformedRecord unless a request is at the stub, and has not ended.
-  void check_response(Ticket ticket) const {
+  // Tells the stub that the server has another response of a request, whose reader may be slow.
+  // Throws MalformedRecord unless the request is at the stub, and has not ended.
+  void receive_response(Ticket ticket) {
     if (ticket >= entries_.size() ||
         (entries_[ticket].state != State::kRunning && entries_[ticket].state != State::kOpen)) {
       not_running("a response", ticket);
     }
+    std::uint32_t& cell = cells_.received[ticket];
+    store_cell(cell, load_cell(cell) + 1);
   }
 
   // Withdraws all batches that the stub has not begun, if it lets that be done; returns their

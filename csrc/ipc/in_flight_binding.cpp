@@ -128,9 +128,9 @@ void RequestsAtStub::tell(const Taken& taken, Duration now, const nb::object& er
   const nb::object counters = hooks_->counters;
   for (const Outcome& each : taken.outcomes) {
     InferRequest& request = infer_request(each.request);
-    if (each.outcome.is_valid()) {
-      run([&] { each.last ? request.finish(each.outcome) : request.respond(each.outcome); });
-    }
+    const bool told = each.outcome.is_valid();
+    if (told && each.last) run([&] { request.finish(each.outcome); });
+    if (told && !each.last) run([&] { request.respond(each.outcome, store_); });
     if (each.observed) run([&] { note_answer(each, nb::cast<ModelCounters&>(counters)); });
   }
   if (taken.answered.batches != 0 || taken.closed) {
@@ -337,7 +337,7 @@ void RequestsAtStub::respond(std::string_view message, Duration now, Taken& take
       named_errors("RESPONSES message: ", [&] { return decode_responses(message); });
   taken.copied = decoded.copied;
   for (const RecordView& record : decoded.records) {
-    core_.check_response(record.ticket());
+    core_.receive_response(record.ticket());
     const Held& held = held_[record.ticket()];
     const nb::object request = held.request;
     Decoded made{nb::none(), nb::none()};
@@ -541,8 +541,7 @@ nb::tuple RequestsAtStub::close(std::uint64_t started_last) {
   }
   note_work();
   hooks_.reset();
-  waits_ = nb::none();
-  on_kept_ = on_ended_ = nb::none();
+  waits_ = on_kept_ = on_ended_ = store_ = nb::none();
   buffers_.reset();
   return nb::make_tuple(std::move(started), std::move(unstarted));
 }
@@ -555,8 +554,8 @@ void bind_in_flight(nb::module_& module) {
       .def(nb::init<nb::object, int, std::size_t>())
       .def("end", &at_stub::SendTurn::end);
   nb::class_<RequestsAtStub>(module, "InFlightRequests")
-      .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::object,
-                    nb::handle, int>())
+      .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle,
+                    nb::object, nb::handle, int>())
       .def_prop_ro("free_tickets", &RequestsAtStub::free_tickets)
       .def_prop_ro("open_requests", &RequestsAtStub::open_requests)
       .def_prop_ro("idle", &RequestsAtStub::idle)
@@ -566,6 +565,7 @@ void bind_in_flight(nb::module_& module) {
       .def("executes", &RequestsAtStub::executes)
       .def("watch", &RequestsAtStub::watch, nb::arg().none(), nb::arg().none())
       .def("poll_with", &RequestsAtStub::poll_with, nb::arg().none())
+      .def("store_with", &RequestsAtStub::store_with)
       .def("block", &RequestsAtStub::block)
       .def("flush", &RequestsAtStub::flush)
       .def("cancel", &RequestsAtStub::cancel, nb::arg(), nb::arg() = false, nb::arg() = 1)

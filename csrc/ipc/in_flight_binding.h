@@ -66,30 +66,36 @@ std::span<Cell> cells_of(const BufferView& view) {
 
 // The buffers of the control page's cells.
 struct ControlBuffers {
-  ControlBuffers(nb::handle lent, nb::handle cancelled, nb::handle passed_on, nb::handle progress,
-                 nb::handle claimed)
+  ControlBuffers(nb::handle lent, nb::handle cancelled, nb::handle passed_on, nb::handle received,
+                 nb::handle progress, nb::handle claimed)
       : lent(lent, PyBUF_WRITABLE),
         cancelled(cancelled, PyBUF_WRITABLE),
         passed_on(passed_on, PyBUF_WRITABLE),
+        received(received, PyBUF_WRITABLE),
         progress(progress, PyBUF_WRITABLE),
         claimed(claimed, PyBUF_WRITABLE) {
     const std::size_t tickets = this->lent.size();
     if (this->cancelled.size() != tickets || this->progress.size() < 2 * sizeof(std::uint64_t) ||
         this->claimed.size() != sizeof(std::uint64_t) ||
-        this->passed_on.size() != tickets * sizeof(std::uint32_t)) {
+        this->passed_on.size() != tickets * sizeof(std::uint32_t) ||
+        this->received.size() != tickets * sizeof(std::uint32_t)) {
       throw nb::value_error("the cells are not those of one control page");
     }
   }
 
   [[nodiscard]] ControlCells cells() const {
-    return {cells_of<std::uint8_t>(lent), cells_of<std::uint8_t>(cancelled),
-            cells_of<std::uint32_t>(passed_on), cells_of<const std::uint64_t>(progress),
+    return {cells_of<std::uint8_t>(lent),
+            cells_of<std::uint8_t>(cancelled),
+            cells_of<std::uint32_t>(passed_on),
+            cells_of<std::uint32_t>(received),
+            cells_of<const std::uint64_t>(progress),
             cells_of<std::uint64_t>(claimed)};
   }
 
   BufferView lent;
   BufferView cancelled;
   BufferView passed_on;
+  BufferView received;
   BufferView progress;
   BufferView claimed;
 };
@@ -153,9 +159,10 @@ class RequestsAtStub {
   enum class Received { kNothing, kMessage, kClosed };
 
   // `descriptor` is the channel's, which stays the caller's and open until `close`.
-  RequestsAtStub(nb::handle lent, nb::handle cancelled, nb::handle passed_on, nb::handle progress,
-                 nb::handle claimed, nb::object reader, nb::handle hooks, int descriptor)
-      : buffers_(std::in_place, lent, cancelled, passed_on, progress, claimed),
+  RequestsAtStub(nb::handle lent, nb::handle cancelled, nb::handle passed_on, nb::handle received,
+                 nb::handle progress, nb::handle claimed, nb::object reader, nb::handle hooks,
+                 int descriptor)
+      : buffers_(std::in_place, lent, cancelled, passed_on, received, progress, claimed),
         core_(buffers_->cells()),
         reader_(std::move(reader)),
         hooks_(std::in_place, hooks),
@@ -201,6 +208,8 @@ class RequestsAtStub {
     waits_ = std::move(waits);
     alone_ = together_ = false;
   }
+  // Has responses stored whose readers are slow: `store` makes what stores those of a request.
+  void store_with(nb::object store) { store_ = std::move(store); }
   // True if messages wait for the channel, so that others have to wait behind them.
   void block(bool blocked) { blocked_ = blocked; }
 
@@ -342,6 +351,7 @@ class RequestsAtStub {
   std::optional<Hooks> hooks_;
   nb::object on_kept_ = nb::none();
   nb::object on_ended_ = nb::none();
+  nb::object store_ = nb::none();
   std::uint64_t sequence_ = 0;
   std::uint64_t succeeded_ = 0;
   ExecuteFrame frame_;

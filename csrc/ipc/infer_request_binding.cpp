@@ -1,6 +1,7 @@
 #include "ipc/infer_request_binding.h"
 
 #include "heap_type.h"
+#include "memory/sent_buffers.h"
 
 namespace gpubridge {
 namespace {
@@ -61,6 +62,7 @@ int initialize_request(PyObject* self, PyObject* args, PyObject* keywords) {
 void deallocate_request(PyObject* self) {
   PyObject_GC_UnTrack(self);
   if (as<InferRequest>(self)->weak_references != nullptr) PyObject_ClearWeakRefs(self);
+  delete std::exchange(as<InferRequest>(self)->window, nullptr);
   deallocate<InferRequest>(self);
 }
 
@@ -74,7 +76,7 @@ PyObject* run(PyObject* self, Method&& method) {
 }
 
 PyObject* respond(PyObject* self, PyObject* outcome) {
-  return run(self, [&](InferRequest& request) { request.respond(outcome); });
+  return run(self, [&](InferRequest& request) { request.respond(outcome, Py_None); });
 }
 
 PyObject* passed_on(PyObject* self, PyObject* responses) {
@@ -128,7 +130,7 @@ PyTypeObject* request_type() {
        {Py_tp_members, field_members<InferRequest>(
                            {"signature", "slot", "places", "on_done", "identifier", "context",
                             "options", "dims", "on_partial", "first", "item", "pattern", "client",
-                            "ranges", "cancelled", "trace", "instance"},
+                            "ranges", "cancelled", "trace", "instance", "account", "stored"},
                            true,
                            {number("start", offsetof(InferRequest, start)),
                             number("copied", offsetof(InferRequest, copied)),
@@ -152,6 +154,17 @@ PyTypeObject* response_type() {
   return type;
 }
 
+// The bytes of a response's outputs; 0 for an error.
+std::uint64_t bytes_of(nb::handle outcome) {
+  if (!is_infer_response(outcome)) return 0;
+  const nb::handle buffers = infer_response(outcome).get(InferResponse::kBuffers);
+  const std::vector<LentSpan>* spans = LentBuffers::of(buffers);
+  if (spans == nullptr) return buffers.is_none() ? 0 : SentBuffers(buffers).total();
+  std::uint64_t total = 0;
+  for (const LentSpan& span : *spans) total += span.size;
+  return total;
+}
+
 template <typename Object>
 Object& checked_as(nb::handle object, PyTypeObject* type, const char* text) {
   if (PyObject_TypeCheck(object.ptr(), type) == 0) throw nb::type_error(text);
@@ -160,10 +173,10 @@ Object& checked_as(nb::handle object, PyTypeObject* type, const char* text) {
 
 }  // namespace
 
-void InferRequest::respond(nb::handle outcome) {
+void InferRequest::respond(nb::handle outcome, nb::handle store) {
   unsent += 1;
   if (has(kOnDone) && has(kOnPartial)) {
-    nb::borrow(get(kOnPartial))(outcome);
+    hand_out(outcome, store);
     return;
   }
   if (!has(kFirst) && has(kOnDone)) set(kFirst, outcome);
@@ -172,11 +185,55 @@ void InferRequest::respond(nb::handle outcome) {
 
 void InferRequest::passed_on(long long responses) {
   unsent -= responses;
-  if (!has(kInstance)) return;
-  nb::borrow(get(kInstance)).attr("passed_on")(object(), responses);
+  if (window != nullptr) window->passed_on(responses);
+  if (has(kInstance)) nb::borrow(get(kInstance)).attr("passed_on")(object(), responses);
+  hand_out_stored();
+}
+
+void InferRequest::hand_out(nb::handle outcome, nb::handle store) {
+  if (!store.is_none()) {
+    if (window == nullptr) window = new ResponseWindow();
+    const std::uint64_t nbytes = bytes_of(outcome);
+    if (has(kStored) || !window->open()) {
+      if (!has(kStored)) set(kStored, nb::borrow(store)(object()));
+      nb::borrow(get(kStored)).attr("add")(outcome, nbytes);
+      return;
+    }
+    window->hand_out(nbytes);
+  }
+  nb::borrow(get(kOnPartial))(outcome);
+}
+
+// A loop, since a reader may pass a response on as it gets it, which comes back here.
+void InferRequest::hand_out_stored() {
+  if (!has(kStored) || window->handing_out) return;
+  window->handing_out = true;
+  // It may be dropped meanwhile.
+  const nb::object held = nb::borrow(object());
+  struct Guard {
+    ~Guard() { window.handing_out = false; }
+    ResponseWindow& window;
+  } guard{*window};
+  while (has(kStored) && window->open()) {
+    // The outcome, its bytes, and whether it is the last; None where nothing is left for now.
+    const nb::object next = nb::borrow(get(kStored)).attr("take")();
+    const bool last = !next.is_none() && nb::cast<bool>(nb::object(next[2]));
+    if (next.is_none() || last) take(kStored);
+    if (last) {
+      finish(nb::object(next[0]));
+    } else if (!next.is_none() && has(kOnPartial)) {
+      window->hand_out(nb::cast<std::uint64_t>(nb::object(next[1])));
+      nb::borrow(get(kOnPartial))(nb::object(next[0]));
+    }
+  }
 }
 
 void InferRequest::finish(nb::object outcome) {
+  if (has(kStored)) {
+    nb::borrow(get(kStored)).attr("end")(outcome);
+    hand_out_stored();
+    return;
+  }
   const nb::object on_done = take(kOnDone);
   if (on_done.is_none()) return;
   // It may hold the request.
@@ -188,6 +245,8 @@ void InferRequest::finish(nb::object outcome) {
 }
 
 void InferRequest::cancel() {
+  const nb::object stored = take(kStored);
+  if (!stored.is_none()) stored.attr("close")();
   take(kOnDone);
   take(kOnPartial);
   if (has(kCancelled)) nb::borrow(get(kCancelled))(object());

@@ -2,6 +2,7 @@
 // Other bindings read and make them without looking attributes up.
 #pragma once
 
+#include "ipc/response_window.h"
 #include "python_object.h"
 
 namespace gpubridge {
@@ -54,6 +55,8 @@ struct InferRequest : FieldAccess<InferRequest> {
     kCancelled,
     kTrace,
     kInstance,
+    kAccount,
+    kStored,
     kFields
   };
 
@@ -67,14 +70,22 @@ struct InferRequest : FieldAccess<InferRequest> {
   long long arrived;
   long long ticket;
   long long unsent;
+  // Made with the first response that is not the last.
+  ResponseWindow* window;
 
   // Each calls Python, and throws what that raises; the caller holds the request meanwhile.
-  void respond(nb::handle outcome);
+  // Stores the response instead while its window is not open: `store` makes what stores those of a
+  // request; None for a reader that takes all.
+  void respond(nb::handle outcome, nb::handle store);
   void passed_on(long long responses);
   void finish(nb::object outcome);
   void cancel();
   // At most 128 characters of the identifier.
   [[nodiscard]] std::string shown_identifier() const;
+
+ private:
+  void hand_out(nb::handle outcome, nb::handle store);
+  void hand_out_stored();
 };
 
 struct InferResponse : FieldAccess<InferResponse> {

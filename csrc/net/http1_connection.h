@@ -46,6 +46,8 @@ class Exchange {
     if (head_ == nullptr || head_->accepts == Coding::kNone) return nullptr;
     return head_->accepts == Coding::kGzip ? "gzip" : "deflate";
   }
+  // Whom the answer is charged to while it waits for its client; None once that is gone.
+  [[nodiscard]] nb::object account() const;
   [[nodiscard]] bool lost() const { return connection_ == nullptr || answered_; }
 
   void receive_into(nb::handle memory, std::uint64_t granted);

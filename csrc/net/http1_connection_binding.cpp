@@ -481,6 +481,7 @@ void bind_http1_connection(nb::module_& module) {
       .def_prop_ro("whole", &Exchange::whole)
       .def_prop_ro("coding", &Exchange::coding)
       .def_prop_ro("lost", &Exchange::lost)
+      .def_prop_ro("account", &Exchange::account)
       .def_rw("handler", &Exchange::handler)
       .def("field", &Exchange::field)
       .def("fields", &Exchange::fields)

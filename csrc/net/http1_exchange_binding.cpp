@@ -83,6 +83,10 @@ nb::object Exchange::field(nb::bytes name) const {
   return value ? nb::object(bytes_object(*value)) : nb::none();
 }
 
+nb::object Exchange::account() const {
+  return connection_ == nullptr ? nb::none() : nb::object(connection_->owner_.attr("account"));
+}
+
 nb::list Exchange::fields() const {
   nb::list all;
   if (head_ == nullptr) return all;

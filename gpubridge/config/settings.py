@@ -407,6 +407,12 @@ class MemoryLimits:
         "bytes of host memory for the unsent outputs of one instance",
         least=1,
     )
+    response_store_limit: int = flag(
+        256 * _MIB,
+        "bytes of responses of decoupled models that wait for slow readers; a request and a connection "
+        "may have half of them, a model three quarters",
+        least=1,
+    )
     allow_client_shm: bool = flag(
         False,
         "clients may register their system and CUDA shared memory, which models then map",

@@ -11,11 +11,16 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.engine.memory.device_region import OF_CLIENTS, ON_DEVICE
-from gpubridge.engine.memory.placed_response import PlacedResponse, SharedSlot
+from gpubridge.engine.memory.placed_response import (
+    PlacedResponse,
+    is_in_host_memory,
+    placed_response,
+    private_response,
+)
 from gpubridge.engine.workers import HEAVY_BYTES, TaskSet, Workers
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm.request_arena import RequestArena
-from gpubridge.request import NO_BYTES, InferRequest, InferResponse, LongParameters, MemoryRange
+from gpubridge.request import InferRequest, InferResponse, LongParameters
 from gpubridge.transport.signatures import parse_signature
 
 if TYPE_CHECKING:
@@ -23,7 +28,6 @@ if TYPE_CHECKING:
     from gpubridge.engine.models.model import Model
     from gpubridge.engine.models.tracing import Origin
 
-_ALIGNMENT = 64
 _FORMS_KEPT = 512
 _SHOWN = 128
 """Letters of an identifier that are shown for a slow request."""
@@ -172,7 +176,7 @@ class CachedSubmission:
         model.statistics.copied(request.copied)
         consumer = request.context.outputs_for
         try:
-            response = found if not consumer else _placed(found, self._arena_of(consumer))
+            response = found if not consumer else placed_response(found, self._arena_of(consumer))
         except BridgeError as error:
             model.statistics.failed("OTHER", _clock() - begun)
             model.statistics.errors.add(error, request.identifier)
@@ -194,14 +198,17 @@ class CachedSubmission:
             on_done(outcome)
         elif sum(map(len, outcome.buffers)) > HEAVY_BYTES:
             delivered = partial(self._stored, key, generation, on_done, outcome)
-            self._workers.run(partial(_copy, outcome), delivered)
+            self._workers.run(partial(private_response, outcome), delivered)
         else:
-            self._stored(key, generation, on_done, outcome, _copy(outcome))
+            self._stored(key, generation, on_done, outcome, private_response(outcome))
 
     def _is_storable(self, response: InferResponse) -> bool:
-        whole = response.event is None and None not in response.visible()
         small = sum(map(len, response.buffers)) < self._cache.limit
-        return whole and small and not isinstance(response.parameters, LongParameters)
+        return (
+            is_in_host_memory(response)
+            and small
+            and not isinstance(response.parameters, LongParameters)
+        )
 
     def _stored(
         self,
@@ -250,31 +257,3 @@ def _inputs(request: InferRequest) -> list[memoryview] | None:
         for part in ranges
         if part.segment is not None
     ]
-
-
-def _copy(response: InferResponse) -> PlacedResponse:
-    """Return a copy of a response in private memory, which is in no place that a stub maps."""
-    buffers = [memoryview(bytes(buffer)) for buffer in response.buffers]
-    shapes = tuple(tuple(shape) for shape in response.shapes)
-    parts = [NO_BYTES] * len(buffers)
-    return PlacedResponse(response.signature, shapes, buffers, response.parameters, parts)
-
-
-def _placed(response: PlacedResponse, arena: RequestArena) -> PlacedResponse:
-    """Return a response whose outputs are copied to the memory of the model that reads them.
-
-    Raises BridgeError: UNAVAILABLE when the arena is at its limit.
-    """
-    sizes = [-(-len(buffer) // _ALIGNMENT) * _ALIGNMENT for buffer in response.buffers]
-    slot = arena.allocate(sum(sizes) or 1)
-    held = SharedSlot(arena.free, slot)
-    parts, at = [], 0
-    for buffer, size in zip(response.buffers, sizes, strict=True):
-        nbytes = len(buffer)
-        slot.memory[at : at + nbytes] = buffer
-        place = MemoryRange(slot.segment, slot.offset + at, nbytes, held)
-        parts.append(place if nbytes else NO_BYTES)
-        at += size
-    return PlacedResponse(
-        response.signature, response.shapes, list(response.buffers), response.parameters, parts
-    )

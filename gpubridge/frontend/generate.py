@@ -112,6 +112,7 @@ class _Generation(PrivateBody, ABC):
             inputs.slot, 0, inputs.places, self._done, inputs.copied
         )
         add_parameters(request, self._parameters)
+        request.account = self._exchange.account
         request.on_partial = self._respond
         received = Received("HTTP", self._began, time.monotonic_ns(), self._context)
         self._model.submit(request, received)
@@ -236,8 +237,9 @@ class GenerateStreamHandler(_Generation):
         if isinstance(body, BridgeError):
             # The HTTP status is that of the first response.
             status, body = _status(body), error_body(body)
-        self._unsent += 1
+        # First: what is sent by that is none of the responses.
         self._begin(status)
+        self._unsent += 1
         self._exchange.send((b"data: ", *body, b"\n\n"))
 
     def _begin(self, status: int) -> None:

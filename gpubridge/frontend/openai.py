@@ -9,6 +9,7 @@ from functools import partial
 from gpubridge.config import openai_endpoints
 from gpubridge.config.model_config import ModelConfig
 from gpubridge.dataplane import HttpExchange
+from gpubridge.engine.memory.response_store import Charge, ModelCharge, ResponseStore
 from gpubridge.engine.models.model import Model
 from gpubridge.engine.models.tracing import trace_context
 from gpubridge.engine.repository.repository import ModelRepository
@@ -18,6 +19,7 @@ from gpubridge.frontend.control import JSON, Answer, ControlCall, ControlTasks
 from gpubridge.frontend.control_routes import Route, document, text_of
 from gpubridge.frontend.forwarded_headers import ForwardedHeaders
 from gpubridge.frontend.generate import GenerateStreamHandler
+from gpubridge.host_shm import Account
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.protocol.openai import (
     OpenAiAnswer,
@@ -32,6 +34,9 @@ from gpubridge.request import InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
 
 _GENERATING = rb"/v1/(?:(chat)/completions|(completions)|(embeddings))"
+_PIECE_BYTES = 128
+"""Of the objects of a piece of text."""
+_CHARGED_TOGETHER = 1 << 16
 _MODEL = rb"/v1/models/(?P<model>[^/]+)"
 
 
@@ -67,7 +72,9 @@ class OpenAiRoutes:
         parameters = self._headers.of(head.fields()) if self._headers.active else {}
         context = trace_context(self._repository.telemetry.traces, head.field)
         shared = self._find, self._arena_of, self._workers
-        return OpenAiHandler(endpoint, *shared, parameters, context)
+        handler = OpenAiHandler(endpoint, *shared, parameters, context)
+        handler.charge_to(self._repository.regions.responses)
+        return handler
 
     def _open_list(self, path: re.Match[bytes], head: HttpExchange) -> ControlCall:
         entries = [model_entry(name, self._created) for name in self._names()]
@@ -111,8 +118,15 @@ class OpenAiHandler(GenerateStreamHandler):
         super().__init__(partial(find, ""), arena_of, workers, parameters, context)
         self._find_by_name = find
         self._endpoint = endpoint
+        self._store: ResponseStore
+        # Of an answer that is not streamed.
+        self._kept: _KeptAnswer | None = None
         self._asked: OpenAiRequest
         self._answer: OpenAiAnswer
+
+    def charge_to(self, store: ResponseStore) -> None:
+        """Charge an answer that is not streamed as responses that wait."""
+        self._store = store
 
     def _read(self, body: bytes) -> None:
         self._asked = OpenAiRequest(body, self._endpoint)
@@ -131,12 +145,31 @@ class OpenAiHandler(GenerateStreamHandler):
         if isinstance(body, BridgeError):
             self._fail(body)
         elif body:
-            self._unsent += 1
             self._begin(200)
+            self._unsent += 1
             self._exchange.send(body)
-        elif self._request is not None:
+        else:
+            if not self._asked.stream:
+                self._keep()
             # Nothing waits for the client.
-            self._request.passed_on(1)
+            if self._request is not None:
+                self._request.passed_on(1)
+
+    def _keep(self) -> None:
+        """Charge what there is of an answer that is not streamed."""
+        if self._kept is None:
+            model = self._store.of_model(self._model.name)
+            self._kept = _KeptAnswer(self._store, model, self._exchange.account, self._fail)
+        self._kept.grow(self._answer.nbytes)
+
+    def _let_go(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+
+    def abort(self) -> None:
+        """Cancel the request: its client is gone."""
+        self._let_go()
+        super().abort()
 
     def _end(self) -> None:
         if self._asked.stream:
@@ -152,6 +185,7 @@ class OpenAiHandler(GenerateStreamHandler):
                 self._fail(request_error(error))
 
     def _respond_whole(self, body: Pieces | BridgeError) -> None:
+        self._let_go()
         if isinstance(body, BridgeError):
             self._fail(body)
         else:
@@ -160,6 +194,7 @@ class OpenAiHandler(GenerateStreamHandler):
     def _fail(self, error: BridgeError) -> None:
         """End the answer with an error, as its status or as the last event; cancel the request."""
         self._waiting.clear()
+        self._let_go()
         self._aborted = True
         if self._request is not None:
             self._request.cancel()
@@ -173,3 +208,32 @@ class OpenAiHandler(GenerateStreamHandler):
     def _advance(self) -> None:
         if not self._aborted:
             super()._advance()
+
+
+class _KeptAnswer(Charge):
+    """What there is of an answer that is not streamed; ``fail`` ends it with an error."""
+
+    __slots__ = ("_fail", "_pieces")
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        model: ModelCharge,
+        account: Account | None,
+        fail: Callable[[BridgeError], None],
+    ) -> None:
+        super().__init__(store, model, account)
+        self._fail = fail
+        self._pieces = 0
+
+    def grow(self, nbytes: int) -> None:
+        """Charge an answer of so many bytes, which has got another piece."""
+        self._pieces += 1
+        more = nbytes + _PIECE_BYTES * self._pieces - self.held
+        if more > _CHARGED_TOGETHER:
+            self.charge(more)
+
+    def refuse(self, error: BridgeError) -> None:
+        """End the answer with an error."""
+        self.close()
+        self._fail(error)

@@ -19,6 +19,8 @@ _GROWTH = 3
 """After the first piece, a body gets at most this many times the bytes that have arrived."""
 _SHARES = 8
 _KEPT = 10
+_UNPACKED = 16
+"""A body may become so many times as long by decompression, and as long as a share in any case."""
 
 
 class Reclaimable(Protocol):
@@ -37,19 +39,21 @@ class Account:
 
     - ``held``: bytes of its large requests, from their arrival until their memory is freed.
     - ``promised``: bytes that its large requests have addresses for.
+    - ``stored``: bytes of responses that wait until it reads those before them.
     """
 
-    __slots__ = ("_unread", "held", "promised")
+    __slots__ = ("_unread", "held", "promised", "stored")
 
     def __init__(self, unread: Callable[[], int]) -> None:
         self._unread = unread
         self.held = 0
         self.promised = 0
+        self.stored = 0
 
     @property
     def total(self) -> int:
         """Bytes of requests and unread responses."""
-        return self.held + self._unread()
+        return self.held + self.stored + self._unread()
 
     def close(self) -> None:
         """Drop the unread responses: the connection is closed."""
@@ -243,6 +247,19 @@ class PrivateBytes:
         body.budget.give_back(self._counted + more - nbytes)
         self._counted = nbytes
         body.charge(nbytes)
+
+    def check_unpacked(self, nbytes: int, packed: int) -> None:
+        """Refuse ``packed`` bytes that become too many by decompression, by now ``nbytes``.
+
+        Raises BridgeError: UNAVAILABLE, with both numbers.
+        """
+        most = max(self._body.budget.share, _UNPACKED * packed)
+        if nbytes > most:
+            raise unavailable(
+                f"{packed} bytes that become more than {most} bytes by decompression are refused: a "
+                f"connection's share of the memory for requests is {self._body.budget.share} bytes "
+                "(an eighth of --request-arena-limit); send them without compression, or raise the limit"
+            )
 
     def complete(self) -> None:
         """Note that the body has arrived, so that it can no longer be refused."""

@@ -204,7 +204,7 @@ class _AsyncStream(_Model):
         While a client reads too slowly, only its own generator waits.
         """
         # Few models are such, and asyncio takes 4 MiB.
-        from asyncio import CancelledError, current_task, sleep  # noqa: PLC0415
+        from asyncio import CancelledError, current_task  # noqa: PLC0415
 
         task, handle = current_task(), request._handle
         assert task is not None
@@ -221,10 +221,7 @@ class _AsyncStream(_Model):
                 async for returned in answers:
                     if request.is_cancelled():
                         break
-                    response = self.response(returned)
-                    for pause in sender._stream.waits(response):
-                        await sleep(pause)
-                    sender._pass_on(response, False)
+                    await sender.async_send(self.response(returned))
         except CancelledError:
             if not left:
                 raise

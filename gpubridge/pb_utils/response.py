@@ -152,8 +152,11 @@ class ResponseStream(Protocol):
 
     decoupled: bool
 
-    def waits(self, response: InferenceResponse, /) -> Iterator[float]:
-        """Yield seconds to wait while the client reads too slowly, until it is gone or the stream is closed."""
+    def waits(self, response: InferenceResponse, for_client: bool, /) -> Iterator[float]:
+        """Yield seconds to wait until the server has the responses before, or the client has read them.
+
+        Ends when the client is gone, or the stream is closed.
+        """
 
     def close(self) -> None:
         """Close the stream: nothing will be sent any more."""
@@ -203,10 +206,14 @@ class InferenceResponseSender:
             self._closed = True
             self._stream.sender_dropped(self._sent)
 
-    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+    def send(
+        self, response: InferenceResponse | None = None, flags: int = 0, *, wait: bool = False
+    ) -> None:
         """Send a response, the final flag, or both at once.
 
-        Blocks while too many responses (64, or 16 MiB) wait for a slow client.
+        Does not wait for the client: what it has not read is stored, within limits. A client that
+        reads so slowly that they are reached gets an error in place of the rest, and the request is
+        cancelled.
 
         Parameters
         ----------
@@ -215,6 +222,9 @@ class InferenceResponseSender:
             by itself.
         flags : int, optional
             0, or ``TRITONSERVER_RESPONSE_COMPLETE_FINAL`` with or after the last response.
+        wait : bool, optional
+            Block before a response that is not the last while the client has yet to read 64
+            responses, or 1 MiB of them. In a coroutine, await :meth:`async_send` instead.
 
         Raises
         ------
@@ -224,26 +234,33 @@ class InferenceResponseSender:
             If `flags` is another number, there is nothing to send, the sender is closed, or a model
             that is not decoupled sends none or several responses.
         """
-        if response is not None and not isinstance(response, InferenceResponse):
-            raise wrong_type("response", "InferenceResponse", response)
-        if not isinstance(flags, int):
-            flags = integer(flags, "flags")
-        if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
-            raise TritonModelException("Unable to send response. Unsupported flag provided.")
-        final = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        if response is None and not final:
-            raise TritonModelException(
-                "Inference Response object must be provided when the response flags is set to zero."
-            )
+        final = _is_final(response, flags)
         # One at a time: after the final flag the server may reuse the request's number for another
         # request, whose client must not get responses that another thread still sends here.
         with self._turn:
             self._check(response, final)
             if response is not None and not final:
                 # Without the lock, so that closing the sender does not wait for a slow client.
-                for pause in self._stream.waits(response):
+                for pause in self._stream.waits(response, wait):
                     time.sleep(pause)
             self._pass_on(response, final)
+
+    async def async_send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send as ``send(..., wait=True)`` does, but let the event loop go on while the client reads.
+
+        Parameters and exceptions are those of :meth:`send`. Responses of one request are sent in the
+        order in which they no longer wait, so await each before the next.
+        """
+        final = _is_final(response, flags)
+        self._check(response, final)
+        if response is not None and not final:
+            # A coroutine runs, so that asyncio is loaded.
+            from asyncio import sleep  # noqa: PLC0415
+
+            for pause in self._stream.waits(response, True):
+                await sleep(pause)
+        # Not in turn: a thread that waits for the client has that.
+        self._pass_on(response, final)
 
     def _pass_on(self, response: InferenceResponse | None, final: bool) -> None:
         """Send what need not wait, or has waited, for its client."""
@@ -279,6 +296,22 @@ class InferenceResponseSender:
     def is_cancelled(self) -> bool:
         """Return whether the client no longer waits for responses."""
         return self._stream.cancelled()
+
+
+def _is_final(response: Any, flags: Any) -> bool:
+    """Return whether the arguments of a sender's method send its last response; raises as that does."""
+    if response is not None and not isinstance(response, InferenceResponse):
+        raise wrong_type("response", "InferenceResponse", response)
+    if not isinstance(flags, int):
+        flags = integer(flags, "flags")
+    if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
+        raise TritonModelException("Unable to send response. Unsupported flag provided.")
+    final: bool = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    if response is None and not final:
+        raise TritonModelException(
+            "Inference Response object must be provided when the response flags is set to zero."
+        )
+    return final
 
 
 _NOT_YET = object()

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from gpubridge.pb_utils.datatypes import OutputForm
 
 _MOST_RESPONSES = 64
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 1 << 20
+"""So many responses, and below so many bytes of them, are on their way."""
 _U32 = 0xFFFF_FFFF
 _FIRST_PAUSE = 0.0002
 # Reentrant: a finalizer or a signal's handler of the model may ask, too.
@@ -222,6 +223,29 @@ class RequestHandle:
         return True
 
 
+class _OnTheirWay:
+    """The sizes of the last responses that were sent, and the number of all."""
+
+    __slots__ = ("_sent", "_sizes")
+
+    def __init__(self) -> None:
+        self._sizes: deque[int] = deque(maxlen=_MOST_RESPONSES)
+        self._sent = 0
+
+    def add(self, size: int) -> None:
+        """Add a response."""
+        self._sizes.append(size)
+        self._sent += 1
+
+    def open(self, arrived: int) -> bool:
+        """Return whether another one may follow, once so many have arrived."""
+        left = (self._sent - arrived) & _U32
+        sizes = self._sizes
+        while sizes and len(sizes) > left:
+            sizes.popleft()
+        return left < _MOST_RESPONSES and sum(sizes) < _MOST_BYTES
+
+
 class StubResponseStream:
     """Response stream of one request.
 
@@ -231,25 +255,26 @@ class StubResponseStream:
     def __init__(self, writer: ResponseWriter, record: Record) -> None:
         self._writer = writer
         self._record = record
-        # Sizes of the responses that the server has not forwarded yet, and the number of all sent.
-        self._unforwarded: deque[int] = deque()
-        self._sent = 0
+        # What the server has not received yet, and what the client has not read.
+        self._unreceived = _OnTheirWay()
+        self._unread = _OnTheirWay()
         self._closed = self._was_cancelled = False
         # What the request ends with in place of its last response.
         self._failure: BridgeError | None = None
         self._lock = threading.Lock()
         self.decoupled = writer.identity.decoupled
 
-    def waits(self, response: InferenceResponse) -> Iterator[float]:
-        """Yield seconds to wait until the server has forwarded enough responses for this one to be sent.
+    def waits(self, response: InferenceResponse, for_client: bool) -> Iterator[float]:
+        """Yield seconds to wait until the server has enough responses for this one to be sent.
 
-        Polls a cell in shared memory with increasing pauses: slow clients are rare. Once the model is
-        to end, nothing waits for its clients: the response will not be sent.
+        ``for_client``: until the client has read enough, too. Polls cells in shared memory with
+        increasing pauses: such waits are rare. Once the model is to end, nothing waits for its
+        clients: the response will not be sent.
         """
         size = sum([(t._device_bytes or t._payload()).nbytes for t in response._tensors])
         pause = _FIRST_PAUSE
-        while not (self._closed or self._take_credit(size) or self._abandoned()):
-            if self._writer.control.cancelled[self._record.ticket] == GIVEN_UP:
+        while not (self._closed or self._take_credit(size, for_client) or self._abandoned()):
+            if for_client and self._writer.control.cancelled[self._record.ticket] == GIVEN_UP:
                 self._failure = _CUT
                 return
             yield pause
@@ -309,16 +334,15 @@ class StubResponseStream:
             # The server is gone.
             pass
 
-    def _take_credit(self, size: int) -> bool:
-        waiting = self._unforwarded
+    def _take_credit(self, size: int, for_client: bool) -> bool:
+        control, ticket = self._writer.control, self._record.ticket
         with self._lock:
-            # A rescheduled request may have unforwarded responses from before: the server then
-            # begins to count below zero.
-            left = (self._sent - self._writer.control.passed_on[self._record.ticket]) & _U32
-            while len(waiting) > left:
-                waiting.popleft()
-            if left >= _MOST_RESPONSES or sum(waiting) > _MOST_BYTES:
+            if not self._unreceived.open(control.received[ticket]):
                 return False
-            waiting.append(size)
-            self._sent += 1
+            # A rescheduled request may have unread responses from before: the server then begins to
+            # count below zero.
+            if for_client and not self._unread.open(control.passed_on[ticket]):
+                return False
+            self._unreceived.add(size)
+            self._unread.add(size)
         return True

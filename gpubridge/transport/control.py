@@ -12,6 +12,7 @@ Map (bytes)::
     ..  u8[TICKETS]  cancelled  ABANDONED, CANCELLED or GIVEN_UP: it is cancelled     server writes
     ..  u8[LEASES]   outputs    1 while the server may use an output slot             stub 1, server 0
     ..  u32[TICKETS] passed_on  responses of the ticket's request that have left      server writes
+    ..  u32[TICKETS] received   responses of this run of the request that the server has  server writes
     ..  u64[7] device_work  counters of the stub's GPU work: bytes h2d, d2h, d2d,
                             copies h2d, d2h, d2d, completion waits                    stub writes
     ..  u8[EVENTS] pending  1 from when an event is sent until its work has completed  stub writes
@@ -58,13 +59,14 @@ ABANDONED = 1
 CANCELLED = 2
 """The request is cancelled by a caller that reads further responses."""
 GIVEN_UP = 3
-"""The request is cancelled as its model is to end; responses are passed on, but wait for no client."""
+"""The request is cancelled as its model is to end; no response waits for a client."""
 
 _LENT_AT = 64
 _CANCELLED_AT = _LENT_AT + TICKETS
 _OUTPUTS_AT = _CANCELLED_AT + TICKETS
 _PASSED_ON_AT = _OUTPUTS_AT + LEASES
-_DEVICE_WORK_AT = _PASSED_ON_AT + 4 * TICKETS
+_RECEIVED_AT = _PASSED_ON_AT + 4 * TICKETS
+_DEVICE_WORK_AT = _RECEIVED_AT + 4 * TICKETS
 _DEVICE_WORDS = 9
 _PENDING_AT = _DEVICE_WORK_AT + 8 * _DEVICE_WORDS
 _LOOKED_AT = _PENDING_AT + EVENTS
@@ -99,7 +101,8 @@ class ControlPage:
         self.lent = view[_LENT_AT:_CANCELLED_AT]
         self.cancelled = view[_CANCELLED_AT:_OUTPUTS_AT]
         self.outputs = view[_OUTPUTS_AT:_PASSED_ON_AT]
-        self.passed_on = view[_PASSED_ON_AT:_DEVICE_WORK_AT].cast("I")
+        self.passed_on = view[_PASSED_ON_AT:_RECEIVED_AT].cast("I")
+        self.received = view[_RECEIVED_AT:_DEVICE_WORK_AT].cast("I")
         self.device_work = view[_DEVICE_WORK_AT:_PENDING_AT].cast("Q")
         self.events = EventCells(
             view[_PENDING_AT:_LOOKED_AT], view[17:18], view[_LOOKED_AT:_AWAITED_END].cast("Q")

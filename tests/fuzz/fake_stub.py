@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -105,7 +106,12 @@ class ListenerCalls:
 class FakeStub:
     """The server's side of a stub; tests complete its batches."""
 
-    def __init__(self, counters: ModelCounters | None = None, turn: SendTurn | None = None) -> None:
+    def __init__(
+        self,
+        counters: ModelCounters | None = None,
+        turn: SendTurn | None = None,
+        store: Callable[[InferRequest], object] | None = None,
+    ) -> None:
         self.arena = HostArena(0, 32 << 20)
         self.control = ControlPage(Segment.create(0, ControlPage.SIZE))
         self.memory = BorrowedMemory(self.control.outputs)
@@ -132,6 +138,8 @@ class FakeStub:
         )
         self.calls = ListenerCalls()
         self.in_flight = requests_at_stub(self.control, hooks, -1)
+        if store is not None:
+            self.in_flight.store_with(store)
         self.feed.connect(self.in_flight)
         self.flights: dict[int, list[RequestAtStub]] = {}
         self.asked: list[RequestAtStub] = []

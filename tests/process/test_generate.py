@@ -138,7 +138,7 @@ s = request.get_response_sender()
 def flood():
     sent = 0
     while sent < {most} and not s.is_cancelled():
-        s.send(answer("x" * {size}))
+        s.send(answer("x" * {size}), wait={wait})
         sent += 1
         Path({path!r}).write_text(str(sent))
     s.send(flags=FINAL)
@@ -163,10 +163,14 @@ def standing(path, stream):
             return before
 
 
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize(("size", "most"), [(20_000, 400), (1 << 20, 60)])
-def test_a_client_that_does_not_read_makes_its_model_wait(server, stream, tmp_path, size, most):
+def test_a_client_that_does_not_read_holds_up_a_model_that_wants_to_wait(
+    server, stream, tmp_path, size, most, waits
+):
     path = tmp_path / "sent"
-    body = json.dumps({"CODE": FLOOD.format(most=most, size=size, path=str(path))}).encode()
+    code = FLOOD.format(most=most, size=size, path=str(path), wait=waits)
+    body = json.dumps({"CODE": code}).encode()
     host, _, port = server.http_url.partition(":")
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -175,9 +179,11 @@ def test_a_client_that_does_not_read_makes_its_model_wait(server, stream, tmp_pa
         head = "POST /v2/models/m/generate_stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
         sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         wait_until(path.exists, "the model to send", server)
-        # Others do not wait.
-        sent = int(standing(path, stream))
-        assert sent < most
+        if waits:
+            # Others do not wait.
+            assert int(standing(path, stream)) < most
+        else:
+            wait_until(lambda: progress(path) == f"{most} done", "the model to end", server)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         received = b"".join(iter(lambda: sock.recv(1 << 20), b""))
     assert received.count(b"data: ") == most
@@ -186,7 +192,7 @@ def test_a_client_that_does_not_read_makes_its_model_wait(server, stream, tmp_pa
 
 def test_a_client_that_leaves_is_told_to_the_model(server, tmp_path):
     path = tmp_path / "sent"
-    body = json.dumps({"CODE": FLOOD.format(most=10**9, size=10, path=str(path))})
+    body = json.dumps({"CODE": FLOOD.format(most=10**9, size=10, path=str(path), wait=False)})
     connection = http.client.HTTPConnection(server.http_url, timeout=150)
     connection.request("POST", "/v2/models/m/generate_stream", body)
     connection.getresponse().read(100)
@@ -197,6 +203,6 @@ def test_a_client_that_leaves_is_told_to_the_model(server, tmp_path):
 def test_a_grpc_stream_that_is_cancelled_is_told_to_the_model(server, tmp_path):
     path = tmp_path / "sent"
     with Stream(server) as stream:
-        stream.ask(FLOOD.format(most=10**9, size=10, path=str(path)))
+        stream.ask(FLOOD.format(most=10**9, size=10, path=str(path), wait=False))
         stream.take()
     wait_until(lambda: "cancelled" in progress(path), "the model to see it", server)

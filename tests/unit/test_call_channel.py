@@ -42,7 +42,9 @@ class Server:
         self.caller = SimpleNamespace(waits_for={})
         self.busy = SimpleNamespace(waits_for={})
         polls = SimpleNamespace(paused=lambda: None, resumed=lambda: None)
-        self.connection = SimpleNamespace(busy_poll=polls, device=None, catch_up=self.catch_up)
+        self.connection = SimpleNamespace(
+            busy_poll=polls, device=None, catch_up=self.catch_up, account=None
+        )
         names = SimpleNamespace(known={REGION})
         hooks = CallHooks(
             announcer=names,

@@ -1,10 +1,16 @@
 """Compressed answers: what a client accepts decides with what."""
 
+import asyncio
+import gzip
+import random
 import zlib
 
 import pytest
 
-from gpubridge.frontend.grpc.packing import accepted_packing
+from gpubridge.engine.workers import Workers
+from gpubridge.errors import ErrorCode
+from gpubridge.frontend.grpc.packing import MessageCoder, accepted_packing
+from gpubridge.host_shm import Account, Budget
 from gpubridge.protocol.grpc.infer_response import encode_frame
 
 MESSAGE = bytes(range(64)) * 1000
@@ -47,3 +53,34 @@ def test_clients_without_accepted_codings_get_identity():
 def test_incompressible_messages_stay_as_they_are():
     segments = [encode_frame(b"tiny")]
     assert accepted_packing(b"gzip", "high").frame(segments) is segments
+
+
+class Watched(Budget):
+    """A budget that notes how much was in use at most."""
+
+    most = 0
+
+    def take(self, nbytes, **options):
+        super().take(nbytes, **options)
+        self.most = max(self.most, self.used)
+
+
+@pytest.mark.parametrize(
+    ("plain", "fits"), [(random.randbytes(3 << 20), True), (bytes(64 << 20), False)]
+)
+async def test_a_message_becomes_no_longer_than_its_connection_may_have(plain, fits):
+    workers, budget = Workers(), Watched(8 << 20)
+    packed = gzip.compress(plain)
+    unpacked = asyncio.get_running_loop().create_future()
+    coder = MessageCoder(workers, budget)
+    work = coder.unpack(packed, b"gzip", 1 << 30, Account(int), unpacked.set_result)
+    outcome = await unpacked
+    await work
+    workers.close()
+    if fits:
+        assert outcome == plain
+    else:
+        assert outcome.code == ErrorCode.UNAVAILABLE
+        assert f"{len(packed)} bytes that become more than {budget.share} bytes" in outcome.message
+        assert budget.most <= budget.share + (2 << 20)
+    assert budget.used == 0

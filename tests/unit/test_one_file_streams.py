@@ -51,7 +51,7 @@ class Stream:
         self.ready = ready
         self.sent = []
 
-    def waits(self, _):
+    def waits(self, *_):
         while not self.ready.is_set():
             yield 0.001
 

@@ -26,7 +26,7 @@ class Stream:
         self.asked = threading.Event()
         self.sent = []
 
-    def waits(self, response):
+    def waits(self, *_):
         self.asked.set()
         assert self.writable.wait(30)
         return ()

@@ -143,7 +143,7 @@ class VirtualInstance:
         self.life += 1
         self.control = ControlPage(Segment.create(0, ControlPage.SIZE))
         self.control.claimed[0] = _CLAIMS if self.claims else 0
-        for cells in ("lent", "cancelled", "passed_on"):
+        for cells in ("lent", "cancelled", "passed_on", "received"):
             setattr(self.control, cells, getattr(self.control, cells)[: self.model.tickets])
         self.memory = BorrowedMemory(self.control.outputs)
         self.started = self.sent = 0

@@ -71,7 +71,7 @@ class Execution:
         self.plan = plan
         self._run: ExecutionState[EdgeTensor] | None = ExecutionState(plan)
         self._calls: dict[MemberCall[EdgeTensor], tuple[InferRequest, int]] = {}
-        self._due: deque[MemberCall[EdgeTensor]] = deque()
+        self._due: deque[Progress[EdgeTensor]] = deque()
         self._making = False
 
     def running(self) -> list[tuple[InferRequest, Model]]:
@@ -170,23 +170,29 @@ class Execution:
     # -- progress ------------------------------------------------------------------------
 
     def _apply(self, progress: Progress[EdgeTensor]) -> None:
-        if progress.over:
-            self._finish(progress.responses)
-            return
-        for call in progress.passed_on:
-            made = self._calls.get(call)
-            if made is not None:
-                made[0].passed_on(1)
-        self._due.extend(progress.calls)
-        for outputs in progress.responses:
-            self.request.respond(self._ensemble.response(self, outputs))
-        # A member may respond synchronously and so re-enter this method.
+        # Whoever is told of something may answer at once, and so re-enter this method.
+        self._due.append(progress)
         if self._making:
             return
         self._making = True
         while self._due:
-            self._make(self._due.popleft())
+            self._proceed(self._due.popleft())
         self._making = False
+
+    def _proceed(self, progress: Progress[EdgeTensor]) -> None:
+        if progress.over:
+            self._finish(progress.responses)
+            return
+        for outputs in progress.responses:
+            if self._run is not None:
+                self.request.respond(self._ensemble.response(self, outputs))
+        for call in progress.calls:
+            if self._run is not None:
+                self._make(call)
+        for call in progress.passed_on:
+            made = self._calls.get(call)
+            if made is not None:
+                made[0].passed_on(1)
 
     def _make(self, call: MemberCall[EdgeTensor]) -> None:
         ensemble = self._ensemble

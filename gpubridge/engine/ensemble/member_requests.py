@@ -103,6 +103,7 @@ class MemberRequests:
             form.dims,
         )
         request.ranges = ranges
+        request.account = client.account
         on_device = {}
         if devices:
             wanted = client.context.device or None

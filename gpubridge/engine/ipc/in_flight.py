@@ -89,5 +89,5 @@ def requests_at_stub(
 ) -> InFlightRequests:
     """Return the table of requests at a new stub; ``descriptor``: its channel."""
     reader = record_reader(ResponseContext)
-    cells = control.lent, control.cancelled, control.passed_on, control.progress, control.claimed
-    return InFlightRequests(*cells, reader, hooks, descriptor)
+    counts = control.passed_on, control.received, control.progress, control.claimed
+    return InFlightRequests(control.lent, control.cancelled, *counts, reader, hooks, descriptor)

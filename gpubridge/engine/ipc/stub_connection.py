@@ -10,6 +10,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.dataplane import InFlightRequests, SendTurn
@@ -24,9 +25,10 @@ from gpubridge.engine.ipc.stub_fields import completed_text, log_fields, number_
 from gpubridge.engine.memory.device_region import ClientDeviceSegment, DeviceRegion
 from gpubridge.engine.memory.region_announcer import OpenDeviceRegions, RegionAnnouncer
 from gpubridge.engine.memory.regions import Regions, StubMemory
+from gpubridge.engine.memory.response_store import StoredResponses
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, unavailable
-from gpubridge.host_shm import ClientSegment, Segment
+from gpubridge.host_shm import Account, ClientSegment, Segment
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.request import InferRequest, MemoryRange, Outcome
 from gpubridge.telemetry.statistics import ModelStatistics
@@ -79,6 +81,7 @@ class StubConnection:
     - ``owner``: the upper half of the ids of the stub's own regions.
     - ``open_devices``: the device memory that the stub has open.
     - ``device``: the UUID of the GPU whose memory the stub can open.
+    - ``account``: charged for responses to its model's calls that it does not read.
     - ``python``: the version of the stub's Python, once it is connected.
     - ``uploads``: whether the stub copies inputs to the GPU and therefore pins the arena's used ranges.
     - ``arena``: allocates the stub's memory on its GPU, if it has one.
@@ -131,6 +134,11 @@ class StubConnection:
             feed=owner.feed,
         )
         self.requests = requests_at_stub(self._control, hooks, self._channel.fileno())
+        store = regions.responses
+        self.requests.store_with(
+            partial(StoredResponses, store, store.of_model(arena.home), workers, regions.arena)
+        )
+        self.account = Account(int)
         self._device_events: StubEvents | None = None
         self._send_queue = SendQueue(self._channel, workers, self._close_early, self.requests.block)
         self.busy_poll = BusyPoll(asyncio.get_running_loop(), 0)

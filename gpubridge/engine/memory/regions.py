@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from gpubridge.engine.memory.response_store import ResponseStore
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Budget, Segment
 from gpubridge.host_shm.request_arena import RequestArena, reserved_bytes
@@ -46,11 +47,13 @@ class Regions:
 
     The upper half of a region's id is its owner: 0 for the server, a number by `new_owner` for others.
 
-    ``arena_limit``: bytes of request memory of all models together.
+    - ``arena_limit``: bytes of request memory of all models together.
+    - ``store_limit``: bytes of all responses that wait for slow readers.
     """
 
-    def __init__(self, arena_limit: int) -> None:
+    def __init__(self, arena_limit: int, store_limit: int = 1 << 28) -> None:
         self.budget = Budget(arena_limit)
+        self.responses = ResponseStore(store_limit)
         self._arenas: dict[str, RequestArena] = {}
         self._numbers = itertools.count(1)
         self._owners = itertools.count(_SERVER + 1)

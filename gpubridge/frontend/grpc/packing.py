@@ -97,12 +97,15 @@ class MessageCoder:
             raise _failed(error) from error
         if inflater.finished:
             return first
-        return asyncio.get_running_loop().create_task(self._unpack(inflater, first, account, done))
+        return asyncio.get_running_loop().create_task(
+            self._unpack(inflater, first, len(message), account, done)
+        )
 
     async def _unpack(
         self,
         inflater: Inflater,
         first: bytes,
+        packed: int,
         account: Account,
         done: Callable[[bytes | Failed], None],
     ) -> None:
@@ -123,6 +126,7 @@ class MessageCoder:
                     if isinstance(piece, BridgeError):
                         raise piece
                     message.write(piece)
+                    counted.check_unpacked(message.tell(), packed)
                 outcome: bytes | Failed = refusals[0] if refusals else message.getvalue()
             except BridgeError as error:
                 outcome = error if error.code == ErrorCode.UNAVAILABLE else _failed(error)

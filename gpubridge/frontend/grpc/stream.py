@@ -71,12 +71,12 @@ class _DecoupledRequest:
 class _Flows(set[_DecoupledRequest]):
     """The open requests for decoupled models.
 
-    Attribute ``unread``: those with unsent responses.
+    Attribute ``unread``: those with unsent responses, first the one that has waited longest.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.unread: set[_DecoupledRequest] = set()
+        self.unread: dict[_DecoupledRequest, None] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -181,12 +181,12 @@ class StreamCall(Call):
 
     def writable(self) -> None:
         """Continue: the client has read the queued bytes."""
-        # Responses that are being compressed count as unread.
-        if self._flows.unread and self._is_read():
-            flows, self._flows.unread = self._flows.unread, set()
-            for flow in flows:
-                unsent, flow.unsent = flow.unsent, 0
-                flow.request.passed_on(unsent)
+        # Each may get others by that, which count as unread, as those that are being compressed do.
+        while self._flows.unread and self._is_read():
+            flow = next(iter(self._flows.unread))
+            del self._flows.unread[flow]
+            unsent, flow.unsent = flow.unsent, 0
+            flow.request.passed_on(unsent)
         self._advance()
 
     def _advance(self) -> None:
@@ -320,6 +320,7 @@ class StreamCall(Call):
             self._turns.pop()
             flow = _DecoupledRequest(known, request)
             self._flows.add(flow)
+            request.account = self._connection.account
             request.on_partial = partial(self._respond, flow)
             request.on_done = partial(self._finish_decoupled, flow)
         now = time.monotonic_ns()
@@ -412,12 +413,12 @@ class StreamCall(Call):
             flow.request.passed_on(1)
         else:
             flow.unsent += 1
-            self._flows.unread.add(flow)
+            self._flows.unread[flow] = None
 
     def _finish_decoupled(self, flow: _DecoupledRequest, outcome: Outcome | None) -> None:
         """Send the last response, or an empty final one if the client asked for that."""
         self._flows.discard(flow)
-        self._flows.unread.discard(flow)
+        self._flows.unread.pop(flow, None)
         if self._done:
             return
         if outcome is not None:

@@ -94,7 +94,7 @@ class CodedBodies:
             pieces = [first]
             length = len(first)
             while not exchange.lost and pieces[-1]:
-                collected.unpacked(length + _PIECE)
+                collected.unpacked(length)
                 piece = await self._workers.outcome(partial(inflater.read, _PIECE))
                 if isinstance(piece, BridgeError):
                     # Not raised: its traceback would keep the pieces until garbage collection.
@@ -160,12 +160,14 @@ class CollectedBody:
     def grow(self, arrived: int) -> int:
         """Return how many bytes of the body may be received."""
         self._collected = arrived + _PIECE
-        self._count(self._collected)
+        self._charge().count(self._collected)
         return self._collected
 
     def unpacked(self, nbytes: int) -> None:
-        """Charge so many decompressed bytes as well."""
-        self._count(self._collected + nbytes)
+        """Charge so many decompressed bytes as well, and the next piece."""
+        charge = self._charge()
+        charge.count(self._collected + nbytes + _PIECE)
+        charge.check_unpacked(nbytes, self._collected)
 
     def memory(self, nbytes: int) -> memoryview:
         """Return the handler's memory for the decompressed body."""
@@ -193,10 +195,10 @@ class CollectedBody:
             self.work.cancel()
         self._handler.abort()
 
-    def _count(self, nbytes: int) -> None:
+    def _charge(self) -> PrivateBytes:
         if self._bytes is None:
             self._bytes = PrivateBytes(self._new_body())
-        self._bytes.count(nbytes)
+        return self._bytes
 
     def _release(self) -> None:
         counted, self._bytes = self._bytes, None

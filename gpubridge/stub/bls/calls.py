@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from gpubridge.pb_utils.host import LoopWaiter
 
 _TAKEN_TOGETHER = 16
-"""The server gets credit for this many taken responses at once; it sends 64 without credit."""
+"""The server is told of this many taken responses at once; it sends 64 before it is told."""
+_TOLD_BYTES = 8192
+"""It is told at once of a larger one: it sends 1 MiB before it is told."""
 _LEFT_IN_PLACE = 32
 """So many responses to one call wait in the called model's memory; further ones are copied."""
 _COPIED_BYTES = 16 << 20
@@ -104,7 +107,7 @@ class Call(Outcome):
             return None
         response, is_copy = self._responses.popleft()
         if self.credit is not None and not is_copy:
-            self.credit.add()
+            self.credit.add(_nbytes(response))
         return response
 
     def deliver(self, response: InferenceResponse | None, ended: bool) -> None:
@@ -113,7 +116,7 @@ class Call(Outcome):
             copied = self._copied(response) if self.credit is not None and not ended else None
             self._responses.append((copied or response, copied is not None))
             if self.credit is not None and copied is not None:
-                self.credit.add()
+                self.credit.add(_nbytes(copied))
         if ended:
             self.inputs = None
             self._end()
@@ -150,27 +153,34 @@ class Call(Outcome):
 class Credit:
     """Counts responses for which the server may send others; any thread may."""
 
-    __slots__ = ("_count", "_due")
+    __slots__ = ("_count", "_due", "_telling", "_told")
 
     def __init__(self) -> None:
         self._count = itertools.count(1)
-        self._due: deque[None] = deque()
+        # Counts that the server is to be told, and the one that it was told last.
+        self._due: deque[int] = deque()
+        self._told = 0
+        self._telling = threading.Lock()
 
-    def add(self) -> None:
-        """Count one."""
-        if next(self._count) % _TAKEN_TOGETHER == 0:
-            self._due.append(None)
+    def add(self, nbytes: int) -> None:
+        """Count one, of so many bytes."""
+        count = next(self._count)
+        if nbytes > _TOLD_BYTES or count % _TAKEN_TOGETHER == 0:
+            self._due.append(count)
 
     def take(self) -> int:
-        """Return what the server is to be told now; mostly 0."""
-        if not self._due:
-            return 0
-        try:
-            self._due.pop()
-        except IndexError:
-            # Another thread tells it.
-            return 0
-        return _TAKEN_TOGETHER
+        """Return how many more the server is to be told of now; mostly 0."""
+        more = 0
+        # Not waited for: a finalizer or a signal's handler may have interrupted who holds it, and that
+        # one looks again.
+        while self._due and self._telling.acquire(blocking=False):
+            try:
+                while self._due:
+                    count = max(self._told, self._due.popleft())
+                    more, self._told = more + count - self._told, count
+            finally:
+                self._telling.release()
+        return more
 
 
 class ControlRequest(Outcome):
@@ -198,6 +208,10 @@ class ControlRequest(Outcome):
         self._check()
         if "error" in self.answer:
             raise BridgeError(self.answer["error"], ErrorCode(self.answer["code"]))
+
+
+def _nbytes(response: InferenceResponse) -> int:
+    return sum([(each._device_bytes or each._payload()).nbytes for each in response._tensors])
 
 
 class CallClient(Protocol):

@@ -169,7 +169,7 @@ class Play {
     add_record(message);
     try {
       for (const auto& record : gpubridge::decode_responses(message).records) {
-        requests_.check_response(record.ticket());
+        requests_.receive_response(record.ticket());
         note_answer(batch_of_[record.ticket()]);
         if ((record.word() & gpubridge::kResponseOpen) != 0) continue;
         leave(record.ticket());
@@ -205,9 +205,10 @@ class Play {
   std::array<std::uint8_t, kTickets> lent_{};
   std::array<std::uint8_t, kTickets> cancelled_{};
   std::array<std::uint32_t, kTickets> passed_on_{};
+  std::array<std::uint32_t, kTickets> received_{};
   std::array<std::uint64_t, 2> progress_{};
   std::array<std::uint64_t, 1> claimed_{gpubridge::kClaims};
-  InFlightRequests requests_{{lent_, cancelled_, passed_on_, progress_, claimed_}};
+  InFlightRequests requests_{{lent_, cancelled_, passed_on_, received_, progress_, claimed_}};
   std::array<bool, kTickets> at_stub_{};
   std::array<std::uint64_t, kTickets> batch_of_{};
   std::set<std::uint64_t> withdrawn_;
