@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.unit.model_configs import cases
+
 TENSORS = """
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
@@ -47,7 +49,7 @@ def initialize(name: str, statement: str) -> Broken:
     return code(name, f"{HEAD}    def initialize(self, args):\n        {statement}\n{EXECUTE}")
 
 
-def auto_complete(name: str, statement: str, text: str = CONFIG) -> Broken:
+def auto_complete(name: str, statement: str, text: str) -> Broken:
     """A model whose auto_complete_config runs this statement."""
     method = f"    @staticmethod\n    def auto_complete_config(config):\n        {statement}\n"
     return Broken(name, {"config.pbtxt": text, "1/model.py": HEAD + method + EXECUTE})
@@ -103,93 +105,73 @@ INITIALIZE = [
     initialize("initialize_returns_a_value", "return 5"),
 ]
 
+COMPLETED = {
+    "": CONFIG,
+    "BARE": BARE,
+    "PARTLY": BARE + 'input [ { name: "IN" } ]\noutput [ { name: "OUT" dims: [ 1 ] } ]\n',
+    "NO_DIMS": CONFIG.replace("dims: [ 1 ]", "", 1),
+    "BATCHES": CONFIG.replace("size: 0", "size: 4"),
+    "SEQUENCES": CONFIG.replace("size: 0", "size: 4") + "sequence_batching { }\n",
+    "DECOUPLED": CONFIG + "model_transaction_policy { decoupled: true }\n",
+}
+# A name, one of those configurations behind it, and what auto_complete_config does.
+_COMPLETIONS = """\
+auto_complete_raises
+    raise ValueError("planted in auto-complete")
+auto_complete_returns_none
+    return None
+auto_complete_returns_a_dict
+    return config.as_dict()
+auto_complete_dies
+    import os; os._exit(3)
+auto_complete_input_without_dims
+    config.add_input({"name": "IN"}); return config
+auto_complete_other_dtype
+    config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}); return config
+auto_complete_other_dims
+    config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [7]}); return config
+auto_complete_bad_dtype > BARE
+    config.add_input({"name": "X", "data_type": "TYPE_NONE", "dims": [1]}); return config
+auto_complete_nothing > BARE
+    return config
+auto_complete_exits
+    raise SystemExit(3)
+auto_complete_unknown_field > BARE
+    config.as_dict()["no_such"] = 1; return config
+auto_complete_what_is_missing > PARTLY
+    config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [1]});
+    config.add_output({"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]}); return config
+auto_complete_leaves_an_input_without_dims > NO_DIMS
+    return config
+auto_complete_dim_zero > BARE
+    config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [0]}); return config
+auto_complete_smaller_batch > BATCHES
+    config.set_max_batch_size(2); return config
+auto_complete_other_scheduler > SEQUENCES
+    config.set_dynamic_batching(); return config
+auto_complete_other_policy > DECOUPLED
+    config.set_model_transaction_policy({"decoupled": False}); return config
+auto_complete_policy_of_something_else
+    config.set_model_transaction_policy({"coupled": True}); return config
+auto_complete_other_optional
+    config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [1], "optional": True});
+    return config
+auto_complete_input_with_more
+    config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [1], "reshape": {}});
+    return config
+auto_complete_optional_output
+    config.add_output({"name": "OUT", "data_type": "TYPE_INT32", "dims": [1], "optional": True});
+    return config
+auto_complete_output_without_name
+    config.add_output({"data_type": "TYPE_INT32", "dims": [1]}); return config
+auto_complete_ensemble
+    config.as_dict()["ensemble_scheduling"] = {"step": []}; return config
+auto_complete_negative_batch
+    config.as_dict()["max_batch_size"] = -1; return config
+"""
 AUTO_COMPLETE = [
-    auto_complete("auto_complete_raises", 'raise ValueError("planted in auto-complete")'),
-    auto_complete("auto_complete_returns_none", "return None"),
-    auto_complete("auto_complete_returns_a_dict", "return config.as_dict()"),
-    auto_complete("auto_complete_dies", "import os; os._exit(3)"),
-    auto_complete(
-        "auto_complete_input_without_dims", 'config.add_input({"name": "IN"}); return config'
-    ),
-    auto_complete(
-        "auto_complete_other_dtype",
-        'config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}); return config',
-    ),
-    auto_complete(
-        "auto_complete_other_dims",
-        'config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [7]}); return config',
-    ),
-    auto_complete(
-        "auto_complete_bad_dtype",
-        'config.add_input({"name": "X", "data_type": "TYPE_NONE", "dims": [1]}); return config',
-        BARE,
-    ),
-    auto_complete("auto_complete_nothing", "return config", BARE),
-    auto_complete("auto_complete_exits", "raise SystemExit(3)"),
-    auto_complete(
-        "auto_complete_unknown_field", 'config.as_dict()["no_such"] = 1; return config', BARE
-    ),
-    auto_complete(
-        "auto_complete_what_is_missing",
-        'config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [1]}); '
-        'config.add_output({"name": "OUT", "data_type": "TYPE_INT32", "dims": [1]}); return config',
-        BARE + 'input [ { name: "IN" } ]\noutput [ { name: "OUT" dims: [ 1 ] } ]\n',
-    ),
-    auto_complete(
-        "auto_complete_leaves_an_input_without_dims",
-        "return config",
-        CONFIG.replace("dims: [ 1 ]", "", 1),
-    ),
-    auto_complete(
-        "auto_complete_dim_zero",
-        'config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [0]}); return config',
-        BARE,
-    ),
-    auto_complete(
-        "auto_complete_smaller_batch",
-        "config.set_max_batch_size(2); return config",
-        CONFIG.replace("size: 0", "size: 4"),
-    ),
-    auto_complete(
-        "auto_complete_other_scheduler",
-        "config.set_dynamic_batching(); return config",
-        CONFIG.replace("size: 0", "size: 4") + "sequence_batching { }\n",
-    ),
-    auto_complete(
-        "auto_complete_other_policy",
-        'config.set_model_transaction_policy({"decoupled": False}); return config',
-        CONFIG + "model_transaction_policy { decoupled: true }\n",
-    ),
-    auto_complete(
-        "auto_complete_policy_of_something_else",
-        'config.set_model_transaction_policy({"coupled": True}); return config',
-    ),
-    auto_complete(
-        "auto_complete_other_optional",
-        'config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [1], "optional": True}); '
-        "return config",
-    ),
-    auto_complete(
-        "auto_complete_input_with_more",
-        'config.add_input({"name": "IN", "data_type": "TYPE_INT32", "dims": [1], "reshape": {}}); '
-        "return config",
-    ),
-    auto_complete(
-        "auto_complete_optional_output",
-        'config.add_output({"name": "OUT", "data_type": "TYPE_INT32", "dims": [1], "optional": True}); '
-        "return config",
-    ),
-    auto_complete(
-        "auto_complete_output_without_name",
-        'config.add_output({"data_type": "TYPE_INT32", "dims": [1]}); return config',
-    ),
-    auto_complete(
-        "auto_complete_ensemble",
-        'config.as_dict()["ensemble_scheduling"] = {"step": []}; return config',
-    ),
-    auto_complete(
-        "auto_complete_negative_batch", 'config.as_dict()["max_batch_size"] = -1; return config'
-    ),
+    auto_complete(name.partition(" > ")[0], statement, COMPLETED[name.partition(" > ")[2]])
+    for name, statement in cases(_COMPLETIONS)
 ]
 
 CONFIGS = [

@@ -24,12 +24,13 @@ NO_BACKEND = r"Could not determine backend for model '\w+' with no backend in mo
 DIED = r"Stub process '\w+_0_0' is not healthy\. It exited .* 3\."
 NOTHING_VALID = r"auto_complete_config of model '\w+' returned no valid configuration: "
 NO_VERSION = r"at least one version must be available under the version policy of model '\w+': "
+NO_FILE = "Failed to preinitialize Python stub: Python model file not found"
 
 # Name: why it is judged otherwise, and our reason as a regular expression (LOADS: it serves).
 OTHERWISE: dict[str, tuple[Difference, str]] = {
     "dies_at_import": (LOADING_HANGS, DIED),
-    "no_model_file": (LOADING_HANGS, r"Python model file not found in '\S+/1/model\.py'"),
-    "config_other_file": (LOADING_HANGS, r"Python model file not found in '\S+/1/other\.py'"),
+    "no_model_file": (LOADING_HANGS, rf"{NO_FILE} in '\S+/1/model\.py'"),
+    "config_other_file": (LOADING_HANGS, rf"{NO_FILE} in '\S+/1/other\.py'"),
     "bad;name": (LOADING_HANGS, LOADS),
     "no_version": (CONFIG_REASON, NO_VERSION),
     "version_is_a_word": (CONFIG_REASON, NO_VERSION),

@@ -24,27 +24,12 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 SIZES = st.sampled_from([0, 1, 2, 4, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
-PARAMETERS = st.dictionaries(
-    st.sampled_from(
-        [
-            "binary_data_size",
-            "binary_data",
-            "binary_data_output",
-            "classification",
-            "shared_memory_region",
-            "shared_memory_byte_size",
-            "shared_memory_offset",
-            "sequence_id",
-            "sequence_start",
-            "timeout",
-            "priority",
-            "triton_x",
-            "any",
-        ]
-    ),
-    st.one_of(SIZES, VALUES),
-    max_size=3,
-)
+_KEYS = """
+    binary_data_size binary_data binary_data_output classification shared_memory_region
+    shared_memory_byte_size shared_memory_offset sequence_id sequence_start timeout priority
+    triton_x any
+"""
+PARAMETERS = st.dictionaries(st.sampled_from(_KEYS.split()), st.one_of(SIZES, VALUES), max_size=3)
 
 
 def json_bytes(document):

@@ -86,33 +86,12 @@ def test_a_text_is_a_configuration_or_refused(tmp_path: Path) -> None:
     load()
 
 
-_NAMES = st.sampled_from(
-    [
-        "name",
-        "max_batch_size",
-        "input",
-        "output",
-        "dims",
-        "data_type",
-        "optional",
-        "reshape",
-        "shape",
-        "dynamic_batching",
-        "sequence_batching",
-        "oldest",
-        "direct",
-        "state",
-        "ensemble_scheduling",
-        "step",
-        "model_transaction_policy",
-        "decoupled",
-        "preferred_batch_size",
-        "priority_queue_policy",
-        "label_filename",
-        "parameters",
-        "x",
-    ]
-)
+_WORDS = """
+    name max_batch_size input output dims data_type optional reshape shape dynamic_batching
+    sequence_batching oldest direct state ensemble_scheduling step model_transaction_policy
+    decoupled preferred_batch_size priority_queue_policy label_filename parameters x
+"""
+_NAMES = st.sampled_from(_WORDS.split())
 _VALUES = st.recursive(
     st.one_of(
         st.none(),

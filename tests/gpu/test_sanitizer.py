@@ -22,32 +22,14 @@ SECONDS = 50
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error")
 
 
+# Processes that never come to the GPU are no failure, nor calls that are tried and refused.
+FLAGS = "--tool memcheck --target-processes all --require-cuda-init no --report-api-errors no"
+PYTEST = "-m pytest -p no:cacheprovider -p no:xdist -q -k"
+
+
 def command(tool, logs):
-    return [
-        tool,
-        "--tool",
-        "memcheck",
-        "--target-processes",
-        "all",
-        # Processes that never come to the GPU are no failure, nor calls that are tried and refused.
-        "--require-cuda-init",
-        "no",
-        "--report-api-errors",
-        "no",
-        "--log-file",
-        str(logs / "%p.log"),
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-q",
-        "-k",
-        CHOSEN,
-        *SHORT_RUN,
-    ]
+    checked = [tool, *FLAGS.split(), "--log-file", str(logs / "%p.log"), sys.executable]
+    return [*checked, *PYTEST.split(), CHOSEN, *SHORT_RUN]
 
 
 @pytest.mark.real_gpu

@@ -137,6 +137,10 @@ class Server:
         lines = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in lines}
 
+    def open_requests(self, model: str = "m") -> float:
+        """Return how many requests to the model's first version are not answered yet."""
+        return self.metrics()[f'gpubridge_open_requests{{model="{model}",version="1"}}']
+
     def unload_all(self) -> None:
         """Unload its models, and wait for the end of their processes and of what these log."""
         for name, _ in self.index():

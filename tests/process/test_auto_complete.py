@@ -106,8 +106,7 @@ def test_the_scheduler_is_the_completed_one(served):
     with ThreadPoolExecutor(4) as threads:
         # While the model is busy with the first, the others become one batch.
         asked = [threads.submit(ask, server, gate.wait, shape=(1, 1)) for _ in range(4)]
-        pending = 'gpubridge_open_requests{model="m",version="1"}'
-        wait_until(lambda: server.metrics()[pending] == 4, "the requests to be there", server)
+        wait_until(lambda: server.open_requests() == 4, "the requests to be there", server)
         gate.open()
         [answer.result() for answer in asked]
     body = server.request("GET", "/v2/models/m/stats")[2]
@@ -155,8 +154,7 @@ def test_one_instance_completes_for_all(served, stubs):
         asked = [
             threads.submit(ask, server, f"{gate.wait}; {ARGS}", shape=(8, 1)) for _ in range(3)
         ]
-        pending = 'gpubridge_open_requests{model="m",version="1"}'
-        wait_until(lambda: server.metrics()[pending] == 3, "the requests to be there", server)
+        wait_until(lambda: server.open_requests() == 3, "the requests to be there", server)
         gate.open()
     assert [json.loads(answer.result()) for answer in asked] == [config] * 3
 
@@ -290,7 +288,7 @@ def test_a_completion_that_fails_is_told_and_leaves_nothing(served, part, code, 
     status, error = control(server, "load")
     assert status == 400
     assert f"version 1 is at UNAVAILABLE state: {expected_code(reason)}: {reason}" in error
-    assert states(server) == {1: "UNAVAILABLE"}
+    assert states(server)[1] == "UNAVAILABLE"
     assert server.stubs() == [good]
     wait_until(lambda: descriptors(server) <= before, "no more open files than before")
     assert server.ask("self.said = 1", "good") == (200, "1")
@@ -307,7 +305,7 @@ def test_a_completion_may_fail_again(served):
     for _ in range(2):
         status, error = control(server, "load")
         assert (status, "ValueError: planted again" in error) == (400, True), error
-        assert states(server) == {1: "UNAVAILABLE"}
+        assert states(server)[1] == "UNAVAILABLE"
 
 
 CHANNEL = """

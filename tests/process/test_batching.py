@@ -126,11 +126,7 @@ def test_a_batch_that_is_not_full_goes_when_its_delay_is_over(server, threads):
 def test_a_full_queue_refuses(server, threads):
     gate = Gate(server.repositories[0] / "full" / "1" / "gate")
     busy = [threads.submit(ask, server, "full", 1.0) for _ in range(3)]
-    wait_until(
-        lambda: server.metrics()['gpubridge_open_requests{model="full",version="1"}'] == 3,
-        "the queue to be full",
-        server,
-    )
+    wait_until(lambda: server.open_requests("full") == 3, "the queue to be full", server)
     with pytest.raises(InferenceServerException, match="Exceeds maximum queue size") as caught:
         ask(server, "full", 0)
     assert caught.value.status() == "503"

@@ -102,11 +102,11 @@ def large_request() -> bytes:
     return inference("echo", body, field)
 
 
-def infer(client, model="echo", data=None, **options):
+def infer(client, model="echo", data=None):
     data = np.zeros(4, np.float32) if data is None else data
     tensor = triton.InferInput("IN", list(data.shape), "FP32")
     tensor.set_data_from_numpy(data)
-    return client.infer(model, [tensor], **options).as_numpy("OUT")
+    return client.infer(model, [tensor]).as_numpy("OUT")
 
 
 def code(client, text):
@@ -154,12 +154,11 @@ def test_one_connection_too_many(strict, tmp_path):
     gate = Gate(tmp_path / "gate")
     tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [gate.wait]}
     body = json.dumps({"inputs": [tensor]}).encode()
-    pending = 'gpubridge_open_requests{model="m",version="1"}'
     with ExitStack() as stack:
         busy = [stack.enter_context(connected(strict.http_url)) for _ in range(8)]
         for sock in busy:
             sock.sendall(inference("m", body))
-        wait_until(lambda: strict.metrics()[pending] == 8, "the requests to be there", strict)
+        wait_until(lambda: strict.open_requests() == 8, "the requests to be there", strict)
         sock = stack.enter_context(connected(strict.http_url))
         status, _, told = read_answer(sock)
         assert (status, b"--http-max-connections" in told) == (503, True)
@@ -345,10 +344,8 @@ def message(model, value=1):
 
 def has_memory(server):
     with triton.InferenceServerClient(server.grpc_url) as client:
-        tensor = triton.InferInput("IN", [1], "FP32")
-        tensor.set_data_from_numpy(np.ones(1, np.float32))
         try:
-            client.infer("large", [tensor])
+            infer(client, "large", np.ones(1, np.float32))
         except triton.InferenceServerException as error:
             if "UNAVAILABLE" in error.status():
                 return False

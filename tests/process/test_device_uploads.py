@@ -110,14 +110,11 @@ class Permits:
 
     def wait_for_requests(self, pending):
         """All have been sent to the stub when they count: as many as it may have at once."""
-        name = f'gpubridge_open_requests{{model="{self._model}",version="1"}}'
-        wait_until(
-            lambda: self._served.server.metrics()[name] == pending,
-            f"{pending} requests",
-            self._served.server,
-        )
+        server = self._served.server
+        there = f"{pending} requests"
+        wait_until(lambda: server.open_requests(self._model) == pending, there, server)
         # The last of them was counted in a turn of the server's loop that sends it at its end.
-        self._served.server.metrics()
+        server.metrics()
 
 
 PLAIN, ONE, TWO = "patient", "singly", "paired"

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import inspect
 import queue
+from functools import partial
 
 import numpy as np
 import pytest
@@ -80,64 +81,47 @@ async def stream_of_coroutines(client, module):
     return False
 
 
-def memory_calls_of(client, module):
+def memory_calls():
     handle = base64.b64encode(bytes(64))
     return {
-        "register_system_shared_memory": (
-            lambda: client.register_system_shared_memory("region", "/gpubridge_calls", 16),
-            None,
-        ),
-        "get_system_shared_memory_status": (
-            lambda: client.get_system_shared_memory_status("region"),
-            bool,
-        ),
-        "unregister_system_shared_memory": (
-            lambda: client.unregister_system_shared_memory("region"),
-            None,
-        ),
-        "register_cuda_shared_memory": (
-            lambda: client.register_cuda_shared_memory("device", handle, 77, 16),
-            NO_GPU,
-        ),
+        "register_system_shared_memory": (("region", "/gpubridge_calls", 16), None),
+        "get_system_shared_memory_status": (("region",), bool),
+        "unregister_system_shared_memory": (("region",), None),
+        "register_cuda_shared_memory": (("device", handle, 77, 16), NO_GPU),
         "get_cuda_shared_memory_status": (
-            client.get_cuda_shared_memory_status,
+            (),
             lambda answer: not (answer if isinstance(answer, list) else answer.regions),
         ),
-        "unregister_cuda_shared_memory": (client.unregister_cuda_shared_memory, None),
+        "unregister_cuda_shared_memory": ((), None),
     }
 
 
 def calls_of(client, module):
     """Each method's name, a call of it, and what its answer must be."""
-    common = {
-        "is_server_live": (client.is_server_live, True),
-        "is_server_ready": (client.is_server_ready, True),
-        "is_model_ready": (lambda: client.is_model_ready("echo"), True),
-        "get_server_metadata": (
-            client.get_server_metadata,
-            lambda answer: value_of(answer, "name") == "triton",
-        ),
-        "get_model_metadata": (
-            lambda: client.get_model_metadata("echo"),
-            lambda answer: value_of(answer, "name") == "echo",
-        ),
-        "get_model_config": (lambda: client.get_model_config("echo"), bool),
-        "get_model_repository_index": (client.get_model_repository_index, bool),
+    given = {
+        "is_server_live": ((), True),
+        "is_server_ready": ((), True),
+        "is_model_ready": (("echo",), True),
+        "get_server_metadata": ((), lambda answer: value_of(answer, "name") == "triton"),
+        "get_model_metadata": (("echo",), lambda answer: value_of(answer, "name") == "echo"),
+        "get_model_config": (("echo",), bool),
+        "get_model_repository_index": ((), bool),
         "get_inference_statistics": (
-            lambda: client.get_inference_statistics("echo"),
+            ("echo",),
             lambda answer: len(value_of(answer, "model_stats")) == 1,
         ),
-        "load_model": (lambda: client.load_model("echo"), None),
-        "unload_model": (lambda: client.unload_model("nothing"), None),
-        "get_log_settings": (client.get_log_settings, bool),
-        "update_log_settings": (lambda: client.update_log_settings({"log_verbose_level": 0}), bool),
-        "get_trace_settings": (client.get_trace_settings, bool),
-        "update_trace_settings": (
-            lambda: client.update_trace_settings(settings={"trace_rate": "1000"}),
-            bool,
-        ),
-        **memory_calls_of(client, module),
-        "infer": (lambda: client.infer("echo", inputs(module)), is_echo),
+        "load_model": (("echo",), None),
+        "unload_model": (("nothing",), None),
+        "get_log_settings": ((), bool),
+        "update_log_settings": (({"log_verbose_level": 0},), bool),
+        "get_trace_settings": ((), bool),
+        "update_trace_settings": ((None, {"trace_rate": "1000"}), bool),
+        **memory_calls(),
+        "infer": (("echo", inputs(module)), is_echo),
+    }
+    common = {
+        name: (partial(getattr(client, name), *arguments), expected)
+        for name, (arguments, expected) in given.items()
     }
     if module is http_client or module is http_aio:
         common["generate_request_body"] = (

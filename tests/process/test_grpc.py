@@ -151,27 +151,23 @@ def test_a_deadline_ends_the_call_and_nothing_else(server, client, gate):
     assert client.infer("echo", [tensor(np.ones(1, np.float32))]).as_numpy("OUT").tolist() == [1]
 
 
-def pending(server, model="echo"):
-    return server.metrics()[f'gpubridge_open_requests{{model="{model}",version="1"}}']
-
-
 def test_a_cancelled_call_is_not_executed(server, client, gate):
     def cancelled():
         name = 'nv_inference_request_failure{model="echo",reason="CANCELED",version="1"}'
         return server.metrics()[name]
 
-    wait_until(lambda: pending(server) == 0, "the requests before to be over", server)
+    wait_until(lambda: server.open_requests("echo") == 0, "the requests before to be over", server)
 
     before = cancelled()
     done = queue.Queue()
     blocker = client.async_infer(
         "echo", [tensor(np.full(1, -1, np.float32))], lambda result, error: done.put(error)
     )
-    wait_until(lambda: pending(server) == 1, "the first request to run", server)
+    wait_until(lambda: server.open_requests("echo") == 1, "the first request to run", server)
     call = client.async_infer(
         "echo", [tensor(np.ones(1, np.float32))], lambda result, error: done.put(error)
     )
-    wait_until(lambda: pending(server) == 2, "both requests to have come", server)
+    wait_until(lambda: server.open_requests("echo") == 2, "both requests to have come", server)
     call.cancel()
     assert "Locally cancelled" in str(done.get(timeout=150))
     gate.open()
@@ -312,9 +308,9 @@ def test_a_client_that_vanishes_leaves_nothing(server, gate):
             client.async_infer(
                 "echo", [tensor(np.full(1, -0.3, np.float32))], lambda result, error: None
             )
-        wait_until(lambda: pending(server) > 0, "a request to run", server)
+        wait_until(lambda: server.open_requests("echo") > 0, "a request to run", server)
     gate.open()
-    wait_until(lambda: pending(server) == 0, "the requests to be over", server)
+    wait_until(lambda: server.open_requests("echo") == 0, "the requests to be over", server)
 
 
 def test_a_stub_that_dies_is_unavailable(client, server):

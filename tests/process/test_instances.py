@@ -84,8 +84,7 @@ def test_requests_behind_slow_ones_move_to_another_instance_once(server, threads
     try:
         wait_until(lambda: len(list(tmp_path.glob("ran*"))) == 3, "all instances are at work")
         waiting = [threads.submit(said, server, note, "m") for _ in range(5)]
-        pending = 'gpubridge_open_requests{model="m",version="1"}'
-        wait_until(lambda: server.metrics()[pending] == 8, "the others to wait", server)
+        wait_until(lambda: server.open_requests() == 8, "the others to wait", server)
         gates[1].open()
         for each in waiting:
             each.result(timeout=60)

@@ -131,14 +131,13 @@ def test_why_it_is_not_is_in_the_log(served, code, reason):
 def test_it_is_asked_while_it_executes(served):
     server, name, _ = served
     gate = Gate(server.repositories[0] / name / "gate")
-    pending = f'gpubridge_open_requests{{model="{name}",version="1"}}'
     with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
         busy = threading.Thread(target=infer, args=(client, name))
         busy.start()
-        wait_until(lambda: server.metrics()[pending] == 1, "the request to be there", server)
+        wait_until(lambda: server.open_requests(name) == 1, "the request to be there", server)
         assert server.is_ready(name)
         assert ready_over_grpc(server, name)
-        assert server.metrics()[pending] == 1, "it was answered only after execute"
+        assert server.open_requests(name) == 1, "it was answered only after execute"
         gate.open()
         busy.join()
 

@@ -84,8 +84,7 @@ def requests_of_a_model_and_an_ensemble(server, place, threads):
     wait_until(started.exists, "execute to start", server)
     queued = [threads.submit(server.ask, f"self.said = {i}", "code") for i in range(3)]
     both = threads.submit(infer, server, "e", {"A": "self.said = \"self.said = 'done'\""})
-    pending = 'gpubridge_open_requests{model="code",version="1"}'
-    wait_until(lambda: server.metrics()[pending] == 5, "five requests to wait", server)
+    wait_until(lambda: server.open_requests("code") == 5, "five requests to wait", server)
     yield
     assert "code is finalized" not in server.log()
     yield

@@ -160,17 +160,12 @@ def test_an_unloaded_model_answers_what_it_has_accepted(tmp_path):
     with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
         answers = []
         threads = [threading.Thread(target=lambda: answers.append(ask(server))) for _ in "123"]
-        name = 'gpubridge_open_requests{model="m",version="1"}'
-
-        def pending() -> float:
-            return server.metrics().get(name, 0)
-
         threads[0].start()
         wait_until(started.exists, "the first request to run", server)
         for thread in threads[1:]:
             thread.start()
         # The one whose execution has begun counts until the server hears of its end.
-        wait_until(lambda: pending() == 3, "requests to queue", server)
+        wait_until(lambda: server.open_requests() == 3, "requests to queue", server)
         assert control(server, "unload") == (200, "")
         assert states(server)[1] == "UNLOADING"
         gone = (404, "Request for unknown model: 'm' has no available versions")

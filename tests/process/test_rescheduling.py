@@ -255,8 +255,7 @@ def test_a_cancelled_request_is_not_rescheduled_for_ever(server, model):
     wait_until(lambda: server.log().count("RUN") > before + 2, "it to run", server)
     client.stop_stream(cancel_requests=True)
     client.close()
-    pending = f'gpubridge_open_requests{{model="{model}",version="1"}}'
-    wait_until(lambda: server.metrics()[pending] == 0, "it to be over", server)
+    wait_until(lambda: server.open_requests(model) == 0, "it to be over", server)
     assert ask(server, "direct", 2) == 10102 if model == "direct" else stream(server, model, 1)
 
 

@@ -93,23 +93,8 @@ def test_the_server_and_its_models(server):
 
 def test_where_the_time_of_requests_went(server):
     before = status(server)[1]["m"]["statistics"]
-    server.request(
-        "POST",
-        "/v2/models/m/infer",
-        json.dumps(
-            {
-                "id": "the slow one",
-                "inputs": [
-                    {
-                        "name": "IN",
-                        "datatype": "BYTES",
-                        "shape": [1],
-                        "data": ["time.sleep(0.3)"],
-                    }
-                ],
-            }
-        ),
-    )
+    tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": ["time.sleep(0.3)"]}
+    infer(server, "m", json.dumps({"id": "the slow one", "inputs": [tensor]}))
     model = model_status(server, "m", lambda m: m["statistics"]["success"] == before["success"] + 1)
     after = model["statistics"]
     assert after["since"] == before["since"]
@@ -131,9 +116,7 @@ def test_where_the_time_of_requests_went(server):
 
 
 def test_batches_and_copies(server):
-    body = json.dumps(
-        {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
-    )
+    body = NUMBER.replace("[1]", "[1, 1]", 1)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda _: infer(server, "batched", body), range(4)))
     model = model_status(server, "batched", lambda m: m["statistics"]["success"] == 4)

@@ -156,11 +156,12 @@ def warm_up(server, model):
 
 def send_in_order(server, threads, model, codes):
     """Ask each once the one before has arrived."""
-    metric = f'gpubridge_open_requests{{model="{model}",version="1"}}'
     answers = []
     for code in codes:
         answers.append(threads.submit(server.ask, code, model))
-        wait_until(lambda: server.metrics()[metric] == len(answers), "a request to arrive", server)
+        wait_until(
+            lambda: server.open_requests(model) == len(answers), "a request to arrive", server
+        )
     return answers
 
 

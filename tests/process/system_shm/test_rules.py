@@ -79,8 +79,7 @@ def test_a_region_in_use_stays(server, http, parent):
         thread = threading.Thread(target=ask)
         thread.start()
         try:
-            label = 'gpubridge_open_requests{model="wait",version="1"}'
-            wait_until(lambda: server.metrics().get(label), "the request to be at its model")
+            wait_until(lambda: server.open_requests("wait"), "the request to be at its model")
             for name in ("0", ""):
                 with pytest.raises(InferenceServerException, match="0"):
                     http.unregister_system_shared_memory(name)

@@ -110,12 +110,11 @@ def serving(folder, environment, *models):
             given = [shared_input(tritonclient.http, "r", [COUNT])]
             asked = [client.async_infer(name, given, outputs=wanted) for _ in range(requests)]
             executed = min(requests, 4 if name == "four" else 1)
-            pending = f'gpubridge_open_requests{{model="{name}",version="1"}}'
 
             def begun():
                 gevent.sleep(0)  # The client's coroutines send what is not sent yet.
                 # One that came after the region has been shrunk would be refused.
-                if server.metrics()[pending] < requests or not started.exists():
+                if server.open_requests(name) < requests or not started.exists():
                     return False
                 return started.stat().st_size == executed
 
