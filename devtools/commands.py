@@ -8,7 +8,20 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from devtools import checks, coverage, demo, docs, fuzzing, gate, gpu, sanitizers, stress, testing
+from devtools import (
+    checks,
+    coverage,
+    demo,
+    docs,
+    fuzzing,
+    gate,
+    gpu,
+    peer,
+    sanitizers,
+    stress,
+    testing,
+    versions,
+)
 from devtools.console import Failed
 from devtools.environment import Checkout, need
 
@@ -28,6 +41,10 @@ usage: ./dev COMMAND [ARGUMENTS]
                 with each package and simulated GPUs, and sanitize and building where what they
                 depend on has changed;
                 ./dev test --fleet runs faults of fleets on Ray, for a quarter of an hour;
+                ./dev test --peer [small|all] puts random requests and configurations to the real
+                Triton, too, and reports what differs without a reason; small takes two minutes;
+                ./dev test --versions [lowest|newest|protobuf-N] runs the server's tests with those
+                versions of what pyproject.toml allows;
                 ./dev test -m building -n 0 builds the package as users do, for minutes
   test-extra [...]  the tests of packages that test does not install (JAX, Matplotlib, nvImageCodec, openai,
                 NVRTC, s3fs, gcsfs, Jupyter, perf_analyzer, grpc-js), in an environment of their own: 1 GB
@@ -82,10 +99,12 @@ def _end(number: int, _: object) -> NoReturn:
 
 
 def _test(checkout: Checkout, arguments: list[str]) -> int | None:
-    levels = {"--all": gate.test_all, "--gate": gate.gate}
+    levels = {"--all": gate.test_all, "--gate": gate.gate, "--versions": versions.test_versions}
     if arguments and arguments[0] in levels:
         levels[arguments[0]](checkout, arguments[1:])
         return 0
+    if arguments and arguments[0] == "--peer":
+        return peer.test_peer(checkout, arguments[1:])
     return testing.test(checkout, arguments)
 
 

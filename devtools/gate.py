@@ -11,9 +11,11 @@ from devtools.console import Failed, run_steps, say, timed
 from devtools.coverage import coverage
 from devtools.environment import Checkout
 from devtools.passed_lanes import RECORD, has_passed, note_pass
+from devtools.peer import test_peer
 from devtools.processes import run
 from devtools.sanitizers import sanitize
 from devtools.testing import run_everything, test, test_fleet
+from devtools.versions import test_versions
 
 __all__ = ["gate", "test_all"]
 
@@ -56,6 +58,8 @@ def test_all(checkout: Checkout, arguments: list[str]) -> None:
         "building": lambda: _build(checkout, ["tests/building"]),
         "sanitize": lambda: sanitize(checkout, []),
         "fleet": lambda: test_fleet(checkout, []),
+        "versions of dependencies": lambda: test_versions(checkout, []),
+        "beside Triton": lambda: test_peer(checkout, ["all"]),
         "coverage": lambda: coverage(checkout, []),
     }
     run_steps([(name, partial(_passes, step)) for name, step in steps.items()], "see above")

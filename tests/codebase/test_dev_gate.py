@@ -106,12 +106,14 @@ def test_everything_runs_to_its_end_and_names_what_failed(checkout, ran, monkeyp
 
     monkeypatch.setattr(gate, "sanitize", fail)
     monkeypatch.setattr(gate, "test_fleet", lambda *_: 1)
-    monkeypatch.setattr(gate, "coverage", lambda *_: ran.append("coverage"))
+    for name in ("coverage", "test_versions", "test_peer"):
+        monkeypatch.setattr(gate, name, lambda *_, name=name: ran.append(name))
     monkeypatch.setattr(gate, "test", lambda _, options: ran.extend(options))
     with pytest.raises(Failed, match=r"^sanitize, fleet: "):
         gate.test_all(checkout, [])
     lanes = ["--gc-often", "--switch-often"]
-    assert ran == ["check", "run_everything", *lanes, "_build", "coverage"]
+    behind = ["test_versions", "test_peer", "coverage"]
+    assert ran == ["check", "run_everything", *lanes, "_build", *behind]
     assert "error: one finding" in capfd.readouterr().err
 
 

@@ -1,0 +1,52 @@
+"""The comparison with Triton itself: cases are the same for a seed, and a planted difference is reported."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.differential import Difference, Findings
+from tests.conformance.differential_rows import NO_ANSWER, ROWS, row_of
+from tests.conformance.random_configs import random_configuration
+from tests.conformance.random_requests import FAULTS, TYPES, random_request
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "differences.md"
+SEEDS = range(3000)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.situation)
+def test_each_allowed_difference_is_a_row_of_the_document(row):
+    assert f"\n| {row.situation}" in DOCUMENT.read_text()
+
+
+def test_requests_are_those_of_their_seed_and_cover_types_faults_and_endpoints():
+    asked = [random_request(seed) for seed in SEEDS]
+    assert asked == [random_request(seed) for seed in SEEDS]
+    assert set(FAULTS) <= {each.fault for each in asked}
+    kinds = Counter(each.kind for each in asked)
+    assert {"infer", "grpc infer", "stream", "generate", "raw", "unload", "index"} <= set(kinds)
+    bodies = b" ".join(each.http[2] for each in asked if each.http is not None)
+    assert all(f"IN_{name}".encode() in bodies for name in TYPES)
+
+
+def test_configurations_are_those_of_their_seed():
+    made = [random_configuration(seed) for seed in SEEDS]
+    assert made == [random_configuration(seed) for seed in SEEDS]
+    assert any(each.sent is None for each in made)
+    assert len({each.kind for each in made}) > 80
+
+
+def test_a_difference_is_reported_once_for_its_class_and_a_documented_one_only_counted():
+    findings = Findings()
+    for seed in (7, 8):
+        findings.add(Difference(seed, "infer", "no inputs", "400 an error", "200 {}"))
+    documented = Difference(9, "unload", "odd {}", "200", "500 an error")
+    findings.add(documented)
+    text = findings.report()
+    assert "DIFFERS: infer, no inputs: 2 times, first with seed 7" in text
+    assert "1 classes differ without a row" in text
+    assert sum(findings.explained.values()) == 1
+    assert row_of("infer", "", "died", "200") == NO_ANSWER
+    assert row_of("infer", "", "200 {}", "died") is None
