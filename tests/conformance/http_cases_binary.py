@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from tests.conformance import deliberate
+from tests.conformance import deliberate as why
 from tests.conformance.deliberate import Difference
 from tests.conformance.http_case import (
     INPUT0,
@@ -81,7 +81,7 @@ def round_trips() -> list[Case]:
         given = binary(f"IN_{name}", datatype, [2], len(data))
         rows = binary(f"IN_{name}", datatype, [2, 1], len(data))
         out = {"parameters": {"binary_data_output": True}}
-        half = deliberate.HALF_AS_JSON if datatype in ("FP16", "BF16") else None
+        half = why.HALF_AS_JSON if datatype in ("FP16", "BF16") else None
         cases += [
             sent(f"binary {name}: out as JSON", "identity", given, tail=data, differs=half),
             infer(
@@ -102,7 +102,7 @@ def everything_at_once() -> Case:
     document = {"inputs": inputs, "parameters": {"binary_data_output": True}}
     tail = b"".join(data for _, _, data in EVERY_DATATYPE)
     name = "binary: all datatypes in one request"
-    return infer(name, "identity", document, tail=tail, differs=deliberate.HASH_ORDER)
+    return infer(name, "identity", document, tail=tail, differs=why.HASH_ORDER)
 
 
 SIZES = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conformance import deliberate
+from tests.conformance import deliberate as why
 from tests.conformance.http_case import ADD_SUB, Case, get, post
 
 LONG_VERSION = "99999999999999999999"
@@ -16,7 +16,7 @@ HEALTH = [
 ]
 
 METADATA = [
-    get("server metadata", "/v2", differs=deliberate.SERVER_NAME),
+    get("server metadata", "/v2", differs=why.SERVER_NAME),
     get("server metadata with slash", "/v2/"),
     post("server metadata by POST", "/v2"),
     get("model metadata", "/v2/models/add_sub"),
@@ -36,7 +36,7 @@ METADATA = [
     get("model metadata version too long", f"/v2/models/add_sub/versions/{LONG_VERSION}"),
     get("model metadata version empty", "/v2/models/add_sub/versions/"),
     get("model metadata unknown model", "/v2/models/nope"),
-    get("model metadata percent-encoded", "/v2/models/add%5Fsub", differs=deliberate.ENCODED_NAME),
+    get("model metadata percent-encoded", "/v2/models/add%5Fsub", differs=why.ENCODED_NAME),
     post("model metadata by POST", "/v2/models/add_sub"),
     get("model ready", "/v2/models/add_sub/ready"),
     get("model ready version 1", "/v2/models/add_sub/versions/1/ready"),

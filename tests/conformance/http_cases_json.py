@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.conformance import deliberate
+from tests.conformance import deliberate as why
 from tests.conformance.deliberate import Difference
 from tests.conformance.http_case import ADD_SUB, INPUT0, INPUT1, Case, infer, sent, tensor
 
@@ -67,9 +67,7 @@ DOCUMENTS = [
     document("id is null", {"id": None, "inputs": [INPUT0, INPUT1]}),
     document("unknown key", {"inputs": [INPUT0, INPUT1], "unknown": 1}),
     document("inputs last", {"outputs": [], "inputs": [INPUT1, INPUT0]}),
-    document(
-        "duplicate id", b'{"id":"a","id":"b",' + ADD_SUB[1:], differs=deliberate.DUPLICATE_KEY
-    ),
+    document("duplicate id", b'{"id":"a","id":"b",' + ADD_SUB[1:], differs=why.DUPLICATE_KEY),
     document("empty body", b""),
     document("not JSON", b"hello"),
     document("empty object", {}),
@@ -87,8 +85,8 @@ DOCUMENTS = [
     document("single quotes", ADD_SUB.replace(b'"', b"'")),
     document("raw newline in a string", b'{"id":"a\nb",' + ADD_SUB[1:]),
     document("bad escape", b'{"id":"\\x",' + ADD_SUB[1:]),
-    document("deep arrays", DEEP, differs=deliberate.NESTING),
-    document("deep id", b'{"id":' + DEEP + b"," + ADD_SUB[1:], differs=deliberate.NESTING),
+    document("deep arrays", DEEP, differs=why.NESTING),
+    document("deep id", b'{"id":' + DEEP + b"," + ADD_SUB[1:], differs=why.NESTING),
     document("inputs missing", {"outputs": []}),
     document("inputs is an object", {"inputs": {}}),
     document("inputs is null", {"inputs": None}),
@@ -104,7 +102,7 @@ INPUTS = [
     document(
         "one input too many",
         {"inputs": [INPUT0, INPUT1, {**INPUT0, "name": "X"}]},
-        differs=deliberate.HASH_ORDER,
+        differs=why.HASH_ORDER,
     ),
     document("unknown input in place of one", {"inputs": [INPUT0, {**INPUT1, "name": "X"}]}),
     document("input twice", {"inputs": [INPUT0, INPUT0]}),
@@ -128,8 +126,8 @@ INPUTS = [
     first("dim negative", {**INPUT0, "shape": [-1]}),
     first("dim is a string", {**INPUT0, "shape": ["4"]}),
     first("dim is a float", {**INPUT0, "shape": [4.0]}),
-    first("dim too large", {**INPUT0, "shape": [2**63]}, differs=deliberate.HUGE_SHAPE),
-    first("dims overflow", {**INPUT0, "shape": [2**32, 2**32]}, differs=deliberate.HUGE_SHAPE),
+    first("dim too large", {**INPUT0, "shape": [2**63]}, differs=why.HUGE_SHAPE),
+    first("dims overflow", {**INPUT0, "shape": [2**32, 2**32]}, differs=why.HUGE_SHAPE),
     first("too few values", {**INPUT0, "data": [1, 2, 3]}),
     first("too many values", {**INPUT0, "data": [1, 2, 3, 4, 5]}),
     first("data is a number", {**INPUT0, "data": 1}),
@@ -146,16 +144,14 @@ INPUTS = [
         *(tensor(n, "INT32", [1, 2], [1, 2]) for n in ("INPUT1", "INPUT0")),
     ),
     sent(
-        "optional: required left out",
-        "optional_input",
-        tensor("INPUT1", "INT32", [1, 2], [1, 2]),
+        "optional: required left out", "optional_input", tensor("INPUT1", "INT32", [1, 2], [1, 2])
     ),
     sent("optional: none given", "optional_input"),
     sent(
         "optional: one too many",
         "optional_input",
         *(tensor(n, "INT32", [1, 2], [1, 2]) for n in ("INPUT0", "INPUT1", "X")),
-        differs=deliberate.HASH_ORDER,
+        differs=why.HASH_ORDER,
     ),
     sent("optional: all left out", "identity"),
 ]
@@ -170,17 +166,14 @@ VALUES = [
         for bits in (8, 16, 32, 64)
     ],
     *[
-        value("above", f"INT{bits}", 2 ** (bits - 1), differs=deliberate.BEYOND_RANGE)
+        value("above", f"INT{bits}", 2 ** (bits - 1), differs=why.BEYOND_RANGE)
         for bits in (8, 16, 32)
     ],
     value("above", "INT64", 2**63),
-    value("below", "INT8", -129, differs=deliberate.BEYOND_RANGE),
+    value("below", "INT8", -129, differs=why.BEYOND_RANGE),
     value("below", "INT64", -(2**63) - 1),
     *[value("limits", f"UINT{bits}", 0, 2**bits - 1) for bits in (8, 16, 32, 64)],
-    *[
-        value("above", f"UINT{bits}", 2**bits, differs=deliberate.BEYOND_RANGE)
-        for bits in (8, 16, 32)
-    ],
+    *[value("above", f"UINT{bits}", 2**bits, differs=why.BEYOND_RANGE) for bits in (8, 16, 32)],
     value("above", "UINT64", 2**64),
     value("negative", "UINT8", -1),
     value("negative", "UINT64", -1),
@@ -195,12 +188,12 @@ VALUES = [
     literal("minus zero", "INT32", "[1]", "[-0]"),
     literal("plus sign", "INT32", "[1]", "[+1]"),
     value("numbers", "FP32", 0.1, 1, -2.5, 1e-5, 1e21, 3.4e38, 16777217, -0.0),
-    value("too large", "FP32", 1e300, differs=deliberate.BEYOND_RANGE),
+    value("too large", "FP32", 1e300, differs=why.BEYOND_RANGE),
     value("string", "FP32", "1"),
     value("bool", "FP32", True),
     value("null", "FP32", None),
     literal("not finite", "FP32", "[3]", "[NaN,Infinity,-Infinity]"),
-    literal("short not finite", "FP32", "[2]", "[Inf,-Inf]", differs=deliberate.INF_LITERAL),
+    literal("short not finite", "FP32", "[2]", "[Inf,-Inf]", differs=why.INF_LITERAL),
     literal("beyond double", "FP64", "[1]", "[1e400]"),
     literal("long digits", "FP64", "[1]", "[0.1234567890123456789012345678901234567890]"),
     value("numbers", "FP64", 0.1, 1e300, -0.0, 1e-5, 1e-7, 1e20, 1e21, 123456789.0, 5e-324, 2**63),
@@ -220,7 +213,7 @@ VALUES = [
         "BYTES: bytes that are not UTF-8",
         "identity",
         b'{"inputs":[{"name":"IN_STRING","shape":[1],"datatype":"BYTES","data":["\xff\xfe"]}]}',
-        differs=deliberate.NOT_UTF8,
+        differs=why.NOT_UTF8,
     ),
     sent("BYTES: called STRING", "identity", tensor("IN_STRING", "STRING", [1], ["x"])),
 ]
@@ -257,7 +250,7 @@ SHAPES = [
     batch("one", [1, 2], 2),
     batch("largest", [8, 2], 16),
     batch("too large", [9, 2], 18),
-    batch("zero", [0, 2], 0, differs=deliberate.BATCH_OF_NONE),
+    batch("zero", [0, 2], 0, differs=why.BATCH_OF_NONE),
     batch("missing", [2], 2),
     batch("too many dims", [1, 1, 2], 2),
     batch("wrong dims", [1, 3], 3),
@@ -267,7 +260,7 @@ SHAPES = [
         "add_sub_batched",
         {**INPUT0, "shape": [1, 4]},
         tensor("INPUT1", "FP32", [2, 4], [1] * 8),
-        differs=deliberate.HASH_ORDER,
+        differs=why.HASH_ORDER,
     ),
     sent(
         "batch: identity of two",
@@ -312,7 +305,7 @@ PARAMETERS = [
     parameters("object value", {"a": {}}),
     parameters("null value", {"a": None}),
     parameters("integer limits", {"low": -(2**63), "high": 2**63 - 1}),
-    parameters("integer above int64", {"i": 2**63}, differs=deliberate.BIG_PARAMETER),
+    parameters("integer above int64", {"i": 2**63}, differs=why.BIG_PARAMETER),
     parameters("integer above uint64", {"i": 2**64}),
     parameters("escapes", {'ä " key': "☃ \\ \n"}),
     parameters("reserved name", {"triton_x": 1}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.conformance import deliberate
+from tests.conformance import deliberate as why
 from tests.conformance.deliberate import Difference
 from tests.conformance.http_case import Case, encode, get, infer, post, sent, tensor
 
@@ -43,10 +43,10 @@ def of_misbehaving(
 MISBEHAVING = [
     *(misbehave(mode) for mode in LISTED_IN_MODEL.split()),
     *(misbehave(f"error_code_{code}") for code in CODES.split()),
-    misbehave("bad_output_list", differs=deliberate.CONSTRUCTOR_TEXT),
-    misbehave("return_generator", differs=deliberate.GENERATOR),
-    misbehave("return_none", patience=1.5, differs=deliberate.NO_ANSWER),
-    misbehave("return_none_item", patience=1.5, differs=deliberate.NO_ANSWER),
+    misbehave("bad_output_list", differs=why.CONSTRUCTOR_TEXT),
+    misbehave("return_generator", differs=why.GENERATOR),
+    misbehave("return_none", patience=1.5, differs=why.NO_ANSWER),
+    misbehave("return_none_item", patience=1.5, differs=why.NO_ANSWER),
     of_misbehaving("asked output not returned", "missing_output", outputs=[{"name": "EXTRA"}]),
     of_misbehaving(
         "one of two asked outputs returned",
@@ -89,20 +89,20 @@ DECOUPLED = [
         "generate: one response",
         "/v2/models/decoupled/generate",
         b'{"COUNT":1}',
-        differs=deliberate.GENERATE_LENGTH,
+        differs=why.GENERATE_LENGTH,
     ),
     post(
         "generate: two responses",
         "/v2/models/decoupled/generate",
         b'{"COUNT":2}',
-        differs=deliberate.GENERATE_COUNT,
+        differs=why.GENERATE_COUNT,
     ),
     post("generate: stream", "/v2/models/decoupled/generate_stream", b'{"COUNT":2}'),
     post(
         "generate: missing inputs",
         "/v2/models/add_sub/generate",
         b'{"a":1}',
-        differs=deliberate.GENERATE_NAMES,
+        differs=why.GENERATE_NAMES,
     ),
 ]
 

@@ -360,51 +360,41 @@ def in_child(server, code):
     return run(server, "import multiprocessing\n" + code.replace("said = ", "said  = "))
 
 
+BOTH = """
+async def both():
+    return await asyncio.gather(call(1).async_exec(), call(2).async_exec())
+said = [show(r)['SUM'] for r in asyncio.run(both())]"""
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("said = show(call(2, 3).exec())", "{'SUM': [3.0, 4.0]}"),
-        ("said = [show(call(i).exec()) for i in (1, 2)][1]", "{'SUM': [3.0]}"),
-        ("said = show(call(-1).exec()).splitlines()[0]", "message: ValueError: minus one"),
-        ("said = show(call(-2).exec())", "NOT_FOUND: coded"),
-        ("said = len(show(call(*range(1 << 18)).exec())['SUM'])", str(1 << 18)),
-        (
-            "said = [show(r).get('OUT') for r in repeat(3).exec(decoupled=True)]",
-            "[[0], [1], [2], None]",
+        *cases(
+            """
+said = show(call(2, 3).exec())
+    {'SUM': [3.0, 4.0]}
+said = [show(call(i).exec()) for i in (1, 2)][1]
+    {'SUM': [3.0]}
+said = show(call(-1).exec()).splitlines()[0]
+    message: ValueError: minus one
+said = show(call(-2).exec())
+    NOT_FOUND: coded
+said = len(show(call(*range(1 << 18)).exec())['SUM'])
+    262144
+said = [show(r).get('OUT') for r in repeat(3).exec(decoupled=True)]
+    [[0], [1], [2], None]
+stream = repeat(-2).exec(decoupled=True); first = show(next(stream)); stream.cancel();
+said = first, [show(r) for r in stream][-2]
+    ({'OUT': [0]}, 'CANCELLED: stopped')
+out = request.output('OUT', [3], np.float32); out.as_numpy()[:] = 2;
+said = out.as_numpy().tolist(), pb_utils.Tensor.empty('X', [2], np.int8).shape()
+    ([2.0, 2.0, 2.0], [2])
+text = pb_utils.Tensor('A', np.array(['a'], object));
+said = show(call(inputs=[text, tensor('B', [1])]).exec())
+    INVALID_ARG
+"""
         ),
-        (
-            (
-                "async def both():\n"
-                "    return [show(r)['SUM'] for r in await asyncio.gather(\n"
-                "        call(1).async_exec(), call(2).async_exec())]\n"
-                "said = asyncio.run(both())"
-            ),
-            "[[2.0], [3.0]]",
-        ),
-        (
-            (
-                "stream = repeat(-2).exec(decoupled=True)\n"
-                "first = show(next(stream))\n"
-                "stream.cancel()\n"
-                "said = first, [show(r) for r in stream][-2]"
-            ),
-            "({'OUT': [0]}, 'CANCELLED: stopped')",
-        ),
-        (
-            (
-                "out = request.output('OUT', [3], np.float32)\n"
-                "out.as_numpy()[:] = 2\n"
-                "said = out.as_numpy().tolist(), pb_utils.Tensor.empty('X', [2], np.int8).shape()"
-            ),
-            "([2.0, 2.0, 2.0], [2])",
-        ),
-        (
-            (
-                "text = pb_utils.Tensor('A', np.array(['a'], object))\n"
-                "said = show(call(inputs=[text, tensor('B', [1])]).exec())"
-            ),
-            "INVALID_ARG",
-        ),
+        (BOTH, "[[2.0], [3.0]]"),
     ],
 )
 def test_a_forked_child_makes_tensors_and_calls(server, code, said):

@@ -215,32 +215,30 @@ def test_only_sealed_memory_is_taken_from_a_stub(server, memory, what):
 
 
 @pytest.mark.parametrize(
-    ("memory", "size", "what"),
-    [
-        ("bytes(5)", 1 << 21, "a long message of 2097152 bytes was announced, its memory holds 5"),
-        ("bytes(1 << 21)", 1 << 40, "a long message of 1099511627776 bytes was announced"),
-        ("bytes([19]) + b'{' * (1 << 21)", (1 << 21) + 1, "no JSON"),
-        (
-            "long_error('x' * (1 << 21), b'x' * 9, b'\\xff' * 9)",
-            None,
-            "an error message that is not UTF-8",
-        ),
-        ("long_error('x' * (1 << 21))[:-1]", None, "RESULTS message: it ends in the middle"),
-        (
-            "results(encode(0, *NONE, (), 1, context=ResponseContext(set_aside=0).encoded()))",
-            None,
-            "a response refers to missing long texts",
-        ),
-    ],
+    ("memory", "what"),
+    cases("""
+bytes(5), 1 << 21
+    a long message of 2097152 bytes was announced, its memory holds 5
+bytes(1 << 21), 1 << 40
+    a long message of 1099511627776 bytes was announced
+bytes([19]) + b'{' * (1 << 21), (1 << 21) + 1
+    no JSON
+long_error('x' * (1 << 21), b'x' * 9, b'\\xff' * 9), None
+    an error message that is not UTF-8
+long_error('x' * (1 << 21))[:-1], None
+    RESULTS message: it ends in the middle
+results(encode(0, *NONE, (), 1, context=ResponseContext(set_aside=0).encoded())), None
+    a response refers to missing long texts
+"""),
 )
-def test_a_lie_in_a_long_message_ends_its_stub(server, memory, size, what):
+def test_a_lie_in_a_long_message_ends_its_stub(server, memory, what):
     code = f"""{CHANNEL}
 from gpubridge.transport.channel import Channel
 from gpubridge.transport.context import ResponseContext
 def long_error(text, *changed):
     context = ResponseContext(error=text).encoded().replace(*changed or (b"", b""), 1)
     return results(encode(0, *NONE, (), 1, context=context))
-message, size = {memory}, {size}
+message, size = {memory}
 if size is None:
     Channel(channel()).send(message)
 else:

@@ -12,9 +12,10 @@ from tests.process.controlled import CONFIG, EXPLICIT, ask, control, source, wri
 from tests.process.ensembles import TEXT, write_ensemble
 from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until, write_code_model
+from tests.unit.model_configs import cases
 from tests.waits import polling
 
-SAID = "Failed to process the request for model 'm_0', message: "
+SAID = "Failed to process the request for model 'm_0', message:"
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +50,6 @@ def run(server, code, model="m"):
     return said
 
 
-def failed(what, text):
-    return f"TritonModelException: Failed to {what}: {SAID}{text}"
-
-
 def test_a_model_is_loaded_asked_after_and_unloaded(server):
     assert run(server, "pb_utils.is_model_ready('other')") == "False"
     assert run(server, "pb_utils.load_model('other')") == "None"
@@ -79,57 +76,49 @@ def test_a_model_is_loaded_from_what_it_is_sent(server):
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [
-        (
-            "pb_utils.load_model('nope')",
-            failed("load model", "failed to load 'nope', failed to poll from model repository"),
-        ),
-        ("pb_utils.load_model('broken')", failed("load model", "load failed for model 'broken': ")),
-        (
-            "pb_utils.load_model('other', config='{')",
-            failed("load model", "failed to load 'other', failed to poll from model repository"),
-        ),
-        (
-            "pb_utils.load_model('other', '', [1])",
-            (
-                "TritonModelException: failed to load model 'other', files should be a dictionary of "
-                "file paths and file contents"
-            ),
-        ),
-        (
-            "pb_utils.load_model('other', files={'file:1/model.py': 1})",
-            (
-                "TritonModelException: failed to load model 'other', files should be a dictionary of "
-                "file paths and file contents"
-            ),
-        ),
-        ("pb_utils.load_model('other', files={'file:1/model.py': b'1'})", failed("load model", "")),
-        (
-            "pb_utils.load_model('other', '{}', files={'file:../x': b'1'})",
-            failed("load model", ""),
-        ),
-        (
-            "pb_utils.load_model('other', '{}', files={'file:1/\\udc80': b'1'})",
-            "TypeError: expected str without lone surrogates for a path of files",
-        ),
-        ("pb_utils.load_model(None)", "TypeError: "),
-        ("pb_utils.load_model('other', config={})", "TypeError: "),
-        ("pb_utils.unload_model(None)", "TypeError: "),
-        ("pb_utils.unload_model('other', None)", "TypeError: "),
-        ("pb_utils.is_model_ready('other', 1)", "TypeError: "),
-        (
-            "pb_utils.is_model_ready('other', 'x')",
-            failed(
-                "check model readiness",
-                "failed to get model version from specified version string 'x' (details: stol), "
-                "version should be an integral value > 0",
-            ),
-        ),
-        ("pb_utils.is_model_ready('')", "False"),
-    ],
+    cases(
+        """
+load_model('nope')
+    $LOAD failed to load 'nope', failed to poll from model repository
+load_model('broken')
+    $LOAD load failed for model 'broken':
+load_model('other', config='{')
+    $LOAD failed to load 'other', failed to poll from model repository
+load_model('other', '', [1])
+    $MODEL failed to load model 'other', files should be a dictionary of file paths and file contents
+load_model('other', files={'file:1/model.py': 1})
+    $MODEL failed to load model 'other', files should be a dictionary of file paths and file contents
+load_model('other', files={'file:1/model.py': b'1'})
+    $LOAD
+load_model('other', '{}', files={'file:../x': b'1'})
+    $LOAD
+load_model('other', '{}', files={'file:1/\\udc80': b'1'})
+    TypeError: expected str without lone surrogates for a path of files
+load_model(None)
+    TypeError:
+load_model('other', config={})
+    TypeError:
+unload_model(None)
+    TypeError:
+unload_model('other', None)
+    TypeError:
+is_model_ready('other', 1)
+    TypeError:
+is_model_ready('other', 'x')
+    $READY failed to get model version from specified version string 'x' (details: stol), version should
+    be an integral value > 0
+is_model_ready('')
+    False
+""",
+        {
+            "LOAD": f"TritonModelException: Failed to load model: {SAID}",
+            "READY": f"TritonModelException: Failed to check model readiness: {SAID}",
+            "MODEL": "TritonModelException:",
+        },
+    ),
 )
 def test_failures_have_tritons_texts(server, code, said):
-    assert run(server, code).startswith(said)
+    assert run(server, f"pb_utils.{code}").startswith(said)
 
 
 def test_a_model_may_load_and_unload_itself_while_it_executes(server, folder):

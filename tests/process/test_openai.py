@@ -278,6 +278,10 @@ USER = {"role": "user", "content": "x"}
 CHAT = {"model": "chat", "messages": [USER]}
 
 
+def saying(*messages):
+    return {**CHAT, "messages": messages}
+
+
 @pytest.mark.parametrize(
     ("body", "param", "text"),
     [
@@ -291,23 +295,11 @@ CHAT = {"model": "chat", "messages": [USER]}
         ({**CHAT, "messages": []}, "messages", "a non-empty array"),
         ({**CHAT, "messages": {"a": 1}}, "messages", "an array"),
         ({**CHAT, "messages": ["x"]}, "messages[0]", "expected an object"),
-        (
-            {**CHAT, "messages": [USER, {**USER, "role": "robot"}]},
-            "messages[1].role",
-            "expected one of",
-        ),
-        ({**CHAT, "messages": [{**USER, "role": [1]}]}, "messages[0].role", "expected one of"),
-        ({**CHAT, "messages": [{"role": "user"}]}, "messages[0].content", "expected a string"),
-        (
-            {**CHAT, "messages": [{**USER, "content": 1}]},
-            "messages[0].content",
-            "expected a string",
-        ),
-        (
-            {**CHAT, "messages": [{**USER, "content": [{}]}]},
-            "messages[0].content",
-            "with a type",
-        ),
+        (saying(USER, {**USER, "role": "robot"}), "messages[1].role", "expected one of"),
+        (saying({**USER, "role": [1]}), "messages[0].role", "expected one of"),
+        (saying({"role": "user"}), "messages[0].content", "expected a string"),
+        (saying({**USER, "content": 1}), "messages[0].content", "expected a string"),
+        (saying({**USER, "content": [{}]}), "messages[0].content", "with a type"),
         ({**CHAT, "n": 2}, "n", "expected 1"),
         ({**CHAT, "n": True}, "n", "expected an integer"),
         ({**CHAT, "temperature": "hot"}, "temperature", "expected a number"),
