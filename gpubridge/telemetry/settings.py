@@ -193,7 +193,12 @@ class TraceSettings:
     mode: str = "triton"
     opentelemetry: OpenTelemetrySettings = field(default_factory=OpenTelemetrySettings)
 
-    def check(self) -> None:
+    @property
+    def traced(self) -> bool:
+        """Return whether requests are traced: they have levels, and a place to go."""
+        return bool(self.level) and bool(self.file or self.mode == "opentelemetry")
+
+    def check(self, *, needs_file: bool = True) -> None:
         """Refuse invalid combinations, with Triton's text."""
         if self.mode == "opentelemetry":
             if "TENSORS" in self.level:
@@ -203,7 +208,7 @@ class TraceSettings:
             return
         if not self.rate:
             raise invalid("Attempting to set invalid trace setting :sample rate must be non-zero")
-        if self.level and not self.file:
+        if needs_file and self.level and not self.file:
             raise invalid("Attempting to set invalid trace setting :trace file name is not given")
 
 
@@ -262,7 +267,8 @@ def trace_settings_from_flags(entries: Sequence[str]) -> TraceSettings:
                 f"{' opentelemetry,'.join(_OF_OPENTELEMETRY)}, got {entry!r}"
             )
     settings = replace(settings, level=parse_levels(levels))
-    settings.check()
+    # As in Triton, a server starts without a file, and writes no traces.
+    settings.check(needs_file=False)
     if settings.mode == "opentelemetry":
         settings = replace(settings, opentelemetry=settings.opentelemetry.completed())
     return settings

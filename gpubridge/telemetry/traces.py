@@ -269,7 +269,7 @@ class Sampler:
     @property
     def active(self) -> bool:
         """Return whether any request may be traced."""
-        return bool(self.settings.level) and self.settings.count != 0
+        return self.settings.traced and self.settings.count != 0
 
     def chooses(self) -> bool:
         """Count a request; return whether it is traced."""
@@ -320,6 +320,8 @@ class Traces:
 
     def __init__(self, flags: TraceSettings) -> None:
         self._flags = flags
+        if flags.level and not flags.traced:
+            _logger.warning("no traces are written: --trace-config=triton,file=PATH is not given")
         self._given: dict[str, dict[str, Any]] = {_SERVER: {}}
         self._writer = TraceWriter()
         self._export = _export(flags) if flags.mode == "opentelemetry" else None

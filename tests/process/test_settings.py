@@ -195,7 +195,6 @@ def test_bad_settings_change_nothing(server):
     [
         (["--trace-config", "opentelemetry,url=ftp://x"], "opentelemetry,url expects http://HOST"),
         (["--trace-config", "mode=jaeger"], "expects one of level, rate, count, mode=triton|open"),
-        (["--trace-config", "level=TIMESTAMPS"], "trace file name is not given"),
         (["--trace-config", "triton,colour=red"], "expects one of level, rate"),
         (["--trace-config", "rate=0"], "sample rate must be non-zero"),
         (["--trace-rate", "0"], "sample rate must be non-zero"),

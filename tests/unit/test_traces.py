@@ -33,6 +33,18 @@ def chosen(traces, model, count):
     return [bool(traces.sample(model, 1, "")) for _ in range(count)]
 
 
+def test_a_server_starts_without_a_file_and_traces_nothing(caplog):
+    traces = Traces(trace_settings_from_flags(["rate=1", "level=TIMESTAMPS"]))
+    assert caplog.messages == [
+        "no traces are written: --trace-config=triton,file=PATH is not given"
+    ]
+    assert traces.settings().level == ("TIMESTAMPS",)
+    assert not traces.active
+    assert chosen(traces, "m", 2) == [False, False]
+    with pytest.raises(BridgeError, match="trace file name is not given"):
+        traces.update({"rate": 2})
+
+
 def test_nothing_is_traced_unless_asked_for():
     traces = Traces(TraceSettings())
     assert not traces.active
