@@ -13,7 +13,6 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -30,6 +29,7 @@ from gpubridge.develop.sources import declarations, file_of, notebook_module
 from gpubridge.errors import BridgeError, invalid, unavailable
 from gpubridge.flags import Flag, add_flags, declared_flags, from_flags
 from gpubridge.one_file.adapter import loading_file
+from gpubridge.own_command import own_command
 from gpubridge.tensor.native import require_native
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ class _Child:
 def _start(words: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start a command of gpubridge in a session of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gpubridge", *words],
+        [*own_command("gpubridge"), *words],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,

@@ -18,6 +18,7 @@ def main(path: str) -> None:
     register_aliases()
     # As in a model's process.
     sys.argv = [""]
+    sys.path.insert(0, "")
     try:
         found = {name: declared.config for name, declared in load_file(path).items()}
         json.dump({"models": found}, answer)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gpubridge.errors import BridgeError, unavailable
+from gpubridge.own_command import own_command
 from gpubridge.ray.proxy import bound_command, haproxy_binary
 from gpubridge.ray.settings import FleetSettings
 
@@ -92,7 +93,7 @@ def run_local_fleet(application: Mapping[str, Any], say: Callable[[str], None]) 
         signal.signal(number, lambda *_: stop.set())
     # Other nodes, if somebody adds them, have no sockets there.
     args = {**application["args"], "socket_folder": str(sockets), "proxies": "head"}
-    command = [*UNSHARE, sys.executable, "-m", __name__, str(control_socket())]
+    command = [*UNSHARE, *own_command(__name__), str(control_socket())]
     try:
         with subprocess.Popen(bound_command(command), stdin=subprocess.PIPE, text=True) as inner:
             relay = _start_relay(FleetSettings.from_args(args), sockets)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpubridge.errors import unavailable
+from gpubridge.own_command import own_command
 from gpubridge.ray.proxy import ServerAddress
 
 _ENDPOINTS = ("http", "grpc", "metrics")
@@ -29,7 +30,7 @@ class ServerProcess:
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         with tempfile.TemporaryDirectory(prefix="gpubridge-") as folder:
             ports = Path(folder) / "ports.json"
-            command = [sys.executable, "-m", "gpubridge", "serve"]
+            command = [*own_command("gpubridge"), "serve"]
             command += [f"--model-repository={path}" for path in repositories]
             for endpoint in _ENDPOINTS:
                 command += [f"--{endpoint}-address={address}", f"--{endpoint}-port=0"]

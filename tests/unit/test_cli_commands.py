@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+import gpubridge
 from gpubridge import cli
 from gpubridge.cli import tritonserver
+from gpubridge.own_command import own_command
 from tests.process.forked_commands import run_forked
 
 
@@ -175,3 +177,16 @@ class TestCompletion:
         monkeypatch.setitem(sys.modules, "shtab", None)
         assert cli.main(["completion", "bash"]) == 1
         assert "pip install 'gpubridge[completion]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["gpubridge", "gpubridge.one_file"])
+def test_a_command_of_its_own_runs_this_package_whatever_the_working_directory_has(
+    tmp_path, module
+):
+    (tmp_path / "gpubridge").mkdir()
+    (tmp_path / "gpubridge" / "__init__.py").write_text("raise SystemExit('another one')")
+    (tmp_path / "app.py").write_text("import beside")
+    (tmp_path / "beside.py").touch()
+    words = ["--version"] if module == "gpubridge" else ["app.py"]
+    printed = subprocess.check_output([*own_command(module), *words], cwd=tmp_path, text=True)
+    assert printed.strip() in (gpubridge.__version__, '{"models": {}}')

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from google.protobuf import text_format  # type: ignore[import-untyped]
@@ -15,6 +14,7 @@ from gpubridge.config import CONFIG_FILENAME
 from gpubridge.config.load import parse_config_override
 from gpubridge.engine.repository.model_files import FileOverrides, is_model_name
 from gpubridge.errors import invalid
+from gpubridge.own_command import own_command
 
 _FILE = re.compile(r"(.+\.py)(?::(.+))?", re.DOTALL)
 _ENTRY = """\
@@ -109,7 +109,7 @@ def _text(config: object) -> bytes:
 def _declared(path: str) -> dict[str, object]:
     """Return the configurations of a file's models; it is imported in another process."""
     done = subprocess.run(
-        [sys.executable, "-m", "gpubridge.one_file", path],
+        [*own_command("gpubridge.one_file"), path],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         check=False,
