@@ -165,7 +165,7 @@ def _install(runner: Path, folder: Path, wanted: dict[str, list[str]]) -> Iterat
             continue
         for way in ways:
             file.write_text("\n".join([*kept, f"{name}{way}"]) + "\n")
-            options = ("-q", "--no-deps", "--only-binary", ":all:", "--upgrade", "-c", file, name)
+            options = ("-q", "--only-binary", ":all:", "--upgrade", "-c", file, name)
             if not run([runner, "-m", "pip", "install", *options], cwd=folder, quiet=True):
                 kept.append(f"{name}{way}")
                 break

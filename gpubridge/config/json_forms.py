@@ -99,6 +99,8 @@ def _plain_enum(field: FieldDescriptor, value: Any) -> Any:
     for spelt in (name, name.upper().replace("-", "_")):
         if spelt in field.enum_type.values_by_name:
             return spelt
+    if _INTEGER.fullmatch(name) and int(name[:12]) in field.enum_type.values_by_number:
+        return int(name)
     raise ValueError(f"{field.name}: expected a name of {field.enum_type.name}, got {name[:40]!r}")
 
 

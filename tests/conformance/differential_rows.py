@@ -21,6 +21,13 @@ class Row(NamedTuple):
 NO_ANSWER = "(Triton died, hung up or was silent)"
 """What stands for all cases in which there is nothing to compare with."""
 ROWS = (
+    Row(
+        "a number beyond its datatype in JSON",
+        "generate|infer",
+        ".*9223372036854775808",
+        "200",
+        "400",
+    ),
     Row("an integer parameter of 2^63 and more", "generate|infer", ".*", "200", "200"),
     Row(
         "JSON values beside a shape without elements",
