@@ -452,8 +452,8 @@ class InFlightRequests:
     """How many more requests can be at the stub."""
     open_requests: int
     """Requests whose batch has ended, but not they."""
-    idle: bool
-    """True if no batch is at the stub."""
+    oldest: int
+    """The batch that the stub executes now, or next; 0 if there is none."""
     succeeded: int
     """Grows whenever a request succeeds."""
     def store_with(self, store: Callable[[InferRequest], Any], /) -> None:

@@ -14,6 +14,9 @@ using Ticket = std::uint32_t;
 // Tickets name requests at a stub and the memory lent for them; who uses this keeps both, by
 // ticket. A request enters once and leaves once: with its answer, or among those that a dead stub
 // leaves. Its ticket is free again when the stub has let go of its memory, too.
+//
+// The model can write to all of the cells: they decide nothing but when memory of the stub's own
+// requests is free, and which of its batches may be withdrawn.
 class InFlightRequests {
  public:
   enum class State : std::uint8_t {
@@ -67,6 +70,10 @@ class InFlightRequests {
   // True if no batch is at the stub.
   [[nodiscard]] bool idle() const { return batches_.empty(); }
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return batches_.contains(sequence); }
+  // The batch that the stub executes now, or next; 0 if there is none.
+  [[nodiscard]] std::uint64_t oldest() const {
+    return batches_.empty() ? 0 : batches_.begin()->first;
+  }
   // True if the stub has begun the batch of a request.
   [[nodiscard]] bool has_started(Ticket ticket) const {
     const Entry& entry = entries_[ticket];
@@ -76,7 +83,11 @@ class InFlightRequests {
   [[nodiscard]] bool executes(Ticket ticket) const {
     return entries_[ticket].state == State::kRunning && has_started(ticket);
   }
-  [[nodiscard]] std::uint64_t started() const { return load_cell(cells_.progress[0]); }
+  // The batch that the stub began last; one that says less than it has answered may have begun all.
+  [[nodiscard]] std::uint64_t started() const {
+    const std::uint64_t said = load_cell(cells_.progress[0]);
+    return said < ended_ ? std::numeric_limits<std::uint64_t>::max() : said;
+  }
   // True if the stub lets batches be withdrawn.
   [[nodiscard]] bool claims() const { return load_cell(cells_.claimed[0]) >= kClaims; }
 
@@ -111,10 +122,12 @@ class InFlightRequests {
                                                     Cancelled how) {
     const bool started = has_started(ticket);
     if (running_only && !started) return std::nullopt;
-    std::uint8_t& cell = cells_.cancelled[ticket];
-    const std::uint8_t before = load_cell(cell);
-    const auto dropped = static_cast<std::uint8_t>(Cancelled::kDropped);
-    if (before != dropped) store_cell(cell, static_cast<std::uint8_t>(how));
+    std::uint8_t& cancelled = entries_[ticket].cancelled;
+    const std::uint8_t before = cancelled;
+    if (before != static_cast<std::uint8_t>(Cancelled::kDropped)) {
+      cancelled = static_cast<std::uint8_t>(how);
+      store_cell(cells_.cancelled[ticket], cancelled);
+    }
     if (!started || before != 0) return std::nullopt;
     const std::uint64_t sequence = entries_[ticket].sequence;
     return all_cancelled(sequence) ? sequence : 0;
@@ -140,6 +153,10 @@ class InFlightRequests {
       const bool open = (record.word() & kResponseOpen) != 0;
       if (!is_member(batch, ticket) || (!open && entries_[ticket].state == State::kEarly)) {
         not_running("a result", ticket);
+      }
+      if ((record.word() & kResponseCancelled) != 0 && entries_[ticket].cancelled == 0) {
+        throw MalformedRecord("a cancelled result for ticket " + std::to_string(ticket) +
+                              ", which is not cancelled");
       }
       seen.push_back(ticket);
     }
@@ -168,6 +185,7 @@ class InFlightRequests {
 
   // Forgets a batch, whose records were all taken; returns its tickets in order.
   std::vector<Ticket> end_batch(std::uint64_t sequence) {
+    ended_ = std::max(ended_, sequence);
     return std::move(batches_.extract(sequence).mapped());
   }
   // Tells the stub that the server has another response of a request, whose reader may be slow.
@@ -324,7 +342,8 @@ class InFlightRequests {
   // True if no request of a batch is left that is not cancelled.
   [[nodiscard]] bool all_cancelled(std::uint64_t sequence) const {
     const auto notified = [this](Ticket ticket) {
-      return entries_[ticket].state == State::kEarly || load_cell(cells_.cancelled[ticket]) != 0;
+      const Entry& entry = entries_[ticket];
+      return entry.state == State::kEarly || entry.cancelled != 0;
     };
     if (const auto executing = batches_.find(sequence); executing != batches_.end()) {
       return std::all_of(executing->second.begin(), executing->second.end(), notified);
@@ -354,12 +373,14 @@ class InFlightRequests {
   struct Entry {
     State state = State::kFree;
     std::uint64_t sequence = 0;
+    std::uint8_t cancelled = 0;  // what the stub was told of it: a Cancelled, or 0
   };
 
   ControlCells cells_;
   std::vector<Entry> entries_;
   std::vector<Ticket> free_;
   std::map<std::uint64_t, std::vector<Ticket>> batches_;
+  std::uint64_t ended_ = 0;  // the highest batch that was answered
   std::map<std::uint64_t, std::vector<Ticket>> withdrawn_;
   std::set<std::pair<std::uint64_t, Ticket>> open_;  // by the batches that they were in
   std::set<Ticket> kept_;

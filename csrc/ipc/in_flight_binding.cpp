@@ -558,7 +558,7 @@ void bind_in_flight(nb::module_& module) {
                     nb::object, nb::handle, int>())
       .def_prop_ro("free_tickets", &RequestsAtStub::free_tickets)
       .def_prop_ro("open_requests", &RequestsAtStub::open_requests)
-      .def_prop_ro("idle", &RequestsAtStub::idle)
+      .def_prop_ro("oldest", &RequestsAtStub::oldest)
       .def_prop_ro("succeeded", &RequestsAtStub::succeeded)
       .def("holds", &RequestsAtStub::holds)
       .def("has_started", &RequestsAtStub::has_started)

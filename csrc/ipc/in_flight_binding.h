@@ -176,7 +176,7 @@ class RequestsAtStub {
   }
   [[nodiscard]] std::size_t open_requests() const { return core_.open_requests(); }
   [[nodiscard]] std::size_t unstarted() const { return core_.unstarted(); }
-  [[nodiscard]] bool idle() const { return core_.idle(); }
+  [[nodiscard]] std::uint64_t oldest() const { return core_.oldest(); }
   [[nodiscard]] bool holds(std::uint64_t sequence) const { return core_.holds(sequence); }
   [[nodiscard]] std::uint64_t started() const { return core_.started(); }
   // True if the stub has begun the batch of a request that is at the stub.

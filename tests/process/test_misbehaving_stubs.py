@@ -176,6 +176,24 @@ os._exit(0)
     assert all(0 <= us < 600e6 for us in durations.values()), durations
 
 
+@pytest.mark.parametrize("fill", [0, 1, 0x41, 0xFF])
+def test_a_page_that_its_model_has_overwritten_costs_it_one_request_at_most(server, fill):
+    wait_until(lambda: server.is_ready("clock"), "the stub to run again", server)
+    # All shared memory but that of tensors.
+    code = f"""
+import ctypes
+for line in open("/proc/self/maps"):
+    place, rights, *_ = line.split()
+    first, end = (int(each, 16) for each in place.split("-"))
+    if rights[1] == "w" and rights[3] == "s" and end - first < 1 << 24:
+        self.said = ctypes.memset(first, {fill}, end - first)
+"""
+    assert server.ask(code, "clock")[0] == 200
+    answers = [server.ask("self.said = 'next'", "clock") for _ in range(3)]
+    assert answers[1:] == [(200, "next")] * 2
+    assert answers[0] == answers[1] or "which is not cancelled) and was killed" in answers[0][1]
+
+
 def _durations(server, name):
     """Return the nanoseconds of each figure of a model's statistics."""
     _, _, body = server.request("GET", f"/v2/models/{name}/stats")

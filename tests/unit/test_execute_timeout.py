@@ -12,8 +12,8 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def stub(monkeypatch):
-    made = SimpleNamespace(started=0, started_at=0, now=100 * SECOND, idle=True)
-    made.holds = lambda sequence: not made.idle and sequence == made.started
+    made = SimpleNamespace(started=0, started_at=0, now=100 * SECOND, oldest=0)
+    made.holds = lambda sequence: sequence == made.oldest != 0
     clock = SimpleNamespace(monotonic_ns=lambda: made.now)
     monkeypatch.setattr(stub_connection, "time", clock)
     made.watch = _ExecuteTimeout(made, made)
@@ -21,7 +21,7 @@ def stub(monkeypatch):
 
 
 def begin(stub, sequence, at):
-    stub.started, stub.started_at, stub.idle = sequence, at, False
+    stub.started, stub.started_at, stub.oldest = sequence, at, sequence
 
 
 @pytest.mark.parametrize("said", [0, 1, (1 << 64) - 1])
@@ -47,7 +47,16 @@ def test_an_execution_is_timed_from_its_beginning_between_two_looks(stub):
 
 
 def test_a_stub_that_begins_nothing_is_timed_from_the_first_look(stub):
-    stub.idle, stub.holds = False, lambda sequence: False
+    stub.oldest = 1
     assert stub.watch.overdue(5) is None
     stub.now += 6 * SECOND
+    assert stub.watch.overdue(5) == "no execute began for"
+
+
+def test_an_execution_is_timed_whatever_else_the_stub_says_to_have_begun(stub):
+    begin(stub, 1, stub.now)
+    for said in range(6):
+        assert stub.watch.overdue(5) is None
+        stub.started = stub.started_at = 0x41 + said
+        stub.now += SECOND
     assert stub.watch.overdue(5) == "no execute began for"

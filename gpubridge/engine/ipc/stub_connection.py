@@ -294,7 +294,7 @@ class StubConnection:
     def maintain(self, idle_seconds: float) -> None:
         """Release memory that the stub no longer keeps, and make it return idle memory."""
         self.release_kept()
-        if self.requests.idle:
+        if not self.requests.oldest:
             self.send_control(Kind.TRIM, idle_seconds=idle_seconds)
 
     def overdue(self, seconds: float) -> str | None:
@@ -521,47 +521,47 @@ class StubConnection:
 
 
 class _ExecuteTimeout:
-    """Measures how long a stub takes for an ``execute``, from its control page."""
+    """Measures how long a stub takes for an ``execute``.
+
+    A model can write to the control page: that tells no more than when, between two looks, a batch began.
+    """
 
     def __init__(self, control: ControlPage, in_flight: InFlightRequests) -> None:
         self._control = control
         self._in_flight = in_flight
-        # Last state: the batch that started last, whether it is executing, since when.
-        self._seen: tuple[int, bool, int] | None = None
+        # At the last look: the batch that was next to be answered, and since when.
+        self._seen = 0, 0
         self._looked = time.monotonic_ns()
 
     def overdue(self, seconds: float) -> str | None:
         """Return what has taken longer than ``seconds``, if anything has."""
         now = time.monotonic_ns()
-        since, executing = self._busy_since(now)
+        since = self._busy_since(now)
         self._looked = now
         if now - since <= seconds * 1e9:
             return None
-        return "execute ran" if executing else "no execute began for"
+        return "execute ran" if self._executes() else "no execute began for"
 
     @property
     def executing_ns(self) -> int | None:
         """Return for how long the running ``execute`` has run; None if none runs."""
         now = time.monotonic_ns()
-        since, executing = self._busy_since(now)
-        return now - since if executing else None
+        since = self._busy_since(now)
+        return now - since if self._executes() else None
 
-    def _busy_since(self, now: int) -> tuple[int, bool]:
-        """Return since when (CLOCK_MONOTONIC ns) the stub is in its state, and whether it executes.
+    def _executes(self) -> bool:
+        return self._in_flight.holds(self._control.started)
 
-        A stub that has work but executes none is noticed by repeated calls; an idle stub counts as
-        busy since ``now``. The start that the stub reports is limited to the time since the previous
-        call, as a stub may write any value.
+    def _busy_since(self, now: int) -> int:
+        """Return since when (CLOCK_MONOTONIC ns) the stub has had its oldest batch to answer; ``now`` for none.
+
+        The start that the stub reports is limited to the time since the previous call of `overdue`.
         """
-        started = self._control.started
-        executing = self._in_flight.holds(started)
-        if not executing and self._in_flight.idle:
-            self._seen = None
-            return now, False
-        if self._seen is None or self._seen[:2] != (started, executing):
-            since = min(max(self._control.started_at, self._looked), now) if executing else now
-            self._seen = started, executing, since
-        return self._seen[2], executing
+        oldest = self._in_flight.oldest
+        if oldest != self._seen[0]:
+            began = self._control.started_at if self._control.started == oldest else now
+            self._seen = oldest, min(max(began, self._looked), now)
+        return self._seen[1] if oldest else now
 
 
 def _is_whole(segment: ClientSegment | ClientDeviceSegment) -> bool:
