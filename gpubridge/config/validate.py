@@ -391,11 +391,6 @@ def _unsupported_fields(message: ProtoMessage) -> Iterator[tuple[str, str]]:
 
 
 def _unsupported_parts(message: ProtoMessage) -> Iterator[tuple[str, str]]:
-    if any(state.use_growable_memory for state in message.sequence_batching.state):
-        yield (
-            "sequence_batching.state.use_growable_memory",
-            "states are in host memory, of the size that the model gave them",
-        )
     for group in message.instance_group:
         if group.passive:
-            yield f"instance_group '{group.name}' passive", "its instances take requests too"
+            yield f"instance_group '{group.name}' passive", "such instances execute no requests: leave them out"

@@ -1,8 +1,13 @@
 """Unsupported settings of a configuration, which are reported and never ignored."""
 
+import numpy as np
 import pytest
 
 from gpubridge.config import load_model_config, unsupported_features
+from gpubridge.engine.scheduling.sequence_requests import sequence_batching, state_settings
+from gpubridge.pb_utils import Tensor
+from gpubridge.stub.memory.states import SequenceStates
+from gpubridge.transport.context import RequestContext
 from tests.unit.model_configs import INPUT, MINIMAL, OUTPUT, PYTHON, cases, write_model
 
 
@@ -26,10 +31,6 @@ class TestNotServedYet:
     @pytest.mark.parametrize(
         ("rest", "field"),
         [
-            (
-                "sequence_batching { state { use_growable_memory: true } }",
-                "sequence_batching.state.use_growable_memory",
-            ),
             ("instance_group [ { passive: true } ]", "instance_group 'm_0' passive"),
             ("model_repository_agents { agents { } }", "model_repository_agents"),
             ("batch_input { }", "batch_input"),
@@ -109,3 +110,19 @@ class TestNotServedYet:
         config = load(tmp_path, MINIMAL + rest)
         assert config.notices == (notice,)
         assert unsupported_features(config) == []
+
+
+def test_states_that_may_grow_are_served(tmp_path):
+    """Each state has the size that the model gave it."""
+    state = (
+        'input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: [-1] use_growable_memory: true '
+        "use_same_buffer_for_input_output: true"
+    )
+    config = load(tmp_path, f"{MINIMAL}sequence_batching {{ state {{ {state} }} }}")
+    assert not list(unsupported_features(config))
+    states = SequenceStates(state_settings(sequence_batching(config), tmp_path), batched=False)
+    context = RequestContext(state=(1, True))
+    for size in (1, 3, 2):
+        states.inputs((1, False))
+        states.keep(context, [Tensor("T", np.full(size, 7, np.float32))])
+        assert states.inputs((1, False))[0].as_numpy().tolist() == [7] * size
