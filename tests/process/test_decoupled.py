@@ -20,7 +20,8 @@ from tritonclient.utils import InferenceServerException  # noqa: E402
 @pytest.fixture(scope="module")
 def server(repository):
     write_models(repository)
-    shutil.copytree(repository / "m", repository / "counted")
+    for name in ("counted", "called"):
+        shutil.copytree(repository / "m", repository / name)
     with running_server(repository) as running:
         yield running
 
@@ -76,6 +77,32 @@ def test_responses_after_execute_in_any_order_between_requests(stream):
     )
     assert stream.take() == ("second", "2", True)
     assert stream.take() == ("first", "1", True)
+
+
+KEEP = "kept.append(request.get_response_sender())"
+LET_GO = "[each.send(answer(1), FINAL) for each in kept]; kept.clear()"
+CALLS = f"""
+def asked(code):
+    inputs = [pb_utils.Tensor("CODE", np.array([code], object))]
+    return pb_utils.InferenceRequest(
+        model_name="called", requested_output_names=["OUT"], inputs=inputs
+    ).async_exec(decoupled=True)
+
+async def all_of_them():
+    codes = [{KEEP!r}] * 4200 + [{f"{KEEP}; {LET_GO}"!r}]
+    calls = await asyncio.gather(*map(asked, codes))
+    return sum([len([each async for each in call]) for call in calls])
+
+request.get_response_sender().send(answer(asyncio.run(all_of_them())), FINAL)
+"""
+
+
+def test_thousands_of_requests_and_calls_are_answered_by_the_last(stream):
+    for number in range(5000):
+        stream.ask(f"{KEEP}; {LET_GO}" if number == 4999 else KEEP, str(number))
+    assert [stream.take() for _ in range(5000)] == [(str(n), "1", True) for n in range(5000)]
+    stream.ask(CALLS, "calls")
+    assert stream.take() == ("calls", "4201", True)
 
 
 def test_threads_send_at_once_and_nothing_is_lost(stream):
