@@ -145,9 +145,10 @@ class ResponseStore:
         return next(each for each in holders if each.held * len(holders) >= bound.held)
 
     def _full(self, bound: _Bound, held: int) -> BridgeError:
+        beside = "" if bound.what == "request" else f", and {bound.held} of this {bound.what}"
         return unavailable(
-            f"too many responses wait for their reader: {held} bytes of this request, and "
-            f"{bound.held} of this {bound.what}, which may have {bound.most} "
+            f"too many responses wait for their reader: {held} bytes of this request{beside}, which "
+            f"may have {bound.most} "
             "(--response-store-limit); read faster, ask for less at once, or raise the limit"
         )
 
