@@ -393,4 +393,7 @@ def _unsupported_fields(message: ProtoMessage) -> Iterator[tuple[str, str]]:
 def _unsupported_parts(message: ProtoMessage) -> Iterator[tuple[str, str]]:
     for group in message.instance_group:
         if group.passive:
-            yield f"instance_group '{group.name}' passive", "such instances execute no requests: leave them out"
+            yield (
+                f"instance_group '{group.name}' passive",
+                "such instances execute no requests: leave them out",
+            )

@@ -68,8 +68,8 @@ class AddressSpace:
 class ArenaEvents(Protocol):
     """Callbacks of an arena about its segments."""
 
-    def created(self, arena: RequestArena) -> Segment:
-        """Create the arena's next segment, of `reserved_bytes`."""
+    def created(self, arena: RequestArena, size: int) -> Segment:
+        """Create the arena's next segment; raises BridgeError: UNAVAILABLE."""
 
     def dropped(self, segment: Segment) -> None:
         """A segment is about to be closed."""
@@ -141,6 +141,8 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         self.home = home
         self.budget = budget
         self._events = events
+        # Bytes of a segment's addresses.
+        self._wanted = reserved_bytes(budget.limit)
         self._space: _Space | None = None
         # Replaced pinned spaces that still have allocated slots.
         self._retired: list[_Space] = []
@@ -355,15 +357,31 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         known = self._unmade.setdefault(size, [])
         if known:
             return known[-1]
-        space = self._space
-        if space is None:
-            space = self._space = _Space(self._events.created(self))
         count = slots_together(size)
+        space = self._space
+        if space is not None and space.segment.size < self._wanted and space.idle:
+            # Made when addresses were short.
+            self._close(space)
+            space = None
+        if space is None:
+            space = self._space = self._reserved(_GUARD + count * size)
         offset = self._take_addresses(space, count * size)
         bucket = _SparseBucket(space, offset, size, count, self._stacks.setdefault(size, []))
         space.buckets[offset] = bucket
         known.append(bucket)
         return bucket
+
+    def _reserved(self, least: int) -> _Space:
+        """Make a space, with fewer addresses where a limit of this process (``ulimit -v``) leaves no more."""
+        size = self._wanted
+        while True:
+            try:
+                return _Space(self._events.created(self, size))
+            except BridgeError:
+                if size <= least:
+                    raise
+                # A part of what is left stays for others.
+                size = max(size // 4 // _PAGE * _PAGE, least)
 
     def _take_addresses(self, space: _Space, nbytes: int) -> int:
         """Return the start of free addresses.
@@ -377,7 +395,8 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
             offset = space.addresses.take(nbytes)
         error = ArenaFull(
             f"no {nbytes} bytes of free addresses are left for the requests of model "
-            f"'{self.home}': send fewer at once, or raise the limit (--request-arena-limit)"
+            f"'{self.home}': send fewer at once, or raise the limit "
+            f"({'--request-arena-limit' if space.segment.size == self._wanted else 'ulimit -v'})"
         )
         while offset is None:
             arriving = (slot.body for slot in reversed(self._arriving))

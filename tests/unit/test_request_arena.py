@@ -28,9 +28,12 @@ class Events:
         self.numbers = itertools.count(1)
         self.living = set()
         self.pinned = Counter()
+        self.most = reserved_bytes(memory.limit)
 
-    def created(self, arena):
-        segment = Segment.create(next(self.numbers), reserved_bytes(self.memory.limit), arena.home)
+    def created(self, arena, size):
+        if size > self.most:
+            raise BridgeError("no addresses", ErrorCode.UNAVAILABLE)
+        segment = Segment.create(next(self.numbers), size, arena.home)
         self.living.add(segment.region)
         return segment
 
@@ -49,6 +52,24 @@ class Events:
         self.pinned[segment.region, offset] = nbytes
         # Reading makes pages of shared memory, as pinning does.
         assert bytes(segment.view[offset : offset + nbytes : 4096])
+
+
+def test_an_arena_does_with_the_addresses_that_there_are():
+    _, events, arena = new_arena()
+    events.most = 6 << 20
+    kept, large = arena.allocate(4096), 3 << 20
+    with pytest.raises(BridgeError, match="addresses are left .* or raise the limit .ulimit -v"):
+        arena.allocate(large)
+    events.most = 4 * LIMIT + (2 << 20)
+    # As long as slots are in use it stays as it is.
+    with pytest.raises(BridgeError, match="addresses are left"):
+        arena.allocate(large)
+    arena.free(kept)
+    arena.free(arena.allocate(large))
+    events.most = 1 << 20
+    arena.close()
+    with pytest.raises(BridgeError, match="no addresses"):
+        arena.allocate(4096)
 
 
 def new_arena(limit=LIMIT):

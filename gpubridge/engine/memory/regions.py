@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from gpubridge.engine.memory.response_store import ResponseStore
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Budget, Segment
-from gpubridge.host_shm.request_arena import RequestArena, reserved_bytes
+from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.transport.channel import DescriptorsLost, MalformedMessage
 from gpubridge.transport.leases import BorrowedMemory, is_read_only, read_only_id
 
@@ -166,10 +166,10 @@ class Regions:
 
     # -- called by arenas ----------------------------------------------------------------
 
-    def created(self, arena: RequestArena) -> Segment:
-        """Create the segment of an arena."""
+    def created(self, arena: RequestArena, size: int) -> Segment:
+        """Create a segment of an arena."""
         region = _SERVER << 32 | next(self._numbers)
-        return Segment.create(region, reserved_bytes(self.budget.limit), arena.home)
+        return Segment.create(region, size, arena.home)
 
     def extended(self, segment: Segment, offset: int, nbytes: int) -> None:
         """Make the stubs pin another range of a segment."""
