@@ -58,7 +58,7 @@ def test_an_arena_does_with_the_addresses_that_there_are():
     _, events, arena = new_arena()
     events.most = 6 << 20
     kept, large = arena.allocate(4096), 3 << 20
-    with pytest.raises(BridgeError, match="addresses are left .* or raise the limit .ulimit -v"):
+    with pytest.raises(BridgeError, match=r"addresses are left .* or raise the limit .ulimit -v"):
         arena.allocate(large)
     events.most = 4 * LIMIT + (2 << 20)
     # As long as slots are in use it stays as it is.

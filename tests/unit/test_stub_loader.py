@@ -91,7 +91,7 @@ def test_a_file_of_the_same_size_and_second_is_what_it_is_now(tmp_path, monkeypa
 
 def test_a_file_that_is_not_there_is_told_apart_from_one_that_a_model_misses(tmp_path):
     with pytest.raises(
-        BridgeError, match="^Failed to preinitialize Python stub: Python model file not found in '"
+        BridgeError, match=r"^Failed to preinitialize Python stub: Python model file not found in '"
     ) as caught:
         load_model(os.fspath(tmp_path / "model.py"), "1")
     assert caught.value.code is ErrorCode.NOT_FOUND
