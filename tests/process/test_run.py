@@ -226,7 +226,7 @@ def test_it_may_call_models_that_were_named(run, models):
     assert "OUT: FP32 [1] [2.]" in done.stdout
     alone = run(models / "caller", "--input", "IN=[1]")
     assert alone.returncode == 1
-    assert "Model 'sum' is not ready." in alone.stderr
+    assert "Request for unknown model: 'sum' is not found" in alone.stderr
     assert "(--load-model sum loads it, for the model to call)" in alone.stderr
 
 
