@@ -18,7 +18,7 @@ from tests.process.completing import FULL, said, write_completing
 from tests.process.controlled import EXPLICIT, control, states
 from tests.process.ensembles import TEXT, infer, write_ensemble
 from tests.process.gates import Gate
-from tests.process.server import alive, running_server, wait_until, write_code_model
+from tests.process.server import running_server, wait_until, write_code_model
 
 BATCHING = "c.set_max_batch_size(8)\nc.set_dynamic_batching()\n" + FULL
 ONE = 'backend: "python"\n'
@@ -386,17 +386,16 @@ def test_completion_can_be_switched_off(tmp_path):
         assert not server.is_ready("part")
 
 
-def test_a_completion_that_hangs_ends_with_the_server(serving):
-    """The last test of this server."""
-    models, server, _ = serving
-    write_completing(models, complete="threading.Event().wait()", config=THREE)
+def test_a_completion_that_lasts_is_told_and_holds_up_no_other_model(served, tmp_path):
+    models, server = served
+    gate = Gate(tmp_path / "gate")
+    write_completing(models, complete=f"{gate.wait}\n{FULL}", config=THREE)
     with ThreadPoolExecutor(1) as threads:
         loading = threads.submit(control, server, "load")
-        wait_until(lambda: said(models)["complete"], "the completion to hang", server)
-        told = "s: instances m_0_0, m_0_1, m_0_2 in auto_complete_config"
-        wait_until(lambda: told in server.log(), "a line that says so", server)
-        assert server.ask("self.said = 1", "good") == (200, "1")
-        stubs = server.stubs()
-        assert server.stop() == 0
-        assert loading.exception() is not None or loading.result()[0] != 200
-    assert not any(alive(pid) for pid in stubs)
+        try:
+            told = "s: instances m_0_0, m_0_1, m_0_2 in auto_complete_config"
+            wait_until(lambda: told in server.log(), "a line that says so", server)
+            assert server.ask("self.said = 1", "good") == (200, "1")
+        finally:
+            gate.open()
+        assert loading.result() == (200, "")

@@ -29,12 +29,15 @@ needs_torch = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def server():
-    repositories = [EXAMPLES / "image_preproc" / "model_repository"]
+def server(tmp_path_factory):
+    repositories = ["image_preproc/model_repository"]
     if importlib.util.find_spec("torch"):
-        repositories.append(EXAMPLES / "pytorch_addsub" / "model_repository")
-        repositories.append(EXAMPLES / "image_preproc" / "pipeline_repository")
-    with running_server(repositories) as running:
+        repositories += ["pytorch_addsub/model_repository", "image_preproc/pipeline_repository"]
+    together = tmp_path_factory.mktemp("models")
+    for repository in repositories:
+        for model in (EXAMPLES / repository).iterdir():
+            (together / model.name).symlink_to(model)
+    with running_server(together) as running:
         yield running
 
 
@@ -42,13 +45,6 @@ def server():
 def client(server):
     with triton.InferenceServerClient(server.http_url) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def images():
-    """A server of image_preproc alone, which needs no torch."""
-    with running_server(EXAMPLES / "image_preproc" / "model_repository") as running:
-        yield running
 
 
 def run_example(script, server, *arguments):
@@ -79,9 +75,9 @@ def test_pytorch_addsub_client_gets_the_sum_and_the_difference(server):
     assert "32 requests over 4 connection(s), every answer checked" in printed
 
 
-def test_image_preproc_client_shows_every_photograph(images, tmp_path):
+def test_image_preproc_client_shows_every_photograph(server, tmp_path):
     sheet = tmp_path / "sheet.png"
-    printed = run_example("image_preproc/client.py", images, "--contact-sheet", str(sheet))
+    printed = run_example("image_preproc/client.py", server, "--contact-sheet", str(sheet))
     for photo in PHOTOS:
         assert f"{photo.name:28} [3, 224, 224] float32" in printed
     assert f"all in one request: [{len(PHOTOS)}, 3, 224, 224] float32" in printed
@@ -90,36 +86,36 @@ def test_image_preproc_client_shows_every_photograph(images, tmp_path):
         assert len(drawn.convert("RGB").getcolors(1 << 24)) > 10_000  # photographs, not a blank
 
 
-def test_image_preproc_answers_what_a_vision_library_would(images):
+def test_image_preproc_answers_what_a_vision_library_would(server):
     jpegs = [photo.read_bytes() for photo in PHOTOS]
     expected = np.stack([reference(jpeg) for jpeg in jpegs])
-    np.testing.assert_allclose(ask(images, *jpegs), expected, atol=ONE_LEVEL, rtol=0)
+    np.testing.assert_allclose(ask(server, *jpegs), expected, atol=ONE_LEVEL, rtol=0)
 
 
-def test_image_preproc_writes_its_pixels_where_they_are_sent_from(images):
+def test_image_preproc_writes_its_pixels_where_they_are_sent_from(server):
     copied = 'gpubridge_copied_bytes_total{kind="host",model="image_preproc",version="1"}'
-    ask(images, PHOTO)
-    before = images.metrics()[copied]
-    pixels = ask(images, PHOTO)
+    ask(server, PHOTO)
+    before = server.metrics()[copied]
+    pixels = ask(server, PHOTO)
     # At the most what comes of the photograph in one read with the request's head.
-    assert images.metrics()[copied] - before < pixels.nbytes / 10
+    assert server.metrics()[copied] - before < pixels.nbytes / 10
 
 
 @pytest.mark.parametrize(("jpeg", "message"), BAD_IMAGES)
-def test_image_preproc_names_the_bad_image_to_its_client(images, jpeg, message):
+def test_image_preproc_names_the_bad_image_to_its_client(server, jpeg, message):
     with pytest.raises(InferenceServerException, match=rf"IMAGE\[1\]: .*{message}") as refused:
-        ask(images, PHOTO, jpeg)
+        ask(server, PHOTO, jpeg)
     assert refused.value.status() == "400"
 
 
-def test_good_requests_are_answered_while_bad_ones_are_refused(images):
+def test_good_requests_are_answered_while_bad_ones_are_refused(server):
     def one_connection(number):
         for _ in range(3):
             if number % 2:
                 with pytest.raises(InferenceServerException, match=r"IMAGE\[0\]"):
-                    ask(images, PHOTO[:5000])
+                    ask(server, PHOTO[:5000])
             else:
-                assert ask(images, PHOTO).shape == (1, 3, 224, 224)
+                assert ask(server, PHOTO).shape == (1, 3, 224, 224)
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(one_connection, range(4)))

@@ -344,50 +344,52 @@ def served_number(server, context) -> int:
         return tls.getpeercert()["serialNumber"]
 
 
-def test_certificates_are_read_again(repository, authority):
-    cert, key = authority.issue("again")
-    with serving(repository, *tls_flags((cert, key))) as server:
-        context = trust(authority)
-        first = served_number(server, context)
-        kept = http.client.HTTPSConnection(
-            "localhost", port_of(server.http_url), context=context, timeout=30
-        )
-        kept.request("GET", "/v2")
-        kept.getresponse().read()
+def test_certificates_are_read_again(mutual, authority):
+    """The last test of this server."""
+    server = mutual
+    client = authority.issue("client", "client@example.org")
+    context, channel = trust(authority, client), credentials(authority, client)
+    _, key = authority.issue("mutual")
+    first = served_number(server, context)
+    kept = http.client.HTTPSConnection(
+        "localhost", port_of(server.http_url), context=context, timeout=30
+    )
+    kept.request("GET", "/v2")
+    kept.getresponse().read()
 
-        key.write_bytes(b"no key")
+    key.write_bytes(b"no key")
+    server.process.send_signal(signal.SIGHUP)
+    for option in ("--http-server-key", "--grpc-server-key"):
+        said = f"stay as they are: {option}={key} holds no private key"
+        wait_until(lambda said=said: said in server.log(), "the error", server)
+    assert served_number(server, context) == first
+
+    # Replaces both files.
+    authority.issue("mutual")
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: served_number(server, context) != first, "the new one", server)
+    assert call(server, channel)
+    kept.request("GET", "/v2")
+    assert kept.getresponse().status == 200
+    kept.close()
+
+    def refusal():
+        try:
+            get(server, context)
+        except ssl.SSLCertVerificationError as error:
+            return str(error)
+        return ""
+
+    for said, hosts, expired in (
+        ("certificate has expired", (), True),
+        ("Hostname mismatch", ("example.org",), False),
+    ):
+        authority.issue("mutual", *hosts, expired=expired)
         server.process.send_signal(signal.SIGHUP)
-        for option in ("--http-server-key", "--grpc-server-key"):
-            said = f"stay as they are: {option}={key} holds no private key"
-            wait_until(lambda said=said: said in server.log(), "the error", server)
-        assert served_number(server, context) == first
-
-        # Replaces both files.
-        authority.issue("again")
-        server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: served_number(server, context) != first, "the new one", server)
-        assert call(server, credentials(authority))
-        kept.request("GET", "/v2")
-        assert kept.getresponse().status == 200
-        kept.close()
-
-        def refusal():
-            try:
-                get(server, context)
-            except ssl.SSLCertVerificationError as error:
-                return str(error)
-            return ""
-
-        for said, hosts, expired in (
-            ("certificate has expired", (), True),
-            ("Hostname mismatch", ("example.org",), False),
-        ):
-            authority.issue("again", *hosts, expired=expired)
-            server.process.send_signal(signal.SIGHUP)
-            wait_until(lambda said=said: said in refusal(), said, server)
-            with pytest.raises(grpc.RpcError):
-                call(server, credentials(authority))
-        assert server.stop() == 0
+        wait_until(lambda said=said: said in refusal(), said, server)
+        with pytest.raises(grpc.RpcError):
+            call(server, channel)
+    assert server.stop() == 0
 
 
 # -- clients that misbehave ----------------------------------------------------------------------
