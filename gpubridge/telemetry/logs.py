@@ -113,8 +113,10 @@ class ServerLog:
         self._listeners.append(listener)
 
     def close(self) -> None:
-        """Stop writing."""
-        logging.getLogger("gpubridge").removeHandler(self._handler)
+        """Stop writing; lines of the package go to the handlers of the process again."""
+        logger = logging.getLogger("gpubridge")
+        logger.removeHandler(self._handler)
+        logger.propagate = True
         self._handler.close()
 
     def _apply(self) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.process.callers import PRELUDE, answered, run, write_models
-from tests.process.controlled import only
+from tests.process.controlled import control, only
 from tests.process.ensembles import infer
 from tests.process.gates import Gate
 from tests.process.model_sources import answering
@@ -118,16 +118,16 @@ def test_a_call_without_memory_for_its_inputs_is_answered_with_an_error(tmp_path
         assert run(server, "said = show(call(1).exec())") == "{'SUM': [2.0]}"
 
 
-def test_calls_are_refused_before_and_after_execute(tmp_path):
+def test_calls_are_refused_before_and_after_execute(server):
     attempt = (
         PRELUDE
         + "try: call().exec()\nexcept pb_utils.TritonModelException as e: print('REFUSED', e, flush=True)"
     )
-    write_code_model(tmp_path, "early", initialize=attempt, finalize=attempt)
-    with running_server(tmp_path) as server:
-        server.unload_all()
-        text = "REFUSED BLS is only supported during the 'execute' function."
-        assert server.log().count(text) == 2
+    write_code_model(server.repositories[0], "early", initialize=attempt, finalize=attempt)
+    for action in ("load", "unload"):
+        assert control(server, action, "early") == (200, "")
+    text = "REFUSED BLS is only supported during the 'execute' function."
+    wait_until(lambda: server.log().count(text) == 2, "both refusals", server)
 
 
 # -- threads and coroutines ---------------------------------------------------------------------------

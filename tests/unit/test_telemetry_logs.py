@@ -108,3 +108,9 @@ def test_a_closed_log_writes_nothing(tmp_path):
 def test_a_file_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(BridgeError, match=r"--log-file: cannot write to .*: Is a directory"):
         ServerLog(LogSettings(file=str(tmp_path)))
+
+
+def test_after_its_end_lines_go_to_the_handlers_of_the_process_again(tmp_path, caplog):
+    ServerLog(LogSettings(file=str(tmp_path / "log"))).close()
+    say()
+    assert caplog.messages == ["hello"]
