@@ -108,3 +108,13 @@ def test_large_copies_arrive_whole_and_nowhere_else(outputs, nbytes, start):
     assert not there[:start].any()
     assert not there[start + nbytes :].any()
     assert outputs.take_copied() == nbytes
+
+
+def test_slots_that_the_server_is_done_with_are_used_again_though_no_batch_ends():
+    table = memoryview(bytearray(2048))
+    made = []
+    outputs = OutputMemory(1, 1 << 24, table, made.append, made.append)
+    for _ in range(1000):
+        _, lease = outputs.lend(4096)
+        table[lease] = 0
+    assert len(made) == 1

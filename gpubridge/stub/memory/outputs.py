@@ -118,6 +118,8 @@ class OutputMemory:
     def lend(self, nbytes: int, consumer: str = "") -> tuple[Slot, int]:
         """Allocate a slot and lend it to ``consumer`` once, which the caller fills; returns its lease."""
         with self._lock:
+            # A model that sends from a thread of its own ends no batch, which reclaims slots, too.
+            self._lent.sweep_oldest()
             slot = self._allocate(nbytes, consumer)
             return slot, self._lent.lend(slot)
 
