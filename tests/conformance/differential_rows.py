@@ -51,6 +51,21 @@ ROWS = (
         "500",
         "400",
     ),
+    Row(
+        "a configuration with the number of an enumeration's value",
+        "load",
+        ".*: (7|9)",
+        "200",
+        "500",
+    ),
+    Row(
+        "a control input or a state that has the name of an input",
+        "load",
+        '.*name: "IN" control',
+        "200",
+        "500",
+    ),
+    Row("JSON of a configuration that a client sends", "load", "sent: malformed", "200", "500"),
     Row("KIND_AUTO with `gpus: [ 0 ]`", "load", "file: instances KIND_AUTO gpus", "400", "200"),
     Row(
         "status of a load that a fault in the scheduler's settings",
