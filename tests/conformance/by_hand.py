@@ -15,7 +15,7 @@ a client does not read what a decoupled model sends
     part ends with an error that has both numbers | one client's memory is everybody's
 a compressed message that becomes more than 16 times as long, and more than an eighth of
 `--request-arena-limit`
-    is taken up to 2 GiB | UNAVAILABLE, with both numbers | a client that sends 1 MB does not get 1 GB
+    is taken | UNAVAILABLE, with both numbers | a client that sends 1 MB does not get 1 GB
 status of a load that a fault in the scheduler's settings or an ensemble's maps prevents
     500, `failed to poll` | 400, `load failed`, with the same reason | the configuration is at fault, not
     the server
