@@ -196,5 +196,5 @@ class _Answers:
 
 def _advice(message: str) -> str:
     """Return advice about a model that a call did not find."""
-    missing = re.search(r"Model '([^']+)' is not ready", message)
+    missing = re.search(r"Request for unknown model: '([^']+)' is not found", message)
     return f"\n(--load-model {missing[1]} loads it, for the model to call)" if missing else ""

@@ -211,6 +211,8 @@ class _ProgressReader:
                 self._report(self._fields["doing"])
         fields = self._fields
         if fields.get("unpacked"):
+            # A quick one has not told that it began.
+            self._report("unpacking")
             _logger.info(
                 "environment %s is unpacked after %.1f s: %d files and directories, %s, in %s",
                 self._archive,
