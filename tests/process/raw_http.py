@@ -44,19 +44,11 @@ def binary_request(inputs, **members) -> tuple[str, bytes]:
 
     ``inputs`` are (name, datatype, shape, bytes); every output comes back binary.
     """
-    header = {
-        "inputs": [
-            {
-                "name": name,
-                "datatype": datatype,
-                "shape": shape,
-                "parameters": {"binary_data_size": len(data)},
-            }
-            for name, datatype, shape, data in inputs
-        ],
-        "parameters": {"binary_data_output": True},
-        **members,
-    }
+    given = [
+        {"name": n, "datatype": dt, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+        for n, dt, shape, data in inputs
+    ]
+    header = {"inputs": given, "parameters": {"binary_data_output": True}, **members}
     raw = json.dumps(header).encode()
     body = raw + b"".join(bytes(data) for *_, data in inputs)
     return f"Inference-Header-Content-Length: {len(raw)}", body

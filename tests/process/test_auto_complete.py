@@ -19,6 +19,7 @@ from tests.process.controlled import EXPLICIT, control, states
 from tests.process.ensembles import TEXT, infer, write_ensemble
 from tests.process.gates import Gate
 from tests.process.server import running_server, wait_until, write_code_model
+from tests.unit.model_configs import cases
 
 BATCHING = "c.set_max_batch_size(8)\nc.set_dynamic_batching()\n" + FULL
 ONE = 'backend: "python"\n'
@@ -319,25 +320,20 @@ channel = frame.f_locals["self"]._channel.socket
 
 @pytest.mark.parametrize(
     ("lie", "reason"),
-    [
-        (
-            "channel.send(wire.control_message(wire.Kind.READY))\nthreading.Event().wait()",
-            "the model's process was ready before its configuration was complete",
-        ),
-        (
-            "channel.send(wire.control_message(wire.Kind.COMPLETED, config=7))\nthreading.Event().wait()",
-            "sent a malformed message (field 'config': expected a string or null, got 7)",
-        ),
-        (
-            "channel.send(wire.control_message(wire.Kind.COMPLETED, config='{'))\nthreading.Event().wait()",
-            "auto_complete_config of model 'm' returned no valid configuration: ",
-        ),
-        ("channel.close()\nthreading.Event().wait()", "closed its channel"),
-    ],
+    cases("""
+channel.send(wire.control_message(wire.Kind.READY))
+    the model's process was ready before its configuration was complete
+channel.send(wire.control_message(wire.Kind.COMPLETED, config=7))
+    sent a malformed message (field 'config': expected a string or null, got 7)
+channel.send(wire.control_message(wire.Kind.COMPLETED, config='{'))
+    auto_complete_config of model 'm' returned no valid configuration:
+channel.close()
+    closed its channel
+"""),
 )
 def test_a_process_that_lies_about_its_configuration_does_not_load(served, lie, reason):
     models, server = served
-    write_completing(models, complete=CHANNEL + lie)
+    write_completing(models, complete=f"{CHANNEL}{lie}\nthreading.Event().wait()")
     (good,) = server.stubs()
     status, error = control(server, "load")
     assert (status, reason in error) == (400, True), error

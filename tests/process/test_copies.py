@@ -157,20 +157,11 @@ def test_json_values_are_copied_into_the_arena_once(server):
 def test_binary_inputs_beside_json_values_are_copied_once_more(server):
     copies = Copies(server, "sink")
     binary = np.ones(LARGE, np.float32)
-    header = json.dumps(
-        {
-            "inputs": [
-                {"name": "A", "datatype": "UINT8", "shape": [2], "data": [1, 2]},
-                {
-                    "name": "B",
-                    "datatype": "FP32",
-                    "shape": [LARGE],
-                    "parameters": {"binary_data_size": binary.nbytes},
-                },
-            ],
-            "parameters": {"binary_data_output": True},
-        }
-    ).encode()
+    values = {"name": "A", "datatype": "UINT8", "shape": [2], "data": [1, 2]}
+    size = {"binary_data_size": binary.nbytes}
+    beside = {"name": "B", "datatype": "FP32", "shape": [LARGE], "parameters": size}
+    document = {"inputs": [values, beside], "parameters": {"binary_data_output": True}}
+    header = json.dumps(document).encode()
     field = f"Inference-Header-Content-Length: {len(header)}"
     infer(server, "sink", field, header + binary.tobytes())
     assert copies.nbytes == 2 + binary.nbytes + TOLD_BYTES

@@ -63,17 +63,11 @@ def test_pieces_of_a_decoupled_model_are_one_message(server):
     assert "has no output" not in server.log()
     assert answer.pop("id").startswith("chatcmpl-")
     assert answer.pop("created") > 1_700_000_000
+    message = {"role": "assistant", "content": "Hello"}
     assert answer == {
         "object": "chat.completion",
         "model": "chat",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "Hello"},
-                "logprobs": None,
-                "finish_reason": "stop",
-            }
-        ],
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}],
         "usage": None,
     }
 

@@ -107,22 +107,11 @@ def ask(server, model, value, number, flags="", shape=(1, 1), outputs=None):
 
 @pytest.mark.parametrize("model", ["direct", "oldest"])
 def test_each_sequence_has_a_state_of_its_own(server, model):
-    answers = [
-        ask(server, model, value, number, flags)
-        for value, number, flags in [
-            (1, 5, "s"),
-            (10, 6, "s"),
-            (2, 5, ""),
-            (20, 6, ""),
-            (3, 5, "e"),
-            (4, 5, "s"),
-            (30, 6, "e"),
-            (40, 6, "s"),
-            (5, 5, "s"),
-            (1, 5, "e"),
-            (1, 6, "e"),
-        ]
-    ]
+    asked = [
+        (1, 5, "s"), (10, 6, "s"), (2, 5, ""), (20, 6, ""), (3, 5, "e"), (4, 5, "s"),
+        (30, 6, "e"), (40, 6, "s"), (5, 5, "s"), (1, 5, "e"), (1, 6, "e"),
+    ]  # fmt: skip
+    answers = [ask(server, model, value, number, flags) for value, number, flags in asked]
     assert answers == [1, 10, 3, 30, 6, 4, 60, 40, 5, 6, 41]
 
 
