@@ -34,12 +34,19 @@ class OutputPool {
   [[nodiscard]] Slot lend(std::size_t nbytes, std::string_view consumer) {
     auto found = classes_.find(consumer);
     if (found == classes_.end()) found = classes_.try_emplace(std::string(consumer)).first;
-    Class& entries = found->second.at(class_of(nbytes));
+    const std::size_t fits = class_of(nbytes);
+    Class& entries = found->second.at(fits);
     if (nbytes > kLarge) {
-      // The same ones again and again: their bytes may still be in the processor's cache.
-      for (Entry& entry : entries) {
-        if (is_free(entry)) return take(entry);
+      // The same ones again and again: their bytes may still be in the processor's cache. Up to
+      // twice as large ones are taken before new ones.
+      const std::size_t end = std::min(fits + kDoubled + 1, found->second.size());
+      for (std::size_t size = fits; size < end; ++size) {
+        for (Entry& entry : found->second.at(size)) {
+          if (is_free(entry)) return take(entry);
+        }
       }
+      // The OutputMemory uses them for slots of any size.
+      give_back_large(found->second);
       return grow(entries, nbytes, consumer);
     }
     for (int looks = 0; looks < kPatience && !entries.empty(); ++looks) {
@@ -69,17 +76,7 @@ class OutputPool {
   // Gives all free slots back.
   void give_back() {
     for (auto& [consumer, sizes] : classes_) {
-      for (Class& entries : sizes) {
-        // Python may let other threads in, which lend what is in the class then.
-        for (Entry& entry : std::exchange(entries, {})) {
-          if (!is_free(entry)) {
-            entries.push_back(std::move(entry));
-            continue;
-          }
-          entry.memory.reset();
-          memory_.attr("return_lease")(entry.slot, entry.place.lease);
-        }
-      }
+      for (Class& entries : sizes) give_back(entries);
     }
   }
 
@@ -92,6 +89,8 @@ class OutputPool {
   static constexpr std::size_t kMostSlots = 512;
   // So many slots that are still lent are passed by before a new one is taken.
   static constexpr int kPatience = 2;
+  // So many classes above that of a large slot its size has doubled.
+  static constexpr std::size_t kDoubled = 4;
 
   // Sizes of slots: powers of two, above kLarge quarter steps.
   static std::size_t class_of(std::size_t nbytes) {
@@ -111,6 +110,7 @@ class OutputPool {
     TensorRef place;
   };
   using Class = std::deque<Entry>;
+  using Classes = std::array<Class, 37>;
 
   [[nodiscard]] unsigned char* lease(const TensorRef& place) const {
     return static_cast<unsigned char*>(table_->data()) + place.lease;
@@ -121,6 +121,22 @@ class OutputPool {
   Slot take(Entry& entry) {
     __atomic_store_n(lease(entry.place), 1, __ATOMIC_RELEASE);
     return {static_cast<char*>(entry.memory->data()), entry.place};
+  }
+  void give_back(Class& entries) {
+    // Python may let other threads in, which lend what is in the class then.
+    for (Entry& entry : std::exchange(entries, {})) {
+      if (!is_free(entry)) {
+        entries.push_back(std::move(entry));
+        continue;
+      }
+      entry.memory.reset();
+      memory_.attr("return_lease")(entry.slot, entry.place.lease);
+    }
+  }
+  void give_back_large(Classes& sizes) {
+    for (std::size_t size = class_of(kLarge + 1); size < sizes.size(); ++size) {
+      give_back(sizes.at(size));
+    }
   }
   Slot grow(Class& entries, std::size_t nbytes, std::string_view consumer) {
     entries.push_back(entry_of(memory_.attr("reserve_lease")(nbytes, text_object(consumer))));
@@ -145,7 +161,7 @@ class OutputPool {
   nb::object memory_;
   std::unique_ptr<BufferView> table_;
   // By consumer: a class for each size of slots.
-  std::map<std::string, std::array<Class, 37>, std::less<>> classes_;
+  std::map<std::string, Classes, std::less<>> classes_;
   bool lent_once_ = false;
 };
 

@@ -17,6 +17,8 @@ from gpubridge.host_shm.segment import Segment
 _SMALLEST = 4096
 _SMALL_SEGMENT = 1 << 20
 _POWERS_UP_TO = 1 << 16
+_MOST_IDLE = 16 << 20
+"""Idle memory of large slots that stays whatever is in use, when other memory is taken."""
 
 
 class Slot:
@@ -92,12 +94,24 @@ class HostArena:
         Raises BridgeError: UNAVAILABLE when the arena is at its limit.
         """
         size = slot_size(nbytes)
-        stack = self._stacks.get((size, home) if home else size)
-        if not stack:
-            stack = self._grow(size, home)
+        stack = self._free(size, home) or self._grow(size, home)
         slot = stack.pop()
         slot.bucket.free -= 1
         return slot
+
+    def has_free(self, nbytes: int, home: str = "") -> bool:
+        """Return whether `allocate` needs no new memory."""
+        return self._free(slot_size(nbytes), home) is not None
+
+    def _free(self, size: int, home: str) -> list[Slot] | None:
+        """Return a stack with a free slot: of a size, or of one up to twice as large where sizes are many."""
+        largest = 2 * size if size > _POWERS_UP_TO else size
+        while size <= largest:
+            stack = self._stacks.get((size, home) if home else size)
+            if stack:
+                return stack
+            size = slot_size(size + 1)
+        return None
 
     def free(self, slot: Slot) -> None:
         """Free a slot, which may be allocated again."""
@@ -132,6 +146,8 @@ class HostArena:
 
     def _grow(self, size: int, home: str) -> list[Slot]:
         count = slots_together(size)
+        if size > _POWERS_UP_TO:
+            self._drop_beyond(_MOST_IDLE)
         most = self.limit if size <= _POWERS_UP_TO else self.limit - self._kept
         if self.capacity + size * count > most:
             self._drop_idle(0.0, pinned=True)
@@ -162,6 +178,18 @@ class HostArena:
             idle = bucket.free == bucket.slots and bucket.idle_since <= oldest
             if idle and (pinned or not bucket.segment.pinned):
                 self._drop(bucket)
+
+    def _drop_beyond(self, most: int) -> None:
+        """Close segments of large slots, the longest unused first, beyond as much idle memory as is in use."""
+        large = [b for b in self._buckets.values() if b.slot_size > _POWERS_UP_TO]
+        idle = [b for b in large if b.free == b.slots and not b.segment.pinned]
+        nbytes = sum(b.segment.size for b in idle)
+        most = max(most, sum(b.segment.size for b in large) - nbytes)
+        for bucket in sorted(idle, key=lambda b: b.idle_since):
+            if nbytes <= most:
+                break
+            nbytes -= bucket.segment.size
+            self._drop(bucket)
 
     def _drop(self, bucket: Bucket) -> None:
         stack = bucket.stack

@@ -1,6 +1,7 @@
 """The arena: slots never overlap, its limit holds, and what is idle goes back."""
 
 import gc
+import random
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,16 @@ def test_more_than_the_limit_is_never_there():
         arena.allocate((1 << 20) + 1)
     assert arena.capacity == 0
     assert arena.allocate(1 << 20).size == 1 << 20
+    arena.close()
+
+
+def test_memory_for_large_slots_of_many_sizes_follows_what_is_in_use():
+    arena, draw, used = HostArena(3, 1 << 30), random.Random(7), []
+    for _ in range(500):
+        used.append(arena.allocate(draw.randrange(1 << 16, 1 << 21)))
+        if len(used) > 3:
+            arena.free(used.pop(draw.randrange(3)))
+        assert arena.capacity < (16 << 20) + 4 * (2 << 20)
     arena.close()
 
 

@@ -223,6 +223,9 @@ class OutputMemory:
             self.release_unused()
             if self._lent.exhausted:
                 raise _exhausted(len(self._lent))
+        if nbytes > _LARGE and not self._arena.has_free(nbytes, consumer):
+            # What the server is done with is used again before memory is taken.
+            self._lent.sweep()
         try:
             return self._arena.allocate(nbytes, consumer)
         except BridgeError:
