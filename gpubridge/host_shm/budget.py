@@ -20,7 +20,9 @@ _GROWTH = 3
 _SHARES = 8
 _KEPT = 10
 _UNPACKED = 16
-"""A body may become so many times as long by decompression, and as long as a share in any case."""
+"""A body may become so many times as long by decompression."""
+_UNPACKED_BYTES = 16 << 20
+"""A body may become as long as this, or as a share, in any case."""
 
 
 class Reclaimable(Protocol):
@@ -253,12 +255,12 @@ class PrivateBytes:
 
         Raises BridgeError: UNAVAILABLE, with both numbers.
         """
-        most = max(self._body.budget.share, _UNPACKED * packed)
+        most = max(self._body.budget.share, _UNPACKED_BYTES, _UNPACKED * packed)
         if nbytes > most:
             raise unavailable(
-                f"{packed} bytes that become more than {most} bytes by decompression are refused: a "
-                f"connection's share of the memory for requests is {self._body.budget.share} bytes "
-                "(an eighth of --request-arena-limit); send them without compression, or raise the limit"
+                f"{packed} bytes that become more than {most} bytes by decompression are refused "
+                f"({_UNPACKED} times as many, {_UNPACKED_BYTES >> 20} MiB, or an eighth of "
+                "--request-arena-limit); send them without compression, or raise the limit"
             )
 
     def complete(self) -> None:

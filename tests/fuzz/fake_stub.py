@@ -21,7 +21,7 @@ from gpubridge.protocol.status import error_body
 from gpubridge.request import InferRequest
 from gpubridge.transport.channel import MalformedMessage
 from gpubridge.transport.context import ResponseContext
-from gpubridge.transport.control import ControlPage
+from gpubridge.transport.control import TICKETS, ControlPage
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import (
     Kind,
@@ -111,9 +111,12 @@ class FakeStub:
         counters: ModelCounters | None = None,
         turn: SendTurn | None = None,
         store: Callable[[InferRequest], object] | None = None,
+        tickets: int = TICKETS,
     ) -> None:
         self.arena = HostArena(0, 32 << 20)
         self.control = ControlPage(Segment.create(0, ControlPage.SIZE))
+        for cells in ("lent", "cancelled", "passed_on", "received"):
+            setattr(self.control, cells, getattr(self.control, cells)[:tickets])
         self.memory = BorrowedMemory(self.control.outputs)
         self.counters = counters or ModelCounters()
         self.feed = InstanceFeed(self)

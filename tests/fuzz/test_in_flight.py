@@ -146,10 +146,9 @@ def test_a_stub_that_lies_of_its_batches_costs_no_request_its_end(sizes, message
 
 
 def test_memory_that_a_stub_is_done_with_makes_room_at_once():
-    fake_stub = FakeStub()
+    fake_stub = FakeStub(tickets=8)
     try:
-        free = fake_stub.in_flight.free_tickets
-        fake_stub.enter(free)
+        fake_stub.enter(8)
         ((sequence, batch),) = fake_stub.flights.items()
         tickets = [asked.request.ticket for asked in batch]
         # The model keeps its inputs beyond their answers.

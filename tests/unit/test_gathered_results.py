@@ -34,7 +34,7 @@ def test_they_are_taken_once(fake_stub, sent):
     for _ in range(2):
         fake_stub.in_flight.take_gathered(results_message(2, b"".join(results)))
         assert len(outcomes) == 2
-    assert fake_stub.in_flight.idle
+    assert fake_stub.in_flight.oldest == 0
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -69,7 +69,7 @@ class Watched(Budget):
     ("plain", "fits"), [(random.randbytes(3 << 20), True), (bytes(64 << 20), False)]
 )
 async def test_a_message_becomes_no_longer_than_its_connection_may_have(plain, fits):
-    workers, budget = Workers(), Watched(8 << 20)
+    workers, budget = Workers(), Watched(256 << 20)
     packed = gzip.compress(plain)
     unpacked = asyncio.get_running_loop().create_future()
     coder = MessageCoder(workers, budget)

@@ -4,6 +4,7 @@ import pytest
 
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.statistics import LatencyWindow, ModelStatistics
+from gpubridge.transport.control import ABANDONED
 from gpubridge.transport.messages import Kind, ResponseFlag, encode_frame, encode_result_batch
 from tests.fuzz.fake_stub import NOW, FakeStub, record
 
@@ -34,6 +35,7 @@ def figures(counters):
 
 def test_requests_that_succeed_and_fail_in_one_batch(fake_stub):
     requests = enter(fake_stub, 2, 3, 1)
+    fake_stub.in_flight.cancel(requests[2], False, ABANDONED)
     complete(fake_stub, requests, 0, ResponseFlag.ERROR, ResponseFlag.CANCELLED)
     counters = fake_stub.counters
     assert (counters.inferences, counters.executions) == (2, 1)
