@@ -197,6 +197,7 @@ class Connection {
   InferTargets* targets_ = nb::cast<InferTargets*>(targets_object_);
   std::uint64_t body_limit_;
   nb::object take_ = owner_.attr("take");
+  nb::object check_unread_ = owner_.attr("check_unread");
   nb::object complete_ = owner_.attr("complete");
   nb::object collect_ = owner_.attr("collect");
   nb::object grow_ = owner_.attr("grow");

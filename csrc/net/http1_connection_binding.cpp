@@ -308,7 +308,7 @@ void Connection::lose() {
   kept_ = 0;
   // From here on nothing of this connection's owner is held, which holds this connection.
   drop_all({&owner_, &take_, &complete_, &collect_, &grow_, &pack_, &failure_, &refuse_, &changed_,
-            &charge_, &write_, &write_lines_});
+            &charge_, &write_, &write_lines_, &check_unread_});
   for (const Place& place : answers) place.exchange->connection_ = nullptr;
   for (const Place& place : answers) {
     try {
@@ -325,10 +325,10 @@ int Connection::traverse(visitproc visit, void* arg) const {
   idle_.traverse(visit, arg);
   for (const Place& place : answers_) Py_VISIT(place.object.ptr());
   Py_VISIT(current_.object.ptr());
-  return visit_all(
-      {&owner_, &receive_, &targets_object_, &take_, &complete_, &collect_, &grow_, &pack_,
-       &failure_, &refuse_, &changed_, &charge_, &write_, &write_lines_, &memory_, &collected_},
-      visit, arg);
+  return visit_all({&owner_, &receive_, &targets_object_, &take_, &complete_, &collect_, &grow_,
+                    &pack_, &failure_, &refuse_, &changed_, &charge_, &write_, &write_lines_,
+                    &check_unread_, &memory_, &collected_},
+                   visit, arg);
 }
 
 // As `lose`, but without calls of what may be cleared itself.
@@ -340,7 +340,7 @@ void Connection::clear() {
   answers_.clear();
   const Place message = drop_message();
   drop_all({&owner_, &take_, &complete_, &collect_, &grow_, &pack_, &failure_, &refuse_, &changed_,
-            &charge_, &write_, &write_lines_});
+            &charge_, &write_, &write_lines_, &check_unread_});
 }
 
 bool Connection::close() {
@@ -365,6 +365,9 @@ Connection::Place Connection::place(std::unique_ptr<const Head> head) {
 void Connection::flush() {
   while (!closing_ && !answers_.empty() && answers_.front().exchange->ready_) {
     const Place place = answers_.front();
+    // What a client leaves unread while it asks for more takes memory.
+    if (stalled_) call(check_unread_);
+    if (closing_) break;
     Exchange& exchange = *place.exchange;
     exchange.ready_ = false;
     std::vector<nb::object> parts = std::move(exchange.parts_);

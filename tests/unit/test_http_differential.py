@@ -85,6 +85,9 @@ class Requests:
         if close:
             self.state.close()
 
+    def check_unread(self):
+        """Its answers are read at once."""
+
     def charge(self, nbytes):
         return nbytes
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import socket
 from collections.abc import Sequence
 from functools import partial
@@ -28,6 +29,8 @@ from gpubridge.frontend.kept_bytes import KeptBytes
 from gpubridge.frontend.timeouts import Deadline, MinimumRate, SendStall, bytes_per_second
 from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget
 from gpubridge.telemetry.logs import request_error
+
+_logger = logging.getLogger(__name__)
 
 _LINGER_SECONDS = 10.0
 _RECEIVE_BYTES = 16 * 1024
@@ -206,6 +209,14 @@ class HttpConnection(asyncio.BufferedProtocol):
     def unsent(self) -> int:
         """Bytes of responses not yet written to the socket."""
         return self._transport.get_write_buffer_size()
+
+    def check_unread(self) -> None:
+        """Close where another answer would wait behind more than a connection's share of memory."""
+        unread, most = self.unsent, self._listener.budget.share
+        if unread > most:
+            text = "connection closed: %d bytes of answers wait for a client that asks for more, at most %d may"
+            _logger.warning(text, unread, most)
+            self.abort()
 
     def check(self, now: float) -> None:
         """Close if a timeout has passed."""
