@@ -21,6 +21,7 @@ import gpubridge
 from devtools.commands import COMMANDS
 from gpubridge import cli, pb_utils
 from gpubridge.engine.devices.copies import PEER_FALLBACKS
+from gpubridge.telemetry.own_metrics import OWN_FAMILIES
 from gpubridge.transport.messages import FALLBACKS
 from tests import first_answers
 from tests.codebase import references
@@ -384,3 +385,5 @@ def test_the_page_of_metrics_has_those_of_a_server(tmp_path):
     parts = {f"{name}_{part}" for name in documented for part in ("bucket", "sum", "count")}
     assert "nv_inference_count" in names
     assert names - documented - parts == set()
+    # Models may not use them.
+    assert {name for name in documented if re.match("nv_|gpubridge_", name)} <= OWN_FAMILIES
