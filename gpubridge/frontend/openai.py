@@ -211,7 +211,7 @@ class OpenAiHandler(GenerateStreamHandler):
 
 
 class _KeptAnswer(Charge):
-    """What there is of an answer that is not streamed; ``fail`` ends it with an error."""
+    """Pieces of an answer that is not streamed; ``fail`` ends it with an error."""
 
     __slots__ = ("_fail", "_pieces")
 

@@ -31,7 +31,7 @@ _OVERHEAD = 512
 
 
 class ModelCharge:
-    """What is stored of the responses of one model: ``held`` bytes."""
+    """Bytes that are stored of the responses of one model: ``held``."""
 
     __slots__ = ("held",)
 
@@ -40,7 +40,7 @@ class ModelCharge:
 
 
 class Charge(ABC):
-    """What one request has stored: ``held`` bytes.
+    """Bytes that one request has stored: ``held``.
 
     - ``model``: the called model's.
     - ``account``: of the reader's connection; None for a reader without one.
