@@ -201,6 +201,14 @@ def test_memory_that_small_responses_had_is_there_for_large_ones(start):
         stub.release(large)
 
 
+def test_responses_of_many_sizes_use_the_same_memory(start):
+    stub = start("data = np.zeros((1, int(data[0, 0])), np.uint8)", output_limit=1 << 30)
+    for number in range(60):
+        (answer,) = stub.execute(stub.record(0, row(2_000_000 - number * 32_000)))
+        stub.release(answer)
+    assert sum(segment.size for segment in stub.segments.values()) < 10 << 20
+
+
 def test_idle_output_memory_goes_back(start):
     stub = start()
     (record,) = stub.execute(stub.record(0, row(1)))
