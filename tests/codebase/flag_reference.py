@@ -1,7 +1,5 @@
 """The tables of docs/reference/flags.md, from the settings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import MISSING, fields

@@ -1,7 +1,5 @@
 """Strict checks of Kubernetes manifests against the schemas of their objects."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

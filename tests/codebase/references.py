@@ -4,8 +4,6 @@ Each is made of what the code declares: flags of the settings' fields, the confi
 schema, metrics of the families that the server makes.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """The files of deploy/ start this server: its flags, its ports, its metrics and its signals."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

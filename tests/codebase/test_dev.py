@@ -1,7 +1,5 @@
 """./dev refuses what it cannot do, and removes no environment but its own."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """./dev brings its environment up to date when what that was made from has changed, and only then."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

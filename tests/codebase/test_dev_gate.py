@@ -1,7 +1,5 @@
 """The gate fails early, and trusts no lane whose sources are not those that it passed with."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

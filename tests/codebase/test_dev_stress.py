@@ -1,7 +1,5 @@
 """Stressed repetitions name the tests that failed, and leave no load behind; coverage may not fall."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

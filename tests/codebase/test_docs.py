@@ -3,8 +3,6 @@
 Their links lead somewhere, the paths that they name exist, and each page is in the site's tree.
 """
 
-from __future__ import annotations
-
 import functools
 import http.client
 import json

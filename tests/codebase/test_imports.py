@@ -1,7 +1,5 @@
 """Cost of importing the package, and syntax that a stub's oldest interpreter can parse."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The page of a package index has addresses of the project, and no link that leads nowhere."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

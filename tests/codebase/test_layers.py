@@ -1,7 +1,5 @@
 """Imports go down: the contracts of pyproject.toml hold, and they catch what they are for."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The manifests of deploy/ have no field that Kubernetes, KServe or KubeRay do not know."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Sanitizers run every test whose file reaches compiled code, or its exemption says why not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests import plane

@@ -1,7 +1,5 @@
 """Reports of tests come from their worker whole, whatever text is in them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A run tells what it skipped and what would bring it; a listed flaky test gets a second try, and no other does."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Size of files and classes: a file holds one concept, in 600 lines at most; ruff keeps functions simple."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests wait for conditions, not for a time: nothing sleeps but a helper that polls, and where time is the subject."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The cases of the API probe: rows of the API's tables (parts 1.0 to 1.13), and code for a model to run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

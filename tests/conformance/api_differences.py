@@ -1,7 +1,5 @@
 """Differences that a model meets here from Triton 2.51; the reference is a newer Triton."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

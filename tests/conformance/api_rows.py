@@ -6,8 +6,6 @@ A row is covered by the cases of the API probe that name it, and by the tests gi
 those of Triton's Python backend: names and texts that models and clients may rely on.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass

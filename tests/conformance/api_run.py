@@ -9,8 +9,6 @@ Triton 2.51 (``peer_api.json``) are what is compared with. The exit status is 1 
 has no reason to.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Differences seen where the same was put to both servers by hand: no recorded answer keeps these true."""
 
-from __future__ import annotations
-
 from tests.unit.model_configs import cases
 
 __all__ = ["BY_HAND"]

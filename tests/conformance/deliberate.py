@@ -3,8 +3,6 @@
 python -m tests.conformance.deliberate > docs/reference/differences.md
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 

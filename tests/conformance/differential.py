@@ -6,8 +6,6 @@ Differences are reported by class, each with the seed of its first case; those t
 ``docs/reference/differences.md`` explains are counted only. The exit status is 1 if others are found.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import json

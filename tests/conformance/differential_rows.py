@@ -1,7 +1,5 @@
 """Differences that random requests and configurations may show, with the rows of differences.md that explain them."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A case of the HTTP probe, and the small builders of its tables."""
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The whole table of the HTTP probe, in the order it is run."""
 
-from __future__ import annotations
-
 from tests.conformance import (
     http_cases_binary,
     http_cases_control,

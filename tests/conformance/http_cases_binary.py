@@ -1,7 +1,5 @@
 """Infer with the binary tensor extension: sizes, header lengths, every datatype, raw requests."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

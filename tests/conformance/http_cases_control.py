@@ -1,7 +1,5 @@
 """Everything but infer: health, metadata, configuration, repository, shared memory, paths, methods."""
 
-from __future__ import annotations
-
 from tests.conformance import deliberate as why
 from tests.conformance.http_case import ADD_SUB, Case, get, post
 

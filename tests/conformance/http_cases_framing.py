@@ -1,7 +1,5 @@
 """HTTP itself: how bodies are framed and compressed, how connections live and end, malformed requests."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from typing import Any

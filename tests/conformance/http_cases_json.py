@@ -1,7 +1,5 @@
 """Infer with JSON data: documents, tensors of every datatype, shapes, outputs and parameters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.conformance import deliberate as why

@@ -1,7 +1,5 @@
 """HTTP cases of models: versions, decoupled models, and every way of misbehaving."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.conformance import deliberate as why

@@ -3,8 +3,6 @@
 Every change is undone by a later case, so that the cases can be asked in any number of rounds.
 """
 
-from __future__ import annotations
-
 import json
 
 from tests.conformance.http_case import Case, get, post

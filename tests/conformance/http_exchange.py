@@ -4,8 +4,6 @@ No HTTP library stands between the case and the server, because the cases send w
 send and compare what libraries hide (order and spelling of headers, bytes after the response, who closes).
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 import socket

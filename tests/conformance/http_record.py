@@ -1,7 +1,5 @@
 """Turns an exchange into a record that is the same on every run and every machine, and compares records."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from typing import Any

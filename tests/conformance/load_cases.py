@@ -1,7 +1,5 @@
 """Models that do not load, or die, as data: a name, the files they consist of, what is special about them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tests.unit.model_configs import cases

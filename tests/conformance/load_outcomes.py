@@ -1,7 +1,5 @@
 """Outcome of each model of ``load_cases`` that the peer judges otherwise, or does not report."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -7,8 +7,6 @@ of each part (``--http-port``, ``--model-control-mode`` ...) are appended. Writt
 stubs are child processes with ``stub`` in their command line.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import json

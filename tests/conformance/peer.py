@@ -1,7 +1,5 @@
 """Two servers over one repository: the real Triton, as the package nvidia-pytriton brings it, and gpubridge."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import socket

@@ -1,7 +1,5 @@
 """Random configurations of models: as the text of a config.pbtxt, and as JSON that a client sends."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import dataclass

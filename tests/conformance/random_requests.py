@@ -1,7 +1,5 @@
 """Random requests: every data type, endpoint and stream, mostly with one fault."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

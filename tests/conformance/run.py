@@ -8,8 +8,6 @@ Each server serves ``tests/conformance/repository``. The exit status is 1 when a
 reason to (``Case.differs``), 0 otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import socket

@@ -1,7 +1,5 @@
 """The comparison with Triton itself: cases are the same for a seed, and a planted difference is reported."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

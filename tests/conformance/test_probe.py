@@ -1,7 +1,5 @@
 """The probe itself: its table is sound, its records are whole, and its comparison sees a planted fault."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

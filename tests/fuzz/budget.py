@@ -1,7 +1,5 @@
 """Number of examples of the fuzz tests, and their mutations of valid bytes."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import settings, strategies as st

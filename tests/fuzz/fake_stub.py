@@ -1,7 +1,5 @@
 """A stub that is no process: requests at it, their memory, and their outcomes as endpoints encode them."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress

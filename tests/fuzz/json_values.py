@@ -1,7 +1,5 @@
 """JSON as clients send it: values of any kind, and parameters of requests and answers."""
 
-from __future__ import annotations
-
 import json
 
 import hypothesis.strategies as st

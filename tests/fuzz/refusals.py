@@ -1,7 +1,5 @@
 """Outcome of made-up bytes: a value, or an error of ours."""
 
-from __future__ import annotations
-
 from gpubridge.errors import BridgeError
 
 __all__ = ["tried"]

@@ -1,7 +1,5 @@
 """Answers of models as JSON and as classes: what they say is what the model has said, or a refusal."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Responses to a model's calls, whole and broken: both runtimes make the same of them, or refuse them."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Calls of a stub's model, whole and broken: each is answered once, or the message is refused."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 from hypothesis import given
 

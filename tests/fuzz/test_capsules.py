@@ -1,7 +1,5 @@
 """DLPack capsules of any content: both engines read the same of them, or refuse them alike."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

@@ -1,7 +1,5 @@
 """Clients' shared memory against the rules as a model says them, over both protocols at a real server."""
 
-from __future__ import annotations
-
 import importlib
 import uuid
 from pathlib import Path

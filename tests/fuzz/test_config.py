@@ -1,7 +1,5 @@
 """Texts of config.pbtxt: a configuration that can be told, or an error of ours that says where."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

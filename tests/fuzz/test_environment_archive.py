@@ -1,7 +1,5 @@
 """Archives of environments: whatever they hold, nothing is written or leads outside."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Whatever comes as gRPC: each call ends once with a status, nothing escapes, and all memory goes back."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 

@@ -1,7 +1,5 @@
 """Whatever comes as HTTP: whole requests have one answer each, in order, and nothing escapes or stays."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Damaged image files are refused, whatever is damaged; images of any size have Pillow's levels."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Outcomes of the requests at a stub: one each, whatever the stub says, and all memory back."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 from hypothesis import example, given
 

@@ -1,7 +1,5 @@
 """Memory that is lent and given back, in any order and at any place: nothing overlaps, and nothing is lost."""
 
-from __future__ import annotations
-
 import ctypes
 
 import hypothesis.strategies as st

@@ -1,7 +1,5 @@
 """JSON and binary data of requests: taken within bounds, or refused with an error of ours."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

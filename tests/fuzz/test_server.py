@@ -1,7 +1,5 @@
 """A real server under garbage at every endpoint: a client beside it sees nothing of it, and nothing is left."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

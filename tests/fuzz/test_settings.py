@@ -1,7 +1,5 @@
 """Changes of settings for logs and traces, over both protocols."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import hypothesis.strategies as st

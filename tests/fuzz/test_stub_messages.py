@@ -1,7 +1,5 @@
 """Messages of a stub, whole and broken: taken, or the end of that stub, and of no other."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """A client with memory on a GPU: a process of its own that knows nothing but the driver."""
 
-from __future__ import annotations
-
 import base64
 import uuid
 from contextlib import contextmanager

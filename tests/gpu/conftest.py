@@ -1,7 +1,5 @@
 """The machine that these tests run on: this one's GPUs, or the simulated driver's where it is asked for."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

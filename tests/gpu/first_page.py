@@ -4,8 +4,6 @@ The assumptions are those of docs/explanation/device-ordering.md; where this dri
 and tests of that are skipped with the same reason.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 

@@ -3,8 +3,6 @@
 Whatever needs the driver alone runs on both, so that the tests themselves are tested without a GPU.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

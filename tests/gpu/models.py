@@ -5,8 +5,6 @@ GPU), ``double(x)`` (new memory of the library, written on a stream of its own, 
 ``fill(tensor, x)`` (twice x into a tensor of the bridge), ``give(name, x)`` and ``same(x)`` (a copy).
 """
 
-from __future__ import annotations
-
 from tests.process.device_models import LIBRARY, write_device_model
 from tests.waits import polling
 

@@ -1,7 +1,5 @@
 """Clients' memory on a GPU, by the driver alone: registered, read and written where it is."""
 
-from __future__ import annotations
-
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Device memory, copies and events between processes, on a machine that has a GPU."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Tensors that one model hands to another on the GPU: calls and ensembles."""
 
-from __future__ import annotations
-
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 

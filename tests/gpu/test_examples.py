@@ -1,7 +1,5 @@
 """The examples for a GPU: what they answer, and what the bridge copies for them."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

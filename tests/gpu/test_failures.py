@@ -1,7 +1,5 @@
 """Isolation of failures on a GPU: killed stubs, faults of a kernel, no memory."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

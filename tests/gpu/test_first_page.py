@@ -1,7 +1,5 @@
 """The lane's first page says what a driver does and does not, on machines that are made so."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each library is told to work slowly on a stream of its own, so that a missing wait gives old values.
 """
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

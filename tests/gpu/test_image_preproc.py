@@ -4,8 +4,6 @@ Where the pixels are the same, the levels have to be Pillow's; decoders of diffe
 the same pixels of a JPEG, which is looked at apart.
 """
 
-from __future__ import annotations
-
 import io
 import re
 

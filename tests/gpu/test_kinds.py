@@ -1,7 +1,5 @@
 """Element types that NumPy has not, or frameworks show otherwise: as they are, on the way in and out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tritonclient.http as over_http

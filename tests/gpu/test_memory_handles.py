@@ -1,7 +1,5 @@
 """Both ways in which the server's memory crosses processes: legacy handles, and file descriptors of it."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

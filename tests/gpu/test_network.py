@@ -1,7 +1,5 @@
 """Tensors between the network and models on a GPU: values, and copies by count."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The inputs of a batch go to the GPU while the one before it is executed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The pipeline of examples/image_preproc with PyTorch on the GPU: pixels stay there between models."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

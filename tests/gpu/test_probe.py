@@ -1,7 +1,5 @@
 """The probe, each time in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

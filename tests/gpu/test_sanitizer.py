@@ -1,7 +1,5 @@
 """A short run of the lane under NVIDIA's compute-sanitizer: no access out of bounds, in any process."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """tritonclient's own cuda_shared_memory, as users have it: it brings CUDA's runtime along."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

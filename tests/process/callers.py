@@ -1,7 +1,5 @@
 """Models that call other models: the code that they are sent may."""
 
-from __future__ import annotations
-
 import json
 import re
 

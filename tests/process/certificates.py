@@ -1,7 +1,5 @@
 """Certificates for tests of TLS, and flags that name them."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 

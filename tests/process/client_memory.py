@@ -1,7 +1,5 @@
 """Clients' shared memory for tests: models that use it, and its registration."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager

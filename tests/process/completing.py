@@ -1,7 +1,5 @@
 """Models that complete their own configuration, and say who did what, for tests with real servers."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What tests with servers have in common."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A debugger for tests: as much of the debug adapter protocol as setting and meeting a breakpoint takes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket

@@ -1,7 +1,5 @@
 """Models for the simulated GPU, and a server with them: kernels are host functions on a stream."""
 
-from __future__ import annotations
-
 import json
 import os
 import textwrap

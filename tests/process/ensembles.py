@@ -1,7 +1,5 @@
 """Ensembles for tests with real servers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Environments for models under test: real ones of other Pythons, and small ones that borrow ours."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os

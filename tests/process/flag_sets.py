@@ -1,7 +1,5 @@
 """Sets of flags of servers, each shared by files that ask different things of it: a set is one start of a run."""
 
-from __future__ import annotations
-
 from tests import run_folder
 
 __all__ = ["AGED", "BARE", "FORWARDING", "METRICS", "named_and_traced"]

@@ -1,7 +1,5 @@
 """Programs of others as clients, and the model that they ask."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

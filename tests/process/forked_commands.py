@@ -1,7 +1,5 @@
 """Commands of gpubridge, each forked from a process that has imported it: most of their time is imports."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tempfile

@@ -5,8 +5,6 @@ The server's fork server (`gpubridge.stub.fork_server`) is forked before the ser
 and gets its socket when the server starts its first stub.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Models for the simulated GPU whose kernels take as long as a test wants: one missing wait, wrong data."""
 
-from __future__ import annotations
-
 from tests.process.device_models import LIBRARY
 from tests.process.server import wait_until
 from tests.waits import polling

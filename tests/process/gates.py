@@ -1,7 +1,5 @@
 """Gates: models wait at one until the test opens it, without a look from time to time."""
 
-from __future__ import annotations
-
 import fcntl
 from pathlib import Path
 

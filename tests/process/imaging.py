@@ -1,7 +1,5 @@
 """Requests to models of image_preproc, and what they should be answered."""
 
-from __future__ import annotations
-
 import numpy as np
 import tritonclient.http as triton
 

@@ -1,7 +1,5 @@
 """Sources of models that answer each request for itself, without the lines that all of them have."""
 
-from __future__ import annotations
-
 import textwrap
 
 __all__ = ["answering", "sending"]

@@ -1,7 +1,5 @@
 """Models for OpenAI's API that do what a request says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A collector of OpenTelemetry's spans for tests: OTLP over HTTP."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

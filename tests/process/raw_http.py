@@ -1,7 +1,5 @@
 """HTTP by hand: requests that no client library would send, and connections that misbehave."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

@@ -1,7 +1,5 @@
 """HTTP/2 by hand: clients that begin, and then do nothing more."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

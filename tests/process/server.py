@@ -1,7 +1,5 @@
 """A real gpubridge server for tests, and the models that it serves."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 import textwrap

@@ -1,7 +1,5 @@
 """Models that answer by themselves, and a gRPC stream to ask them through."""
 
-from __future__ import annotations
-
 import queue
 
 import numpy as np

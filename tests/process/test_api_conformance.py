@@ -1,7 +1,5 @@
 """Answers of the API to a model, compared with those recorded of Triton 2.51; each row has a test."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

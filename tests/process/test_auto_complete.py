@@ -1,7 +1,5 @@
 """Models complete their own configuration, in the process that then runs them; or fail to."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

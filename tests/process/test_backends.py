@@ -1,7 +1,5 @@
 """Backends that are written in Python, under a server: shipped ones, and a user's own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

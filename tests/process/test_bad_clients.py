@@ -3,8 +3,6 @@
 What single wrong requests are answered with is in `tests/conformance`.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import zlib

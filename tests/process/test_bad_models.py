@@ -1,7 +1,5 @@
 """Models that do everything wrong: their client gets the reason, and others do not notice."""
 
-from __future__ import annotations
-
 import json
 import struct
 from concurrent.futures import ThreadPoolExecutor

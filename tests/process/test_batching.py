@@ -1,7 +1,5 @@
 """Schedulers at work: real requests, gathered, ordered, refused and kept together."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 

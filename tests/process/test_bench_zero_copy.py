@@ -1,7 +1,5 @@
 """``gpubridge bench zero-copy`` on a simulated machine, whose NVML and nvidia-smi count its driver's calls."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

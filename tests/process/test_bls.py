@@ -1,7 +1,5 @@
 """Models that call other models: what they get."""
 
-from __future__ import annotations
-
 import ast
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Models that call other models: whose memory it is, who waits for whom, who dies."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """The classification extension through tritonclient, over every endpoint."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

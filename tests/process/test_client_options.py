@@ -1,7 +1,5 @@
 """Arguments of tritonclient's calls besides a model and its inputs, over each transport."""
 
-from __future__ import annotations
-
 import json
 import queue
 

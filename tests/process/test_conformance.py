@@ -1,7 +1,5 @@
 """A running server against recorded answers of Triton 2.51: what differs has a reason, or is a fault."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

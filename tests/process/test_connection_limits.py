@@ -1,7 +1,5 @@
 """Limits of connections at a real server: late, silent, too many, too old; and what goes on."""
 
-from __future__ import annotations
-
 import json
 import struct
 import threading

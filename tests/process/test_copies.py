@@ -1,7 +1,5 @@
 """Copies of tensor bytes by the bridge, read from its own counters: the budgets of the design."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Metrics that models make: on the metrics page, shared, exact, and gone with their owners."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

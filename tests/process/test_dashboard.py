@@ -1,7 +1,5 @@
 """The queries of deploy/: a live server has every metric and every label that they name."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

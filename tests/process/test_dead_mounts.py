@@ -1,7 +1,5 @@
 """Files that never answer, as on a dead mount: they hold up what is loaded from them, nothing else."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 

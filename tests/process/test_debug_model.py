@@ -1,7 +1,5 @@
 """`serve --debug-model`: a model's process waits for a debugger, which may take its time."""
 
-from __future__ import annotations
-
 import random
 import re
 import socket

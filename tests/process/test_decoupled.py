@@ -1,7 +1,5 @@
 """Models that answer by themselves: what their response senders do, and what clients get."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

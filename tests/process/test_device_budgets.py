@@ -1,7 +1,5 @@
 """The copy budgets (docs/reference/copy-budgets.md) on a GPU: by the counters, and by the driver's own log."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A model that captures a graph while the bridge pins memory beside it, or gives some back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Clients' CUDA memory: registered over HTTP and gRPC, read and written where it is."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Failures on a GPU: processes that die, memory that is short, a driver that fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Edges between models on GPUs: what stays there, and what it costs to leave."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

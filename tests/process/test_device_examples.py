@@ -1,7 +1,5 @@
 """The examples for a GPU on a simulated one, with doubles of CuPy and nvImageCodec."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

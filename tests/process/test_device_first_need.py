@@ -1,7 +1,5 @@
 """Nothing is made on a GPU before somebody needs it there, and the arena is as large as its use."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.process.controlled import control, only

@@ -1,7 +1,5 @@
 """Tensors on a GPU of each datatype and of no elements, through models and between them."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

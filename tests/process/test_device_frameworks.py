@@ -4,8 +4,6 @@ The libraries are stand-ins: they ask for memory as PyTorch and CuPy do, and the
 functions on a stream.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """By what memory of a GPU crosses processes: found out, told, forced, and nothing else depends on it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

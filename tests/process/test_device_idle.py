@@ -1,7 +1,5 @@
 """Threads of a model that use the GPU after its execute has returned, while no message comes."""
 
-from __future__ import annotations
-
 from tests.process.device_models import LIBRARY, running_device_server, write_device_model
 from tests.process.server import wait_until
 from tests.process.test_device_network import pids_of

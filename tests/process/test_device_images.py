@@ -1,7 +1,5 @@
 """image_preproc on a simulated GPU: its kernel's own source, and doubles of nvImageCodec and NVRTC."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@
 ``--timeout`` to match.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -3,8 +3,6 @@
 Then events of killed processes, as drivers treat them, and the server's reaction.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Models on a GPU: where they run, and what tensors that come from and go to the network cost."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Processes that see the GPUs in orders of their own: they mean the same ones all the same."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """The order between stubs on a GPU: nobody waits but streams, and one missing wait would be wrong data."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 

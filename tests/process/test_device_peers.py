@@ -1,7 +1,5 @@
 """Tensors between two GPUs: from one to the other where the driver does that, else by way of the host."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import numpy as np

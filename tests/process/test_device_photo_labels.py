@@ -1,7 +1,5 @@
 """The pipeline of examples/image_preproc on a simulated GPU: its own configurations, a classifier that needs no PyTorch."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from pathlib import Path

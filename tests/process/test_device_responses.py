@@ -1,7 +1,5 @@
 """Responses of models on a GPU: several to a request, of every kind of tensor, from any thread."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

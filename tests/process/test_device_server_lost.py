@@ -1,7 +1,5 @@
 """The server's own context on a GPU is lost: whoever needs it goes by way of the host, and the rest goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The server's own copies between GPUs and host memory: by pinned pieces, beside everything else."""
 
-from __future__ import annotations
-
 import json
 import threading
 

@@ -1,7 +1,5 @@
 """Inputs that go to the GPU while the batch before theirs runs, and what may happen to them until then."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor

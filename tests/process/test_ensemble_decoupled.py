@@ -1,7 +1,5 @@
 """Ensembles whose members answer any number of times, over gRPC streams."""
 
-from __future__ import annotations
-
 import queue
 
 import numpy as np

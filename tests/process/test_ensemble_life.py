@@ -1,7 +1,5 @@
 """The life of ensembles: what they need to be loaded and ready, and how they end."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

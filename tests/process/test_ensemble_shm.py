@@ -1,7 +1,5 @@
 """Ensembles whose inputs and outputs lie in clients' own shared memory."""
 
-from __future__ import annotations
-
 import importlib
 import queue
 import uuid

@@ -1,7 +1,5 @@
 """Ensembles on a real server: what flows, what is copied, what is said when something goes wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """Models in environments of their own: other interpreters, and environments that cannot be used."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

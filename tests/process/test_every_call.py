@@ -1,7 +1,5 @@
 """Every call that tritonclient can make, over each of its transports."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import inspect

@@ -1,7 +1,5 @@
 """The examples as a user runs them: the models under a server, the clients as commands; pictures to labels."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from concurrent.futures import ThreadPoolExecutor

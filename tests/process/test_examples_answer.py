@@ -1,7 +1,5 @@
 """Each example as its README shows it: served, asked by its client, and compared line by line."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

@@ -1,7 +1,5 @@
 """execute_batch: the requests of a batch as arrays, in both stub runtimes and on the GPU."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 

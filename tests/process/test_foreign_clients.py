@@ -3,8 +3,6 @@
 grpc-js is looked for as Node looks for it (``NODE_PATH``).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

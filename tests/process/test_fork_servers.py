@@ -1,7 +1,5 @@
 """Stubs that are forked from a process that has made their imports: each is as one that was started anew."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -1,7 +1,5 @@
 """Answers that a process has, and has not sent yet when a request kills it, reach their clients."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

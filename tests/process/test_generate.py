@@ -1,7 +1,5 @@
 """The generate routes, and clients that read slowly or leave."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

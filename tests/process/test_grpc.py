@@ -1,7 +1,5 @@
 """gRPC as clients of several kinds see it: tritonclient sync and asyncio, and plain grpcio."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Models that search all that they have mapped: along calls and edges they find what was meant for them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """HTTP clients that close their connection while a model works for them: the model can see it."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

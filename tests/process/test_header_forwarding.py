@@ -1,7 +1,5 @@
 """Headers of requests that reach models as parameters: over every way to ask, as Triton's patterns say."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import queue

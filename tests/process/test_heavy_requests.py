@@ -1,7 +1,5 @@
 """Requests that take long to parse or to format: right answers, and others are served meanwhile."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json

@@ -1,7 +1,5 @@
 """A load of hostile files beside good ones: each gets its error, the others their pixels, memory stays."""
 
-from __future__ import annotations
-
 import io
 import random
 import re

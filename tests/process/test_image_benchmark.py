@@ -1,7 +1,5 @@
 """The benchmark of image_preproc's kernel, where there is no speed: that it runs, checks, and says so."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Inference from a client to a model and back: every datatype in every form."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

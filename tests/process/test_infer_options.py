@@ -1,7 +1,5 @@
 """Parts of a request besides its inputs: outputs, batches, shapes, an identifier, parameters."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Instances, versions and files of models, as the configuration asks for them."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor

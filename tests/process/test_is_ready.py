@@ -1,7 +1,5 @@
 """Readiness as a model reports it itself."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The journey that docs/explanation/journey.md tells is the one that a request takes through the server's files."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Start, drain, stop: what a server promises when it is told to end, or is killed, or cannot load."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The logger of models: from everywhere, at every level, with the model's file and line."""
 
-from __future__ import annotations
-
 import re
 
 from tests.process.server import running_server, write_model

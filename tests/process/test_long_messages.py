@@ -1,7 +1,5 @@
 """Responses and calls that say so much that a worker of the server reads them: whole, and in order."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

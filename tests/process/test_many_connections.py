@@ -1,7 +1,5 @@
 """Many connections at once, half of them slow: the others do not fail, and nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Clients that take memory and do not use it: others are served as if they were not there."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import socket

@@ -1,7 +1,5 @@
 """Memory of a model that overruns its own: others' answers stay right, and their requests unseen."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

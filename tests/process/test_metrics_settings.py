@@ -1,7 +1,5 @@
 """Metrics that are asked for by flags and configurations, after a load whose figures are known."""
 
-from __future__ import annotations
-
 import queue
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models that fork, print and leave threads, and models that lie to the server over its own channel."""
 
-from __future__ import annotations
-
 import json
 import re
 

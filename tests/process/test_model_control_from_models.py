@@ -1,7 +1,5 @@
 """Models that load, unload and ask after models."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor

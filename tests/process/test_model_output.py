@@ -1,7 +1,5 @@
 """Output and failures of models, in the server's log with their names."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

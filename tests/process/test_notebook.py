@@ -1,7 +1,5 @@
 """The notebook of the examples is executed, as Jupyter does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Models of one file: @gpubridge.model, served by the engine that serves repositories."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue

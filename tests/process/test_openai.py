@@ -1,7 +1,5 @@
 """OpenAI's API over plain HTTP: answers, streams, errors, limits, clients that leave."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

@@ -1,7 +1,5 @@
 """OpenAI's API through the client of OpenAI, unmodified: sync, async, streaming, errors."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

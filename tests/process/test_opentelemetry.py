@@ -1,7 +1,5 @@
 """Spans of requests at an OpenTelemetry collector: which, of what, and below which."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Processes that outlive their parents: what dead stubs leave is ended, the others are only reaped."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

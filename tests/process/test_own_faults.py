@@ -5,8 +5,6 @@ requests of models named for them. Other requests of the same connections, of th
 same batches, are answered.
 """
 
-from __future__ import annotations
-
 import json
 import queue
 

@@ -1,7 +1,5 @@
 """Models in packed environments: unpacked once, kept, shared, begun anew, refused with the reason."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

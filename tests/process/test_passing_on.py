@@ -1,7 +1,5 @@
 """Outputs that lie in their request's own input: not copied, unless they may still be written to."""
 
-from __future__ import annotations
-
 import queue
 
 import numpy as np

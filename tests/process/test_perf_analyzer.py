@@ -1,7 +1,5 @@
 """perf_analyzer in its modes; skipped where it is neither on PATH nor where ``GPUBRIDGE_PEER`` names."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A request that kills its model's process, sent again and again, denies the model to no other client."""
 
-from __future__ import annotations
-
 import re
 import threading
 

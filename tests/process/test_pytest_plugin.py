@@ -1,7 +1,5 @@
 """The fixtures of pytest: a model without a server, and servers."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

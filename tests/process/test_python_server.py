@@ -1,7 +1,5 @@
 """gpubridge.Server: a server from Python, which leaves nothing behind."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

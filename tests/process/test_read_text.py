@@ -1,7 +1,5 @@
 """The pipeline of examples/ocr_pipeline: pictures to text, as an ensemble and by calls."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """Log lines of a ready server: its addresses, their reach, and a request for each model."""
 
-from __future__ import annotations
-
 import base64
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Iterative sequences: requests that their model gets again and again until it is done with them."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import queue

@@ -1,7 +1,5 @@
 """The response cache: what is answered from it, and what is executed."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import queue

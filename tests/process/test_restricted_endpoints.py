@@ -1,7 +1,5 @@
 """Groups of endpoints that only who knows a header's value may use, over HTTP and gRPC."""
 
-from __future__ import annotations
-
 import http.client
 import json
 

@@ -1,7 +1,5 @@
 """`gpubridge run`: one model, executed where its developer is."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Control inputs of sequences, in every data type that they may have, as the model sees them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

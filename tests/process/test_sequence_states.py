@@ -1,7 +1,5 @@
 """Implicit state: what a request of a sequence leaves to the next, and to no other."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

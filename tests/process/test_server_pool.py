@@ -1,7 +1,5 @@
 """Servers that tests share: a test finds its own models only, and never a server that another one has changed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

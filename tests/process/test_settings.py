@@ -1,7 +1,5 @@
 """Log and trace settings through tritonclient, and what changing them changes."""
 
-from __future__ import annotations
-
 import json
 import threading
 

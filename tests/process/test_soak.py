@@ -1,7 +1,5 @@
 """A short soak: everything at once while stubs are killed (``python -m benchmarks.soak`` for a long one)."""
 
-from __future__ import annotations
-
 import re
 import shutil
 

@@ -1,7 +1,5 @@
 """Start commands as people have them for tritonserver: charts, compose files, launch scripts."""
 
-from __future__ import annotations
-
 import shlex
 import socket
 from pathlib import Path

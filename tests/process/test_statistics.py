@@ -1,7 +1,5 @@
 """The statistics extension and the metrics, against a load whose figures are known."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """The status document: what it tells of models, and that it costs nobody else."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The status page in a browser: what it shows, what it keeps to itself, and what it costs."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

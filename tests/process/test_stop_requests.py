@@ -1,7 +1,5 @@
 """A server serves on while balancers turn away from it, names its addresses, and ends with its parent."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

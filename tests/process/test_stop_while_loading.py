@@ -1,7 +1,5 @@
 """SIGTERM and SIGINT before a server is ready: it ends with code 0, no trace in the log, nothing left."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Environment variables of the server that a model sees: `--stub-environment`."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stubs that die, crash again and again, or hang: who is told what, and what goes on undisturbed."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """TLS at a real server: with the clients that users have, and with those that misbehave."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

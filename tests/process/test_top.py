@@ -1,7 +1,5 @@
 """``gpubridge top`` at servers: ours, one without a status, one like Triton, and none."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """Traces of requests in a file: which, with what in them, and in which files."""
 
-from __future__ import annotations
-
 import json
 import queue
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Warm-up: what instances execute before they are ready, and which samples keep a model from loading."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A server that clients try to harm: it must answer all others, and hold nothing of them in the end."""
 
-from __future__ import annotations
-
 import time
 from contextlib import contextmanager
 from pathlib import Path

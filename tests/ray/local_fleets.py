@@ -1,7 +1,5 @@
 """A fleet on this machine for tests: started as a user starts it, with its processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A proxy before servers of a test, and its addresses."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """A steady load that counts every request that is not answered."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import queue

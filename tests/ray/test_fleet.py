@@ -1,7 +1,5 @@
 """A fleet of two servers on this machine, from its start to its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

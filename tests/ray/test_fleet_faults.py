@@ -1,7 +1,5 @@
 """Faults under a steady load: no request is lost. ``./dev test --fleet``."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The manifest of deploy/ray is a configuration of Ray Serve that this package accepts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

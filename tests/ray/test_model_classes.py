@@ -1,7 +1,5 @@
 """Which models' requests may be executed twice."""
 
-from __future__ import annotations
-
 from gpubridge.ray.model_classes import NO_RETRY, SEQUENCE, STATELESS, model_classes
 
 

@@ -1,7 +1,5 @@
 """Unmodified clients of a proxy: each call is answered as one server would, or refused with the reason."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

@@ -1,7 +1,5 @@
 """A fleet's server as a child process."""
 
-from __future__ import annotations
-
 import os
 import signal
 

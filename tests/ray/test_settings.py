@@ -1,7 +1,5 @@
 """The arguments of a fleet's application, and what needs Ray."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Compiles the simulated driver and what else tests have in C++, once for each state of its sources."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Machines for the tests of the simulated driver itself: on some of them rules are to be broken."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A simulated machine: its directory, what is set of it, and what processes have done on it."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import mmap

@@ -1,7 +1,5 @@
 """Processes on a simulated machine that do as they are told: Python statements, and what they answer."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Small allocations share blocks of 2 MiB, which is what a handle opens in another process."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simcuda.machine import lawful_machine, running_machine

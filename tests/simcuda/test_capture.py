@@ -1,7 +1,5 @@
 """Stream capture of the simulated driver: what becomes of a graph, and which calls spoil one."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("cuda.bindings")

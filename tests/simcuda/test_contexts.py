@@ -1,7 +1,5 @@
 """Contexts of the simulated driver: which there are, what belongs to each, and what a fork leaves of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simcuda.machine import running_machine

@@ -1,7 +1,5 @@
 """Handles of what was destroyed are undefined: each misuse is planted, and does its harm."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("cuda.bindings")

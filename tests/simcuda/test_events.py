@@ -1,7 +1,5 @@
 """Events between processes: what becomes of those of the dead, and where none can be had."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """After a fault a context does nothing more: neither what follows, nor what was recorded of that."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("cuda.bindings")

@@ -1,7 +1,5 @@
 """Physical memory, mappings and descriptors of the simulated driver: each misuse is planted, and caught."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simcuda.processes import hand_over

@@ -1,7 +1,5 @@
 """Modules that the simulated driver refuses: of another architecture, of a newer release, of any bytes."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -1,7 +1,5 @@
 """Pinning of the simulated driver takes its time, and all processes' calls wait for it."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("cuda.bindings")

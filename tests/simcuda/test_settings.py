@@ -1,7 +1,5 @@
 """Costs of the simulated driver's calls, and settings that it refuses."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simcuda.machine import running_machine

@@ -1,7 +1,5 @@
 """The simulated driver keeps the real one's rules: each misuse is planted here, and seen to be caught."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simcuda.processes import running_worker

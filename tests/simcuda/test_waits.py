@@ -1,7 +1,5 @@
 """Waits of the simulated driver: which of them burn a processor is counted, none of them does."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simcuda.processes import running_worker

@@ -1,7 +1,5 @@
 """A server with models that use clients' shared memory, and its clients."""
 
-from __future__ import annotations
-
 import pytest
 import tritonclient.grpc
 import tritonclient.http

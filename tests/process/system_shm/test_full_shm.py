@@ -1,7 +1,5 @@
 """Regions that /dev/shm has no memory for: their requests fail, and later ones do not."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

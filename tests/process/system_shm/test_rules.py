@@ -1,7 +1,5 @@
 """Tensors in clients' own shared memory: what is refused, and what outlives whom."""
 
-from __future__ import annotations
-
 import base64
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Regions that clients shrink while models use them: who fails of it, and who does not."""
 
-from __future__ import annotations
-
 import os
 from contextlib import contextmanager
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Tensors in clients' own shared memory: the ways of the data, with real clients."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 
