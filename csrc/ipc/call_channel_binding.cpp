@@ -93,6 +93,9 @@ struct KnownCall {
   nb::object origin = given.attr("origin");
   nb::object needed = given.attr("needed");
   bool decoupled = nb::cast<bool>(given.attr("decoupled"));
+  // Returns the signature and the shapes of a response as callers see them; None where those are
+  // the model's own.
+  nb::object reshape = given.attr("reshape");
   // Of each needed model, what its instances wait for; but for the caller.
   std::vector<std::vector<nb::object>> waiting;
   // Of the last call, since the next mostly has the same.
@@ -196,12 +199,14 @@ class CallChannel {
     Call& call = nb::cast<Call&>(node.mapped());
     call.channel = nullptr;
     call.request.reset();
-    answer(*hooks, number, std::move(outcome), 0);
+    answer(*hooks, number, std::move(outcome), 0, call.form.get());
     if (call.batch != 0) wait_for(hooks->waits_for, call.form->needed, -1);
   }
 
-  void respond(std::uint32_t number, nb::object outcome) {
-    if (const auto hooks = hooks_) answer(*hooks, number, std::move(outcome), kResponseOpen);
+  void respond(const Call& call, nb::object outcome) {
+    const auto hooks = hooks_;
+    const auto form = call.form;
+    if (hooks) answer(*hooks, call.number, std::move(outcome), kResponseOpen, form.get());
   }
 
   void forget() { known_.clear(); }
@@ -277,7 +282,7 @@ class CallChannel {
       if (begun) {
         end(number, std::move(outcome));
       } else {
-        answer(hooks, number, std::move(outcome), 0);
+        answer(hooks, number, std::move(outcome), 0, nullptr);
       }
     }
   }
@@ -352,7 +357,9 @@ class CallChannel {
     return made;
   }
 
-  void answer(const Hooks& hooks, std::uint32_t number, nb::object outcome, std::uint32_t flags) {
+  // `form`: of the call; null for one that was not begun.
+  void answer(const Hooks& hooks, std::uint32_t number, nb::object outcome, std::uint32_t flags,
+              const KnownCall* form) {
     if (mute_) return;
     RecordParts parts;
     parts.ticket = number;
@@ -367,7 +374,7 @@ class CallChannel {
     if (!text.is_none()) flush();
     if (responds) {
       try {
-        write_response(hooks, parts, outcome);
+        write_response(hooks, parts, outcome, form == nullptr ? nb::none() : form->reshape);
         outcome.reset();
       } catch (nb::python_error& error) {
         if (!error.matches(bridge_error())) throw;
@@ -397,8 +404,16 @@ class CallChannel {
   }
 
   // Lends the outputs to the caller, and writes their record.
-  void write_response(const Hooks& hooks, RecordParts parts, nb::handle object) {
+  void write_response(const Hooks& hooks, RecordParts parts, nb::handle object,
+                      const nb::object& reshape) {
     const InferResponse& response = infer_response(object);
+    nb::object outputs = nb::borrow(response.get(InferResponse::kSignature));
+    nb::object shapes = nb::borrow(response.get(InferResponse::kShapes));
+    if (!reshape.is_none()) {
+      const nb::object seen = reshape(object);
+      outputs = seen[0];
+      shapes = seen[1];
+    }
     const nb::handle memory = response.get(InferResponse::kMemory);
     const auto* refs = TensorRefs::of(response.get(InferResponse::kRefs));
     nb::object ranges;
@@ -419,8 +434,8 @@ class CallChannel {
       context = described[2];
       parts.context = view_of_bytes(context);
     }
-    const std::string dims = encoded_dims(response.get(InferResponse::kShapes));
-    parts.signature = signature(hooks, response.get(InferResponse::kSignature));
+    const std::string dims = encoded_dims(shapes);
+    parts.signature = signature(hooks, outputs);
     parts.dims = dims;
     nb::object ticket = requests_.lend(ranges);
     // It says why there is none.
@@ -467,7 +482,7 @@ class CallChannel {
 };
 
 void Call::respond(nb::object outcome) {
-  if (channel != nullptr) channel->respond(number, std::move(outcome));
+  if (channel != nullptr) channel->respond(*this, std::move(outcome));
 }
 
 void Call::finish(nb::object outcome) {

@@ -37,6 +37,9 @@ an `np.bytes_` in an output's array of objects
 a model writes into the array of a tensor that it got, and hands on the tensor itself
     what arrived is handed on | what was written, if nothing else holds the tensor | the array is a view,
     not a copy
+an output does not have the shape of its configured `reshape`
+    a client gets an error, if the counts of elements differ; a calling model gets a wrong shape | both
+    get an error with the expected dims | the shape would not be that of the bytes
 outputs and parameters of an ensemble's answer
     any order; parameters such as `sequence_id` among them | the configuration's order; no such parameters |
     repeatable

@@ -71,6 +71,8 @@ def call(*values, model="add_sub", outputs=("SUM",), **more):
     )
 def repeat(count, **more):
     return call(model="repeat", inputs=[tensor("COUNT", [count], np.int32)], outputs=["OUT"], **more)
+def shaped(*values):
+    return call(model="shaped", inputs=[tensor("IN", values)], outputs=["ROW", "PAIR"])
 def show(response):
     if response.has_error():
         return f"{response.error().code().name}: {response.error().message()}"

@@ -21,10 +21,20 @@ from tests.process.server import (
 )
 from tests.unit.model_configs import cases
 
+# Callers see outputs as clients do: in the configured shape, not in that of the reshape.
+SHAPED = answering(
+    "return respond(ROW=value, PAIR=value.reshape(-1, 2) if value.size < 6 else value[:5])"
+)
+SHAPES = (
+    "IN FP32 [-1] > ROW FP32 [1, -1] reshape { shape: [-1] }; "
+    "PAIR FP32 [-1, 2, 1] reshape { shape: [-1, 2] }"
+)
+
 
 @pytest.fixture(scope="module")
 def server(repository):
     write_models(repository)
+    write_model(repository, "shaped", SHAPED, tensors=SHAPES)
     with running_server(repository) as running:
         yield running
 
@@ -48,6 +58,13 @@ call(inputs=[tensor('A', []), tensor('B', [])]).exec()
     {'SUM': []}
 call(-2).exec()
     NOT_FOUND: coded
+shaped(1, 2).exec()
+    {'ROW': [[1.0, 2.0]], 'PAIR': [[[1.0], [2.0]]]}
+next(iter(shaped(1, 2).exec(decoupled=True)))
+    {'ROW': [[1.0, 2.0]], 'PAIR': [[[1.0], [2.0]]]}
+shaped(1, 2, 3, 4, 5, 6).exec()
+    INTERNAL: output tensor shape does not match size of output for 'PAIR': expected the dims of its
+    reshape [-1,2], got [5]
 call(1, model='nope').exec()
     NOT_FOUND: Model nope - Error when running inference: Request for unknown model: 'nope' is not found
 call(1, model_version=7).exec()

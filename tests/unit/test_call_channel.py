@@ -39,6 +39,7 @@ class Server:
         self.refused: list[str] = []
         self.asked: list = []
         self.caught_up = 0
+        self.reshape = None
         self.caller = SimpleNamespace(waits_for={})
         self.busy = SimpleNamespace(waits_for={})
         polls = SimpleNamespace(paused=lambda: None, resumed=lambda: None)
@@ -81,6 +82,7 @@ class Server:
             context=RequestContext(),
             shared=RequestContext(shared=True),
             decoupled=False,
+            reshape=self.reshape,
             origin="caused",
             fit=lambda record, sizes: (INPUT, DIMS, 1, NO_OPTIONS),
         )

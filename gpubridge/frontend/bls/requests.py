@@ -9,12 +9,13 @@ from gpubridge.engine.models.tracing import UNTRACED, Caused
 from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.supervisor.instance import Instance
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.model_io import InputForm, check_inputs, model_shape
+from gpubridge.model_io import InputForm, as_configured, check_inputs, model_shape
 from gpubridge.protocol.fields import text_of_sequence
-from gpubridge.request import RequestOptions
+from gpubridge.protocol.response_encoding import reshapes
+from gpubridge.request import InferResponse, RequestOptions
 from gpubridge.transport.context import CallContext, RequestContext
 from gpubridge.transport.records import Record
-from gpubridge.transport.signatures import encode_dims, encode_signature
+from gpubridge.transport.signatures import Shapes, Signature, encode_dims, encode_signature
 
 _START, _END = 1, 2
 
@@ -35,6 +36,8 @@ class CallForm:
     - ``needed``: the models that execute the requests.
     - ``context``, ``shared``: the context of requests; the second if others may read the inputs.
     - ``decoupled``: whether the caller accepts any number of responses.
+    - ``reshape``: returns signature and shapes of a response as the configuration has them; None where those
+      are the model's own.
     - ``origin``: the origin of requests; None if `cause` returns it.
 
     Raises BridgeError: with Triton's text, when the model cannot be called so.
@@ -65,6 +68,10 @@ class CallForm:
         self.needed = tuple(model.executed_by)
         self.instances = instances
         self.decoupled = context.decoupled
+        self.reshape = self._as_configured if reshapes(model.config) else None
+        # Of the last response, since the next mostly has the same.
+        self._returned: Signature | None = None
+        self._configured = Signature((), ())
         self.origin = None if context.trace else UNTRACED
         self._call = context
         self._signature = record.signature
@@ -84,6 +91,22 @@ class CallForm:
     def cause(self) -> Caused:
         """Return the origin of requests that are traced with the caller's."""
         return Caused(self.model.traces.find(self._call.trace), self._call.span)
+
+    def _as_configured(self, response: InferResponse) -> tuple[Signature, Shapes]:
+        """Return the signature and the shapes that the caller sees; raises BridgeError."""
+        config, returned = self.model.config, response.signature
+        shapes = tuple(
+            as_configured(spec.name, shape, config)
+            for spec, shape in zip(returned.tensors, response.shapes, strict=True)
+        )
+        if returned is not self._returned:
+            # The rank of an output depends on the configured reshape only.
+            tensors = tuple(
+                spec._replace(rank=len(shape))
+                for spec, shape in zip(returned.tensors, shapes, strict=True)
+            )
+            self._returned, self._configured = returned, returned._replace(tensors=tensors)
+        return self._configured, shapes
 
     def fit(self, record: Record, sizes: Sequence[int]) -> tuple[bytes, bytes, int, RequestOptions]:
         """Return signature, dims, batch size and options of the request of a call.
