@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["CASES", "ApiCase"]
-
 
 @dataclass(frozen=True)
 class ApiCase:

@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["DIFFERENCES", "ApiDifference"]
-
 
 @dataclass(frozen=True)
 class ApiDifference:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from tests.conformance.api_run import CASES
 
-__all__ = ["ROWS", "Row"]
-
 
 @dataclass(frozen=True)
 class Row:

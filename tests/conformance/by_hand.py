@@ -2,8 +2,6 @@
 
 from tests.unit.model_configs import cases
 
-__all__ = ["BY_HAND"]
-
 # Situation; below it Triton, gpubridge, and why.
 _TEXT = """\
 the future of `async_exec` is cancelled, as by `asyncio.wait_for`

@@ -30,8 +30,6 @@ from tests.conformance.random_configs import BASE, Configured, random_configurat
 from tests.conformance.random_requests import Asked, random_request
 from tests.waits import poll
 
-__all__ = ["Difference", "Findings", "main", "outcome"]
-
 HERE = Path(__file__).parent
 CPU = "instance_group [ { kind: KIND_CPU } ]\n"
 SHOWN = 300
@@ -105,9 +103,6 @@ class Findings:
             ]
         lines.append(f"{len(self.found)} classes differ without a row in differences.md")
         return "\n".join(lines)
-
-
-# -- outcomes -----------------------------------------------------------------------------------------
 
 
 def outcome(side: Side, asked: Asked) -> str:
@@ -206,9 +201,6 @@ def _index(side: Side) -> list[dict[str, str]]:
 
 def _is_unloaded(side: Side, name: str) -> bool:
     return all(row.get("state") != "UNLOADING" for row in _index(side) if row["name"] == name)
-
-
-# -- the run ------------------------------------------------------------------------------------------
 
 
 def _write_models(repository: Path) -> None:

@@ -3,8 +3,6 @@
 import re
 from typing import NamedTuple
 
-__all__ = ["ROWS", "row_of"]
-
 
 class Row(NamedTuple):
     """A class of differences: patterns of its kind, fault and outcomes, and how its row's situation begins."""

@@ -14,8 +14,6 @@ from tests.conformance.deliberate import (
     Difference,
 )
 
-__all__ = ["LOADS", "OTHERWISE", "outcomes_of_peer", "reason_of_peer"]
-
 LOADS = ""
 NOT_TEXT = r"failed to read text proto from \S+/config\.pbtxt: "
 NO_BACKEND = r"Could not determine backend for model '\w+' with no backend in model configuration: "

@@ -14,8 +14,6 @@ from tritonclient.grpc import service_pb2_grpc
 
 from tests.waits import poll
 
-__all__ = ["Side", "both"]
-
 _SECONDS = 10.0
 _WHERE = """
 import sysconfig as s

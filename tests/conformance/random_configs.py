@@ -5,8 +5,6 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Configured", "random_configuration"]
-
 BASE = """backend: "python"
 max_batch_size: {batch}
 input [ {{ name: "IN" data_type: {type} dims: {dims} {more} }} ]

@@ -11,8 +11,6 @@ from tritonclient.grpc import service_pb2 as pb
 
 from tests.conformance.http_case import strings
 
-__all__ = ["Asked", "random_request"]
-
 Json = dict[str, Any]
 Fault = Callable[[random.Random, Json], None]
 
@@ -50,9 +48,6 @@ def random_request(seed: int) -> Asked:
         (_http_infer, _grpc_infer, _stream, _generate, _raw, _control, _grpc_control),
         (6, 4, 2, 3, 1, 2, 1),
     )[0](rng)
-
-
-# -- documents ----------------------------------------------------------------------------------------
 
 
 def _tensor(rng: random.Random, batched: bool) -> tuple[Json, bytes]:
@@ -200,9 +195,6 @@ def _faulty(rng: random.Random, document: Json) -> str:
     name = rng.choice(list(FAULTS))
     FAULTS[name](rng, document)
     return name
-
-
-# -- requests -----------------------------------------------------------------------------------------
 
 
 def _http_infer(rng: random.Random) -> Asked:

@@ -4,8 +4,6 @@ import os
 
 from hypothesis import settings, strategies as st
 
-__all__ = ["edited", "edits", "fuzzed", "mutations", "splits"]
-
 
 def fuzzed(share: float = 1.0) -> settings:
     """Return settings of a fuzz test; one with costly examples takes a ``share`` of the number.

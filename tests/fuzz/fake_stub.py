@@ -32,8 +32,6 @@ from gpubridge.transport.records import record_encoder
 from gpubridge.transport.signatures import encode_tensors
 from tests.unit.model_configs import model_config
 
-__all__ = ["FakeStub", "RequestAtStub", "record"]
-
 NOW = 1_000_000_000
 """Time of messages; batches begin at 1, are executed from 2 on, and end at 3 ns."""
 _NOTHING = encode_tensors(())

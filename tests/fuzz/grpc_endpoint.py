@@ -28,8 +28,6 @@ from gpubridge.request import InferResponse
 from gpubridge.transport.signatures import Signature, TensorSpec
 from tests.unit.model_configs import model_config
 
-__all__ = ["CONFIG", "PREFACE", "GrpcEndpoint", "frame", "head", "message", "workers_are_idle"]
-
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 CONFIG = model_config("A FP32 [-1];S STRING [1] optional: true", "OUT FP32 [-1]")
 _DECOUPLED = model_config(
@@ -153,8 +151,6 @@ class GrpcEndpoint:
         self.connection = GrpcConnection(self, GrpcConnections(), self.connections)
         self.connection.connection_made(self)
 
-    # -- the service ----------------------------------------------------------------------------
-
     def _new_forms(self) -> FormCache:
         models = {"m": Model(self, CONFIG), "d": Model(self, _DECOUPLED)}
         for model in models.values():
@@ -177,8 +173,6 @@ class GrpcEndpoint:
             return UnaryCall(opening, lambda message: b"%d" % len(message), self._tasks)
         kind = (InferCall, StreamCall)[method]
         return kind(opening, self._forms, self._memory)
-
-    # -- the transport --------------------------------------------------------------------------
 
     def get_extra_info(self, name):
         return self if name == "socket" else None
@@ -207,8 +201,6 @@ class GrpcEndpoint:
         self.closed = True
 
     abort = close
-
-    # -- the network ----------------------------------------------------------------------------
 
     def receive(self, *pieces: bytes) -> None:
         for piece in pieces:

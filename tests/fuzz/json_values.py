@@ -4,8 +4,6 @@ import json
 
 import hypothesis.strategies as st
 
-__all__ = ["PARAMETERS", "SIZES", "VALUES", "json_bytes"]
-
 _SCALARS = st.one_of(
     st.none(),
     st.booleans(),

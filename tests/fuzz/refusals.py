@@ -2,8 +2,6 @@
 
 from gpubridge.errors import BridgeError
 
-__all__ = ["tried"]
-
 
 def tried(function, *arguments):
     """Call a function; returns its value and None, or None and the error with which it has refused."""

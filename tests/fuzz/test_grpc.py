@@ -129,8 +129,6 @@ def test_each_of_several_ids_has_to_be_text():
             receiver.feed(memoryview(sent))
 
 
-# -- connections -------------------------------------------------------------------------------------
-
 _IDS = st.sampled_from([1, 3, 5, 0, 2, 7])
 _DATA = st.one_of(
     st.builds(message, MESSAGES),

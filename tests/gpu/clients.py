@@ -9,16 +9,6 @@ import numpy as np
 
 from tests.simcuda.processes import running_worker
 
-__all__ = [
-    "POISON",
-    "DeviceClient",
-    "DeviceRegion",
-    "register",
-    "registered",
-    "running_client",
-    "wanted",
-]
-
 POISON = 0xA5
 """Contents of memory before it is written."""
 

@@ -11,8 +11,6 @@ from gpubridge.cuda_ipc import probe_devices
 from gpubridge.cuda_ipc.device_check import check_device
 from gpubridge.cuda_ipc.devices import is_exclusive, is_under_mps, probe_peers
 
-__all__ = ["first_page"]
-
 _ASSUMED = {
     "memory": "a process opens another one's memory by a legacy handle",
     "memory_fds": "a process opens another one's memory by a VMM file descriptor",

@@ -16,16 +16,6 @@ from gpubridge.cuda_ipc.device_check import check_device
 from tests.process.device_models import ARENA, DeviceServer
 from tests.process.server import running_server
 
-__all__ = [
-    "LIBRARIES",
-    "SIMULATED",
-    "LaneServer",
-    "events_used",
-    "needs_library",
-    "running_lane_machine",
-    "running_lane_server",
-]
-
 SIMULATED = os.environ.get("GPUBRIDGE_TEST_SIMCUDA") == "1"
 
 # What says whether a library can use the GPU here, in a process that then ends.

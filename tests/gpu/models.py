@@ -8,8 +8,6 @@ GPU), ``double(x)`` (new memory of the library, written on a stream of its own, 
 from tests.process.device_models import LIBRARY, write_device_model
 from tests.waits import polling
 
-__all__ = ["write_lab", "write_member", "write_patient", "write_stream"]
-
 _DRIVER = """
 def begin(device):
     global library

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 
 from tests.waits import poll
 
-__all__ = ["CHROMIUM", "Browser", "Page", "browser"]
-
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 _SECONDS = 90
 # The browser reads commands at descriptor 3, and writes to 4.

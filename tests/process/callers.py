@@ -7,8 +7,6 @@ from tests.process.model_sources import answering
 from tests.process.server import write_code_model, write_model
 from tests.waits import polling
 
-__all__ = ["PRELUDE", "answered", "run", "write_models"]
-
 ADD_SUB = answering(
     """
 b = request.inputs()[1].as_numpy()

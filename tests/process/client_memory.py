@@ -10,18 +10,6 @@ from tritonclient.utils import shared_memory as shm
 from tests.process.gates import waiting_at
 from tests.process.server import Server, running_server, write_model
 
-__all__ = [
-    "ECHO",
-    "SHM",
-    "infer",
-    "memory",
-    "memory_server",
-    "model",
-    "regions",
-    "shared_input",
-    "shared_output",
-]
-
 SHM = Path("/dev/shm")
 
 _MODEL = """

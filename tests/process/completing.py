@@ -3,8 +3,6 @@
 import textwrap
 from pathlib import Path
 
-__all__ = ["FULL", "said", "write_completing"]
-
 FULL = """
 c.add_input({"name": "IN", "data_type": "TYPE_STRING", "dims": [1]})
 c.add_output({"name": "OUT", "data_type": "TYPE_STRING", "dims": [1]})

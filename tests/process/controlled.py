@@ -12,20 +12,6 @@ from tritonclient.utils import InferenceServerException
 
 from tests.process.server import wait_until, write_model
 
-__all__ = [
-    "CONFIG",
-    "EXPLICIT",
-    "ask",
-    "asked_by_many",
-    "control",
-    "only",
-    "refusal",
-    "source",
-    "states",
-    "wait_for_answer",
-    "write",
-]
-
 EXPLICIT = ("--model-control-mode", "explicit")
 
 STRINGS = "IN STRING [1] > OUT STRING [1]"

@@ -4,8 +4,6 @@ import itertools
 import json
 import socket
 
-__all__ = ["DebugClient"]
-
 
 class DebugClient:
     """Attached to a debuggee; ``address`` is ``host:port``."""

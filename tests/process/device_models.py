@@ -14,20 +14,6 @@ from tests.process.server import running_server, start_server, wait_until, write
 from tests.simcuda.machine import make_machine
 from tests.waits import poll
 
-__all__ = [
-    "ARENA",
-    "DOUBLE",
-    "HANDLES",
-    "LARGE_ARENA",
-    "LIBRARY",
-    "SMALL_ARENA",
-    "WHERE",
-    "DeviceServer",
-    "on_device",
-    "running_device_server",
-    "write_device_model",
-]
-
 # What a model's own library would do: memory of its own, a stream of its own, work on it.
 LIBRARY = """
 import ctypes, os, fcntl, signal, time

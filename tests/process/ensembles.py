@@ -8,8 +8,6 @@ import numpy as np
 from tests.process.model_sources import answering
 from tests.process.server import declared, write_code_model, write_model
 
-__all__ = ["ADD", "TEXT", "copied", "infer", "statistics", "write_ensemble", "write_models"]
-
 ADD = answering("return respond(OUT=value + 1)")
 # OUT is the sum of its inputs, NUMBER how many there are.
 SUM = answering(

@@ -9,16 +9,6 @@ import sys
 import tarfile
 from pathlib import Path
 
-__all__ = [
-    "borrowing_environment",
-    "environment_parameter",
-    "interpreter",
-    "make_environment",
-    "other_minors",
-    "pack",
-    "shared_environment",
-]
-
 
 def interpreter(minor):
     """Return the real binary of a Python on PATH, or None; a version manager's shim is asked for its."""

@@ -2,8 +2,6 @@
 
 from tests import run_folder
 
-__all__ = ["AGED", "BARE", "FORWARDING", "METRICS", "named_and_traced"]
-
 AGED = (
     "--grpc-max-connection-age=300",
     "--grpc-max-connection-age-grace=3000",

@@ -9,8 +9,6 @@ import pytest
 from tests.process.model_sources import answering
 from tests.process.server import write_model
 
-__all__ = ["run", "tool", "write_add_sub"]
-
 ADD_SUB = answering(
     """
 other = request.inputs()[1].as_numpy()

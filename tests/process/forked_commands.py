@@ -13,8 +13,6 @@ import pytest
 from gpubridge.transport.fork_requests import MARK
 from tests.forks import Fork, fork
 
-__all__ = ["SCRIPT_IMPORTS", "fork_command", "run_forked", "run_script", "servers_are_forked"]
-
 _IMPORTS = "from tests.process.forked_server import main"
 _PROGRAM = "sys.exit(main())"
 SCRIPT_IMPORTS = "import os, runpy, numpy, PIL.Image, tritonclient.grpc, tritonclient.http"

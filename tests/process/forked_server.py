@@ -14,8 +14,6 @@ from pathlib import Path
 
 from gpubridge.transport.fork_requests import MARK
 
-__all__ = ["PLAIN", "main"]
-
 _STUB = ("numpy", "gpubridge.stub.fork_server", "gpubridge.stub.process")
 _SERVER = (
     "uvloop",

@@ -4,8 +4,6 @@ from tests.process.device_models import LIBRARY
 from tests.process.server import wait_until
 from tests.waits import polling
 
-__all__ = ["CONSUMER", "MAKER", "Gate", "calling", "decoupled"]
-
 _GATED = (
     LIBRARY
     + """

@@ -3,8 +3,6 @@
 import fcntl
 from pathlib import Path
 
-__all__ = ["Gate", "waiting_at"]
-
 
 def waiting_at(path: Path) -> str:
     """Return the code, an expression, with which a model waits while a gate with this path is there and closed."""

@@ -7,8 +7,6 @@ from gpubridge.backends.image_preproc.resizing import Normalization, resize_on_h
 from tests.image_settings import image_settings
 from tests.photos import upright_rgb
 
-__all__ = ["ask", "expected_pixels", "write_image_model"]
-
 
 def write_image_model(
     repository, name="images", *, kind="KIND_CPU", count=1, more="", **parameters

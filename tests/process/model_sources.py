@@ -2,8 +2,6 @@
 
 import textwrap
 
-__all__ = ["answering", "sending"]
-
 _SOURCE = """
 import json, os, time
 import numpy as np

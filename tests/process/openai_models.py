@@ -7,8 +7,6 @@ from tests.process.model_sources import answering
 from tests.process.server import write_model
 from tests.waits import polling
 
-__all__ = ["chat_body", "declared", "events_of", "said", "write_openai_models"]
-
 SCRIPTED = """
 import json, threading, time
 from pathlib import Path

@@ -9,8 +9,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tests.process.server import wait_until
 
-__all__ = ["Collector", "Span", "collector"]
-
 
 class Span(NamedTuple):
     """A span as it was received; attributes and events as Python has them."""

@@ -5,16 +5,6 @@ import json
 import socket
 from contextlib import contextmanager
 
-__all__ = [
-    "CONTINUE",
-    "binary_request",
-    "connected",
-    "inference",
-    "read_answer",
-    "read_answers",
-    "read_head",
-]
-
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 

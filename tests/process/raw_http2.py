@@ -9,19 +9,6 @@ from hpack import Encoder
 
 from tests.process.raw_http import connected
 
-__all__ = [
-    "GOAWAY",
-    "HEADERS",
-    "PING",
-    "PREFACE",
-    "frames",
-    "goaway",
-    "kinds_until_cut_off",
-    "open_stream",
-    "send_data",
-    "tapped",
-]
-
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 HEADERS, PING, GOAWAY = 1, 6, 7
 

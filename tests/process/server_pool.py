@@ -27,8 +27,6 @@ from tests.waits import poll
 if TYPE_CHECKING:
     from tests.simcuda.machine import Machine
 
-__all__ = ["Prepare", "Start", "close_idle_servers", "lend"]
-
 _KEPT = 48
 """Idle servers of a run: tests with the same flags lie together."""
 _MOST_ALIKE = 1

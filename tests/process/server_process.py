@@ -22,21 +22,6 @@ from tests.waits import poll
 if TYPE_CHECKING:
     from tests.simcuda.machine import Machine
 
-__all__ = [
-    "STARTED",
-    "Server",
-    "alive",
-    "children",
-    "descendants",
-    "is_fork_server",
-    "named_memory",
-    "open_files",
-    "send_request",
-    "start_server",
-    "state",
-    "wait_until",
-]
-
 # With one of these, a copy of a process differs from one that has started.
 _AS_STARTED = ("LD_PRELOAD", "COVERAGE_")
 STARTED = ("-m", "gpubridge")

@@ -9,8 +9,6 @@ from tests.process.server import write_model
 
 triton = pytest.importorskip("tritonclient.grpc")
 
-__all__ = ["Stream", "write_models"]
-
 SCRIPTED = """
 import asyncio, os, threading, time
 from pathlib import Path

@@ -76,9 +76,6 @@ def ask(server, code, model="m", shape=(1,)):
 ARGS = "self.said = self.args['model_config']"
 
 
-# -- completing -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["staticmethod", "classmethod"])
 def test_a_model_without_config_pbtxt_is_served_as_it_says(served, stubs, kind):
     models, server = served
@@ -214,9 +211,6 @@ def test_it_may_log_and_ask_where_it_is(served):
     assert any(line.endswith("] said") for line in server.log().splitlines())
 
 
-# -- reloading ------------------------------------------------------------------------------------
-
-
 def test_a_reload_keeps_what_was_completed(served):
     models, server = served
     directory = write_completing(models, complete=BATCHING, config=ONE)
@@ -247,8 +241,6 @@ def test_a_clients_configuration_is_completed_too(served):
     assert config_of(server)["max_batch_size"] == 8
     assert ask(server, "self.said = 1", shape=(1, 1)) == "1"
 
-
-# -- failing --------------------------------------------------------------------------------------
 
 SECOND = 'if len(open(FOLDER + "/log").read().splitlines()) > 1:\n    raise ValueError("planted")'
 
@@ -353,9 +345,6 @@ def expected_code(reason):
         return "Unavailable"
     ours = "auto_complete_config of", "model input"
     return "Invalid argument" if reason.startswith(ours) else "Internal"
-
-
-# -- not completing -------------------------------------------------------------------------------
 
 
 def test_completion_can_be_switched_off(tmp_path):

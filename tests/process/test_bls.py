@@ -39,9 +39,6 @@ def server(repository):
         yield running
 
 
-# -- calls and their answers --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("code", "said"),
     cases(
@@ -145,9 +142,6 @@ def test_calls_are_refused_before_and_after_execute(server):
     wait_until(lambda: server.log().count(text) == 2, "both refusals", server)
 
 
-# -- threads and coroutines ---------------------------------------------------------------------------
-
-
 def test_many_threads_call_at_once(server):
     said = run(
         server,
@@ -234,9 +228,6 @@ def test_a_time_limit_counts_from_exec_and_arrives_as_it_is(tmp_path):
         expired, answer = ast.literal_eval(said.result())
     assert "Request timeout expired" in expired
     assert answer == {"OUT": [[11_000_000_000]]}
-
-
-# -- several responses --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 1000])
@@ -353,9 +344,6 @@ def test_a_thread_calls_on_when_its_request_is_long_answered(server):
     wait_until(lambda: "later:" in server.log(), "the answer", server)
     assert "later: {'OUT': [b'5']}\n" in server.log()
     assert run(server, "said = os.getpid()") == process, "its process has died"
-
-
-# -- children that a model forks ------------------------------------------------------------------------
 
 
 def in_child(server, code):

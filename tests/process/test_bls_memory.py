@@ -34,9 +34,6 @@ def load(server):
         control(server, "unload", name)
 
 
-# -- memory -------------------------------------------------------------------------------------------
-
-
 def copied(server, model):
     labels = f'{{kind="host",model="{model}",version="1"}}'
     return server.metrics()["gpubridge_copied_bytes_total" + labels]
@@ -179,9 +176,6 @@ def test_answers_that_are_kept_stay_what_they_are(server):
         "said = [float(k[0]) for k in kept] == [i + 1.0 for i in range(300)]",
     )
     assert said == "True"
-
-
-# -- circles and deaths -------------------------------------------------------------------------------
 
 
 def test_a_circle_is_refused_by_name(server):

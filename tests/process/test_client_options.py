@@ -151,9 +151,6 @@ def test_calls_that_are_cancelled_or_waited_for(server, gate):
         assert seen(client.infer("seen", inputs(grpc_client), request_id="after"))[0] == "after"
 
 
-# -- HTTP ------------------------------------------------------------------------------------------
-
-
 def test_query_parameters_are_no_part_of_the_path(server):
     extra = {"query_params": {"a": "b c", "n": 1}, "headers": {"X-Anything": "1"}}
     with http_client.InferenceServerClient(server.http_url) as client:
@@ -183,9 +180,6 @@ def test_bodies_that_are_made_and_read_apart_from_a_client(server):
         if name.lower().endswith("header-content-length")
     )
     assert seen(kind.parse_response_body(answer, header_length=length))[0] == "body"
-
-
-# -- gRPC ------------------------------------------------------------------------------------------
 
 
 def test_answers_as_json(server):

@@ -27,9 +27,6 @@ def loaded(server) -> bool:
     return "] ready" in server.log()
 
 
-# -- requests -------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def asked():
     """Every case asked once; the answers, and what the log said after the loading."""
@@ -72,9 +69,6 @@ def test_no_request_harms_the_server_or_a_model(asked):
     # What a model raises is logged, as at Triton: that is no harm.
     lines = [line for line in log.splitlines() if "Failed to process the request(s)" not in line]
     assert [line for line in lines if line.startswith("E") or "Traceback" in line] == []
-
-
-# -- loading --------------------------------------------------------------------------------------
 
 
 def outcome_fault(server_rows, name, repository) -> str | None:
@@ -126,9 +120,6 @@ def test_models_that_do_not_load_tell_why_and_disturb_no_other(tmp_path):
         assert server.request("POST", "/v2/models/good/infer", REQUEST)[0] == 200
         assert server.stop() == 0
         assert "Traceback" not in server.log()
-
-
-# -- the document ---------------------------------------------------------------------------------
 
 
 def test_every_difference_is_met_by_a_case_or_is_a_rule():

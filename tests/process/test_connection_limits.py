@@ -113,9 +113,6 @@ def code(client, text):
     return client.infer("m", [tensor]).as_numpy("OUT")[0].decode()
 
 
-# -- HTTP ----------------------------------------------------------------------------------------
-
-
 def test_a_head_that_does_not_come(strict):
     with connected(strict.http_url) as sock:
         sock.sendall(b"GET /v2 HTTP/1.1\r\nX-Slow: ")
@@ -163,9 +160,6 @@ def test_one_connection_too_many(strict, tmp_path):
         gate.open()
         assert [read_answer(sock)[0] for sock in busy] == [200] * 8
     wait_until(lambda: strict.request("GET", "/v2")[0] == 200, "a place for a new one")
-
-
-# -- gRPC ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("beginning", [b"", PREFACE[:24]])
@@ -273,9 +267,6 @@ def test_old_connections_end_and_no_call_with_them_within_their_grace(repository
             code(client, gate.wait)
         gate.open()
         assert code(client, "self.said = 'whole'") == "whole"
-
-
-# -- clients that are there, and let no answer through --------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,6 @@ def stream(server):
         yield stream
 
 
-# -- senders ----------------------------------------------------------------------------------------
-
-
 def test_any_number_of_responses_during_execute(stream):
     for count in (0, 1, 3, 200):
         stream.ask(
@@ -222,9 +219,6 @@ def test_coroutines_of_a_decoupled_model_run_beside_each_other(stream):
     assert "ValueError: no such luck" in stream.take()
 
 
-# -- models that are not decoupled ------------------------------------------------------------------
-
-
 ONE_ONLY = "Unable to send response. Non-decoupled model cannot send more than one response."
 EARLY = "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
 
@@ -273,9 +267,6 @@ def test_calls_for_one_response_refuse_decoupled_models(server):
     refused = pytest.raises(InferenceServerException, match="ModelInfer RPC doesn't support")
     with triton.InferenceServerClient(server.grpc_url) as client, refused:
         client.infer("m", [coded("")])
-
-
-# -- deaths, ends, counts ---------------------------------------------------------------------------
 
 
 def test_a_death_ends_the_requests_that_were_open(server, stream):

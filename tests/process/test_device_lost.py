@@ -183,9 +183,6 @@ def test_a_kernel_that_fails_after_its_response_has_left_is_found_out(tmp_path):
         assert served.infer("two", given) == (200, (4 * given).tolist())
 
 
-# -- events of killed processes ------------------------------------------------------------------------
-
-
 def pids(served):
     return {name: pids_of(served, name) for name in ("maker", "consumer", "other", "last")}
 

@@ -24,9 +24,6 @@ def server(repository):
         yield running
 
 
-# -- what flows -----------------------------------------------------------------------------------
-
-
 def test_chain_diamond_and_an_ensemble_in_an_ensemble(server):
     assert infer(server, "chain", {"A": [1.0, 2.0]}) == {"B": [4.0, 5.0]}
     assert infer(server, "diamond", {"A": [1.0, 2.0]}) == {"B": [6.0, 8.0]}
@@ -145,9 +142,6 @@ def test_a_call_of_an_ensemble_that_would_wait_for_its_caller(server):
     assert infer(server, "codes", {"A": inner}) == {"B": ["[2.0]"]}
 
 
-# -- what it costs --------------------------------------------------------------------------------
-
-
 def test_tensors_between_members_are_not_copied(server):
     values = np.arange(1 << 18, dtype=np.float32)
     models = ("chain", "add")
@@ -199,9 +193,6 @@ def test_statistics_are_those_of_an_ensemble(server):
     assert times["success"]["ns"] >= times["compute_infer"]["ns"] > 0
     infer(server, "batched", {"A": [[1.0]]})
     assert statistics(server, "batched")["batch_stats"][0]["batch_size"] == 1
-
-
-# -- what goes wrong ------------------------------------------------------------------------------
 
 
 def test_the_error_of_a_member_is_that_of_the_ensemble(server):

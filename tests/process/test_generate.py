@@ -23,9 +23,6 @@ def stream(server):
         yield stream
 
 
-# -- generate ---------------------------------------------------------------------------------------
-
-
 def generate(server, code, path="generate", **members):
     body = json.dumps({"CODE": code, **members})
     status, headers, answer = server.request("POST", f"/v2/models/m/{path}", body)
@@ -128,8 +125,6 @@ def test_keep_alive_goes_on_after_a_stream(server):
         assert connection.getresponse().read().startswith(b"data: ")
     connection.close()
 
-
-# -- slow readers, clients that leave ----------------------------------------------------------------
 
 FLOOD = """
 s = request.get_response_sender()

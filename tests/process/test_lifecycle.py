@@ -53,7 +53,6 @@ def mark_and(path, code):
     return f"open({str(path)!r}, 'w').close()\n{code}"
 
 
-# -- what a stop waits for ------------------------------------------------------------------------
 # Each of these does something before the stop, looks when the server has been told to stop, and looks again
 # when the gate is open, at which its model waits.
 
@@ -126,9 +125,6 @@ def a_client_that_reads_slowly(server, place, threads):
             answer += part
         assert answer.startswith(b"HTTP/1.1 200")
         assert len(answer) > 16 << 20
-
-
-# -- what it does not wait for --------------------------------------------------------------------
 
 
 def restarts_that_hang_or_are_far_away(server, place, threads):
@@ -213,9 +209,6 @@ def test_a_stop_answers_what_was_asked_refuses_what_is_new_and_finalizes(threads
         # "other", and the instance that was up of the model that was being loaded.
         assert server.log().count("Finalize\n") == 2
         assert "Traceback" not in server.log()
-
-
-# -- what it gives up -----------------------------------------------------------------------------
 
 
 WAITS = """
@@ -355,8 +348,6 @@ def test_what_hangs_or_fails_at_the_end_keeps_neither_the_server_nor_other_model
         assert logged.format(name) in log
     assert "Finalize\n" in log
 
-
-# -- what loads -----------------------------------------------------------------------------------
 
 # Faults of other kinds are compared with Triton's answers.
 UNHEALTHY = "Stub process '{}_0' is not healthy. It {}."

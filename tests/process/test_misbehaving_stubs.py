@@ -269,8 +269,6 @@ threading.Event().wait()
     wait_until(lambda: server.is_ready("long"), "the stub to run again", server)
 
 
-# -- forks ----------------------------------------------------------------------------------------
-
 _FORKS = """
 import fcntl, os
 import numpy as np
@@ -344,9 +342,6 @@ def test_a_child_that_outlives_execute_disturbs_neither_answers_nor_the_stop(tmp
         assert alive(child)
         assert server.stop() == 0
         wait_until(lambda: not alive(child), "the child to end")
-
-
-# -- harmless -------------------------------------------------------------------------------------
 
 
 def test_a_models_prints_reach_the_servers_output_at_once(server):

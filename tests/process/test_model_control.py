@@ -27,9 +27,6 @@ from tests.process.server import running_server, wait_until, write_code_model
 POLL = ("--model-control-mode", "poll", "--repository-poll-secs", "1")
 
 
-# -- explicit --------------------------------------------------------------------------------------
-
-
 def test_loads_that_fail_say_why_and_leave_what_is_served(tmp_path):
     write(tmp_path)
     write(tmp_path, "bad", initialize="raise ValueError('no way')")
@@ -206,9 +203,6 @@ def test_one_model_loads_while_another_does(tmp_path):
         assert states(server, "slow")[1] in ("UNLOADING", "UNAVAILABLE")
 
 
-# -- poll ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def polled(tmp_path_factory):
     """A repository of the models m and other, and a server that polls it."""
@@ -264,9 +258,6 @@ def test_a_repository_that_cannot_be_read_unloads_nothing(polled):
     wait_until(lambda: server.is_ready("later"), "the next poll", server)
     assert server.is_ready("m")
     assert "unloaded 'other'" not in server.log()
-
-
-# -- neither ---------------------------------------------------------------------------------------
 
 
 def _loads(server):

@@ -51,9 +51,6 @@ def stream(server, *steps, **members):
     return [json.loads(chunk) for chunk in chunks], last
 
 
-# -- chats and completions -----------------------------------------------------------------------------
-
-
 def test_pieces_of_a_decoupled_model_are_one_message(server):
     status, answer = chat(server, ("text", "Hel"), ("text", "lo"))
     assert status == 200
@@ -204,9 +201,6 @@ def test_a_generate_model_serves_completions_as_it_is(server):
     )
 
 
-# -- embeddings, models ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("model", ["vectors", "json_vectors"])
 def test_embeddings_have_a_row_for_each_text(server, model):
     body = {"model": model, "input": ["a", "bcd"]}
@@ -263,8 +257,6 @@ def test_models_that_serve_the_api_are_listed(server):
         error = json.loads(body)["error"]
         assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
 
-
-# -- errors ------------------------------------------------------------------------------------------
 
 USER = {"role": "user", "content": "x"}
 CHAT = {"model": "chat", "messages": [USER]}
@@ -434,9 +426,6 @@ def test_the_model_is_told_when_its_own_error_ends_the_answer(server, tmp_path):
     steps = ("text", "a"), ("json", "{"), ("until_cancelled", str(mark))
     assert chat(server, *steps)[0] == 500
     wait_until(mark.exists, "the model to see that its answer has ended", server)
-
-
-# -- restricted, refused at the load -----------------------------------------------------------------
 
 
 def test_a_key_is_asked_for_as_openais(tmp_path):

@@ -116,9 +116,6 @@ def test_processes_of_a_stub_end_with_it(tmp_path, started, end):
         assert "Traceback" not in server.log()
 
 
-# -- as process 1 ------------------------------------------------------------------------------------
-
-
 def in_namespace():
     """The command that runs another as process 1, here; skips where that is not allowed."""
     command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]

@@ -142,9 +142,6 @@ def test_any_exception_of_execute_is_an_error_and_no_death(server, code, text):
     assert stub_pid(server) == pid
 
 
-# -- what was at the stub when it died ------------------------------------------------------------
-
-
 def warm_up(server, model):
     """Have the model look quick, so that its stub is fed ahead; returns its stub."""
     for _ in range(60):
@@ -210,9 +207,6 @@ def test_processes_that_a_model_left_behind_end_with_its_stub(server):
     assert alive(int(child))
     assert server.ask("os._exit(1)", "family")[0] == 503
     wait_until(lambda: not alive(int(child)), "the child to end", server)
-
-
-# -- restarts -----------------------------------------------------------------------------------
 
 
 def test_a_crash_looping_model_refuses_at_once_with_its_reason_until_it_recovers(
@@ -306,9 +300,6 @@ def test_stub_timeout_seconds_ends_no_execute_but_who_does_not_connect(
     assert "It was killed: it had not connected for 10 s (stub-timeout-seconds)." in error
     gate.open()
     assert slow.result() == (200, "slow")
-
-
-# -- leaks --------------------------------------------------------------------------------------
 
 
 def resources(pid):

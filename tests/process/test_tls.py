@@ -141,9 +141,6 @@ def credentials(authority, cert=None):
     return grpc.ssl_channel_credentials(authority.root.read_bytes(), key, chain)
 
 
-# -- clients -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_tritonclient_http(server, authority, size):
     with http_client.InferenceServerClient(
@@ -232,9 +229,6 @@ def test_the_lines_that_name_addresses(server):
     assert f"https://{server.http_url}/v2/models/echo/infer" in server.log()
 
 
-# -- certificates --------------------------------------------------------------------------------
-
-
 def test_clients_that_do_not_trust_the_server(server, authority, stranger):
     with pytest.raises(ssl.SSLCertVerificationError):
         get(server, trust(stranger))
@@ -287,9 +281,6 @@ def test_tls_to_a_plain_port(repository, authority, server):
         assert plain.request("GET", "/v2")[0] == 200
     # The same without TLS is the metrics' way, also of a server with TLS.
     assert server.metrics()
-
-
-# -- starts and reloads --------------------------------------------------------------------------
 
 
 def encrypted_key(path: Path, key: Path) -> Path:
@@ -388,9 +379,6 @@ def test_certificates_are_read_again(mutual, authority):
         with pytest.raises(grpc.RpcError):
             call(server, channel)
     assert server.stop() == 0
-
-
-# -- clients that misbehave ----------------------------------------------------------------------
 
 
 def test_a_handshake_that_stalls(server, authority):

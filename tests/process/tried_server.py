@@ -10,8 +10,6 @@ from tests.process.model_sources import answering
 from tests.process.raw_http import binary_request, connected, inference, read_answer
 from tests.process.server import open_files, running_server, wait_until, write_model
 
-__all__ = ["BIG", "FILL", "MIB", "fill", "good", "post", "tried_server"]
-
 MIB = 1 << 20
 BIG = 4 * MIB
 """Elements of an output of 16 MiB: far beyond what sockets hold."""

@@ -11,8 +11,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["build_compiler", "build_driver", "build_library", "build_management"]
-
 _SOURCES = Path(__file__).resolve().parent / "csrc"
 _FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden"]
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from tests.simcuda.build import build_driver
 
-__all__ = ["Activity", "DriverCall", "Machine", "lawful_machine", "make_machine", "running_machine"]
-
 # The layout of `Control` in csrc/world.h.
 _HEADER = struct.Struct("=IIIIIIQQQQ")
 _VERSION = struct.Struct("=Q")
@@ -90,8 +88,6 @@ class Machine:
             "LD_LIBRARY_PATH": f"{self._driver}:{libraries}" if libraries else str(self._driver),
         }
 
-    # -- what is set of it ----------------------------------------------------------------------
-
     def set(self, **settings: int | str) -> None:
         """Set what csrc/settings.h tells of, from now on: ``open_us=500``."""
         self._write({**self._settings, **{name: str(settings[name]) for name in settings}})
@@ -161,8 +157,6 @@ class Machine:
         self._page[_HEADER.size : _ACTIVITIES_AT - _LOCK.size] = page[_VERSION_AT:]
         if settings != self._settings:
             self._write(settings)
-
-    # -- what was done on it ---------------------------------------------------------------------
 
     def used(self, device: int, pid: int | None = None) -> int:
         """Return the bytes of a device that somebody has, of one process's making or all.

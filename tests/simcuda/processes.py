@@ -12,8 +12,6 @@ import pytest
 from tests.forks import Fork, fork
 from tests.simcuda.machine import Machine
 
-__all__ = ["Worker", "hand_over", "running_worker"]
-
 _STOP_SECONDS = 60
 _IMPORTS = """
 import ctypes, threading

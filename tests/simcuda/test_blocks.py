@@ -79,9 +79,6 @@ def test_memory_freed_beside_another_is_gone_for_its_importers(careless, one, tw
     two.refuses("ILLEGAL_ADDRESS", "read(one, 1)")
 
 
-# -- the exporter's death -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("what", ["stale", "held"])
 def test_open_memory_may_outlive_its_process(what):
     with lawful_machine() as machine:

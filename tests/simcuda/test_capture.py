@@ -166,8 +166,6 @@ def test_to_ask_whether_the_legacy_stream_is_captured_spoils_nothing(worker):
     assert worker.do("answer = status(0)") == NONE
 
 
-# -- several streams ----------------------------------------------------------------------------------
-
 FORK = (
     "fill(a, 6, 64, stream); ok(d.cuEventRecord(event, stream))\n"
     "ok(d.cuStreamWaitEvent(other, event, 0)); ok(d.cuMemcpyDtoDAsync(b, a, 64, other))\n"

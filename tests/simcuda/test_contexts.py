@@ -38,9 +38,6 @@ def test_contexts_are_counted_while_they_are_there(machine, one, two):
     assert machine.used(0) == 0
 
 
-# -- fork -------------------------------------------------------------------------------------------
-
-
 def test_nothing_works_in_a_child_that_is_forked_after_cuinit(worker):
     worker.do(FORK + "start(); pointer = ok(d.cuMemAlloc(64)); host = bytes(64)")
     seen = worker.do(
@@ -64,8 +61,6 @@ def test_a_child_that_is_forked_before_cuinit_is_a_process_as_any(worker):
     ]
     worker.do("start()")
 
-
-# -- contexts that are not primary --------------------------------------------------------------------
 
 # A context of its own, current, beside the primary one; each with a stream, an event and memory.
 TWO_CONTEXTS = """
@@ -144,9 +139,6 @@ def test_with_the_primary_context_its_streams_and_events_go(careless, worker):
     worker.do("ok(d.cuDevicePrimaryCtxRelease(0)); start()")
     for use in ("d.cuStreamQuery(stream)", "d.cuEventQuery(event)"):
         worker.refuses("INVALID_HANDLE", f"ok({use})")
-
-
-# -- peers and default streams --------------------------------------------------------------------------
 
 
 def test_peer_access_is_given_once(machine, worker):

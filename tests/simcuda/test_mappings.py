@@ -147,8 +147,6 @@ def test_a_device_is_given_access_where_it_reaches_the_memory(machine, worker):
     assert machine.used(0) == BLOCK
 
 
-# -- between processes ------------------------------------------------------------------------------
-
 IMPORT = (
     "handle = ok(d.cuMemImportFromShareableHandle(fd, FD)); os.close(fd)\n"
     "pointer = mapped(handle); ok(d.cuMemRelease(handle)); allow(pointer, BLOCK)\n"

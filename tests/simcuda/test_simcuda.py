@@ -110,8 +110,6 @@ def test_with_its_last_retainer_a_context_goes_and_all_that_it_has(machine, one,
     two.do("ok(d.cuIpcCloseMemHandle(pointer))")
 
 
-# -- order ------------------------------------------------------------------------------------------
-
 # The first stream is held before it writes.
 TWO_STREAMS = """
 start()
@@ -213,9 +211,6 @@ def test_an_event_is_recorded_on_streams_of_its_device_only(worker):
     worker.do("ok(d.cuStreamSynchronize(theirs))")
 
 
-# -- between processes --------------------------------------------------------------------------------
-
-
 def test_memory_is_shared_at_another_address(one, two):
     handle = one.do(EXPORT)
     there = two.do(IMPORT, handle)
@@ -286,9 +281,6 @@ def test_the_event_of_a_process_that_was_killed_never_comes(one, two):
     two.do("ok(d.cuStreamWaitEvent(stream, event, 0))")
     assert two.do("answer = int(d.cuEventQuery(event)[0])") == 600
     assert two.do("answer = int(d.cuStreamQuery(stream)[0])") == 600
-
-
-# -- what can be set ----------------------------------------------------------------------------------
 
 
 def test_calls_fail_when_they_are_told_to(machine, worker):

@@ -20,8 +20,6 @@ from tests.process.client_memory import (
 from tests.process.gates import Gate
 from tests.process.server import open_files, wait_until
 
-# -- what is refused -------------------------------------------------------------------------------
-
 
 def test_an_output_that_does_not_fit(api):
     library, client = api
@@ -97,9 +95,6 @@ def test_cuda_memory_is_refused_where_there_is_no_gpu(server, api):
     client.get_cuda_shared_memory_status()
     with pytest.raises(InferenceServerException, match="Unable to find cuda shared memory region"):
         client.get_cuda_shared_memory_status("c")
-
-
-# -- lives and deaths ------------------------------------------------------------------------------
 
 
 def mapped(pid, key):

@@ -226,9 +226,6 @@ def test_faults_outside_of_clients_memory_end_the_process(compiled, way):
     wait_until(lambda: compiled.server.is_ready("dies"), "the model to be back", compiled.server)
 
 
-# -- without the compiled module -------------------------------------------------------------------
-
-
 def test_a_region_that_is_shrunk_kills_one_process_and_is_revoked(pure):
     before = restarts(pure.server)
     pure.register()

@@ -35,9 +35,6 @@ class Copies:
         return self._server.metrics()[self._label] - self._before
 
 
-# -- the way of the data ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [1, 1000, COUNT])
 def test_the_only_copy_is_the_output_into_the_clients_memory(server, api, count):
     library, client = api
@@ -155,9 +152,6 @@ def test_the_asyncio_clients(server, library):
 def fallbacks(server, model, reason):
     labels = f'{{model="{model}",reason="{reason}",version="1"}}'
     return server.metrics()["gpubridge_fallbacks_total" + labels]
-
-
-# -- models ----------------------------------------------------------------------------------------
 
 
 def test_a_model_that_writes_into_inputs_gets_copies_and_the_client_keeps_its_bytes(server, http):
