@@ -137,8 +137,7 @@ def _attack(server, seed: int, rounds: int) -> None:
         while not over.is_set():
             number += 1
             data = np.full(2 + number % 50, number, np.float32)
-            tensor = triton.InferInput("IN", list(data.shape), "FP32")
-            tensor.set_data_from_numpy(data)
+            tensor = triton.InferInput("IN", list(data.shape), "FP32").set_data_from_numpy(data)
             try:
                 answer = client.infer("m", [tensor]).as_numpy("OUT")
                 if not np.array_equal(answer, data * 2):

@@ -119,8 +119,7 @@ def test_from_a_region_to_the_network_and_back(served, client, endpoint, rng):
             answer = infer(endpoint, "lab_driver", region)
         assert np.array_equal(answer.as_numpy("OUT"), 2 * values)
         client.poison(region)
-        given = module.InferInput("IN", [COUNT], "FP32")
-        given.set_data_from_numpy(values)
+        given = module.InferInput("IN", [COUNT], "FP32").set_data_from_numpy(values)
         output = module.InferRequestedOutput("OUT")
         output.set_shared_memory(region.name, NBYTES)
         with served.costing("lab_driver", h2d=(NBYTES, 1), d2d=(NBYTES, 1), waits=(1, 1)):

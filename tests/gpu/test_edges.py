@@ -83,8 +83,7 @@ def born_in_the_arena(library):
 
 def ask(protocol, model, values, name="IN", **parameters):
     library, client = protocol
-    given = library.InferInput(name, [values.size], "FP32")
-    given.set_data_from_numpy(values)
+    given = library.InferInput(name, [values.size], "FP32").set_data_from_numpy(values)
     result = client.infer(model, [given], parameters=parameters)
     return result.as_numpy("OUT" if name == "IN" else "B")
 

@@ -73,8 +73,7 @@ def test_each_answer_of_a_decoupled_model_is_copied_once(served, rng):
     import tritonclient.grpc as library
 
     values = rng.random(COUNT, np.float32)
-    given = library.InferInput("IN", [COUNT], "FP32")
-    given.set_data_from_numpy(values)
+    given = library.InferInput("IN", [COUNT], "FP32").set_data_from_numpy(values)
     answers = []
     with (
         served.costing("stream", h2d=(NBYTES, 1), d2h=(5 * NBYTES, 5), waits=(5, 5)),
@@ -97,11 +96,9 @@ def test_tensors_larger_than_the_arena_are_served(machine, tmp_path, rng, placed
         import tritonclient.http as library
 
         values = rng.random(count, np.float32)
-        given = library.InferInput("IN", [count], "FP32")
-        given.set_data_from_numpy(values)
+        given = library.InferInput("IN", [count], "FP32").set_data_from_numpy(values)
         big = rng.random(2 * ARENA // 4, np.float32)
-        over = library.InferInput("IN", [big.size], "FP32")
-        over.set_data_from_numpy(big)
+        over = library.InferInput("IN", [big.size], "FP32").set_data_from_numpy(big)
         with library.InferenceServerClient(served.server.http_url) as protocol:
             for tensor, sent in ((given, values), (over, big)):
                 answer = protocol.infer("lab", [tensor]).as_numpy("OUT")

@@ -100,8 +100,7 @@ def asked_by_many(server, connections=16):
     over = threading.Event()
 
     def ask_on(kit, url):
-        data = kit.InferInput("IN", [1], "BYTES")
-        data.set_data_from_numpy(np.array([b"x"], np.object_))
+        data = kit.InferInput("IN", [1], "BYTES").set_data_from_numpy(np.array([b"x"], np.object_))
         with kit.InferenceServerClient(url) as client:
             while not over.is_set():
                 try:

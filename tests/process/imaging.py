@@ -30,8 +30,7 @@ def ask(client, files, model="images", **options):
     """Send files in one request; returns the pixels, or raises what the client raises."""
     images = np.empty((len(files), 1), np.object_)
     images[:, 0] = files
-    tensor = triton.InferInput("IMAGE", list(images.shape), "BYTES")
-    tensor.set_data_from_numpy(images)
+    tensor = triton.InferInput("IMAGE", list(images.shape), "BYTES").set_data_from_numpy(images)
     return client.infer(model, [tensor], **options).as_numpy("PIXELS")
 
 

@@ -261,8 +261,7 @@ def client(shipped):
 def test_ensembles_find_their_onnx_and_pytorch_stages(shipped, client):
     for i in range(3):
         x = np.full((i + 1, 2), i, np.float32)
-        tensor = triton.InferInput("IN", x.shape, "FP32")
-        tensor.set_data_from_numpy(x)
+        tensor = triton.InferInput("IN", x.shape, "FP32").set_data_from_numpy(x)
         np.testing.assert_array_equal(client.infer("both", [tensor]).as_numpy("OUT"), -2 * x)
     assert client.get_model_metadata("double")["platform"] == "onnxruntime_onnx"
     assert client.get_model_metadata("negate")["platform"] == "pytorch_libtorch"

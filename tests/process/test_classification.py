@@ -31,9 +31,7 @@ def server(repository):
 
 
 def tensor(client):
-    given = client.InferInput("IN", list(ROWS.shape), "FP32")
-    given.set_data_from_numpy(ROWS)
-    return given
+    return client.InferInput("IN", list(ROWS.shape), "FP32").set_data_from_numpy(ROWS)
 
 
 @pytest.mark.parametrize("binary", [True, False])

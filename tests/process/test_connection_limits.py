@@ -102,8 +102,7 @@ def large_request() -> bytes:
 
 def infer(client, model="echo", data=None):
     data = np.zeros(4, np.float32) if data is None else data
-    tensor = triton.InferInput("IN", list(data.shape), "FP32")
-    tensor.set_data_from_numpy(data)
+    tensor = triton.InferInput("IN", list(data.shape), "FP32").set_data_from_numpy(data)
     return client.infer(model, [tensor]).as_numpy("OUT")
 
 
@@ -324,8 +323,7 @@ def test_the_connection_that_is_idle_for_the_longest_time_goes_for_a_new_one(sma
 
 
 def message(model, value=1):
-    tensor = triton.InferInput("IN", [1], "FP32")
-    tensor.set_data_from_numpy(np.full(1, value, np.float32))
+    tensor = triton.InferInput("IN", [1], "FP32").set_data_from_numpy(np.full(1, value, np.float32))
     return triton._utils._get_inference_request(
         model, [tensor], "", "", None, 0, False, False, 0, None, None
     )

@@ -163,9 +163,7 @@ def test_the_error_of_a_request_that_no_model_got_is_no_response(server):
 
 def coded(code):
     """Return the input of a model that runs code."""
-    tensor = triton.InferInput("CODE", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([code], object))
-    return tensor
+    return triton.InferInput("CODE", [1], "BYTES").set_data_from_numpy(np.array([code], object))
 
 
 def responses_to(server, code, model):

@@ -76,8 +76,7 @@ def test_no_pixels_leave_the_gpu_between_decoder_and_classifier(served, model):
     ]
     images = np.empty((len(JPEGS), 1), np.object_)
     images[:, 0] = JPEGS
-    tensor = triton.InferInput("IMAGE", list(images.shape), "BYTES")
-    tensor.set_data_from_numpy(images)
+    tensor = triton.InferInput("IMAGE", list(images.shape), "BYTES").set_data_from_numpy(images)
     with triton.InferenceServerClient(served.server.http_url, network_timeout=120) as client:
         names = ("image_preproc", "classifier", "top_labels", model)
         sent, back = [TABLE * len(JPEGS), 0], [0, 4 * CLASSES * len(JPEGS)]

@@ -118,8 +118,7 @@ def served(repository):
 
 def test_each_response_of_a_decoupled_model_leaves_with_one_copy_and_one_wait(served):
     values = np.random.default_rng(3).random(COUNT, np.float32)
-    given = grpcclient.InferInput("IN", [COUNT], "FP32")
-    given.set_data_from_numpy(values)
+    given = grpcclient.InferInput("IN", [COUNT], "FP32").set_data_from_numpy(values)
     cost = {"d2h": (TIMES * NBYTES, TIMES), "waits": TIMES}
     with served.doing("repeat", **cost), Stream(served.server) as stream:
         stream.client.async_stream_infer("repeat", [given], enable_empty_final_response=True)
@@ -136,8 +135,7 @@ def test_an_answer_does_not_wait_for_the_kernel_of_another_request(served, repos
     with served.doing("threaded", **cost), Stream(served.server) as stream:
 
         def ask(values, name):
-            given = grpcclient.InferInput("IN", [COUNT], "FP32")
-            given.set_data_from_numpy(values)
+            given = grpcclient.InferInput("IN", [COUNT], "FP32").set_data_from_numpy(values)
             stream.client.async_stream_infer("threaded", [given], request_id=name)
 
         def answered(values):
@@ -160,8 +158,7 @@ def test_an_answer_does_not_wait_for_the_kernel_of_another_request(served, repos
 def test_tensors_of_several_kinds_in_one_response_cost_one_wait(served):
     values = np.linspace(0, 1, COUNT, dtype=np.float32)
     with httpclient.InferenceServerClient(served.server.http_url) as client:
-        given = httpclient.InferInput("IN", [COUNT], "FP32")
-        given.set_data_from_numpy(values)
+        given = httpclient.InferInput("IN", [COUNT], "FP32").set_data_from_numpy(values)
         with served.doing("mixed", d2h=(NBYTES + 3, 3), waits=1):
             result = client.infer("mixed", [given])
         assert (result.as_numpy("FP32") == values).all()

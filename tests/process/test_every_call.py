@@ -45,8 +45,7 @@ def value_of(answer, name):
 
 
 def inputs(module):
-    tensor = module.InferInput("IN", [4], "FP32")
-    tensor.set_data_from_numpy(VALUES)
+    tensor = module.InferInput("IN", [4], "FP32").set_data_from_numpy(VALUES)
     return [tensor]
 
 

@@ -55,8 +55,7 @@ def run_example(script, server, *arguments):
 def infer(client, model, *jpegs, library=triton):
     images = np.empty((len(jpegs), 1), np.object_)
     images[:, 0] = jpegs
-    tensor = library.InferInput("IMAGE", list(images.shape), "BYTES")
-    tensor.set_data_from_numpy(images)
+    tensor = library.InferInput("IMAGE", list(images.shape), "BYTES").set_data_from_numpy(images)
     return client.infer(model, [tensor])
 
 

@@ -53,9 +53,7 @@ def client(server):
 
 
 def tensor(data, datatype="FP32"):
-    tensor = triton.InferInput("IN", list(data.shape), datatype)
-    tensor.set_data_from_numpy(data)
-    return tensor
+    return triton.InferInput("IN", list(data.shape), datatype).set_data_from_numpy(data)
 
 
 def test_metadata_of_the_server_and_its_models(client):

@@ -61,9 +61,7 @@ def client(server):
 
 
 def tensor(name, array):
-    given = triton.InferInput(name, array.shape, "FP32")
-    given.set_data_from_numpy(array)
-    return given
+    return triton.InferInput(name, array.shape, "FP32").set_data_from_numpy(array)
 
 
 def test_only_requested_outputs_come(client):

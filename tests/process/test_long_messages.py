@@ -54,9 +54,7 @@ def each_server(request):
 
 
 def coded(code):
-    tensor = triton.InferInput("CODE", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([code], object))
-    return tensor
+    return triton.InferInput("CODE", [1], "BYTES").set_data_from_numpy(np.array([code], object))
 
 
 def ask(server, code, path="one/infer"):

@@ -110,8 +110,7 @@ def test_a_message_above_the_limit_is_refused_with_both_numbers(server):
 def test_an_honest_large_message_gets_through(server):
     size = 500 * MIB // SCALE
     with triton.InferenceServerClient(server.grpc_url) as client:
-        given = triton.InferInput("IN", [size // 4], "FP32")
-        given.set_data_from_numpy(values(size))
+        given = triton.InferInput("IN", [size // 4], "FP32").set_data_from_numpy(values(size))
         for _ in range(2):
             answer = client.infer("m", [given]).as_numpy("OUT")
             assert answer.tolist() == [1, 42, 1, 1]

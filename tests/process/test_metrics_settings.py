@@ -62,9 +62,7 @@ def found(tmp_path_factory):
 
 
 def given(client, value):
-    tensor = client.InferInput("IN", [1], "FP32")
-    tensor.set_data_from_numpy(np.array([value], np.float32))
-    return tensor
+    return client.InferInput("IN", [1], "FP32").set_data_from_numpy(np.array([value], np.float32))
 
 
 def test_summaries_know_the_requests_that_succeeded(found):

@@ -225,8 +225,7 @@ def test_a_generator_is_a_decoupled_model(server, model):
     answers = queue.Queue()
     with tritonclient.grpc.InferenceServerClient(server.grpc_address) as client:
         client.start_stream(lambda result, error: answers.put(error or result))
-        number = tritonclient.grpc.InferInput("N", [1], "INT32")
-        number.set_data_from_numpy(np.int32([3]))
+        number = tritonclient.grpc.InferInput("N", [1], "INT32").set_data_from_numpy(np.int32([3]))
         client.async_stream_infer(model, [number])
         got = [answers.get(timeout=60).as_numpy("I").tolist() for _ in range(3)]
     assert got == [[0], [1], [2]]

@@ -114,8 +114,7 @@ both = pytest.mark.parametrize("either", ["server", "pure"], indirect=True)
 def ask(server, model="m", values=(1.5, 2), headers=None, client=over_http, **given):
     url = server.http_url if client is over_http else server.grpc_url
     data = np.array(values, np.float32)
-    tensor = client.InferInput("IN", [len(data)], "FP32")
-    tensor.set_data_from_numpy(data)
+    tensor = client.InferInput("IN", [len(data)], "FP32").set_data_from_numpy(data)
     with client.InferenceServerClient(url) as connection:
         return connection.infer(model, [tensor], headers=dict(headers or {}) or None, **given)
 
@@ -241,8 +240,7 @@ def test_a_decoupled_model_is_traced_to_its_last_response(either, received):
             lambda result, error: answers.append(error or result), headers=dict(SAMPLED)
         )
         data = np.array([1, 2, 3], np.float32)
-        tensor = over_grpc.InferInput("IN", [3], "FP32")
-        tensor.set_data_from_numpy(data)
+        tensor = over_grpc.InferInput("IN", [3], "FP32").set_data_from_numpy(data)
         client.async_stream_infer("several", [tensor])
         spans = received.trace(4 + 3)
     assert len(answers) == 3

@@ -87,9 +87,7 @@ def copied(server, model="m"):
 
 
 def given(values):
-    x = grpc.InferInput("X", [values.size], "FP32")
-    x.set_data_from_numpy(values)
-    return x
+    return grpc.InferInput("X", [values.size], "FP32").set_data_from_numpy(values)
 
 
 def asked(case, values):

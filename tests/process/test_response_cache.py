@@ -115,8 +115,7 @@ def fresh(count=2):
 
 def ask(client, model, values, outputs=("OUT", "COUNT"), kind=over_http, **options):
     """Return the outputs by name."""
-    tensor = kind.InferInput("IN", list(values.shape), "FP32")
-    tensor.set_data_from_numpy(values)
+    tensor = kind.InferInput("IN", list(values.shape), "FP32").set_data_from_numpy(values)
     wanted = [kind.InferRequestedOutput(name) for name in outputs]
     answer = client.infer(model, [tensor], outputs=wanted, **options)
     return {name: answer.as_numpy(name) for name in outputs}

@@ -38,8 +38,7 @@ def server(repository):
 
 
 def ask(client, data):
-    tensor = triton.InferInput("IN", list(data.shape), "FP32")
-    tensor.set_data_from_numpy(data)
+    tensor = triton.InferInput("IN", list(data.shape), "FP32").set_data_from_numpy(data)
     return client.infer("known", [tensor])
 
 

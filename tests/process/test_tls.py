@@ -97,8 +97,7 @@ def port_of(url: str) -> int:
 
 def tensor(module, size):
     data = np.arange(size, dtype=np.float32)
-    given = module.InferInput("IN", [size], "FP32")
-    given.set_data_from_numpy(data)
+    given = module.InferInput("IN", [size], "FP32").set_data_from_numpy(data)
     return data, [given]
 
 

@@ -117,8 +117,7 @@ def write_chain(repository, name, first, second):
 def ask(server, model="m", values=(1.5, 2), request_id="", client=over_http):
     url = server.http_url if client is over_http else server.grpc_url
     data = np.array(values, np.float32)
-    given = client.InferInput("IN", [len(data)], "FP32")
-    given.set_data_from_numpy(data)
+    given = client.InferInput("IN", [len(data)], "FP32").set_data_from_numpy(data)
     with client.InferenceServerClient(url) as connection:
         return connection.infer(model, [given], request_id=request_id)
 
@@ -200,8 +199,7 @@ def test_calls_of_a_traced_request_are_traced_with_it(traced):
 def test_an_ensemble_whose_client_is_gone_leaves_no_open_trace(traced):
     gate = Gate(traced.gate)
     traced.set(level=["TIMESTAMPS"])
-    given = over_grpc.InferInput("IN", [1], "FP32")
-    given.set_data_from_numpy(np.ones(1, np.float32))
+    given = over_grpc.InferInput("IN", [1], "FP32").set_data_from_numpy(np.ones(1, np.float32))
     with (
         over_grpc.InferenceServerClient(traced.server.grpc_url) as client,
         pytest.raises(InferenceServerException, match="Deadline"),

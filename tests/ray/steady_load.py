@@ -114,8 +114,7 @@ class Load:
     def _ask_large(self):
         """Stream tensors of 600 KB; a stream that a server's end breaks is opened again."""
         values = np.arange(150_000, dtype=np.float32)
-        tensor = grpc_client.InferInput("IN", [values.size], "FP32")
-        tensor.set_data_from_numpy(values)
+        tensor = grpc_client.InferInput("IN", [values.size], "FP32").set_data_from_numpy(values)
         tries = 0
         with grpc_client.InferenceServerClient(self._fleet.grpc_url) as client:
             while not self._stopped.is_set():
