@@ -12,6 +12,7 @@ import yaml
 
 import gpubridge
 from gpubridge.cli import serve, tritonserver
+from tests.commands import run_command
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -193,10 +194,7 @@ def test_the_chart_passes_flags_that_exist():
 def test_helm_accepts_the_chart():
     subprocess.run(["helm", "lint", "--strict", str(CHART)], check=True)
     for extra in ([], ["--set", "gpus=1"]):
-        rendered = subprocess.run(
-            ["helm", "template", "gpubridge", str(CHART), *extra],
-            check=True,
-            capture_output=True,
-            text=True,
+        rendered = run_command(
+            ["helm", "template", "gpubridge", str(CHART), *extra], check=True
         ).stdout
         assert [each["kind"] for each in yaml.safe_load_all(rendered)] == ["Service", "Deployment"]

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from devtools import commands, environment as environments, testing
 from devtools.commands import COMMANDS, USAGE
 from devtools.console import Failed
 from devtools.environment import Checkout
+from tests.commands import run_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,15 +28,7 @@ def checkout(tmp_path):
 
 def dev(checkout, *arguments, **variables):
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHON", "GPUBRIDGE_VENV")}
-    return subprocess.run(
-        [checkout / "dev", *arguments],
-        cwd="/",
-        env=environment | variables,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
+    return run_command([checkout / "dev", *arguments], cwd="/", env=environment | variables)
 
 
 def interpreter(path):
@@ -119,9 +111,7 @@ def test_a_wrong_place_of_the_working_folder_changes_nothing(checkout):
     (checkout / "elsewhere").mkdir()
     # A module of this name in the folder where the command is given is not the standard library's.
     (checkout / "elsewhere" / "signal.py").write_text("raise SystemExit(3)")
-    shown = subprocess.run(
-        [checkout / "dev"], cwd=checkout / "elsewhere", capture_output=True, text=True, check=True
-    )
+    shown = run_command([checkout / "dev"], cwd=checkout / "elsewhere", check=True)
     assert shown.stdout == USAGE
 
 

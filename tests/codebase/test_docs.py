@@ -23,6 +23,7 @@ from gpubridge.telemetry.own_metrics import OWN_FAMILIES
 from gpubridge.transport.messages import FALLBACKS
 from tests import first_answers
 from tests.codebase import references
+from tests.commands import run_command
 from tests.process.forked_commands import run_forked, run_script, servers_are_forked
 from tests.process.server import running_server
 
@@ -296,10 +297,9 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("furo")
     pytest.importorskip("myst_parser")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs"]
-    built = subprocess.run(
-        [*command, "-d", tmp_path / "doctrees", ".", tmp_path / "site"],
-        capture_output=True, text=True, timeout=250, check=False, cwd=ROOT,
-    )  # fmt: skip
+    built = run_command(
+        [*command, "-d", tmp_path / "doctrees", ".", tmp_path / "site"], timeout=250, cwd=ROOT
+    )
     assert built.returncode == 0, built.stderr
     assert "TritonPythonModel" in (tmp_path / "site" / "README.html").read_text()
     page = (tmp_path / "site" / "docs" / "reference" / "pb_utils.html").read_text()

@@ -1,11 +1,12 @@
 """Cost of importing the package, and syntax that a stub's oldest interpreter can parse."""
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import run_command
 
 ROOT = Path(__file__).parents[2]
 STUB_SIDE = ("backends", "host_shm", "pb_utils", "stub", "tensor", "transport")
@@ -24,14 +25,7 @@ def loaded_by(statement):
         f"import sys\nbefore = set(sys.modules)\n{statement}\n"
         "print(*set(sys.modules) - before)\nprint(open('/proc/self/maps').read())"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=True,
-    )
+    finished = run_command([sys.executable, "-c", code], cwd=ROOT, check=True)
     modules, _, maps = finished.stdout.partition("\n")
     return set(modules.split()), maps
 

@@ -2,11 +2,12 @@
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import run_command
 
 ROOT = Path(__file__).parents[2]
 URL = "https://example.org/owner/project"
@@ -23,7 +24,7 @@ def released(tmp_path):
 
 def prepare(folder, *arguments):
     command = [sys.executable, str(ROOT / "cmake" / "index_page.py"), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return run_command(command, cwd=folder)
 
 
 def test_each_link_of_the_readme_leads_to_a_file_at_the_release(released):

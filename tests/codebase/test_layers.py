@@ -1,11 +1,12 @@
 """Imports go down: the contracts of pyproject.toml hold, and they catch what they are for."""
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import run_command
 
 ROOT = Path(__file__).parents[2]
 ACYCLIC = Path("tests", "codebase", "acyclic.toml")
@@ -21,14 +22,10 @@ lint_imports_command()
 
 def lint(folder, config="pyproject.toml"):
     """Run import-linter over the package in a folder; return its exit code and what it printed."""
-    finished = subprocess.run(
+    finished = run_command(
         [sys.executable, "-c", LINT, "--no-cache", "--config", str(folder / config)],
         cwd=folder,
         env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
     )
     return finished.returncode, finished.stdout + finished.stderr
 

@@ -2,13 +2,13 @@
 
 import copy
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.codebase.manifests import manifest_errors
+from tests.commands import run_command
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm" / "gpubridge"
@@ -40,7 +40,7 @@ def test_the_manifests_are_found():
 @pytest.mark.parametrize("values", [[], ["--set", "gpus=1"]])
 def test_the_chart_renders_known_fields_only(values):
     command = ["helm", "template", "gpubridge", str(CHART), *values]
-    rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rendered = run_command(command, check=True).stdout
     for document in yaml.safe_load_all(rendered):
         assert manifest_errors(document) == []
 

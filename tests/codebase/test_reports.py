@@ -2,11 +2,12 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import run_command
 
 ROOT = Path(__file__).parents[2]
 TEST = r"""
@@ -26,11 +27,11 @@ def test_a_text_that_is_no_unicode_ends_no_worker(tmp_path):
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text(TEST)
     command = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "1", "-p", "no:cacheprovider"]
-    done = subprocess.run(
+    done = run_command(
         [*command, "--rootdir", str(tmp_path), str(tmp_path)],
-        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-    )  # fmt: skip
+    )
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "FAILED test_it.py::test_of_bad_text" in done.stdout
     for text in (r"logged \udc80", r"got \udc81", r"expected \udc82"):

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from datetime import date, datetime, timedelta, timezone
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import flaky, run_report
+from tests.commands import run_command
 
 ROOT = Path(__file__).parents[2]
 UNTIL = datetime.now(tz=timezone.utc).date() + timedelta(days=2)
@@ -76,14 +76,10 @@ def run_pytest(folder, *options):
         "xdist",
         *options,
     ]
-    return subprocess.run(
+    return run_command(
         [*command, "--rootdir", folder, folder],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
     )
 
 

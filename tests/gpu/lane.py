@@ -5,7 +5,6 @@ Whatever needs the driver alone runs on both, so that the tests themselves are t
 
 import functools
 import os
-import subprocess
 import sys
 from contextlib import contextmanager
 
@@ -13,6 +12,7 @@ import pytest
 
 from gpubridge.cuda_ipc import probe_devices
 from gpubridge.cuda_ipc.device_check import check_device
+from tests.commands import run_command
 from tests.process.device_models import ARENA, DeviceServer
 from tests.process.server import running_server
 
@@ -51,13 +51,7 @@ def running_lane_machine():
 
 @functools.cache
 def _absence(library):
-    done = subprocess.run(
-        [sys.executable, "-c", _LOOK[library]],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    done = run_command([sys.executable, "-c", _LOOK[library]], timeout=110)
     return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
 
 

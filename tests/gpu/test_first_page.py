@@ -1,11 +1,11 @@
 """The lane's first page says what a driver does and does not, on machines that are made so."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.commands import run_command
 from tests.simcuda.machine import lawful_machine
 
 ROOT = Path(__file__).parents[2]
@@ -21,12 +21,10 @@ def simulated():
 
 def page(machine):
     code = "from tests.gpu.first_page import first_page\nprint(*first_page(), sep='\\n')"
-    done = subprocess.run(
+    done = run_command(
         [sys.executable, "-c", code],
         env=dict(machine.environment()),
         cwd=ROOT,
-        capture_output=True,
-        text=True,
         timeout=110,
         check=True,
     )

@@ -1,11 +1,12 @@
 """The probe, each time in a process of its own."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import run_command
 
 ROOT = Path(__file__).parents[2]
 PROBE = """
@@ -26,12 +27,10 @@ for device in probe.devices:
 
 def probed(machine, more="", **variables):
     """Return what a new process finds, where other variables hold."""
-    done = subprocess.run(
+    done = run_command(
         [sys.executable, "-c", f"{PROBE}{more}\nprint(json.dumps(answer))"],
         env={**machine.environment(), **variables},
         cwd=ROOT,
-        capture_output=True,
-        text=True,
         timeout=60,
         check=True,
     )

@@ -3,12 +3,12 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.commands import run_command
 from tests.gpu.lane import SIMULATED
 
 ROOT = Path(__file__).parents[2]
@@ -37,14 +37,7 @@ def test_no_process_reads_or_writes_where_it_must_not(tmp_path):
     if tool is None:
         pytest.skip("compute-sanitizer is not installed: it comes with the CUDA toolkit")
     assert not SIMULATED
-    done = subprocess.run(
-        command(tool, tmp_path),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = run_command(command(tool, tmp_path), cwd=ROOT, timeout=SECONDS)
     logs = {file.name: file.read_text(errors="replace") for file in tmp_path.glob("*.log")}
     found = {name: SUMMARY.findall(text) for name, text in logs.items()}
     wrong = "\n".join(

@@ -1,11 +1,11 @@
 """tritonclient's own cuda_shared_memory, as users have it: it brings CUDA's runtime along."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
+from tests.commands import run_command
 from tests.gpu.lane import LIBRARIES, needs_library, running_lane_server
 from tests.gpu.models import write_lab
 
@@ -63,12 +63,6 @@ def test_tritonclient_s_regions_are_read_and_written_in_place(served, protocol, 
     url = served.server.http_url if protocol == "http" else served.server.grpc_url
     nbytes = 4 * 50_000
     with served.costing("lab", d2d=(copies * nbytes, copies), waits=(3, 3)):
-        done = subprocess.run(
-            [sys.executable, "-c", _CLIENT, protocol, url, "lab", does],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = run_command([sys.executable, "-c", _CLIENT, protocol, url, "lab", does], timeout=100)
         assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [0, ["in", "out"]]

@@ -9,6 +9,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+from tests.commands import run_command
+
 
 def interpreter(minor):
     """Return the real binary of a Python on PATH, or None; a version manager's shim is asked for its."""
@@ -17,12 +19,10 @@ def interpreter(minor):
         return None
     environment = dict(os.environ)
     if shutil.which("pyenv"):
-        listed = subprocess.run(
-            ["pyenv", "versions", "--bare"], capture_output=True, text=True, check=True
-        )
+        listed = run_command(["pyenv", "versions", "--bare"], check=True)
         environment["PYENV_VERSION"] = ":".join(listed.stdout.split())
     command = [shim, "-c", "import sys; print(sys.executable)"]
-    found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    found = run_command(command, env=environment)
     return found.stdout.strip() if found.returncode == 0 else None
 
 

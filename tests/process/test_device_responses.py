@@ -1,6 +1,5 @@
 """Responses of models on a GPU: several to a request, of every kind of tensor, from any thread."""
 
-import subprocess
 import sys
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
+from tests.commands import run_command
 from tests.process.device_models import (
     DOUBLE,
     LIBRARY,
@@ -173,14 +173,7 @@ def test_a_model_on_a_gpu_that_runs_where_its_developer_is(tmp_path):
     directory = write_device_model(tmp_path, "double", DOUBLE)
     with running_machine() as machine:
         command = [sys.executable, "-m", "gpubridge", "run", str(directory), "--input", "IN=[1, 2]"]
-        done = subprocess.run(
-            command,
-            check=False,
-            env=machine.environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run_command(command, env=machine.environment())
         assert done.returncode == 0, done.stderr
         assert "[2., 4.]" in done.stdout, done.stdout
         assert machine.violations() == []

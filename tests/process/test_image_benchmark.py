@@ -1,19 +1,17 @@
 """The benchmark of image_preproc's kernel, where there is no speed: that it runs, checks, and says so."""
 
-import subprocess
 import sys
 
 import pytest
 
+from tests.commands import run_command
 from tests.host_kernel.simulated import imaging_environment
 from tests.simcuda.machine import lawful_machine, running_machine
 
 
 def run(environment, *arguments):
     command = [sys.executable, "-m", "benchmarks.gpu_image_kernel", *arguments]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    return run_command(command, env=environment)
 
 
 @pytest.mark.parametrize(

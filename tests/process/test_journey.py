@@ -2,10 +2,10 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+from tests.commands import run_command
 from tests.process.model_sources import answering
 from tests.process.server import write_model
 from tests.waits import polling
@@ -66,10 +66,9 @@ SAME = answering("return respond(OUT=value)")
 
 def journeys(tmp_path):
     """The files of Python that each of four requests meets; the second and those after it are alike."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, tmp_path / "models", tmp_path / "ports"],
-        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
-    )  # fmt: skip
+    done = run_command(
+        [sys.executable, "-c", PROGRAM, tmp_path / "models", tmp_path / "ports"], cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("journeys:")]
     asked = json.loads(line.removeprefix("journeys:"))

@@ -4,7 +4,6 @@ import json
 import os
 import queue
 import re
-import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from gpubridge.develop import child_server
 from gpubridge.errors import BridgeError
 from gpubridge.one_file.adapter import load_file
 from gpubridge.one_file.declare import declaration_of
+from tests.commands import run_command
 from tests.process.forked_commands import run_forked, servers_are_forked
 from tests.process.model_sources import answering
 from tests.process.raw_http import connected
@@ -519,9 +519,7 @@ if __name__ == "__main__":
 def test_a_script_serves_its_own_functions(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "script.py"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path
-    )
+    done = run_command(command, cwd=tmp_path)
     assert done.stdout == "[1.5]\n", done.stderr
 
 
@@ -585,11 +583,11 @@ except gpubridge.errors.BridgeError as error:
 
 
 def test_cells_of_a_notebook_are_served(tmp_path):
-    done = subprocess.run(
+    done = run_command(
         [sys.executable, "-"],
         input=textwrap.dedent(CELLS).replace("del __file__\n", ""),
-        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
-    )  # fmt: skip
+        cwd=tmp_path,
+    )
     first, second = done.stdout.splitlines() or [done.stderr, ""]
     assert first == "[[12.0], [10.0]]", done.stderr
     assert second.startswith(

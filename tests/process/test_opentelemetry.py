@@ -2,7 +2,6 @@
 
 import json
 import socket
-import subprocess
 import sys
 import time
 
@@ -14,6 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from gpubridge.telemetry.settings import OpenTelemetrySettings, TraceSettings
 from gpubridge.telemetry.traces import Traces
+from tests.commands import run_command
 from tests.process.ensembles import write_ensemble
 from tests.process.model_sources import answering, sending
 from tests.process.otlp import collector
@@ -373,12 +373,9 @@ def test_without_opentelemetry_the_server_says_what_to_install(repository, tmp_p
         "raise ModuleNotFoundError(\"No module named 'opentelemetry'\", name='opentelemetry')"
     )
     command = [sys.executable, "-m", "gpubridge", "serve", "--model-repository", str(repository)]
-    ended = subprocess.run(
+    ended = run_command(
         [*command, *config("mode=opentelemetry")],
         env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert ended.returncode == 1
     text = ended.stdout + ended.stderr

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 from importlib.metadata import entry_points
@@ -14,6 +13,7 @@ import pytest
 
 from gpubridge.develop.in_process import InProcessModel
 from gpubridge.errors import BridgeError
+from tests.commands import run_command
 from tests.process.forked_commands import servers_are_forked
 from tests.process.gates import Gate
 from tests.process.model_sources import answering, sending
@@ -363,9 +363,19 @@ def test_the_plugin_imports_nothing_until_it_is_used(tmp_path):
     (tmp_path / "test_use.py").write_text(USE)
     # Without the other packages' plugins, which cost more than the test.
     (plugin,) = (each for each in entry_points(group="pytest11") if each.name == "gpubridge")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", plugin.value, "test_use.py"],
-        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
+    done = run_command(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            plugin.value,
+            "test_use.py",
+        ],
+        cwd=tmp_path,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-    )  # fmt: skip
+    )
     assert "2 passed" in done.stdout, done.stdout

@@ -5,7 +5,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -19,6 +18,7 @@ import tritonclient.http
 import gpubridge
 from gpubridge.develop.child_server import _Child
 from gpubridge.errors import BridgeError
+from tests.commands import run_command
 from tests.process.forked_commands import servers_are_forked
 from tests.process.gates import Gate
 from tests.process.server import alive, descendants, wait_until, write_model
@@ -318,9 +318,7 @@ def ask():
 assert ask() == [2]
 print(server.log())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=150, check=False
-    )
+    done = run_command([sys.executable, "-c", program])
     if check:
         assert done.returncode == 0, done.stderr
     return done.stdout
@@ -360,7 +358,7 @@ def test_a_server_that_has_died_is_no_hang(models, forked):
 
 def test_importing_the_package_imports_no_server():
     code = "import gpubridge, sys; print([n for n in sys.modules if n.startswith('gpubridge.')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_command([sys.executable, "-c", code], check=True)
     assert done.stdout == "[]\n"
     with pytest.raises(AttributeError, match="no attribute 'Sever'"):
         _ = gpubridge.Sever

@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tritonclient.utils import InferenceServerException
 
 from tests.codebase.test_docs import blocks, write_files
+from tests.commands import run_command
 from tests.process.server import running_server
 from tests.process.test_examples_answer import SHOWN
 
@@ -213,9 +214,7 @@ def test_the_tutorial_does_what_it_says(server, tmp_path):
     write_files(page, tmp_path)
     script = tmp_path / "client.py"
     script.write_text(script.read_text().replace("127.0.0.1:8000", server.http_url))
-    finished = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, cwd=ROOT, timeout=150, check=False
-    )
+    finished = run_command([sys.executable, script], cwd=ROOT)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout in blocks(page, "")
 
@@ -226,9 +225,7 @@ def test_a_missing_package_is_named(tmp_path):
         f"sys.argv = ['install', {str(tmp_path / 'models')!r}];"
         f"runpy.run_path({str(EXAMPLE / 'install_models.py')!r}, run_name='__main__')"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    finished = run_command([sys.executable, "-c", code])
     assert finished.returncode == 1
     assert "pip install --no-deps 'rapidocr==" in finished.stderr
     assert not (tmp_path / "models").exists()

@@ -2,7 +2,6 @@
 
 import base64
 import re
-import subprocess
 from types import SimpleNamespace
 from urllib.parse import quote
 
@@ -12,6 +11,7 @@ from tritonclient.utils import InferenceServerException
 
 from devtools import demo
 from gpubridge import server as server_module
+from tests.commands import run_command
 from tests.process.client_memory import memory, shared_input
 from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_model
@@ -166,10 +166,10 @@ def asked(server, tmp_path, name):
     """Paste the line of a model into a shell; returns the answer."""
     lines = re.findall(rf"^.*curl .*/v2/models/{quote(name)}/.*$", server.log(), re.MULTILINE)
     assert len(lines) == 1
-    done = subprocess.run(
+    done = run_command(
         ["bash", "-o", "pipefail", "-c", lines[0].replace("curl ", "curl -sS --fail-with-body ")],
-        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
-    )  # fmt: skip
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     answer = tmp_path / "answer.bin"
     said = answer.read_bytes() if answer.exists() else done.stdout.encode()

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.commands import run_command
 from tests.process.ensembles import write_ensemble
 from tests.process.forked_commands import fork_command, run_forked
 from tests.process.model_sources import answering
@@ -69,22 +69,15 @@ class TritonPythonModel:
 UPPER = answering("return respond(OUT=np.char.upper(value.astype(bytes)))")
 
 
-def run_command(directory, *flags, stdin="", cwd=None):
+def run_anew(directory, *flags, stdin=""):
     """Run a model, as a user does; returns what came of it."""
     command = [sys.executable, "-m", "gpubridge", "run", str(directory), *flags]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=150, check=False, cwd=cwd
-    )
+    return run_command(command, input=stdin)
 
 
-@pytest.fixture
-def run():
-    """Run a model, as :func:`run_command` does, but without the time of imports."""
-
-    def run(directory, *flags, **options):
-        return run_forked("run", str(directory), *flags, **options)
-
-    return run
+def run(directory, *flags, **options):
+    """Run a model, as `run_anew` does, without the time of imports."""
+    return run_forked("run", str(directory), *flags, **options)
 
 
 @pytest.fixture
@@ -95,7 +88,7 @@ def models(tmp_path):
 
 
 def test_a_model_answers_and_is_finalized(models):
-    done = run_command(models / "sum", "--input", "IN=[1, 2.5]")
+    done = run_anew(models / "sum", "--input", "IN=[1, 2.5]")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "argv ['']",
@@ -109,7 +102,7 @@ def test_a_model_answers_and_is_finalized(models):
     assert "stdout]" not in done.stderr
 
 
-def test_an_error_comes_with_the_models_own_traceback(run, models):
+def test_an_error_comes_with_the_models_own_traceback(models):
     done = run(models / "sum", "--input", "IN=[-1]")
     assert done.returncode == 1
     assert 'raise ValueError("negative")\n' in done.stderr
@@ -157,7 +150,7 @@ for words in {commands!r}:
     assert "batch of" not in done.stdout
 
 
-def test_inputs_and_outputs_are_files(run, models):
+def test_inputs_and_outputs_are_files(models):
     np.save(models / "in.npy", np.arange(3, dtype=np.float32))
     done = run("sum", "--input", "IN=@in.npy", "--output", "OUT=@out.npy", cwd=models)
     assert done.returncode == 0, done.stderr
@@ -171,7 +164,7 @@ def test_inputs_and_outputs_are_files(run, models):
     )
 
 
-def test_strings_are_text_json_and_files(run, tmp_path):
+def test_strings_are_text_json_and_files(tmp_path):
     strings = "IN STRING [1] > OUT STRING [1]"
     write_model(tmp_path, "upper", UPPER, tensors=strings, config="max_batch_size: 4")
     (tmp_path / "photo.jpg").write_bytes(b"\xffjpeg")
@@ -187,7 +180,7 @@ def test_strings_are_text_json_and_files(run, tmp_path):
         assert done.stdout == shown + "\n"
 
 
-def test_requests_are_repeated_and_batched(run, tmp_path):
+def test_requests_are_repeated_and_batched(tmp_path):
     write_model(tmp_path, "sum", SUM, config="max_batch_size: 8")
     done = run(tmp_path / "sum", "--input", "IN=[1]", "--repeat", "2", "--batch", "3")
     assert done.returncode == 0, done.stderr
@@ -199,7 +192,7 @@ def test_requests_are_repeated_and_batched(run, tmp_path):
     assert "--batch 9: expected at most max_batch_size 8 of 'sum'" in more.stderr
 
 
-def test_responses_of_decoupled_models_come_one_by_one(run, tmp_path):
+def test_responses_of_decoupled_models_come_one_by_one(tmp_path):
     decoupled = "model_transaction_policy { decoupled: true }"
     write_model(
         tmp_path, "repeat", REPEAT, tensors="IN INT32 [1] > OUT STRING [1]", config=decoupled
@@ -217,7 +210,7 @@ def test_responses_of_decoupled_models_come_one_by_one(run, tmp_path):
     assert "ended the request without a response" in none.stdout
 
 
-def test_it_may_call_models_that_were_named(run, models):
+def test_it_may_call_models_that_were_named(models):
     write_model(models, "caller", CALLER)
     done = run(models / "caller", "--input", "IN=[1]", "--load-model", "sum")
     assert done.returncode == 0, done.stderr
@@ -233,18 +226,18 @@ def test_breakpoints_stop_it_here(models):
     path.write_text(
         SUM.replace("        if numbers.size", "        breakpoint()\n        if numbers.size")
     )
-    done = run_command(models / "sum", "--input", "IN=[4]", stdin="p numbers + 40\nc\n")
+    done = run_anew(models / "sum", "--input", "IN=[4]", stdin="p numbers + 40\nc\n")
     assert done.returncode == 0, done.stderr
     assert "array([44.]" in done.stdout
 
 
-def test_the_debugger_opens_where_the_model_fails(run, models):
+def test_the_debugger_opens_where_the_model_fails(models):
     done = run(models / "sum", "--pdb", "--input", "IN=[-7]", stdin="p numbers.min() * 2\nq\n")
     assert done.returncode == 1
     assert "-14.0" in done.stdout
 
 
-def test_a_model_may_complete_its_configuration(run, tmp_path):
+def test_a_model_may_complete_its_configuration(tmp_path):
     completing = SUM.replace(
         "    def initialize",
         "    @staticmethod\n"
@@ -301,7 +294,7 @@ def test_it_can_be_interrupted(tmp_path, name, ended):
     assert "request 2" not in said
 
 
-def test_a_model_that_does_not_load_says_why(run, models):
+def test_a_model_that_does_not_load_says_why(models):
     (models / "sum" / "1").rename(models / "sum" / "9")
     done = run(models / "sum", "--input", "IN=[1]")
     assert done.returncode == 1
@@ -312,7 +305,7 @@ def test_a_model_that_does_not_load_says_why(run, models):
     assert "expected a version that is served (9), got 2" in wrong.stderr
 
 
-def test_outputs_that_are_not_as_configured_are_noted(run, models):
+def test_outputs_that_are_not_as_configured_are_noted(models):
     config = models / "sum" / "config.pbtxt"
     config.write_text(
         config.read_text().replace(
@@ -328,7 +321,7 @@ def test_outputs_that_are_not_as_configured_are_noted(run, models):
     assert "note: the response has no output 'MORE'" in done.stdout
 
 
-def test_a_response_without_any_configured_output_fails(run, models):
+def test_a_response_without_any_configured_output_fails(models):
     config = models / "sum" / "config.pbtxt"
     config.write_text(
         config.read_text().replace('output [{ name: "OUT"', 'output [{ name: "RESULT"')
@@ -341,7 +334,7 @@ def test_a_response_without_any_configured_output_fails(run, models):
     )
 
 
-def test_only_a_directory_is_a_model(run, tmp_path):
+def test_only_a_directory_is_a_model(tmp_path):
     missing = run(tmp_path / "no")
     assert missing.returncode == 1
     assert "expected the directory of a model" in missing.stderr

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -25,6 +24,7 @@ from tritonclient.utils import InferenceServerException
 from gpubridge.config.connections import HttpTls
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.tls_connection import read_context
+from tests.commands import run_command
 from tests.process.certificates import Authority, tls_flags
 from tests.process.forked_commands import run_forked
 from tests.process.model_sources import answering
@@ -190,11 +190,9 @@ def test_tritonclient_aio(server, authority):
 def test_curl(server, authority):
     url = f"https://localhost:{port_of(server.http_url)}/v2"
     command = ["curl", "-sS", "-w", "%{http_code} %{http_version}", "-o", os.devnull]
-    done = subprocess.run(
-        [*command, "--cacert", authority.root, url], capture_output=True, text=True, check=False
-    )
+    done = run_command([*command, "--cacert", authority.root, url])
     assert (done.returncode, done.stdout) == (0, "200 1.1")
-    done = subprocess.run([*command, url], capture_output=True, text=True, check=False)
+    done = run_command([*command, url])
     assert done.returncode == 60
 
 

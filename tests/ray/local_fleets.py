@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpubridge.ray.local_fleet import ask_fleet
+from tests.commands import run_command
 from tests.process.server import alive, descendants, wait_until
 from tests.ray.proxies import free_ports
 from tests.waits import poll
@@ -92,9 +93,7 @@ class LocalFleet:
         enter += ["-t", str(self.processes()[1]), sys.executable, "-m", "ray.scripts.scripts"]
         environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
         command = [*enter, *words, f"--address={gcs}"]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=150, check=False
-        )
+        done = run_command(command, env=environment)
         assert done.returncode == 0, done.stderr
 
     def add_node(self, address):
@@ -108,7 +107,7 @@ class LocalFleet:
     def command(self, *words):
         """Run ``gpubridge ray`` with some words."""
         command = [sys.executable, "-m", "gpubridge", "ray", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+        return run_command(command)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import pytest
 from gpubridge.errors import BridgeError
 from gpubridge.ray.autoscaling import BUSY, PENDING, TARGET, pending_policy, pending_target
 from gpubridge.ray.settings import FleetSettings
+from tests.commands import run_command
 
 MODELS = {"model_repository": "/models"}
 
@@ -97,9 +98,7 @@ def test_without_ray_the_error_is_its_installation(tmp_path):
         "import sys\nsys.modules['ray'] = None\nfrom gpubridge import cli\n"
         f"sys.exit(cli.main(['ray', 'up', {str(tmp_path)!r}]))"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    run = run_command([sys.executable, "-c", code])
     assert run.returncode == 1
     assert "pip install 'gpubridge[ray]'" in run.stderr
     assert run.stderr.count("\n") == 1

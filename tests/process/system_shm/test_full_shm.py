@@ -10,6 +10,7 @@ import pytest
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory as shm
 
+from tests.commands import run_command
 from tests.process.client_memory import ECHO, FINAL, SHM, infer, memory, model
 from tests.process.server import running_server, write_model
 
@@ -27,12 +28,9 @@ def test_a_full_shm_fails_requests_while_it_is_full(tmp_path):
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("mount namespaces cannot be made here")
     inner = f"{__file__}::test_within_a_small_shm"
-    ran = subprocess.run(
+    ran = run_command(
         [*own, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", inner],
         env={**os.environ, SMALL: "1"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "2 passed" in ran.stdout
