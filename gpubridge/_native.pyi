@@ -43,6 +43,12 @@ def plain_json_string(document: bytes | memoryview, start: int, nbytes: int, /) 
     None for what is no such text. Holds no lock of the interpreter while it works.
     """
 
+def limit_heap() -> None:
+    """Bound the free memory that the C library keeps of this process, a server; call it before threads start.
+
+    Does nothing where the C library is not glibc.
+    """
+
 def split_form(
     form: bytes | memoryview, /
 ) -> tuple[bytes, bytes, Sequence[tuple[int, int] | None]] | None:

@@ -41,6 +41,7 @@ from gpubridge._native import (
     TraceSampling,
     format_json_string,
     format_json_values,
+    limit_heap,
     pack_json_parameters,
     pack_json_values,
     pack_typed_contents,

@@ -46,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     gc.disable()
     import uvloop  # noqa: PLC0415  (not needed for the help)
 
+    from gpubridge.dataplane import limit_heap  # noqa: PLC0415
     from gpubridge.engine.repository.one_file import OneFileModels  # noqa: PLC0415
     from gpubridge.server import serve  # noqa: PLC0415
     from gpubridge.telemetry.server_telemetry import open_telemetry  # noqa: PLC0415
@@ -53,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
     # What was imported stays: a collection that searched it would stop all requests for tens of milliseconds.
     gc.freeze()
     gc.enable()
+    # Before threads start, which would get heaps of their own.
+    limit_heap()
     files = OneFileModels()
     try:
         settings = server_settings(options, files.directories)

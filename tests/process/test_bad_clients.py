@@ -7,6 +7,7 @@ import json
 import socket
 import zlib
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,20 @@ def memory(pid: int, kind: str) -> int:
     """Return the bytes of a process's memory: ``VmRSS`` now, ``VmHWM`` at most so far."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(kind)) * 1024
+
+
+def test_threads_of_a_server_have_one_heap_beside_that_of_the_event_loop(server):
+    # glibc reserves 64 MiB for each, of which it uses the first pages.
+    lines = Path(f"/proc/{server.pid}/maps").read_text().splitlines()
+    maps = [
+        (*(int(end, 16) for end in line.split()[0].split("-")), line.split()[1]) for line in lines
+    ]
+    heaps = [
+        used
+        for used, rest in pairwise(maps)
+        if rest[1] - used[0] == 64 * MIB and used[0] % (64 * MIB) == 0 and rest[2] == "---p"
+    ]
+    assert len(heaps) <= 1
 
 
 @contextmanager
