@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.event_sharing import EventSharing
 from gpubridge.engine.devices.manager import DeviceManager
 from gpubridge.engine.environments.provider import ModelEnvironments
+from gpubridge.engine.load_progress import readable_size
 from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.engine.memory.regions import Regions
 from gpubridge.engine.repository.loader import ModelLoader
@@ -46,6 +47,7 @@ from gpubridge.frontend.status.document import StatusDocument
 from gpubridge.frontend.status.page import StatusPage
 from gpubridge.frontend.timeouts import TimeoutSweeper
 from gpubridge.frontend.tls_connection import TlsConnection, TlsListener, read_context
+from gpubridge.host_shm.usable_memory import usable_memory
 from gpubridge.lifecycle import StopRequests, clear_ports_file, ports_file
 from gpubridge.protocol.curl_line import curl_line
 from gpubridge.telemetry.logs import boxed
@@ -209,6 +211,7 @@ def build_repository(
     backend = PythonBackendSettings.from_backend_config(settings.backends.config.get("python", {}))
     for notice in [*settings.notices(), *backend.notices]:
         _logger.info("%s", notice)
+    settings = _limited(settings)
     calls = BlsServer()
     regions = Regions(settings.memory.request_arena_limit, settings.memory.response_store_limit)
     threads = LoadThreads()
@@ -252,6 +255,34 @@ def build_repository(
     if cache is not None:
         repository.listen(cache.model_changed)
     return repository
+
+
+def _limited(settings: ServerSettings) -> ServerSettings:
+    """Return the settings with limits of memory that fit the machine, or the container."""
+    usable = usable_memory()
+    memory = settings.memory.within(usable)
+    together = (
+        memory.request_arena_limit
+        + memory.output_arena_limit
+        + memory.response_store_limit
+        + settings.cache_bytes
+    )
+    if together > usable:
+        _logger.warning(
+            "limits of memory are %s together, more than the %s that the server may use: lower "
+            "--request-arena-limit, --output-arena-limit, --response-store-limit or --cache-config",
+            readable_size(together),
+            readable_size(usable),
+        )
+    elif memory != settings.memory:
+        _logger.info(
+            "the server may use %s of memory: requests have %s (--request-arena-limit), outputs of "
+            "an instance %s (--output-arena-limit), responses for slow readers %s "
+            "(--response-store-limit)",
+            *map(readable_size, (usable, memory.request_arena_limit)),
+            *map(readable_size, (memory.output_arena_limit, memory.response_store_limit)),
+        )
+    return replace(settings, memory=memory)
 
 
 def _build_endpoints(

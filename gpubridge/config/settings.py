@@ -9,9 +9,9 @@ import re
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from gpubridge.config.backends import PYTHON_BACKEND
 from gpubridge.config.connections import (
@@ -391,6 +391,10 @@ class BackendSettings:
             yield f"--backend-directory={self.directory} does not exist"
 
 
+_PARTS = {"request_arena_limit": 4, "output_arena_limit": 4, "response_store_limit": 16}
+"""The default of a limit is at most this part of the memory that the server may use."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimits:
     """Limits of host memory, and clients' own memory."""
@@ -399,18 +403,19 @@ class MemoryLimits:
 
     request_arena_limit: int = flag(
         1024 * _MIB,
-        "bytes of host memory for all waiting and running requests",
+        "bytes of host memory for all waiting and running requests; by default at most a quarter of "
+        "the memory that the server may use",
         least=1,
     )
     output_arena_limit: int = flag(
         1024 * _MIB,
-        "bytes of host memory for the unsent outputs of one instance",
+        "bytes of host memory for the unsent outputs of one instance; by default at most a quarter",
         least=1,
     )
     response_store_limit: int = flag(
         256 * _MIB,
         "bytes of responses of decoupled models that wait for slow readers; a request and a connection "
-        "may have half of them, a model three quarters",
+        "may have half of them, a model three quarters; by default at most a sixteenth",
         least=1,
     )
     allow_client_shm: bool = flag(
@@ -421,6 +426,15 @@ class MemoryLimits:
 
     def __post_init__(self) -> None:
         check_flags(self)
+
+    def within(self, usable: int) -> MemoryLimits:
+        """Lower limits that have their defaults to parts of ``usable``, the bytes that the server may use."""
+        lowered: dict[str, Any] = {}
+        for each in fields(self):
+            given = getattr(self, each.name)
+            if each.name in _PARTS and given == each.default:
+                lowered[each.name] = min(given, max(usable // _PARTS[each.name], 1))
+        return replace(self, **lowered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

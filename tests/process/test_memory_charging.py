@@ -4,7 +4,8 @@ import gzip
 import os
 import socket
 import struct
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -194,3 +195,61 @@ def test_answers_that_nobody_reads_leave_room_for_others(server):
             return read_answer(sock)[0] == 200
 
         wait_until(served, "memory for a large answer", server)
+
+
+@contextmanager
+def container(nbytes, pids):
+    """Give processes so many bytes for what they allocate from now on."""
+    groups = Path("/sys/fs/cgroup/memory")
+    first = groups.exists()
+    lines = Path(f"/proc/{pids[0]}/cgroup").read_text().splitlines()
+    paths = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
+    root, path = (groups, paths["memory"]) if first else (groups.parent, paths[""])
+    folder = root / path.lstrip("/") / f"gpubridge-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(nbytes))
+        for pid in pids:
+            (folder / "cgroup.procs").write_text(str(pid))
+    except OSError as error:
+        with suppress(OSError):
+            folder.rmdir()
+        pytest.skip(f"control groups of memory cannot be made here: {error}")
+    try:
+        yield
+    finally:
+        wait_until(lambda: dissolved(folder), "a control group to be left")
+
+
+def dissolved(folder):
+    """Move a group's processes, also those that were started in it, to the one above, and remove it."""
+    with suppress(OSError):
+        for pid in (folder / "cgroup.procs").read_text().split():
+            (folder.parent / "cgroup.procs").write_text(pid)
+        folder.rmdir()
+    return not folder.exists()
+
+
+def test_a_container_that_holds_what_the_limits_say_holds_what_comes(server):
+    def statuses(nbytes):
+        with ExitStack() as stack:
+            socks = [stack.enter_context(connected(server.http_url)) for _ in range(24)]
+            array = values(nbytes)
+            array[0] = nbytes // 4
+            whole = request(array)
+            for sock in socks:
+                sock.sendall(whole[:-1])
+            for sock in socks:
+                sock.sendall(whole[-1:])
+            answers = [read_answer(sock) for sock in socks]
+        assert all(b"arena is full" in body for status, _, body in answers if status != 200)
+        return [status for status, *_ in answers]
+
+    processes = [server.pid, *server.stubs()]
+    limit = 1024 * MIB // SCALE
+    # The requests, the outputs, and what the model makes and the heap keeps.
+    with container(2 * limit + 32 * MIB, processes):
+        assert statuses(limit // 32) == [200] * 24
+        assert 503 in statuses(limit // 10)
+        assert statuses(limit // 32) == [200] * 24
+    assert [server.pid, *server.stubs()] == processes
