@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.process.browser import CHROMIUM, browser
+from tests.process.controlled import control
 from tests.process.ensembles import ADD, write_ensemble
 from tests.process.model_sources import answering
 from tests.process.server import (
@@ -111,12 +112,14 @@ def test_errors_and_restarts_are_shown_and_never_run(server, page):
 def test_figures_say_which_time_and_processes_they_cover(server, page):
     request = '{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]}'
     assert server.request("POST", "/v2/models/fails/infer", request)[0] == 500
-    shows(page, "so far", "#covered")
     shows(page, "all failed", "#models")
-    page.run("byId('window').value = '0'; show()")
-    assert page.run("byId('covered').textContent") == ""
-    page.run("state.models.get('add/1').instances[0].memory = null; show()")
-    assert "2 of 3 processes measured" in page.run("byId('facts').innerText")
+    covered = "show(); byId('covered').textContent"
+    assert page.run("state.first = state.doc.time - 5; " + covered) == "so far 5 s"
+    assert page.run("byId('window').value = '0'; " + covered) == ""
+    # Processes are measured one after the other.
+    page.wait("!byId('facts').innerText.includes('measured')", "memory of all processes")
+    forget = "state.models.get('add/1').instances[0].memory = null; show(); "
+    assert "2 of 3 processes measured" in page.run(forget + "byId('facts').innerText")
     page.run("byId('window').value = '60'; show()")
 
 
@@ -197,10 +200,16 @@ def test_the_page_is_one_file_with_a_policy(server):
 
 
 def test_reads_only_by_default(tmp_path, chromium):
-    write_model(tmp_path, "add", ADD)
+    for name in ("add", "not_loaded"):
+        write_model(tmp_path, name, ADD)
     with running_server(tmp_path) as server:
+        assert control(server, "unload", "not_loaded")[0] == 200
         assert send(server.metrics_url, {"Gpubridge-Page": "1"})[0] == 404
         made = chromium.open(f"http://{server.metrics_url}/#add%2F1")
+        made.wait("typeof state === 'object' && !!state.doc", "a document")
+        # The server may list models of other tests.
+        made.run("byId('filter').value = 'not_loaded'; show()")
+        wait_for_models(made, 1)
         shows(made, "--allow-status-page-requests", "[data-part=attempt]")
         assert made.run("document.querySelector('[data-part=attempt] button').disabled")
         assert made.faults() == []
