@@ -163,7 +163,7 @@ def _run(options: argparse.Namespace, directory: Path, others: Sequence[Path]) -
         repeat=options.repeat,
         batch=options.batch,
     )
-    telemetry = run_telemetry(options.log_verbose)
+    telemetry = run_telemetry(options.log_verbose, reports_loads=True)
     note = enter_debugger if options.pdb else print_traceback
     # As in a server, models see an empty command line.
     given, sys.argv = sys.argv, [""]

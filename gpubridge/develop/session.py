@@ -109,8 +109,6 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.current_task()
         settings = self._settings
-        # Load errors are reported in full by `_fail`.
-        logging.getLogger("gpubridge.engine.repository").setLevel(logging.CRITICAL)
         loader = partial(OneInstanceLoader, self._starter, settings.directory, settings.version)
         async with engine(
             self._server, self._telemetry, self._starter, loader, self._close_seconds

@@ -50,11 +50,15 @@ def run_settings(
     )
 
 
-def run_telemetry(verbose: int) -> ServerTelemetry:
-    """Return telemetry that logs the model's lines and the engine's warnings."""
-    log = ServerLog(LogSettings(verbose_level=verbose))
-    if not verbose:
-        for part in ("engine", "server"):
-            logging.getLogger(f"gpubridge.{part}").setLevel(logging.WARNING)
+def run_telemetry(verbose: int, *, reports_loads: bool = False) -> ServerTelemetry:
+    """Return telemetry that logs the model's lines and the engine's warnings.
+
+    ``reports_loads``: the caller reports load errors in full, and the log does not.
+    """
+    quiet = () if verbose else ("gpubridge.engine", "gpubridge.server")
+    levels = dict.fromkeys(quiet, logging.WARNING)
+    if reports_loads:
+        levels["gpubridge.engine.repository"] = logging.CRITICAL
+    log = ServerLog(LogSettings(verbose_level=verbose), levels)
     metrics = MetricsSettings(cpu=False, gpu=False)
     return ServerTelemetry(log, Traces(TraceSettings()), metrics, MachineMetrics(metrics))

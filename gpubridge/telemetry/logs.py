@@ -14,7 +14,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -70,9 +70,12 @@ class LogSettings:
 
 
 class ServerLog:
-    """The package's log, whose settings can be changed at any time."""
+    """The package's log, whose settings can be changed at any time.
 
-    def __init__(self, settings: LogSettings) -> None:
+    ``levels``: the least levels of lines of some loggers, by name.
+    """
+
+    def __init__(self, settings: LogSettings, levels: Mapping[str, int] | None = None) -> None:
         self._settings = settings
         self._listeners: list[Callable[[], None]] = []
         try:
@@ -87,9 +90,14 @@ class ServerLog:
             ) from error
         self._handler.addFilter(lambda record: self._settings.shows(record.levelno))
         logger = logging.getLogger("gpubridge")
+        levels = levels or {}
+        loggers = [logger, *map(logging.getLogger, levels)]
+        self._found = [(each, each.level, each.propagate) for each in loggers]
         logger.addHandler(self._handler)
         logger.propagate = False
         self._apply()
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
     @property
     def settings(self) -> LogSettings:
@@ -113,10 +121,11 @@ class ServerLog:
         self._listeners.append(listener)
 
     def close(self) -> None:
-        """Stop writing; lines of the package go to the handlers of the process again."""
-        logger = logging.getLogger("gpubridge")
-        logger.removeHandler(self._handler)
-        logger.propagate = True
+        """Stop writing; lines of the package go to the handlers of the process again, at the levels from before."""
+        logging.getLogger("gpubridge").removeHandler(self._handler)
+        for logger, level, propagate in self._found:
+            logger.setLevel(level)
+            logger.propagate = propagate
         self._handler.close()
 
     def _apply(self) -> None:
