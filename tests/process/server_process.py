@@ -277,19 +277,24 @@ def descendants(pid: int) -> list[int]:
 
 
 def open_files(pid: int) -> list[str]:
-    """Return the targets of a process's descriptors: paths, ``socket:[…]``, ``/memfd:…``, one for each."""
+    """Return the targets of a process's descriptors: paths, ``socket:[…]``, ``/memfd:…``, one for each.
+
+    One that has ended has none.
+    """
     found = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            found.append(str(entry.readlink()))
-        except OSError:
-            continue  # closed meanwhile
+    with suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            # It may be closed meanwhile.
+            with suppress(OSError):
+                found.append(str(entry.readlink()))
     return found
 
 
 def named_memory(pid: int) -> set[str]:
-    """The objects of /dev/shm that a process has open or mapped."""
-    mapped = re.findall(r"/.*", Path(f"/proc/{pid}/maps").read_text())
+    """The objects of /dev/shm that a process has open or mapped; one that has ended has none."""
+    mapped = []
+    with suppress(OSError):
+        mapped = re.findall(r"/.*", Path(f"/proc/{pid}/maps").read_text())
     return {path for path in (*open_files(pid), *mapped) if path.startswith("/dev/shm/")}
 
 

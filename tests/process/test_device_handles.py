@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.process.device_models import ARENA, DOUBLE, running_device_server, write_device_model
-from tests.process.server import wait_until
+from tests.process.server import open_files, wait_until
 from tests.process.test_device_clients import Client
 from tests.process.test_device_edges import CALLER, EARLY, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of, placement
@@ -149,8 +149,8 @@ def test_stubs_keep_no_descriptor_and_reloads_leave_no_memory(tmp_path):
         # The simulated driver has one open for each mapping: of its own arena, or that which it reads.
         for model, mapped in (("first", 1), ("second", 1)):
             (pid,) = pids_of(served, model)
-            opened = [fd.readlink() for fd in Path(f"/proc/{pid}/fd").iterdir()]
-            assert len([path for path in opened if path.name.startswith("physical-")]) == mapped
+            opened = [path for path in open_files(pid) if Path(path).name.startswith("physical-")]
+            assert len(opened) == mapped
         before = left()
         for model in ("first", "second") * 2:
             # With a member its ensemble goes.
