@@ -805,7 +805,7 @@ class RequestTemplates:
 
     The skeleton of a request is everything in it but its id, dims, data sizes and the values of its
     parameters. Headers and fields beyond 64 KiB have none, nor have requests whose meaning is not determined
-    by looking: members twice, escapes in names, unknown fields, values as JSON or typed contents.
+    by looking: members twice, escapes in names, unknown fields, typed contents.
 
     - ``limit``: bytes that all templates may take; the least recently used ones go first. No
       template may take more than an eighth.
@@ -820,7 +820,7 @@ class RequestTemplates:
         self,
         header: bytes,
         max_batch_size: int,
-        inputs: Sequence[tuple[Sequence[int], Sequence[int] | None, int, int]],
+        inputs: Sequence[tuple[Sequence[int], Sequence[int] | None, int, int, str | None]],
         template: Any,
         /,
     ) -> None:
@@ -828,7 +828,7 @@ class RequestTemplates:
 
         - ``inputs``: of each: its dims in the configuration with the batch dim, -1 for any; the
           dims of its reshape or None; its item size, 0 for BYTES; its bytes in a region of the
-          client, else -1.
+          client, else -1; its datatype if its values are JSON, else None.
         - ``template``: its ``vary`` gets role, owner and name of the values that vary beside ids,
           dims and sizes, and the number of outputs asked for; no template is made if it returns
           False.
@@ -838,7 +838,7 @@ class RequestTemplates:
         fields: bytes,
         sizes: Sequence[int],
         max_batch_size: int,
-        inputs: Sequence[tuple[Sequence[int], Sequence[int] | None, int, int]],
+        inputs: Sequence[tuple[Sequence[int], Sequence[int] | None, int, int, str | None]],
         template: Any,
         /,
     ) -> None:
@@ -853,11 +853,13 @@ class RequestTemplates:
         following: int,
         on_done: Callable[[Any], None],
         copied: int,
+        arena: Any,
         /,
     ) -> tuple[Any, Any, Any] | None:
         """Make the request in a slot: of a header of so many bytes, and those that follow it.
 
-        Inputs are moved to where they are aligned.
+        Inputs are moved to where they are aligned. If some are JSON values, all are put into another
+        slot of the ``arena``, and the first one is freed.
 
         Returns: None for a request without a template, and one that fails any check; nothing was
         moved then.
@@ -1004,9 +1006,12 @@ class JsonResponseTemplate:
     - ``names``: the members with the names of model and version.
     - ``openings``: the JSON of each output up to its shape.
     - ``forms``: how each is written: 0 not at all, 1 as its bytes, 2 as JSON values.
+    - ``datatypes``: of each output.
     """
 
-    def __init__(self, names: bytes, openings: Sequence[bytes], forms: bytes, /) -> None: ...
+    def __init__(
+        self, names: bytes, openings: Sequence[bytes], forms: bytes, datatypes: Sequence[str], /
+    ) -> None: ...
     def encode(
         self,
         identifier: str,

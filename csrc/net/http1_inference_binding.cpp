@@ -72,8 +72,9 @@ std::uint64_t Inference::grow(std::uint64_t arrived) const {
 bool Inference::submit(nb::handle exchange, std::uint64_t copied, nb::handle origin) {
   const std::shared_ptr<const ServedModel> served = served_ = endpoint_.served();
   copied = copied > body_.header ? copied - body_.header : 0;
-  const MadeRequest made = served->templates.take_json({slot_, exchange, copied}, body_.start,
-                                                       body_.header, body_.length - body_.header);
+  const MadeRequest made =
+      served->templates.take_json({slot_, exchange, copied, endpoint_.arena()}, body_.start,
+                                  body_.header, body_.length - body_.header);
   if (made.known == nullptr) return false;
   known_ = made.known;
   // Parts that cannot be shared are freed.
@@ -95,12 +96,16 @@ void Inference::answer(Exchange& exchange, nb::handle outcome) const {
     });
     if (!known.is_none() && !response.has(InferResponse::kParameters)) {
       const auto& encoder = nb::cast<const JsonResponseTemplate&>(known);
-      const nb::object buffers = nb::borrow(response.get(InferResponse::kBuffers));
-      const SentBuffers sent(buffers);
-      const ResponseOutputs outputs(response.get(InferResponse::kShapes), sent, encoder.forms());
-      const std::string header = encoder.encode(view_of_text(identifier), {}, outputs.all());
-      exchange.respond_tensors(header, sent, buffers);
-      return;
+      const nb::handle shapes = response.get(InferResponse::kShapes);
+      if (const auto values = sent_values(encoder, shapes, response.get(InferResponse::kBuffers))) {
+        const SentBuffers all(values->all);
+        const ResponseOutputs outputs(shapes, all, encoder.forms());
+        const std::string header = encoder.encode(view_of_text(identifier), {}, outputs.all());
+        std::optional<SentBuffers> some;
+        if (!values->following.is(values->all)) some.emplace(values->following);
+        exchange.respond_tensors(header, some ? *some : all, values->following);
+        return;
+      }
     }
   }
   attribute<"respond">(served_->given)(nb::find(exchange), known_->form, identifier, outcome);

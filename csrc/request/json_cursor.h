@@ -29,6 +29,9 @@ class JsonCursor {
  public:
   explicit JsonCursor(std::string_view text) : text_(text) {}
 
+  // Arrays and objects in each other.
+  static constexpr int kDeepest = 64;
+
   static bool is_digit(char letter) { return letter >= '0' && letter <= '9'; }
 
   static bool is_space(char letter) {
@@ -75,6 +78,22 @@ class JsonCursor {
       if (text_[at_] == '\\') ++at_;
     }
     return std::nullopt;
+  }
+
+  // Moves behind an array or object whose opening bracket has been taken. Says nothing about what
+  // is in it.
+  [[nodiscard]] bool skip_nested() {
+    for (int depth = 1; !at_end();) {
+      const char letter = next();
+      if (letter == '"') {
+        if (!raw_string()) return false;
+      } else if (letter == '[' || letter == '{') {
+        if (++depth > kDeepest) return false;
+      } else if (letter == ']' || letter == '}') {
+        if (--depth == 0) return true;
+      }
+    }
+    return false;
   }
 
   [[nodiscard]] std::optional<JsonNumber> number() {

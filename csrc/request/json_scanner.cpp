@@ -1,4 +1,5 @@
 #include "request/json_cursor.h"
+#include "request/json_values.h"
 #include "request/scan.h"
 #include "text.h"
 
@@ -14,11 +15,11 @@ struct Member;
 struct Node {
   Role number = Role::kNone;
   Role text = Role::kNone;
+  Role array = Role::kNone;         // as a whole, whatever is in it
   const Node* element = nullptr;    // of each element, if it is an array
   const Member* members = nullptr;  // if it is an object
   std::size_t count = 0;
   const Node* others = nullptr;  // members of other names
-  bool refused = false;
 };
 
 struct Member {
@@ -44,7 +45,7 @@ constexpr std::array kInputParameters{
 constexpr std::array kInputMembers{
     Member{"shape", {.element = &kDim}},
     Member{"parameters", object_of(kInputParameters)},
-    Member{"data", {.refused = true}},
+    Member{"data", {.array = Role::kValues}},
 };
 constexpr Node kInput = object_of(kInputMembers);
 
@@ -89,13 +90,12 @@ class Scanner {
     if (!cursor_.take('{') || !object(kRequest)) return false;
     cursor_.skip_space();
     if (!cursor_.at_end()) return false;
-    scan_.key.append(text_.substr(literal_));
-    return true;
+    return extend_key(text_.size() - literal_);
   }
 
  private:
   bool value(const Node& node) {
-    if (node.refused) return false;
+    if (node.array != Role::kNone) return values(node);
     switch (cursor_.peek()) {
       case '{':
         cursor_.next();
@@ -162,6 +162,12 @@ class Scanner {
     });
   }
 
+  bool values(const Node& node) {
+    const std::size_t begin = cursor_.position();
+    if (!cursor_.take('[') || !cursor_.skip_nested()) return false;
+    return replace(begin, {.role = node.array, .owner = owner_, .text = cursor_.from(begin)});
+  }
+
   void begin_element(const Node& element) {
     if (&element == &kInput) {
       owner_ = scan_.inputs++;
@@ -193,8 +199,8 @@ class Scanner {
     if (node.text == Role::kId && escaped) return false;
     if (node.text == Role::kNone || escaped) return true;
     if (!is_utf8(content)) return false;
-    replace(begin, {.role = node.text, .owner = owner_, .text = content, .name = name_of(node)});
-    return true;
+    return replace(begin,
+                   {.role = node.text, .owner = owner_, .text = content, .name = name_of(node)});
   }
 
   bool number(const Node& node) {
@@ -202,11 +208,10 @@ class Scanner {
     const auto number = cursor_.number();
     if (!number) return false;
     if (node.number == Role::kNone || number->negative) return true;
-    if (const auto value = number->as<std::uint64_t>()) {
-      replace(begin,
-              {.role = node.number, .owner = owner_, .number = *value, .name = name_of(node)});
-    }
-    return true;
+    const auto value = number->as<std::uint64_t>();
+    if (!value) return true;
+    return replace(begin,
+                   {.role = node.number, .owner = owner_, .number = *value, .name = name_of(node)});
   }
 
   [[nodiscard]] std::string_view name_of(const Node& node) const {
@@ -214,11 +219,19 @@ class Scanner {
   }
 
   // Puts the marker into the key instead of what was read since `begin`.
-  void replace(std::size_t begin, const ScannedValue& value) {
-    scan_.key.append(text_.substr(literal_, begin - literal_));
+  bool replace(std::size_t begin, const ScannedValue& value) {
+    if (!extend_key(begin - literal_)) return false;
     scan_.key.push_back(static_cast<char>(value.role));
     literal_ = cursor_.position();
     scan_.add(value);
+    return true;
+  }
+
+  // Appends the next bytes of the text as they stand; false where the key becomes too long.
+  bool extend_key(std::size_t size) {
+    if (size > kLongestScanned - scan_.key.size()) return false;
+    scan_.key.append(text_.substr(literal_, size));
+    return scan_.key.size() < kLongestScanned;
   }
 
   std::string_view text_;
@@ -234,7 +247,7 @@ class Scanner {
 
 bool scan_json(std::string_view text, RequestScan& scan) {
   scan.clear();
-  return text.size() <= kLongestScanned && Scanner(text, scan).run();
+  return text.size() <= kLongestJson && Scanner(text, scan).run();
 }
 
 }  // namespace gpubridge

@@ -12,28 +12,11 @@
 namespace gpubridge {
 namespace {
 
-constexpr int kDepthLimit = 64;
-
-// Moves behind an array or object whose opening bracket has been taken.
-bool skip_nested(JsonCursor& cursor, int depth) {
-  while (!cursor.at_end()) {
-    const char letter = cursor.next();
-    if (letter == '"') {
-      if (!cursor.raw_string()) return false;
-    } else if (letter == '[' || letter == '{') {
-      if (++depth > kDepthLimit) return false;
-    } else if (letter == ']' || letter == '}') {
-      if (--depth == 0) return true;
-    }
-  }
-  return false;
-}
-
 // Moves behind a value of any kind.
 bool skip_value(JsonCursor& cursor) {
   cursor.skip_space();
   if (cursor.take('"')) return cursor.raw_string().has_value();
-  if (cursor.take('[') || cursor.take('{')) return skip_nested(cursor, 1);
+  if (cursor.take('[') || cursor.take('{')) return cursor.skip_nested();
   const std::size_t start = cursor.position();
   while (!cursor.at_end() &&
          std::string_view(",]} \t\n\r").find(cursor.peek()) == std::string_view::npos) {
@@ -366,7 +349,29 @@ bool format_strings(std::string_view bytes, std::size_t count, std::string& out)
   return at == bytes.size();
 }
 
+constexpr std::array<std::pair<std::string_view, ElementType>, 12> kTypes = {{
+    {"BOOL", {ElementKind::kBool, 1}},
+    {"INT8", {ElementKind::kSigned, 1}},
+    {"INT16", {ElementKind::kSigned, 2}},
+    {"INT32", {ElementKind::kSigned, 4}},
+    {"INT64", {ElementKind::kSigned, 8}},
+    {"UINT8", {ElementKind::kUnsigned, 1}},
+    {"UINT16", {ElementKind::kUnsigned, 2}},
+    {"UINT32", {ElementKind::kUnsigned, 4}},
+    {"UINT64", {ElementKind::kUnsigned, 8}},
+    {"FP32", {ElementKind::kFloat, 4}},
+    {"FP64", {ElementKind::kFloat, 8}},
+    {"BYTES", {ElementKind::kString, 0}},
+}};
+
 }  // namespace
+
+std::optional<ElementType> json_type(std::string_view datatype) {
+  for (const auto& [name, type] : kTypes) {
+    if (name == datatype) return type;
+  }
+  return std::nullopt;
+}
 
 std::optional<SplitDocument> split_data(std::string_view document) {
   JsonCursor cursor(document);
@@ -422,8 +427,9 @@ bool pack_values(std::string_view array, ElementType type, std::size_t count, st
   JsonCursor cursor(array);
   std::size_t found = 0;
   int depth = 0;
-  out.clear();
-  if (type.kind != ElementKind::kString && count <= array.size()) out.reserve(count * type.size);
+  if (type.kind != ElementKind::kString && count <= array.size()) {
+    out.reserve(out.size() + count * type.size);
+  }
   if (!cursor.take('[')) return false;
   ++depth;
   // True if a value may come next (after a bracket or a comma), and if one must (after a comma).
@@ -432,7 +438,7 @@ bool pack_values(std::string_view array, ElementType type, std::size_t count, st
   while (depth != 0) {
     cursor.skip_space();
     if (may && cursor.take('[')) {
-      if (++depth > kDepthLimit) return false;
+      if (++depth > JsonCursor::kDeepest) return false;
       must = false;
     } else if (!must && cursor.take(']')) {
       --depth;

@@ -16,6 +16,13 @@ struct ElementType {
   std::size_t size;
 };
 
+// The type of a datatype's elements in JSON; nothing where JSON cannot carry them.
+[[nodiscard]] std::optional<ElementType> json_type(std::string_view datatype);
+
+// JSON of more bytes, and the text of more bytes of values, are a worker's: HEAVY_BYTES of
+// gpubridge/engine/workers.py.
+constexpr std::size_t kLongestJson = std::size_t{1} << 20U;
+
 // A JSON document without values that may be long, and where those are.
 struct SplitDocument {
   // The document with something short in the place of each value that was taken out.
@@ -39,7 +46,7 @@ struct SplitDocument {
 // it has no needless escapes. False where it is no such text.
 [[nodiscard]] bool append_plain_string(std::string_view raw, std::string& out);
 
-// Writes the leaves of an array, which may be nested, as `count` elements behind one another;
+// Appends the leaves of an array, which may be nested, as `count` elements behind one another;
 // strings as a BYTES tensor has them. Integers and FP32 are within their range. False where a value
 // is of another kind, the number of values is another, or the text is no JSON.
 [[nodiscard]] bool pack_values(std::string_view array, ElementType type, std::size_t count,

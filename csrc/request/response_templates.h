@@ -2,6 +2,7 @@
 // dims, sizes and the id of each.
 #pragma once
 
+#include "request/json_values.h"
 #include "std.h"
 
 namespace gpubridge {
@@ -36,12 +37,19 @@ class ResponseTemplate {
 // The header of responses over HTTP, of members of JSON.
 class JsonResponseTemplate : public ResponseTemplate {
  public:
-  using ResponseTemplate::ResponseTemplate;
+  // `types`: of each output's elements, as far as they can be JSON.
+  JsonResponseTemplate(ResponseTemplate common, std::vector<std::optional<ElementType>> types)
+      : ResponseTemplate(std::move(common)), types_(std::move(types)) {}
+
+  [[nodiscard]] const std::vector<std::optional<ElementType>>& types() const { return types_; }
 
   // Returns the header; `id` and the `parameters`, a JSON object, may be empty. There is one output
   // for each opening.
   [[nodiscard]] std::string encode(std::string_view id, std::string_view parameters,
                                    std::span<const ResponseOutput> outputs) const;
+
+ private:
+  std::vector<std::optional<ElementType>> types_;
 };
 
 // A frame: its first bytes, and what comes before the bytes of each output. `nbytes` are those of
@@ -55,7 +63,7 @@ struct ResponseFrame {
 // Protobuf fields around the outputs' bytes in responses over gRPC.
 class MessageResponseTemplate : public ResponseTemplate {
  public:
-  using ResponseTemplate::ResponseTemplate;
+  explicit MessageResponseTemplate(ResponseTemplate common) : ResponseTemplate(std::move(common)) {}
 
   // Returns the frame of a ModelInferResponse or, for a stream, of a ModelStreamInferResponse with
   // it. The `parameters` are encoded fields; so many bytes of others follow behind the outputs. One

@@ -28,19 +28,35 @@ nb::object encode_header(const JsonResponseTemplate& response, std::string_view 
                         outputs.nbytes());
 }
 
-// A class of templates, which are made of names, openings and forms.
-template <typename Template>
-nb::class_<Template> bind_template(nb::module_& module, const char* name) {
-  nb::class_<Template> made(module, name);
-  made.def(nb::new_(
-      [](const nb::bytes& names, const std::vector<nb::bytes>& openings, const nb::bytes& forms) {
-        std::vector<std::string> texts(openings.size());
-        std::ranges::transform(openings, texts.begin(),
-                               [](const nb::bytes& text) { return std::string(view_of(text)); });
-        return Template(std::string(view_of(names)), std::move(texts),
-                        forms_of(forms, openings.size()));
-      }));
-  return made;
+ResponseTemplate template_of(const nb::bytes& names, const std::vector<nb::bytes>& openings,
+                             const nb::bytes& forms) {
+  std::vector<std::string> texts(openings.size());
+  std::ranges::transform(openings, texts.begin(),
+                         [](const nb::bytes& text) { return std::string(view_of(text)); });
+  return {std::string(view_of(names)), std::move(texts), forms_of(forms, openings.size())};
+}
+
+JsonResponseTemplate json_template(const nb::bytes& names, const std::vector<nb::bytes>& openings,
+                                   const nb::bytes& forms,
+                                   const std::vector<std::string>& datatypes) {
+  if (datatypes.size() != openings.size()) {
+    throw nb::value_error("expected one datatype for each output");
+  }
+  std::vector<std::optional<ElementType>> types(datatypes.size());
+  std::ranges::transform(datatypes, types.begin(), json_type);
+  return {template_of(names, openings, forms), std::move(types)};
+}
+
+// The elements of an output; nothing where they are more than any has.
+std::optional<std::size_t> element_count(nb::handle shape) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 40U;
+  std::int64_t count = 1;
+  for (const nb::handle each : shape) {
+    const auto dim = nb::cast<std::int64_t>(each);
+    if (dim < 0 || (dim != 0 && count > kMost / dim)) return std::nullopt;
+    count *= dim;
+  }
+  return static_cast<std::size_t>(count);
 }
 
 }  // namespace
@@ -71,6 +87,38 @@ ResponseOutputs::ResponseOutputs(nb::handle shapes, const SentBuffers& values,
   }
 }
 
+std::optional<SentValues> sent_values(const JsonResponseTemplate& response, nb::handle shapes,
+                                      nb::handle buffers) {
+  const std::vector<OutputForm>& forms = response.forms();
+  if (std::ranges::find(forms, OutputForm::kJson) == forms.end()) {
+    return SentValues{nb::borrow(buffers), nb::borrow(buffers)};
+  }
+  const SentBuffers given(buffers);
+  if (given.count() != forms.size()) throw nb::value_error("expected one buffer for each output");
+  nb::list all;
+  nb::list following;
+  std::string bytes;
+  std::string text;
+  std::size_t formatted = 0;
+  for (std::size_t index = 0; index < forms.size(); ++index) {
+    if (forms[index] != OutputForm::kJson) {
+      all.append(given.object(index));
+      if (forms[index] == OutputForm::kBinary) following.append(given.object(index));
+      continue;
+    }
+    formatted += given.size(index);
+    const std::optional<ElementType>& type = response.types()[index];
+    const auto count = element_count(shapes[index]);
+    if (formatted > kLongestJson || !type || !count) return std::nullopt;
+    // A copy: the model may write to it meanwhile.
+    bytes.clear();
+    given.append_to(bytes, index);
+    if (!format_values(bytes, *type, *count, text)) return std::nullopt;
+    all.append(bytes_object(text));
+  }
+  return SentValues{std::move(all), std::move(following)};
+}
+
 EncodedFrame encode_frame(const MessageResponseTemplate& response, std::string_view id,
                           std::string_view parameters, nb::handle shapes, nb::handle values,
                           bool stream, nb::handle following) {
@@ -89,8 +137,14 @@ EncodedFrame encode_frame(const MessageResponseTemplate& response, std::string_v
 }
 
 void bind_responses(nb::module_& module) {
-  bind_template<JsonResponseTemplate>(module, "JsonResponseTemplate").def("encode", &encode_header);
-  bind_template<MessageResponseTemplate>(module, "MessageResponseTemplate")
+  nb::class_<JsonResponseTemplate>(module, "JsonResponseTemplate")
+      .def(nb::new_(&json_template))
+      .def("encode", &encode_header);
+  nb::class_<MessageResponseTemplate>(module, "MessageResponseTemplate")
+      .def(nb::new_([](const nb::bytes& names, const std::vector<nb::bytes>& openings,
+                       const nb::bytes& forms) {
+        return MessageResponseTemplate(template_of(names, openings, forms));
+      }))
       .def(
           "encode",
           [](const MessageResponseTemplate& self, std::string_view id, const nb::bytes& parameters,

@@ -25,6 +25,17 @@ class ResponseOutputs {
   std::uint64_t nbytes_ = 0;
 };
 
+// What a response has for each output (JSON text, or a buffer), and the buffers that follow its
+// header.
+struct SentValues {
+  nb::object all;
+  nb::object following;
+};
+
+// Formats the outputs that are to be JSON. Nothing where that is a worker's, or cannot be done.
+std::optional<SentValues> sent_values(const JsonResponseTemplate& response, nb::handle shapes,
+                                      nb::handle buffers);
+
 // A frame in pieces, the last of which are the fields `following`, or how many bytes its message
 // has, where those are too many for one.
 struct EncodedFrame {

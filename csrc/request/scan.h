@@ -25,12 +25,13 @@ enum class Role : std::uint8_t {
   kOutputOffset = 0x12,
   kOutputBytes = 0x13,
   kId = 0x14,
+  kValues = 0x15,
 };
 
 // A role whose values are texts; those of all others are numbers.
 constexpr bool is_text(Role role) {
   return role == Role::kSequenceText || role == Role::kCustomText || role == Role::kInputRegion ||
-         role == Role::kOutputRegion || role == Role::kId;
+         role == Role::kOutputRegion || role == Role::kId || role == Role::kValues;
 }
 
 // One value; its texts are views of the scanned bytes. `owner` is the index of its input or output,
@@ -44,8 +45,8 @@ struct ScannedValue {
 };
 
 // A scanned request. Requests with equal keys differ in their values only: they have the same
-// number of values, with the same roles, owners and names, in the same order. Dims, sizes and the
-// id are kept apart from the other values: every request has them.
+// number of values, with the same roles, owners and names, in the same order. Dims, sizes, arrays
+// of JSON values and the id are kept apart from the other values: every request has some of them.
 struct RequestScan {
   std::string key;
   std::string_view id;
@@ -53,6 +54,8 @@ struct RequestScan {
   std::vector<std::uint32_t> ranks;
   std::vector<std::uint64_t> sizes;
   std::vector<std::uint32_t> size_owners;
+  std::vector<std::string_view> arrays;  // With their brackets; the values are still to be read.
+  std::vector<std::uint32_t> array_owners;
   std::vector<ScannedValue> others;
   std::uint32_t inputs = 0;
   std::uint32_t outputs = 0;
@@ -64,6 +67,8 @@ struct RequestScan {
     ranks.clear();
     sizes.clear();
     size_owners.clear();
+    arrays.clear();
+    array_owners.clear();
     others.clear();
     inputs = outputs = 0;
   }
@@ -81,6 +86,10 @@ struct RequestScan {
         sizes.push_back(value.number);
         size_owners.push_back(value.owner);
         break;
+      case Role::kValues:
+        arrays.push_back(value.text);
+        array_owners.push_back(value.owner);
+        break;
       default:
         others.push_back(value);
     }
@@ -94,13 +103,13 @@ constexpr std::size_t kLongestScanned = std::size_t{256} << 10U;
 // Scans the JSON header of a v2 inference request in one pass.
 //
 // The key is the text with each value that may vary replaced by the marker of its role. Such values
-// are non-negative integers below 2^64 and strings without escapes, at the paths that have a role;
-// everything else is part of the key as it stands: floats, signs, booleans, names, datatypes, white
-// space.
+// are non-negative integers below 2^64 and strings without escapes, at the paths that have a role,
+// and the array of an input's JSON values, of which only the end is looked for; everything else is
+// part of the key as it stands: floats, signs, booleans, names, datatypes, white space.
 //
 // False for a text that cannot become a template: one that is no JSON object, is too long or too
-// deep, has an input with `data`, a member twice, very many members in one object, an escape in a
-// name or in the id, a control character, or a varying text that is not UTF-8.
+// deep, has an input's `data` that is no array, a member twice, very many members in one object, an
+// escape in a name or in the id, a control character, or a varying text that is not UTF-8.
 [[nodiscard]] bool scan_json(std::string_view text, RequestScan& scan);
 
 // Scans the fields of a ModelInferRequest in one pass.

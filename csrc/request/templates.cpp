@@ -32,10 +32,14 @@ std::size_t bytes_of(const std::string& key, const TemplateRules& rules) {
 bool checkable(const RequestScan& scan, const TemplateRules& rules) {
   if (scan.inputs != rules.inputs.size()) return false;
   std::vector<std::size_t> sizes(rules.inputs.size());
+  std::vector<std::size_t> arrays(rules.inputs.size());
   for (const std::uint32_t owner : scan.size_owners) ++sizes[owner];
+  for (const std::uint32_t owner : scan.array_owners) ++arrays[owner];
   for (std::size_t i = 0; i < rules.inputs.size(); ++i) {
     const InputRule& rule = rules.inputs[i];
-    if (scan.ranks[i] != rule.dims.size() || sizes[i] != (rule.in_region ? 0U : 1U)) return false;
+    if (scan.ranks[i] != rule.dims.size()) return false;
+    if (sizes[i] != (rule.in_region || rule.json ? 0U : 1U)) return false;
+    if (arrays[i] != (rule.json ? 1U : 0U)) return false;
     if (rules.max_batch_size != 0 && rule.dims.empty()) return false;
   }
   return true;
@@ -52,6 +56,7 @@ class Check {
     matched_.dims.clear();
     matched_.places.clear();
     matched_.owners.clear();
+    matched_.json.clear();
     matched_.batch_size = 1;
     matched_.nbytes = matched_.end = 0;
     for (std::size_t i = 0; i < rules_.inputs.size(); ++i) {
@@ -86,10 +91,16 @@ class Check {
       if (!multiply(elements, shape[i])) return false;
     }
     if (rules_.max_batch_size != 0 && !batch(index, shape[0])) return false;
-    const std::uint64_t given = rule.in_region ? region_bytes_[index] : scan_.sizes[size_at_++];
     std::uint64_t needed = elements;
-    if (rule.item_size != 0 && (!multiply(needed, rule.item_size) || needed != given)) return false;
+    if (!multiply(needed, rule.item_size)) return false;
     add_dims(rule, shape);
+    if (rule.json) {
+      matched_.json.push_back(
+          {matched_.places.size(), scan_.arrays[matched_.json.size()], *rule.json, elements});
+      return place(index, needed, elements);
+    }
+    const std::uint64_t given = rule.in_region ? region_bytes_[index] : scan_.sizes[size_at_++];
+    if (rule.item_size != 0 && needed != given) return false;
     return rule.in_region || place(index, given, elements);
   }
 

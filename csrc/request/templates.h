@@ -7,6 +7,7 @@
 
 #include <list>
 
+#include "request/json_values.h"
 #include "request/scan.h"
 #include "std.h"
 
@@ -17,9 +18,10 @@ struct InputRule {
   std::vector<std::int64_t> dims;     // As clients see it, batch dim included; -1 for any.
   std::vector<std::int64_t> reshape;  // After the batch dim, at the model, if `reshaped`.
   bool reshaped = false;
-  std::uint32_t item_size = 0;     // 0 for BYTES.
-  bool in_region = false;          // In memory that the client registered.
-  std::uint64_t region_bytes = 0;  // Its size there, where no value of the request says it.
+  std::uint32_t item_size = 0;      // 0 for BYTES.
+  std::optional<ElementType> json;  // Of its elements, if they are JSON values in the request.
+  bool in_region = false;           // In memory that the client registered.
+  std::uint64_t region_bytes = 0;   // Its size there, where no value of the request says it.
 };
 
 struct TemplateRules {
@@ -37,6 +39,14 @@ struct InputPlace {
   std::uint32_t item_size = 0;
 };
 
+// The values of an input that came as JSON.
+struct JsonInput {
+  std::size_t place = 0;  // Its index among the places.
+  std::string_view array;
+  ElementType type{};
+  std::uint64_t count = 0;
+};
+
 // A request that has a template.
 struct MatchedRequest {
   std::shared_ptr<void> owner;  // As given to `add`.
@@ -46,6 +56,8 @@ struct MatchedRequest {
   std::vector<std::int64_t> dims;     // Of all inputs, one after another, as the model sees them.
   std::vector<InputPlace> places;     // Of those inputs that came with it.
   std::vector<std::uint64_t> owners;  // The input of each place.
+  // Those places whose bytes have still to be made; one of strings has no size yet.
+  std::vector<JsonInput> json;
 };
 
 // Templates of one model or, where the key has the model's name, of several; least recently used

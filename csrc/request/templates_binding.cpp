@@ -8,6 +8,9 @@
 namespace gpubridge {
 namespace {
 
+// Of inputs in a slot of their own.
+constexpr std::size_t kAlignment = 64;
+
 std::span<unsigned char> memory_of(const BufferView& view) {
   return {static_cast<unsigned char*>(view.data()), view.size()};
 }
@@ -16,12 +19,13 @@ TemplateRules rules_of(std::uint64_t max_batch_size, std::uint64_t alignment,
                        std::vector<InputFields> inputs) {
   TemplateRules rules{.max_batch_size = max_batch_size, .alignment = alignment, .inputs = {}};
   rules.inputs.reserve(inputs.size());
-  for (auto& [dims, reshape, item_size, region_bytes] : inputs) {
+  for (auto& [dims, reshape, item_size, region_bytes, datatype] : inputs) {
     InputRule rule;
     rule.dims = std::move(dims);
     rule.reshaped = reshape.has_value();
     if (reshape) rule.reshape = std::move(*reshape);
     rule.item_size = item_size;
+    if (datatype) rule.json = json_type(*datatype);
     rule.in_region = region_bytes >= 0;
     rule.region_bytes = rule.in_region ? static_cast<std::uint64_t>(region_bytes) : 0;
     rules.inputs.push_back(std::move(rule));
@@ -114,21 +118,72 @@ void PythonTemplates::remove_if(nb::handle is_gone) {
 
 // -- matching -------------------------------------------------------------------------------------
 
-// The header is copied: a process that has the memory mapped may write to it meanwhile.
 MadeRequest PythonTemplates::take_json(const RequestTarget& target, std::uint64_t begin,
                                        std::uint64_t size, std::uint64_t following) {
+  MadeRequest made = match_json(target, begin, size, following);
+  for (std::string* const text : {&header_, &packed_}) {
+    // What one long request needed is not kept for the next.
+    if (text->capacity() > kLongestScanned) *text = {};
+  }
+  return made;
+}
+
+// The header is copied: a process that has the memory mapped may write to it meanwhile.
+MadeRequest PythonTemplates::match_json(const RequestTarget& target, std::uint64_t begin,
+                                        std::uint64_t size, std::uint64_t following) {
   const BufferView view(attribute<"memory">(target.slot), PyBUF_WRITABLE);
   const std::span<unsigned char> bytes = memory_of(view);
-  if (begin > bytes.size() || size > bytes.size() - begin || size > kLongestScanned) return {};
+  if (begin > bytes.size() || size > bytes.size() - begin || size > kLongestJson) return {};
   const std::uint64_t start = begin + size;
   if (following > bytes.size() - start) return {};
   header_.assign(reinterpret_cast<const char*>(bytes.data() + begin),
                  static_cast<std::size_t>(size));
   if (!scan_json(header_, scan_) || !templates_.match(scan_, matched_)) return {};
+  if (!matched_.json.empty()) {
+    return pack(target, bytes.subspan(start, static_cast<std::size_t>(following)));
+  }
   if (matched_.end != following || !strings_fit(bytes.subspan(start))) return {};
   const std::optional<std::uint64_t> moved = align_inputs(bytes, start, matched_.places);
   if (!moved) return {};
   return make({target.slot, target.on_done, target.copied + *moved}, start, scan_.id);
+}
+
+// Strings are checked in the copy, for the same reason.
+MadeRequest PythonTemplates::pack(const RequestTarget& target,
+                                  std::span<const unsigned char> binary) {
+  packed_.clear();
+  auto json = matched_.json.begin();
+  for (std::size_t i = 0; i < matched_.places.size(); ++i) {
+    InputPlace& place = matched_.places[i];
+    packed_.resize((packed_.size() + kAlignment - 1) / kAlignment * kAlignment);
+    place.at = packed_.size();
+    if (json != matched_.json.end() && json->place == i) {
+      if (!pack_values(json->array, json->type, static_cast<std::size_t>(json->count), packed_)) {
+        return {};
+      }
+      place.nbytes = packed_.size() - place.at;
+      ++json;
+      continue;
+    }
+    if (place.nbytes > binary.size()) return {};
+    const auto content = binary.first(static_cast<std::size_t>(place.nbytes));
+    packed_.append(reinterpret_cast<const char*>(content.data()), content.size());
+    binary = binary.subspan(content.size());
+    const auto* const copy = reinterpret_cast<const unsigned char*>(packed_.data()) + place.at;
+    if (!gpubridge::strings_fit(place, {copy, content.size()})) return {};
+  }
+  if (!binary.empty()) return {};
+  const nb::object slot =
+      attribute<"allocate">(target.arena)(std::max<std::size_t>(packed_.size(), 1));
+  const BufferView view(attribute<"memory">(slot), PyBUF_WRITABLE);
+  std::memcpy(memory_of(view).first(packed_.size()).data(), packed_.data(), packed_.size());
+  std::uint64_t copied = target.copied;
+  for (const InputPlace& place : matched_.places) copied += place.nbytes;
+  MadeRequest made = make({slot, target.on_done, copied}, 0, scan_.id);
+  const nb::object charged = attribute<"body">(target.slot);
+  attribute<"free">(target.arena)(target.slot);
+  if (!charged.is_none()) attribute<"charge">(slot)(charged);
+  return made;
 }
 
 MadeRequest PythonTemplates::take_message(std::string_view message, nb::handle on_done) {
@@ -259,8 +314,9 @@ void bind_templates(nb::module_& module) {
       .def("remove_if", &Self::remove_if)
       .def("take_json",
            [](Self& self, nb::handle slot, std::uint64_t begin, std::uint64_t header,
-              std::uint64_t following, nb::handle on_done, std::uint64_t copied) {
-             return self.take_json({slot, on_done, copied}, begin, header, following).as_python();
+              std::uint64_t following, nb::handle on_done, std::uint64_t copied, nb::handle arena) {
+             return self.take_json({slot, on_done, copied, arena}, begin, header, following)
+                 .as_python();
            })
       .def("take_message",
            [](Self& self, const nb::bytes& message, nb::handle on_done) {

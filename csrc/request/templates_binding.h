@@ -63,12 +63,13 @@ struct RequestTarget {
   nb::handle slot;
   nb::handle on_done;
   std::uint64_t copied = 0;
+  nb::handle arena{};  // Of the slot, for inputs that need another one.
 };
 
-// Dims, dims after the batch dim that the model sees or None, item size, and bytes in a region or
-// -1.
+// Dims, dims after the batch dim that the model sees or None, item size, bytes in a region or -1,
+// and the datatype of values that are JSON, or None.
 using InputFields = std::tuple<std::vector<std::int64_t>, std::optional<std::vector<std::int64_t>>,
-                               std::uint32_t, std::int64_t>;
+                               std::uint32_t, std::int64_t, std::optional<std::string>>;
 
 // Request templates of HTTP (JSON headers) or of gRPC (protobuf messages).
 class PythonTemplates {
@@ -88,7 +89,8 @@ class PythonTemplates {
   void remove_if(nb::handle is_gone);
 
   // A header of `size` bytes at `begin` in the slot, and the inputs behind it, which are moved to
-  // where they are aligned.
+  // where they are aligned. Where some of them are JSON, all get a slot of their own, and the one
+  // of the body is freed.
   MadeRequest take_json(const RequestTarget& target, std::uint64_t begin, std::uint64_t size,
                         std::uint64_t following);
   // A whole message, whose inputs are copied into a slot of its model's arena.
@@ -106,6 +108,9 @@ class PythonTemplates {
 
  private:
   void add(std::uint64_t max_batch_size, std::vector<InputFields> inputs, nb::handle given);
+  MadeRequest match_json(const RequestTarget& target, std::uint64_t begin, std::uint64_t size,
+                         std::uint64_t following);
+  MadeRequest pack(const RequestTarget& target, std::span<const unsigned char> binary);
   [[nodiscard]] bool strings_fit(std::span<const unsigned char> memory) const;
   // Makes the request that was matched last; its inputs begin at `start` in the slot.
   MadeRequest make(const RequestTarget& target, std::uint64_t start, std::string_view identifier);
@@ -114,6 +119,7 @@ class PythonTemplates {
   RequestTemplates templates_;
   std::uint64_t alignment_;
   std::string header_;
+  std::string packed_;
   RequestScan scan_;
   MatchedRequest matched_;
   std::vector<std::uint64_t> offsets_;

@@ -8,25 +8,8 @@
 namespace gpubridge {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ElementType>, 12> kTypes = {{
-    {"BOOL", {ElementKind::kBool, 1}},
-    {"INT8", {ElementKind::kSigned, 1}},
-    {"INT16", {ElementKind::kSigned, 2}},
-    {"INT32", {ElementKind::kSigned, 4}},
-    {"INT64", {ElementKind::kSigned, 8}},
-    {"UINT8", {ElementKind::kUnsigned, 1}},
-    {"UINT16", {ElementKind::kUnsigned, 2}},
-    {"UINT32", {ElementKind::kUnsigned, 4}},
-    {"UINT64", {ElementKind::kUnsigned, 8}},
-    {"FP32", {ElementKind::kFloat, 4}},
-    {"FP64", {ElementKind::kFloat, 8}},
-    {"BYTES", {ElementKind::kString, 0}},
-}};
-
 ElementType type_of(std::string_view datatype) {
-  for (const auto& [name, type] : kTypes) {
-    if (name == datatype) return type;
-  }
+  if (const auto type = json_type(datatype)) return *type;
   throw nb::value_error("expected a datatype that JSON can carry");
 }
 

@@ -82,7 +82,7 @@ class ServedModel:
     def plain_template(
         self, form: RequestForm, signature: Signature
     ) -> JsonResponseTemplate | None:
-        """Return the template of responses without formatted outputs, if they are such."""
+        """Return the template of responses that the plane can encode."""
         return plain_template(form, signature, self.model.config, self.model.version)
 
     def respond(

@@ -76,7 +76,7 @@ class FormCache:
         form = parse_request(header, self._config, following, self._check_region)
         rules = input_rules(form, self._config)
         if rules is not None:
-            template = RequestTemplate(form)
+            template = RequestTemplate(form.without_data())
             self.templates.add_json(header, self._config.max_batch_size, rules, template)
         return form
 

@@ -108,18 +108,19 @@ def _encoding(
     ]
     outputs = output_encodings(form, signature)
     plain = outputs.count(BINARY) == len(outputs) and not reshapes(config)
-    template = JsonResponseTemplate(names, openings, outputs)
+    datatypes = [spec.datatype for spec in signature.tensors]
+    template = JsonResponseTemplate(names, openings, outputs, datatypes)
     return ResponseEncoding(signature, template, outputs, plain)
 
 
 def plain_template(
     form: RequestForm, signature: Signature, config: ModelConfig, version: int
 ) -> JsonResponseTemplate | None:
-    """Return the template of responses without formatted outputs; None if some are formatted."""
-    if classes_of(form.outputs):
+    """Return the template of responses; None if outputs are classified, or may be reshaped."""
+    if classes_of(form.outputs) or reshapes(config):
         return None
-    encoding = _encoding(form, signature, config, version)
-    return encoding.template if encoding.plain else None
+    template: JsonResponseTemplate = _encoding(form, signature, config, version).template
+    return template
 
 
 def formats_more_than(nbytes: int, form: RequestForm, response: InferResponse) -> bool:

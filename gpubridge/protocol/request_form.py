@@ -128,6 +128,13 @@ class RequestForm:
         outputs = (self.outputs or {}).values()
         return len(self.sent) != len(self.inputs) or any(o.region is not None for o in outputs)
 
+    def without_data(self) -> RequestForm:
+        """Return the form without the bytes of inputs that came as JSON."""
+        if not self.packed:
+            return self
+        inputs = [replace(entry, data=None) for entry in self.inputs]
+        return replace(self, inputs=inputs, sent=sent_inputs(inputs))
+
     def output_region(self, name: str) -> SharedRegion | None:
         """Return the region of client memory for an output, if any."""
         output = None if self.outputs is None else self.outputs.get(name)

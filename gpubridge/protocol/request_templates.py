@@ -40,8 +40,9 @@ _REGION_FIELDS = {
     _OUTPUT_BYTES: "nbytes",
 }
 
-InputRule = tuple[Sequence[int], Sequence[int] | None, int, int]
-"""Dims with the batch dim, dims of a reshape, item size or 0 for BYTES, bytes in a region or -1."""
+InputRule = tuple[Sequence[int], Sequence[int] | None, int, int, str | None]
+"""Dims with the batch dim, dims of a reshape, item size or 0 for BYTES, bytes in a region or -1, and the
+datatype of values that are JSON."""
 
 
 class _VaryingValue(NamedTuple):
@@ -135,8 +136,6 @@ class RequestTemplate:
 
 def input_rules(form: RequestForm, config: ModelConfig) -> list[InputRule] | None:
     """Return the rules for the inputs of a template; None if the request cannot be a template."""
-    if form.packed:
-        return None
     batch = (-1,) if config.max_batch_size else ()
     rules: list[InputRule] = []
     for entry in form.inputs:
@@ -144,5 +143,7 @@ def input_rules(form: RequestForm, config: ModelConfig) -> list[InputRule] | Non
         there = -1 if entry.region is None else entry.region.nbytes
         if not -1 <= there < _SIZE_LIMIT:
             return None
-        rules.append(((*batch, *spec.dims), spec.reshape, item_size(entry.datatype) or 0, there))
+        size = item_size(entry.datatype) or 0
+        json = None if entry.data is None else entry.datatype
+        rules.append(((*batch, *spec.dims), spec.reshape, size, there, json))
     return rules

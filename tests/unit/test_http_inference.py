@@ -64,11 +64,11 @@ class Model:
         self.arena.free(slot)
         return data
 
-    def answer(self, index=0, signature=OUT, **fields):
+    def answer(self, index=0, signature=OUT, shapes=None, **fields):
         request = self.waiting.pop(index)
         data = self.take(request)
-        shape = (len(data) // 4,)
-        request.finish(InferResponse(signature, (shape,), [memoryview(data)], **fields))
+        shapes = shapes or ((len(data) // 4,),)
+        request.finish(InferResponse(signature, shapes, [memoryview(data)], **fields))
 
 
 class Server:
@@ -156,7 +156,8 @@ def header_of(identifier, size, version="1"):
     }
 
 
-def test_a_known_form_of_request_calls_nothing_of_the_frontend(server):
+def ask(server, requests):
+    """Send requests and answer each; returns the functions of the frontend that were called."""
     called = []
 
     def note(frame, event, _):
@@ -164,7 +165,6 @@ def test_a_known_form_of_request_calls_nothing_of_the_frontend(server):
         if event == "call" and name.startswith(PACKAGES):
             called.append(frame.f_code.co_name)
 
-    requests = [infer(bytes([i]) * 4 * i, f"id {i}") for i in range(1, 9)]
     sys.setprofile(note)
     try:
         for request in requests:
@@ -172,10 +172,57 @@ def test_a_known_form_of_request_calls_nothing_of_the_frontend(server):
             server.model.answer()
     finally:
         sys.setprofile(None)
+    return called
+
+
+def test_a_known_form_of_request_calls_nothing_of_the_frontend(server):
+    called = ask(server, [infer(bytes([i]) * 4 * i, f"id {i}") for i in range(1, 9)])
     assert server.answers() == [
         (200, header_of(f"id {i}", 4 * i), bytes([i]) * 4 * i) for i in range(1, 9)
     ]
     assert not called
+
+
+def infer_json(values, identifier="x"):
+    entry = {"name": "A", "datatype": "FP32", "shape": [len(values)], "data": values}
+    return post(orjson.dumps({"id": identifier, "inputs": [entry]}), b"/infer")
+
+
+def json_output(datatype, values):
+    return {"name": "OUT", "datatype": datatype, "shape": [len(values)], "data": values}
+
+
+def test_neither_does_one_with_json_values_in_and_out(server):
+    assert "parse" in ask(server, [infer_json([1.5]), infer_json([2.5])])
+    values = [[0.5 * i] * i for i in range(1, 9)]
+    called = ask(server, [infer_json(each, f"id {i}") for i, each in enumerate(values)])
+    assert [(head["id"], head["outputs"]) for _, head, _ in server.answers()[2:]] == [
+        (f"id {i}", [json_output("FP32", each)]) for i, each in enumerate(values)
+    ]
+    assert not called
+
+
+@pytest.mark.parametrize(
+    ("datatype", "size", "answer"),
+    [
+        ("UINT8", 1, [0, 0, 128, 63]),
+        ("FP16", 2, "sending FP16 data via JSON is not supported"),
+        ("BYTES", 0, "output 'OUT'"),
+    ],
+)
+def test_json_outputs_are_formatted_or_python_says_why_not(server, datatype, size, answer):
+    signature = Signature((TensorSpec("OUT", datatype, 1, size),), ())
+    shape = ((4 // size if size else 1,),)
+    for _ in range(2):
+        server.receive(infer_json([1.0]))
+        server.model.answer(signature=signature, shapes=shape)
+        ((status, header, _),) = server.answers()
+        server.transport.sent.clear()
+        if isinstance(answer, str):
+            assert status >= 400
+            assert answer in header["error"]
+        else:
+            assert header["outputs"] == [json_output(datatype, answer)]
 
 
 def test_answers_of_another_datatype_say_so(server):
@@ -379,3 +426,12 @@ def test_python_has_a_large_body_with_its_charge(unrouted, members, status):
         unrouted.model.answer()
     assert [answer[0] for answer in unrouted.answers()] == [status]
     assert held(unrouted) == 0
+
+
+def test_long_json_is_charged_as_its_body_was(unrouted):
+    for count in (1, 50_000):
+        unrouted.receive(infer_json([0.25] * count))
+        assert (held(unrouted) > 4 * count) == (count > 1)
+        unrouted.model.answer()
+    assert [head["outputs"][0]["shape"] for _, head, _ in unrouted.answers()] == [[1], [50_000]]
+    assert (held(unrouted), unrouted.lent) == (0, 0)

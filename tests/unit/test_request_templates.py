@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from gpubridge.errors import BridgeError
-from gpubridge.protocol.body import align_inputs, check_strings
+from gpubridge.protocol.body import align_inputs, check_strings, input_copy
 from gpubridge.protocol.infer_request import FormCache, parse_request
 from gpubridge.protocol.request_templates import TEMPLATE_BYTES
 from tests.fuzz.budget import fuzzed
@@ -45,25 +45,45 @@ def strings(count, seed):
     )
 
 
-class Sent:
-    """A header and its data in memory, as a connection leaves them there."""
+class Slot:
+    """Memory of an arena; ``body`` is what it is charged to."""
+
+    def __init__(self, memory):
+        self.memory = memoryview(memory)
+        self.body = None
+
+    def charge(self, body):
+        self.body = body
+
+
+class Sent(Slot):
+    """A header and its data in memory, as a connection leaves them there; and the arena of that."""
 
     def __init__(self, header, data, room=64):
         self.header = header
         self.begin = 64 - len(header) % 64
         self.start = self.begin + len(header)
         self.following = len(data)
-        self.memory = memoryview(bytearray(self.begin) + bytearray(header + data) + bytearray(room))
+        super().__init__(bytearray(self.begin) + bytearray(header + data) + bytearray(room))
+        self.body = object()
+        self.freed = False
+
+    def allocate(self, nbytes):
+        return Slot(bytearray(nbytes))
+
+    def free(self, slot):
+        assert slot is self
+        assert not self.freed
+        self.freed = True
 
     def match(self, cache):
         return cache.templates.take_json(
-            self, self.begin, len(self.header), self.following, lambda _: None, 0
+            self, self.begin, len(self.header), self.following, lambda _: None, 0, self
         )
 
-    def inputs(self, places):
-        return [
-            bytes(self.memory[self.start + at : self.start + at + nbytes]) for at, nbytes in places
-        ]
+
+def contents(slot, start, places):
+    return [bytes(slot.memory[start + at : start + at + nbytes]) for at, nbytes in places]
 
 
 def expected(config, header, data):
@@ -71,12 +91,14 @@ def expected(config, header, data):
     sent = Sent(header, data)
     try:
         form = parse_request(header, config, len(data), any_region)
-        assert not form.packed
-        views = [
-            sent.memory[sent.start + at : sent.start + at + nbytes] for at, nbytes in form.places
-        ]
-        check_strings(form, config.name, views)
-        places, moved = align_inputs(form, sent.memory, sent.start)
+        if form.packed:
+            copy = input_copy(form, memoryview(data), sent).run()
+            slot, start, places, moved = copy.slot, 0, copy.places, copy.copied
+            check_strings(form, config.name, contents(slot, start, places))
+        else:
+            slot, start = sent, sent.start
+            check_strings(form, config.name, contents(slot, start, form.places))
+            places, moved = align_inputs(form, sent.memory, start)
     except BridgeError:
         return None
     return (
@@ -91,7 +113,7 @@ def expected(config, header, data):
         form.regions() if form.shared else None,
         {name: (output.binary, output.classes) for name, output in (form.outputs or {}).items()},
         form.binary_default,
-        sent.inputs(places),
+        contents(slot, start, places),
     )
 
 
@@ -102,6 +124,10 @@ def options_of(options):
 def found(sent, matched):
     template, request, regions = matched
     form = template.form
+    assert not form.packed
+    # Another slot is charged as the body was, which is freed.
+    assert sent.freed == (request.slot is not sent)
+    assert request.slot.body is sent.body
     return (
         request.identifier,
         request.signature,
@@ -114,7 +140,7 @@ def found(sent, matched):
         regions,
         {name: (output.binary, output.classes) for name, output in (form.outputs or {}).items()},
         form.binary_default,
-        sent.inputs(request.places),
+        contents(request.slot, request.start, request.places),
     )
 
 
@@ -156,7 +182,7 @@ def skeletons(draw):
     names = draw(st.lists(st.sampled_from("ABS"), unique=True, min_size=1))
     return {
         "names": names,
-        "regions": [draw(st.integers(0, 3)) == 3 for _ in names],
+        "ways": [draw(st.sampled_from(["binary", "binary", "JSON", "region"])) for _ in names],
         "id": draw(st.booleans()),
         "parameters": draw(parameters()) if draw(st.booleans()) else None,
         "outputs": draw(st.lists(st.sampled_from("XY"), max_size=2)),
@@ -187,8 +213,8 @@ def requests(draw, skeleton, config):
             ]
         elif member == "inputs":
             document["inputs"] = []
-            for name, shared in zip(skeleton["names"], skeleton["regions"], strict=True):
-                entry, content = one_input(draw, name, batch, shared)
+            for name, way in zip(skeleton["names"], skeleton["ways"], strict=True):
+                entry, content = one_input(draw, name, batch, way)
                 if skeleton["reversed"]:
                     entry = dict(reversed(entry.items()))
                 document["inputs"].append(entry)
@@ -205,7 +231,14 @@ def region(draw):
     }
 
 
-def one_input(draw, name, batch, shared):
+VALUES = {
+    "A": st.one_of(st.floats(width=32, allow_nan=False, allow_infinity=False), st.integers(-9, 9)),
+    "B": st.floats(allow_nan=False, allow_infinity=False),
+    "S": TEXTS,
+}
+
+
+def one_input(draw, name, batch, way):
     n = draw(st.integers(0, 3))
     shape = {"A": [n], "B": [2, n], "S": [draw(st.sampled_from([1, n]))]}[name]
     if batch:
@@ -219,7 +252,13 @@ def one_input(draw, name, batch, shared):
         "shape": shape,
         "datatype": {"A": "FP32", "B": "FP64"}.get(name, "BYTES"),
     }
-    if shared:
+    if way == "JSON":
+        size = {"min_size": count, "max_size": count + draw(st.sampled_from([0, 0, 0, 1]))}
+        entry["data"] = draw(st.lists(VALUES[name], **size))
+        if draw(st.booleans()):
+            entry["data"] = [entry["data"][:1], [entry["data"][1:]]]
+        return entry, b""
+    if way == "region":
         entry["parameters"] = {**region(draw), "shared_memory_byte_size": len(content)}
         return entry, b""
     entry["parameters"] = {"binary_data_size": len(content)}
@@ -372,9 +411,46 @@ def test_depth_has_a_limit():
     assert not matches(nested(17), nested(17))
 
 
-def test_values_as_json_are_no_template():
-    header = orjson.dumps({"inputs": [entry(parameters={}, data=[1, 2])]})
-    assert not matches(header, header, data=b"")
+@pytest.mark.parametrize(
+    ("datatype", "first", "second"),
+    [
+        ("FP32", "[1,2]", "[[-0.5e1],[0.1]]"),
+        ("FP64", "[1.5,2]", "[ 1e-300 ,\n9007199254740993]"),
+        ("INT8", "[1,2]", "[-128,127]"),
+        ("UINT64", "[1,2]", "[0,18446744073709551615]"),
+        ("BOOL", "[true,true]", "[false,true]"),
+        ("BYTES", '["",""]', '["\\ud83d\\ude00\\n","' + "é" * 300 + '"]'),
+    ],
+)
+def test_json_values_may_differ(datatype, first, second):
+    config = model_config(f"A {datatype.replace('BYTES', 'STRING')} [2]")
+    first, second = (
+        b'{"inputs":[{"name":"A","shape":[2],"datatype":"%b","data":%b}]}'
+        % (datatype.encode(), values.encode())
+        for values in (first, second)
+    )
+    assert matches(first, second, config, b"")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    '[1]|[1,2,3]|[1,true]|[1,null]|[1,"2"]|[1,2}|[1,2|1|[1,2,]|[1,01]|[1,1e39]|[1,{}]|[1 2]|null'
+    f"|[1,2],[1,2]|{'[' * 65}1,2{']' * 65}".split("|"),
+)
+def test_wrong_json_values_are_for_the_parser(wrong):
+    header = '{"inputs":[{"name":"A","shape":[2],"datatype":"FP32","data":%s}]}'
+    assert not matches((header % "[1,2]").encode(), (header % wrong).encode(), data=b"")
+
+
+def test_templates_hold_no_values_and_long_ones_match():
+    cache = FormCache(model_config("A FP32 [-1]"))
+    for count in (1, 40_000, 60_000, 5):
+        values = [0.25 * each for each in range(count)]
+        header = orjson.dumps({"inputs": [entry(count=count, parameters={}, data=values)]})
+        assert agree(ONE, cache, header, b"") == (count > 1)
+        if count == 1:
+            cache.parse(header, 0)
+    assert cache.templates.nbytes < 1000
 
 
 def test_many_tensors_have_a_template():
@@ -437,5 +513,5 @@ def test_inputs_move_to_where_they_are_aligned():
     sent = Sent(header, data)
     _, request, _ = sent.match(cache)
     assert (request.copied, request.places) == (16, ((0, 5), (8, 16)))
-    assert sent.inputs(request.places) == [data[:5], data[5:]]
+    assert contents(sent, request.start, request.places) == [data[:5], data[5:]]
     assert Sent(header, data, room=0).match(cache) is None

@@ -1,5 +1,6 @@
 // Request scanners: views lie in the request, counts agree, a key and its values are the text
 // again, and a request matches its own template.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,6 +29,11 @@ void check_scan(const gpubridge::RequestScan& scan, std::string_view text) {
   expect(scan.ranks.size() == scan.inputs, "each input has a rank");
   expect(scan.sizes.size() == scan.size_owners.size(), "each size has an owner");
   for (const std::uint32_t owner : scan.size_owners) expect(owner < scan.inputs, "owners exist");
+  expect(scan.arrays.size() == scan.array_owners.size(), "each array has an owner");
+  for (const std::uint32_t owner : scan.array_owners) expect(owner < scan.inputs, "owners exist");
+  for (const std::string_view array : scan.arrays) {
+    expect(inside(array) && array.front() == '[', "an array is a view of the request");
+  }
   for (const auto& value : scan.others) {
     expect(inside(value.text), "a value is a view of the request");
   }
@@ -38,6 +44,7 @@ std::string text_of(const gpubridge::RequestScan& scan) {
   std::string text;
   std::size_t dim = 0;
   std::size_t size = 0;
+  std::size_t array = 0;
   std::size_t other = 0;
   const auto quoted = [](std::string_view content) { return '"' + std::string(content) + '"'; };
   for (const char character : scan.key) {
@@ -51,13 +58,16 @@ std::string text_of(const gpubridge::RequestScan& scan) {
       text += std::to_string(scan.dims.at(dim++));
     } else if (role == Role::kBinarySize) {
       text += std::to_string(scan.sizes.at(size++));
+    } else if (role == Role::kValues) {
+      text += scan.arrays.at(array++);
     } else {
       const gpubridge::ScannedValue& value = scan.others.at(other++);
       expect(value.role == role, "values are in the order of their markers");
       text += gpubridge::is_text(role) ? quoted(value.text) : std::to_string(value.number);
     }
   }
-  expect(dim == scan.dims.size() && size == scan.sizes.size() && other == scan.others.size(),
+  expect(dim == scan.dims.size() && size == scan.sizes.size() && array == scan.arrays.size() &&
+             other == scan.others.size(),
          "every value has a marker");
   return text;
 }
@@ -65,10 +75,12 @@ std::string text_of(const gpubridge::RequestScan& scan) {
 void check_template(const gpubridge::RequestScan& scan, const gpubridge::RequestScan& again) {
   gpubridge::TemplateRules rules;
   std::size_t dim = 0;
-  for (const std::uint32_t rank : scan.ranks) {
+  for (std::uint32_t i = 0; i < scan.inputs; ++i) {
+    const std::uint32_t rank = scan.ranks[i];
     gpubridge::InputRule rule;
     rule.dims.assign(rank, -1);
     rule.item_size = 4;
+    if (std::ranges::count(scan.array_owners, i) != 0) rule.json = gpubridge::json_type("FP32");
     rules.inputs.push_back(rule);
     dim += rank;
   }

@@ -54,16 +54,20 @@ Case make(fuzz::Input& input) {
     if (kind == 255) made.scan.dims.push_back(number(input));
     rule.item_size = std::array{0U, 1U, 2U, 4U, 8U}.at(input.byte() % 5);
     rule.in_region = input.byte() % 4 == 0;
+    if (!rule.in_region && kind % 8 == 4) {
+      rule.json = ElementType{ElementKind::kUnsigned, rule.item_size};
+      made.scan.add({.role = Role::kValues, .owner = i, .text = "[]"});
+    }
     rule.region_bytes = number(input);
     rule.reshaped = input.byte() % 4 == 0;
     for (int axis = input.byte() % 4; rule.reshaped && axis > 0; --axis) {
       const std::uint8_t dim = input.byte();
       rule.reshape.push_back(dim % 2 == 0 ? -1 : dim % 16);
     }
-    if (!rule.in_region || input.byte() == 7) {
+    if ((!rule.in_region && !rule.json) || input.byte() == 7) {
       made.scan.sizes.push_back(number(input));
       made.scan.size_owners.push_back(i);
-    } else if (input.byte() % 2 == 0) {
+    } else if (rule.in_region && input.byte() % 2 == 0) {
       made.scan.add({.role = Role::kInputBytes, .owner = i, .number = number(input)});
     }
     made.rules.inputs.push_back(std::move(rule));
@@ -113,8 +117,9 @@ std::optional<MatchedRequest> expected(const Case& request, Wide limit) {
     for (const ScannedValue& value : request.scan.others) {
       if (value.owner == i) given = value.number;
     }
-    if (!rule.in_region) given = request.scan.sizes[size++];
+    if (!rule.in_region && !rule.json) given = request.scan.sizes[size++];
     const auto needed = product(shape, rule.item_size == 0 ? 1 : rule.item_size, limit);
+    if (rule.json && needed) given = rule.item_size == 0 ? 0 : static_cast<std::uint64_t>(*needed);
     if (!needed || (rule.item_size != 0 && *needed != given)) return {};
     std::vector<std::int64_t> seen(shape.begin(), shape.end());
     if (rule.reshaped) {

@@ -134,7 +134,7 @@ class Json {
 };
 
 void check_json(const Told& told) {
-  const gpubridge::JsonResponseTemplate known(told.names, told.openings, told.forms);
+  const gpubridge::JsonResponseTemplate known({told.names, told.openings, told.forms}, {});
   const std::string header = known.encode(told.id, told.parameters, told.outputs());
   Json json(header);
   json.take("{");
@@ -204,7 +204,7 @@ class Message {
 };
 
 void check_message(const Told& told, bool stream, std::uint64_t following) {
-  const gpubridge::MessageResponseTemplate known(told.names, told.openings, told.forms);
+  const gpubridge::MessageResponseTemplate known({told.names, told.openings, told.forms});
   const auto outputs = told.outputs();
   const auto frame = known.encode(told.id, told.parameters, outputs, stream, following);
   expect(frame.tags.size() == outputs.size(), "each output has its bytes");
