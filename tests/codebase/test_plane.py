@@ -33,7 +33,7 @@ def test_sanitizers_run_the_files_that_use_the_module():
     ):
         assert plane.is_plane(unit / f"test_{name}.py"), name
     assert plane.is_plane(ROOT / "tests" / "fuzz" / "test_http.py")
-    assert not plane.is_plane(ROOT / "tests" / "process" / "test_infer.py")
+    assert not plane.is_plane(ROOT / "tests" / "process" / "test_bls.py")
     assert not plane.is_plane(unit / "test_restart_of_another_world.py")
 
 

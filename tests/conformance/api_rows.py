@@ -59,19 +59,18 @@ _TABLE = """\
 1.5 InferenceTrace
 1.6 arguments > unit/test_pb_utils_request_response.py::test_values_that_have_no_counterpart
 1.6 accessors
-1.6 what the called model sees > process/test_bls.py::test_all_fields_of_a_call_arrive
+1.6 what the called model sees
 1.6 set_release_flags > process/test_rescheduling.py::test_only_iterative_models_may
 1.6 exec
     process/test_bls.py::test_a_call_and_its_answer
     process/test_bls.py::test_calls_are_refused_before_and_after_execute
-1.6 async_exec > process/test_bls.py::test_coroutines_call_at_once
+1.6 async_exec
 1.7 InferenceResponse
-1.7 outputs asked for > process/test_bad_models.py::test_mistakes_that_triton_accepts_are_accepted
+1.7 outputs asked for > process/test_conformance.py::test_answers_are_those_of_triton_or_differ_with_a_reason
 1.8 send > process/test_decoupled.py::test_execute_that_raises_ends_its_requests_and_closes_their_senders
 1.8 of a model that is not decoupled
     process/test_decoupled.py::test_other_models_may_send_their_one_response
 1.9 ResponseIterator
-    process/test_bls.py::test_an_iterator_begins_again_and_says_when_it_is_done
     process/test_bls.py::test_the_answer_of_a_cancelled_called_model_is_read
     process/test_bls.py::test_an_iterator_that_is_dropped_ends_the_call
 1.10 Logger > unit/test_pb_utils_surface.py::test_logs_go_to_the_server_with_the_callers_line

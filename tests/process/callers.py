@@ -20,9 +20,7 @@ if first == -3:
     os._exit(3)
 if first == -4:
     value[:] = 7
-seen = {"parameters": request.parameters(), "id": request.request_id(),
-        "correlation": request.correlation_id(), "flags": request.flags()}
-return respond({"seen": repr(seen)}, SUM=value + b, DIFFERENCE=value - b)
+return respond(SUM=value + b, DIFFERENCE=value - b)
 """
 )
 REPEAT = """

@@ -57,22 +57,12 @@ def infer_strings(server, model, strings):
 
 
 FAULTS = {
-    "raise ValueError('planted')": "ValueError: planted",
-    "sys.exit(3)": "SystemExit: 3",
     "def recurse(): recurse()\nrecurse()": "RecursionError",
     "raise ValueError('\\ud800')": "ValueError: ",
     "raise ValueError('x' * 3_000_000)": "xxxxxxxxxx",
-    "returned = []": "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0",
-    "returned = good * 2": "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:2",
     "returned = None": "Expected a list in the execute return",
-    "returned = tuple(good)": "Expected a list in the execute return, found type '<class 'tuple'>'",
     "returned = {'OUT': 1}": "Expected a list in the execute return, found type '<class 'dict'>'",
-    "returned = [42]": "Expected an 'InferenceResponse' object",
-    "returned = [pb_utils.Tensor('OUT', np.zeros(1))]": "Expected an 'InferenceResponse' object",
-    "answer(np.zeros(2, np.complex64))": "NumPy dtype is not supported",
-    "answer(np.zeros(1), '')": "Tensor name cannot be an empty string",
     "answer(np.array(['\\ud800'], object))": "UnicodeEncodeError",
-    "good.missing": "AttributeError",
 }
 
 
@@ -126,7 +116,6 @@ def test_outputs_that_are_not_as_configured_are_told_once(tmp_path, environment)
 @pytest.mark.parametrize(
     ("fault", "status", "text"),
     [
-        ("failure('lost', pb_utils.TritonError.NOT_FOUND)", 404, "lost"),
         ("failure('\\ud800')", 500, "?"),
         (
             "pb_utils.InferenceResponse([pb_utils.Tensor('OUT', given)] * 5000)",
@@ -140,17 +129,3 @@ def test_errors_of_their_own(server, fault, status, text):
     got, answer = infer_strings(server, "faulty", [f"returned = [{fault}]".encode()])
     assert got == status
     assert text in json.loads(answer)["error"]
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "answer(np.arange(3, dtype=np.int16))",
-        "answer(np.zeros(1), 'X')",
-        "pb_utils.InferenceResponse([])",
-    ],
-)
-def test_mistakes_that_triton_accepts_are_accepted(server, fault):
-    status, answer = infer_strings(server, "faulty", [f"returned = [{fault}]".encode()])
-    assert status == 200
-    assert b'"model_name":"faulty"' in answer

@@ -53,8 +53,6 @@ call(1, model_version=1).exec()
     {'SUM': [2.0]}
 call(inputs=[tensor('A', []), tensor('B', [])]).exec()
     {'SUM': []}
-call(-2).exec()
-    NOT_FOUND: coded
 shaped(1, 2).exec()
     {'ROW': [[1.0, 2.0]], 'PAIR': [[[1.0], [2.0]]]}
 next(iter(shaped(1, 2).exec(decoupled=True)))
@@ -62,11 +60,6 @@ next(iter(shaped(1, 2).exec(decoupled=True)))
 shaped(1, 2, 3, 4, 5, 6).exec()
     INTERNAL: output tensor shape does not match size of output for 'PAIR': expected the dims of its
     reshape [-1,2], got [5]
-call(1, model='nope').exec()
-    NOT_FOUND: Model nope - Error when running inference: Request for unknown model: 'nope' is not found
-call(1, model_version=7).exec()
-    NOT_FOUND: Model add_sub - Error when running inference: Request for unknown model: 'add_sub' version
-    7 is not found
 call(1, model_version=-2).exec()
     NOT_FOUND: Model add_sub - Error when running inference: Request for unknown model: 'add_sub' version
     -2 is not found
@@ -76,44 +69,11 @@ call(1, correlation_id='a' * 129).exec()
 [q := call(1), setattr(q, '_correlation_id', 1 << 64), q.exec()][2]
     INVALID_ARG: Model add_sub - Error when running inference: the request's correlation id, flags,
     timeout or parameters cannot be passed on: context field 'correlation_id': got 18446744073709551616
-call(inputs=[tensor('A', [1])]).exec()
-    INVALID_ARG: Model add_sub - Error when running inference: [request id: <id_unknown>] expected 2
-    inputs but got 1 inputs for model 'add_sub'. Got input(s) ['A'], but missing required input(s)
-    ['B']. Please provide all required input(s).
-call(inputs=[tensor('A', [1]), tensor('B', [1], np.int32)]).exec()
-    INVALID_ARG: Model add_sub - Error when running inference: [request id: <id_unknown>] inference
-    input 'B' data-type is 'INT32', but model 'add_sub' expects 'FP32'
-call(1, outputs=['NOPE']).exec()
-    INVALID_ARG: Model add_sub - Error when running inference: unexpected inference output 'NOPE' for
-    model 'add_sub'
-repeat(1).exec()
-    UNSUPPORTED: Model repeat - Error when running inference: Model repeat is using the decoupled. The
-    current BLS request call doesn't support models using the decoupled transaction policy. Please use
-    'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models.'
 """
     ),
 )
 def test_a_call_and_its_answer(server, code, said):
     assert run(server, f"said = show({code})") == said
-
-
-def test_an_exception_of_the_called_model_is_the_answer(server):
-    said = run(server, "said = show(call(-1).exec())")
-    assert said.startswith(
-        "INTERNAL: Failed to process the request(s) for model 'add_sub_0', message: ValueError: minus"
-    )
-
-
-def test_all_fields_of_a_call_arrive(server):
-    said = run(
-        server,
-        "r = call(1, request_id='me', correlation_id=5, flags=3, parameters={'k': 1})\n"
-        "said = r.exec().parameters()",
-    )
-    assert (
-        "'parameters': '{\"k\":1}', 'id': 'me', 'correlation': 5, 'flags': 3"
-        in json.loads(said)["seen"]
-    )
 
 
 def test_a_request_can_be_sent_again(server):
@@ -155,16 +115,6 @@ def test_many_threads_call_at_once(server):
     assert said == "(400, True)"
 
 
-def test_coroutines_call_at_once(server):
-    said = run(
-        server,
-        "async def all_of_them():\n"
-        "    return [show(r)['SUM'][0] for r in await asyncio.gather(*[call(i).async_exec() for i in range(64)])]\n"
-        "said = asyncio.run(all_of_them()) == [i + 1 for i in range(64)]",
-    )
-    assert said == "True"
-
-
 def test_threads_and_coroutines_call_beside_each_other(server):
     said = run(
         server,
@@ -179,11 +129,6 @@ def test_threads_and_coroutines_call_beside_each_other(server):
         "said = len(sums), all(sums)",
     )
     assert said == "(300, True)"
-
-
-def test_async_exec_needs_a_loop(server):
-    code = "try: call().async_exec()\nexcept RuntimeError as error: said = error"
-    assert run(server, code) == "no running event loop"
 
 
 QUEUED = answering(
@@ -240,17 +185,6 @@ def test_an_iterator_gives_every_response_and_an_empty_last(server, count):
     assert said == "True"
 
 
-def test_an_iterator_begins_again_and_says_when_it_is_done(server):
-    said = run(
-        server,
-        "it = call(1).exec(decoupled=True)\n"
-        "one, two = [show(r) for r in it], [show(r) for r in it]\n"
-        "try: next(it)\n"
-        "except StopIteration as stop: said = one == two, str(stop)",
-    )
-    assert said == "(True, 'Iteration is done for the responses.')"
-
-
 def test_an_iterator_can_be_awaited(server):
     said = run(
         server,
@@ -270,15 +204,6 @@ def test_coroutines_that_iterate_without_awaiting_have_their_calls_answered_toge
         "said = asyncio.run(all_of_them())"
     )
     assert run(server, code) == str([[[0], [1], [2], [3], None]] * 4)
-
-
-def test_a_called_model_is_told_that_it_is_cancelled(server):
-    said = run(
-        server,
-        "it = repeat(-1).exec(decoupled=True)\nnext(it); it.cancel()\n"
-        "said = show([r for r in it][-1])",
-    )
-    assert said == "{}"
 
 
 def test_the_answer_of_a_cancelled_called_model_is_read(server):

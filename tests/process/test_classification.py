@@ -1,13 +1,9 @@
 """The classification extension through tritonclient, over every endpoint."""
 
-import asyncio
-
 import numpy as np
 import pytest
 import tritonclient.grpc as over_grpc
-import tritonclient.grpc.aio as over_grpc_aio
 import tritonclient.http as over_http
-import tritonclient.http.aio as over_http_aio
 from tritonclient.utils import InferenceServerException
 
 from tests.process.model_sources import answering
@@ -55,18 +51,6 @@ def test_over_grpc_beside_an_output_that_is_asked_for_itself(server):
             assert answer.as_numpy("OUT").tolist() == EXPECTED
             assert answer.as_numpy("FLAG").tolist() == (ROWS > 1).tolist()
             assert answer.get_response().id == "mine"
-
-
-@pytest.mark.parametrize(
-    ("module", "url"), [(over_http_aio, "http_url"), (over_grpc_aio, "grpc_url")]
-)
-def test_over_the_asyncio_clients(server, module, url):
-    async def ask():
-        async with module.InferenceServerClient(getattr(server, url)) as client:
-            output = module.InferRequestedOutput("OUT", class_count=2)
-            return await client.infer("m", [tensor(module)], outputs=[output])
-
-    assert asyncio.run(ask()).as_numpy("OUT").tolist() == EXPECTED
 
 
 @pytest.mark.parametrize(("module", "url"), [(over_http, "http_url"), (over_grpc, "grpc_url")])

@@ -182,19 +182,6 @@ def test_bodies_that_are_made_and_read_apart_from_a_client(server):
     assert seen(kind.parse_response_body(answer, header_length=length))[0] == "body"
 
 
-def test_answers_as_json(server):
-    with grpc_client.InferenceServerClient(server.grpc_url) as client:
-        assert client.get_server_metadata(as_json=True)["name"] == "triton"
-        assert client.get_model_metadata("seen", as_json=True)["name"] == "seen"
-        assert client.get_model_config("seen", as_json=True)["config"]["name"] == "seen"
-        assert client.get_model_repository_index(as_json=True)["models"][0]["name"] == "seen"
-        assert client.get_inference_statistics("seen", as_json=True)["model_stats"]
-        assert "settings" in client.get_trace_settings(as_json=True)
-        assert "settings" in client.get_log_settings(as_json=True)
-        assert client.get_system_shared_memory_status(as_json=True) == {}
-        assert client.infer("seen", inputs(grpc_client)).get_response(as_json=True)["outputs"]
-
-
 def test_channels_with_options_of_their_own(server):
     options = grpc_client.KeepAliveOptions(
         keepalive_time_ms=10_000, keepalive_timeout_ms=5000, keepalive_permit_without_calls=True

@@ -1,6 +1,5 @@
 """gRPC as clients of several kinds see it: tritonclient sync and asyncio, and plain grpcio."""
 
-import asyncio
 import queue
 import threading
 
@@ -19,7 +18,6 @@ from tests.process.server import (
 
 grpc = pytest.importorskip("grpc")
 triton = pytest.importorskip("tritonclient.grpc")
-aio = pytest.importorskip("tritonclient.grpc.aio")
 from tritonclient.grpc import service_pb2  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402
 
@@ -56,24 +54,6 @@ def tensor(data, datatype="FP32"):
     return triton.InferInput("IN", list(data.shape), datatype).set_data_from_numpy(data)
 
 
-def test_metadata_of_the_server_and_its_models(client):
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("echo")
-    assert client.is_model_ready("echo", "1")
-    assert not client.is_model_ready("echo", "2")
-    assert not client.is_model_ready("none")
-    assert client.get_server_metadata().name == "triton"
-    metadata = client.get_model_metadata("echo")
-    assert [list(t.shape) for t in metadata.inputs] == [[-1]]
-    assert list(metadata.versions) == ["1"]
-    assert client.get_model_config("echo").config.backend == "python"
-    index = client.get_model_repository_index()
-    assert [(m.name, m.version, m.state) for m in index.models] == [
-        (name, "1", "READY") for name in ("echo", "m", "pair", "strings")
-    ]
-
-
 @pytest.mark.parametrize("size", [0, 1, 16, 20_000, 3_000_000])
 def test_tensors_of_all_sizes_come_back(client, size):
     data = np.arange(size, dtype=np.float32) % 1000 + 100
@@ -88,13 +68,6 @@ def test_strings_come_back(client):
     assert result.as_numpy("OUT").tolist() == data.tolist()
 
 
-@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_compressed_requests_are_understood(client, algorithm):
-    data = np.ones(50_000, np.float32)
-    result = client.infer("echo", [tensor(data)], compression_algorithm=algorithm)
-    np.testing.assert_array_equal(result.as_numpy("OUT"), data)
-
-
 def test_large_tensors_are_not_copied_on_their_way_in(server, client):
     def copied():
         labels = '{kind="host",model="echo",version="1"}'
@@ -105,31 +78,6 @@ def test_large_tensors_are_not_copied_on_their_way_in(server, client):
     client.infer("echo", [tensor(data)])
     # What came together with something else; the model lets its input through.
     assert copied() - before <= 0.01 * data.nbytes + (1 << 16)
-
-
-ERRORS = {
-    "unknown model": (
-        "none",
-        np.ones(1, np.float32),
-        "StatusCode.NOT_FOUND",
-        "'none' is not found",
-    ),
-    "model's own": ("echo", np.full(1, 13, np.float32), "StatusCode.INTERNAL", "thirteen"),
-    "wrong shape": (
-        "echo",
-        np.ones((1, 1), np.float32),
-        "StatusCode.INVALID_ARGUMENT",
-        "unexpected shape for input 'IN'",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", ERRORS)
-def test_errors_have_the_right_status(client, case):
-    model, data, status, text = ERRORS[case]
-    with pytest.raises(InferenceServerException, match=text) as caught:
-        client.infer(model, [tensor(data)])
-    assert caught.value.status() == status
 
 
 @pytest.fixture
@@ -253,27 +201,6 @@ def test_a_stream_whose_client_does_not_read_slows_only_itself(server):
             assert not next(answers).error_message
         closing.set()
     assert sent == requests
-
-
-def test_asyncio_clients_are_served(server):
-    async def session():
-        async with aio.InferenceServerClient(server.grpc_url) as client:
-            assert await client.is_server_ready()
-            inputs = [tensor(np.full(2, 4, np.float32))]
-            results = await asyncio.gather(*(client.infer("echo", inputs) for _ in range(50)))
-
-            async def requests():
-                for _ in range(5):
-                    yield {"model_name": "echo", "inputs": inputs}
-
-            streamed = [entry async for entry in client.stream_infer(requests())]
-            return results, streamed
-
-    results, streamed = asyncio.run(session())
-    assert [r.as_numpy("OUT").tolist() for r in results] == [[4.0, 4.0]] * 50
-    assert [(r.as_numpy("OUT").tolist(), error) for r, error in streamed] == [
-        ([4.0, 4.0], None)
-    ] * 5
 
 
 BAD_CALLS = {

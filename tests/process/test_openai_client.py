@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.gates import Gate
 from tests.process.openai_models import chat_body, write_openai_models
-from tests.process.server import running_server, wait_until
+from tests.process.server import running_server
 
 pytestmark = pytest.mark.extra
 openai = pytest.importorskip("openai", reason="needs openai")
@@ -88,14 +87,6 @@ def test_errors_are_the_clients_classes(client):
         next(stream)
 
 
-def test_a_stream_that_is_closed_cancels_the_request(client, server, tmp_path):
-    mark = tmp_path / "cancelled"
-    body = chat_body(("text", "a"), ("until_cancelled", str(mark)))
-    with client.chat.completions.create(**body, stream=True) as stream:
-        next(stream)
-    wait_until(mark.exists, "the model to see that its client left", server)
-
-
 def test_the_asynchronous_client(server):
     async def run():
         async with openai.AsyncOpenAI(
@@ -115,37 +106,6 @@ def test_the_asynchronous_client(server):
                 await client.models.retrieve("none")
 
     asyncio.run(run())
-
-
-def test_a_wrong_key_and_a_full_queue(tmp_path):
-    write_openai_models(tmp_path)
-    with running_server(
-        tmp_path, "--http-restricted-api=openai:authorization=Bearer right"
-    ) as server:
-        url = f"http://{server.http_url}/v1"
-        with openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client:
-            with pytest.raises(openai.AuthenticationError):
-                client.models.list()
-            right = client.with_options(api_key="right")
-            assert right.models.list().data
-
-            async def run():
-                async with openai.AsyncOpenAI(
-                    base_url=url, api_key="right", max_retries=0
-                ) as several:
-                    gate = Gate(tmp_path / "full" / "1" / "gate")
-                    slow = [
-                        asyncio.ensure_future(
-                            several.completions.create(model="full", prompt="slow")
-                        )
-                        for _ in range(4)
-                    ]
-                    await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
-                    gate.open()
-                    return await asyncio.gather(*slow, return_exceptions=True)
-
-            answers = asyncio.run(run())
-            assert openai.RateLimitError in {type(answer) for answer in answers}
 
 
 def test_the_lines_of_the_example(capfd):

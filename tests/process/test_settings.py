@@ -191,12 +191,9 @@ def test_bad_settings_change_nothing(server):
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--trace-config", "opentelemetry,url=ftp://x"], "opentelemetry,url expects http://HOST"),
-        (["--trace-config", "mode=jaeger"], "expects one of level, rate, count, mode=triton|open"),
         (["--trace-config", "triton,colour=red"], "expects one of level, rate"),
         (["--trace-config", "rate=0"], "sample rate must be non-zero"),
         (["--trace-rate", "0"], "sample rate must be non-zero"),
-        (["--metrics-config", "colour=red"], "expects one of counter_latencies"),
         (["--metrics-interval-ms", "0"], "--metrics-interval-ms expects a number above 0"),
         (["--log-file", "/nowhere/at/all"], "--log-file: cannot write to /nowhere/at/all"),
     ],

@@ -86,14 +86,3 @@ def test_the_metrics_say_the_same(server):
     (model,) = json.loads(body)["model_stats"]
     spent = model["inference_stats"]["success"]["ns"]
     assert found[f"nv_inference_request_duration_us{labels}"] == spent // 1000
-
-
-def test_all_models_are_listed_and_unknown_ones_are_not_found(server):
-    status, _, body = server.request("GET", "/v2/models/stats")
-    assert status == 200
-    assert [m["name"] for m in json.loads(body)["model_stats"]] == ["known", "other"]
-    status, _, body = server.request("GET", "/v2/models/none/stats")
-    assert (status, json.loads(body)) == (
-        400,
-        {"error": "requested model 'none' is not available"},
-    )

@@ -243,21 +243,6 @@ def test_every_response_of_a_decoupled_request(traced):
     assert times == sorted(times)
 
 
-def test_one_request_of_so_many_and_no_more_than_the_count(traced):
-    traced.set(level=["TIMESTAMPS"], rate="3", count="2")
-    for number in range(1, 12):
-        ask(traced.server, request_id=str(number))
-    _, _, body = traced.server.request("GET", "/v2/trace/setting")
-    assert json.loads(body)["trace_count"] == "0"
-    # More are wanted.
-    for number in (12, 14):
-        traced.set(count="1", rate="1")
-        ask(traced.server, request_id=str(number))
-        ask(traced.server, request_id=str(number + 1))
-    traces = traced.complete(4)
-    assert [t["model"]["request_id"] for t in traces.values()] == ["3", "6", "12", "14"]
-
-
 def test_files_of_so_many_traces_and_what_is_left_at_the_end(tmp_path):
     write_model(tmp_path / "models", "m", answering(CODE))
     config = (
@@ -274,21 +259,6 @@ def test_files_of_so_many_traces_and_what_is_left_at_the_end(tmp_path):
     ids = [[t["model"]["request_id"] for t in read(tmp_path / f"t.{n}").values()] for n in range(3)]
     assert ids == [["0", "1"], ["2", "3"], ["4"]]
     assert not (tmp_path / "t").exists()
-
-
-def test_levels_of_one_model_at_run_time(traced):
-    ask(traced.server)
-    traced.set("m", level=["TIMESTAMPS"])
-    ask(traced.server, "other")
-    for request_id in ("wanted", "wanted, too"):
-        ask(traced.server, "m", request_id=request_id)
-    traced.set("m", level=None)
-    ask(traced.server, "m")
-    traced.set("other", level=["TIMESTAMPS"])
-    ask(traced.server, "other", request_id="the last")
-    traced.set("other", level=None)
-    found = [trace["model"]["request_id"] for trace in traced.complete(3).values()]
-    assert found == ["wanted", "wanted, too", "the last"]
 
 
 def test_requests_that_fail_are_traced_too(traced):
