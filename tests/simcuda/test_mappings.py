@@ -162,15 +162,6 @@ def share(one, two, path):
     two.do(SETUP + IMPORT)
 
 
-def test_memory_is_shared_by_a_descriptor(machine, one, two, tmp_path):
-    share(one, two, tmp_path / "socket")
-    assert one.do("answer = pointer") != two.do("answer = pointer")
-    one.do("fill(pointer, 5, BLOCK); ok(d.cuCtxSynchronize())")
-    assert two.do("fill(pointer, 6, 1); answer = list(read(pointer, 2))") == [6, 5]
-    assert one.do("answer = read(pointer, 1)[0]") == 6
-    assert machine.used(0) == BLOCK
-
-
 @pytest.mark.parametrize("killed", [True, False])
 def test_memory_outlives_who_has_made_it(machine, one, two, tmp_path, killed):
     machine.set_memory(BLOCK)

@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.simcuda.processes import running_worker
-
 pytest.importorskip("cuda.bindings")
 
 BLOCK = 2 << 20
@@ -25,20 +23,6 @@ answer = int(pointer)
 def test_nothing_works_before_it_is_initialized(worker):
     worker.refuses("NOT_INITIALIZED", "ok(d.cuDeviceGetCount())")
     worker.refuses("INVALID_CONTEXT", "ok(d.cuInit(0)); ok(d.cuMemAlloc(1))")
-
-
-def test_written_memory_is_read(machine, worker):
-    assert worker.do(
-        "start(); a = ok(d.cuMemAlloc(100)); b = ok(d.cuMemAlloc(100))\n"
-        "ok(d.cuMemcpyHtoD(a, bytes(range(100)), 100)); ok(d.cuMemcpyDtoD(b, a, 100))\n"
-        "answer = list(read(int(b) + 10, 3))"
-    ) == [10, 11, 12]
-    # Small ones share a block.
-    assert machine.used(0) == BLOCK
-    worker.do("ok(d.cuMemFree(a)); ok(d.cuMemFree(b))")
-    assert machine.used(0) == 0
-    copies = machine.calls("cuMemcpyHtoD")
-    assert [(call.arguments, call.result) for call in copies] == [((100,), 0)]
 
 
 def test_the_host_cannot_read_device_memory(worker):
@@ -77,13 +61,6 @@ def test_a_wrong_address_ends_the_context(careless, worker, misuse, text):
 def test_missing_memory_cannot_be_used(careless, worker, misuse):
     worker.do("start()")
     worker.do(misuse)
-
-
-def test_memory_comes_to_an_end(machine, worker):
-    machine.set_memory(5 * BLOCK)
-    worker.do("start(); a = ok(d.cuMemAlloc(told))", 3 * BLOCK)
-    worker.refuses("OUT_OF_MEMORY", "ok(d.cuMemAlloc(told))", 3 * BLOCK)
-    worker.do("ok(d.cuMemFree(a)); ok(d.cuMemAlloc(told))", 3 * BLOCK)
 
 
 def test_the_memory_of_a_process_that_is_gone_is_free_again(machine, one, two):
@@ -147,14 +124,6 @@ def test_the_legacy_stream_waits_for_blocking_streams_only(worker, flags):
     assert seen == (5 if flags == 0 else 0)
 
 
-def test_an_event_tells_when_it_has_come(worker):
-    worker.do(TWO_STREAMS, 1)
-    assert worker.do("answer = int(d.cuEventQuery(event)[0])") == 600
-    assert worker.do("answer = int(d.cuStreamQuery(one)[0])") == 600
-    worker.do("released.set(); ok(d.cuEventSynchronize(event))")
-    assert worker.do("answer = int(d.cuEventQuery(event)[0])") == 0
-
-
 def test_a_wait_means_what_was_recorded_before_it(worker):
     worker.do(TWO_STREAMS, 1)
     worker.do("early = ok(d.cuEventCreate(2)); ok(d.cuEventRecord(early, two))")
@@ -209,20 +178,6 @@ def test_an_event_is_recorded_on_streams_of_its_device_only(worker):
     # Others may wait for it.
     worker.do("ok(d.cuEventRecord(event, stream)); ok(d.cuStreamWaitEvent(theirs, event, 0))")
     worker.do("ok(d.cuStreamSynchronize(theirs))")
-
-
-def test_memory_is_shared_at_another_address(one, two):
-    handle = one.do(EXPORT)
-    there = two.do(IMPORT, handle)
-    assert there != one.do("answer = int(pointer)")
-    assert two.do("answer = read(pointer, 1)[0]") == 1
-    two.do("fill(pointer, 2, 4096); ok(d.cuCtxSynchronize())")
-    assert one.do("answer = read(int(pointer) + 4095, 1)[0]") == 2
-    # Open once more it is the same, and to be closed once more.
-    assert two.do("answer = int(ok(d.cuIpcOpenMemHandle(handle, 1)))") == there
-    two.do("ok(d.cuIpcCloseMemHandle(pointer)); read(pointer, 1)")
-    two.do("ok(d.cuIpcCloseMemHandle(pointer))")
-    one.do("read(pointer, 1)")
 
 
 def test_the_own_handle_and_that_of_another_device_are_refused(machine, one, two):
@@ -295,26 +250,6 @@ def test_calls_fail_when_they_are_told_to(machine, worker):
     worker.do("ok(d.cuIpcGetMemHandle(pointer))")
     results = [call.result for call in machine.calls("cuMemAlloc", worker.pid)]
     assert results == [0, 2, 0]
-
-
-@pytest.mark.parametrize(
-    ("visible", "last_bytes"), [("1,0", [1, 0]), ("1", [1]), ("0,7,1", [0]), (None, [0, 1])]
-)
-def test_devices_may_be_hidden_and_reordered(machine, visible, last_bytes):
-    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    with running_worker(machine, environment) as worker:
-        assert (
-            worker.do(
-                "ok(d.cuInit(0)); answer = ["
-                "ok(d.cuDeviceGetUuid(i)).bytes[15] for i in range(ok(d.cuDeviceGetCount()))]"
-            )
-            == last_bytes
-        )
-
-
-def test_a_machine_may_have_no_device(machine, worker):
-    machine.set_devices(0)
-    worker.refuses("NO_DEVICE", "ok(d.cuInit(0))")
 
 
 def test_unknown_functions_are_not_found(worker):
