@@ -1,4 +1,4 @@
-"""Clients' CUDA memory: registered over HTTP and gRPC, read and written where it is."""
+"""Clients' CUDA memory: registered, read and written where it is (`tests/gpu` has both protocols)."""
 
 import base64
 import io
@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import tritonclient.grpc as grpcclient
 
 from tests.process.device_models import (
     DOUBLE,
@@ -20,7 +19,7 @@ from tests.process.device_models import (
 )
 from tests.process.gates import Gate
 from tests.process.server import wait_until, write_model
-from tests.process.test_device_edges import HOST, ensemble
+from tests.process.test_device_edges import HOST, doubling_into, ensemble
 from tests.process.test_device_network import pids_of, placement
 from tests.simcuda.processes import running_worker
 
@@ -29,35 +28,7 @@ NBYTES = 4 * COUNT
 BLOCK = 2 << 20
 
 # Doubles its input into the place where the output is wanted.
-IN_PLACE = (
-    DOUBLE.replace(
-        'out = library.array("out", given.shape())',
-        'tensor = request.output("OUT", given.shape(), np.float32, "cuda")\n'
-        "        out = Array(library.pointer(tensor), given.shape(), np.float32, None)",
-    ).replace('[pb_utils.Tensor.from_dlpack("OUT", out)]', "[self.written(tensor)]")
-    + """
-    def written(self, tensor):
-        event = ok(d.cuEventCreate(2))
-        ok(d.cuEventRecord(event, self.library.stream))
-        ok(d.cuStreamWaitEvent(1, event, 0))
-        return tensor
-"""
-)
-
-# Answers with its input, when it is told to.
-SLOW = (
-    LIBRARY
-    + """
-
-class TritonPythonModel:
-    def execute(self, requests):
-        folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        open(os.path.join(folder, "begun"), "w").close()
-        fcntl.flock(open(os.path.join(folder, "go")), fcntl.LOCK_SH)
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())])
-                for r in requests]
-"""
-)
+IN_PLACE = doubling_into('request.output("OUT", given.shape(), np.float32, "cuda")')
 
 
 # Keeps its first input, and answers with what it has kept.
@@ -151,14 +122,12 @@ def served(repository):
     write_device_model(repository, "double", DOUBLE)
     write_device_model(repository, "second", DOUBLE)
     write_device_model(repository, "in_place", IN_PLACE)
-    write_device_model(repository, "slow", SLOW)
     write_device_model(repository, "copies", DOUBLE, config=placement("copy", "INPUT_SHARING"))
     forced = placement("yes", "FORCE_CPU_ONLY_INPUT_TENSORS")
     write_device_model(repository, "forced", DOUBLE, config=forced)
     write_device_model(repository, "keeper", KEEPER)
     write_device_model(repository, "lingering", LINGERING)
     write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
-    ensemble(repository, "both", ["double", "second"])
     ensemble(repository, "step", ["lingering"])
     with running_device_server(repository) as served:
         yield served
@@ -246,18 +215,6 @@ def test_small_regions_of_a_client_share_a_block_where_the_driver_opens_it_twice
     assert (status, answer["outputs"][0]["data"]) == (200, (2 * given).tolist())
 
 
-def test_an_ensemble_from_and_to_memory_of_a_client(served, client):
-    prepared(client, "in", "out")
-    given = np.random.default_rng(5).random(COUNT, np.float32)
-    client.write("in", given)
-    with (
-        served.doing("double", d2d=(NBYTES, 1)),
-        served.doing("second", d2d=(NBYTES, 1), waits=1),
-    ):
-        assert infer(served, "both", region("in"), region("out"))[0] == 200
-    assert (client.read("out", COUNT) == 4 * given).all()
-
-
 def test_a_region_is_opened_once_by_each_process(served, client):
     prepared(client, "in", "out")
     client.write("in", np.ones(COUNT, np.float32))
@@ -338,26 +295,6 @@ def test_memory_that_is_no_clients_is_refused(served, client):
     assert f"should be at least {NBYTES} bytes" in answer["error"]
 
 
-def test_a_region_in_use_cannot_be_unregistered(served, client, repository):
-    prepared(client, "in")
-    client.write("in", np.ones(COUNT, np.float32))
-    marks, gate = repository / "slow", Gate(repository / "slow" / "go")
-    with grpcclient.InferenceServerClient(served.server.grpc_url) as grpc:
-        given = grpcclient.InferInput("IN", [COUNT], "FP32")
-        given.set_shared_memory("in", NBYTES)
-        answers = []
-        grpc.async_infer("slow", [given], lambda result, error: answers.append((result, error)))
-        wait_until((marks / "begun").exists, "the model to begin", served.server)
-        status, answer = client.post("region/in/unregister")
-        assert status == 500
-        assert "currently in use" in answer
-        gate.open()
-        wait_until(lambda: answers, "the answer", served.server)
-    ((result, error),) = answers
-    assert error is None
-    assert (result.as_numpy("OUT") == 1).all()
-
-
 def test_a_region_is_free_when_the_last_stream_has_passed(served, client, repository):
     prepared(client, "in")
     client.write("in", np.ones(COUNT, np.float32))
@@ -369,25 +306,6 @@ def test_a_region_is_free_when_the_last_stream_has_passed(served, client, reposi
     assert "currently in use" in answer
     gate.open()
     wait_until(lambda: client.post("region/in/unregister")[0] == 200, "that", served.server)
-
-
-def test_over_grpc(served, client):
-    client.allocate("in", NBYTES)
-    client.write("in", np.ones(COUNT, np.float32))
-    with grpcclient.InferenceServerClient(served.server.grpc_url) as grpc:
-        handle = base64.b64encode(client.handles["in"])
-        grpc.register_cuda_shared_memory("in", handle, 0, NBYTES)
-        (found,) = grpc.get_cuda_shared_memory_status().regions.values()
-        assert (found.name, found.device_id, found.byte_size) == ("in", 0, NBYTES)
-        given = grpcclient.InferInput("IN", [COUNT], "FP32")
-        given.set_shared_memory("in", NBYTES)
-        wanted = grpcclient.InferRequestedOutput("OUT")
-        wanted.set_shared_memory("in", NBYTES)
-        with served.doing("double", d2d=(NBYTES, 1), waits=1):
-            grpc.infer("double", [given], outputs=[wanted])
-        assert (client.read("in", COUNT) == 2).all()
-        grpc.unregister_cuda_shared_memory("in")
-        assert not grpc.get_cuda_shared_memory_status().regions
 
 
 def test_memory_that_a_process_cannot_open_fails_the_request_that_needs_it(served, client):

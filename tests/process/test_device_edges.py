@@ -20,17 +20,16 @@ from tests.process.server import write_model
 COUNT = 20_000
 NBYTES = 4 * COUNT
 
-# Doubles its input on the GPU, into memory of the arena.
-IN_ARENA = (
-    DOUBLE.replace(
-        'out = library.array("out", given.shape())',
-        'tensor = pb_utils.Tensor.empty("OUT", given.shape(), np.float32, "cuda")\n'
-        "        out = Array(library.pointer(tensor), given.shape(), np.float32, None)",
-    ).replace(
-        '[pb_utils.Tensor.from_dlpack("OUT", out)]',
-        "[self.written(tensor)]",
-    )
-    + """
+
+def doubling_into(tensor):
+    """Return the source of a model that doubles its input on the GPU, into the output that an expression makes."""
+    return (
+        DOUBLE.replace(
+            'out = library.array("out", given.shape())',
+            f"tensor = {tensor}\n"
+            "        out = Array(library.pointer(tensor), given.shape(), np.float32, None)",
+        ).replace('[pb_utils.Tensor.from_dlpack("OUT", out)]', "[self.written(tensor)]")
+        + """
     def written(self, tensor):
         # The legacy stream, on which the tensor was handed out, waits for the kernel.
         event = ok(d.cuEventCreate(2))
@@ -38,7 +37,10 @@ IN_ARENA = (
         ok(d.cuStreamWaitEvent(1, event, 0))
         return tensor
 """
-)
+    )
+
+
+IN_ARENA = doubling_into('pb_utils.Tensor.empty("OUT", given.shape(), np.float32, "cuda")')
 
 # Has memory of its own from the start.
 EARLY = (
