@@ -101,5 +101,4 @@ def run(server, code, model="caller"):
 
 
 def answered(server, model):
-    stats = json.loads(server.request("GET", f"/v2/models/{model}/stats")[2])["model_stats"][0]
-    return stats["inference_stats"]["success"]["count"]
+    return server.statistics(model)["inference_stats"]["success"]["count"]

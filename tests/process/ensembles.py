@@ -179,13 +179,3 @@ def infer(server, model, inputs, **members):
     if status != 200:
         return status, document["error"]
     return {output["name"]: output["data"] for output in document["outputs"]}
-
-
-def statistics(server, model):
-    return json.loads(server.request("GET", f"/v2/models/{model}/stats")[2])["model_stats"][0]
-
-
-def copied(server, model):
-    return server.metrics()[
-        f'gpubridge_copied_bytes_total{{kind="host",model="{model}",version="1"}}'
-    ]

@@ -126,6 +126,16 @@ class Server:
         """Return how many requests to the model's first version are not answered yet."""
         return self.metrics()[f'gpubridge_open_requests{{model="{model}",version="1"}}']
 
+    def copied(self, model: str) -> float:
+        """Return how many bytes were copied in host memory for the model's first version."""
+        labels = f'{{kind="host",model="{model}",version="1"}}'
+        return self.metrics()["gpubridge_copied_bytes_total" + labels]
+
+    def statistics(self, model: str) -> dict:
+        """Return the statistics of a model that has one version."""
+        (found,) = json.loads(self.request("GET", f"/v2/models/{model}/stats")[2])["model_stats"]
+        return found
+
     def unload_all(self) -> None:
         """Unload its models, and wait for the end of their processes and of what these log."""
         for name, _ in self.index():

@@ -105,8 +105,7 @@ def test_the_scheduler_is_the_completed_one(served):
         wait_until(lambda: server.open_requests() == 4, "the requests to be there", server)
         gate.open()
         [answer.result() for answer in asked]
-    body = server.request("GET", "/v2/models/m/stats")[2]
-    sizes = [row["batch_size"] for row in json.loads(body)["model_stats"][0]["batch_stats"]]
+    sizes = [row["batch_size"] for row in server.statistics("m")["batch_stats"]]
     assert max(sizes) > 1
 
 

@@ -1,7 +1,6 @@
 """Schedulers at work: real requests, gathered, ordered, refused and kept together."""
 
 import concurrent.futures
-import json
 
 import numpy as np
 import pytest
@@ -102,15 +101,10 @@ def ask(server, model, value, size=1, **options):
     return [result.as_numpy(name) for name in ("OUT", "SIZE")]
 
 
-def statistics(server, model):
-    _, _, body = server.request("GET", f"/v2/models/{model}/stats")
-    return json.loads(body)["model_stats"][0]
-
-
 def test_requests_that_come_together_are_one_batch(server, threads):
     answers = list(threads.map(lambda size: ask(server, "gather", 0, size)[0], [1, 2, 5]))
     assert [answer.tolist() for answer in answers] == [[[8.0]] * 1, [[8.0]] * 2, [[8.0]] * 5]
-    figures = statistics(server, "gather")
+    figures = server.statistics("gather")
     assert (figures["execution_count"], figures["inference_count"]) == (1, 8)
     assert [entry["batch_size"] for entry in figures["batch_stats"]] == [8]
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.process.callers import PRELUDE, run, write_models
+from tests.process.callers import PRELUDE, answered, run, write_models
 from tests.process.controlled import control, only
 from tests.process.model_sources import answering
 from tests.process.server import running_server, wait_until, write_code_model, write_model
@@ -32,11 +32,6 @@ def load(server):
     yield load
     for name in reversed(loaded):
         control(server, "unload", name)
-
-
-def copied(server, model):
-    labels = f'{{kind="host",model="{model}",version="1"}}'
-    return server.metrics()["gpubridge_copied_bytes_total" + labels]
 
 
 @pytest.mark.parametrize(("sharing", "first"), [("", 6), ("copy", 6), ("share", 2)])
@@ -68,11 +63,11 @@ return respond(OUT=last.as_numpy())
     body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [25_000], "data": values}]}
     copies = []
     for _ in range(6):
-        before = copied(server, called), copied(server, caller)
+        before = server.copied(called), server.copied(caller)
         _, _, answer = server.request("POST", f"/v2/models/{caller}/infer", json.dumps(body))
         assert json.loads(answer)["outputs"][0]["data"] == [3 * value for value in values]
-        copies.append((copied(server, called) - before[0]) / 100_000)
-        assert copied(server, caller) - before[1] == 2 * 100_000
+        copies.append((server.copied(called) - before[0]) / 100_000)
+        assert server.copied(caller) - before[1] == 2 * 100_000
     # Each answer is copied once, into its model's output memory: SUM only was asked for. The
     # called model looks at two inputs each time: as its own, until it is clear that it only reads.
     last = 6 if sharing == "copy" else 2
@@ -257,12 +252,5 @@ def test_a_caller_that_dies_leaves_nothing(tmp_path):
         status, _, _ = server.request("POST", "/v2/models/caller/infer", json.dumps(document))
         assert status == 503
         wait_until(server.is_ready, "the stub to be back", server)
-
-        def over():
-            stats = json.loads(server.request("GET", "/v2/models/repeat/stats")[2])["model_stats"][
-                0
-            ]
-            return stats["inference_stats"]["success"]["count"] == 1
-
-        wait_until(over, "the called model to stop", server)
+        wait_until(lambda: answered(server, "repeat") == 1, "the called model to stop", server)
         assert run(server, "said = show(call(1).exec())") == "{'SUM': [2.0]}"

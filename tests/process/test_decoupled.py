@@ -280,8 +280,7 @@ def test_a_death_ends_the_requests_that_were_open(server, stream):
 
 def test_statistics_count_a_request_when_it_is_over(server, stream):
     def counts():
-        path = "/v2/models/counted/stats"
-        stats = json.loads(server.request("GET", path)[2])["model_stats"][0]
+        stats = server.statistics("counted")
         inference = stats["inference_stats"]
         return (
             stats["inference_count"],

@@ -11,7 +11,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory as shm
 
 from tests.process.controlled import only
-from tests.process.ensembles import copied, write_ensemble, write_models
+from tests.process.ensembles import write_ensemble, write_models
 from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, write_model
 
@@ -60,10 +60,10 @@ def test_inputs_are_read_where_they_are(server, region):
         # Two members read it: it is clear by now that they only do that.
         for _ in range(16):
             client.infer("diamond", [tensor])
-        before = copied(server, "diamond"), copied(server, "add"), copied(server, "sum")
+        before = server.copied("diamond"), server.copied("add"), server.copied("sum")
         answer = client.infer("diamond", [tensor]).as_numpy("B")
         assert np.all(answer == 6)
-        after = copied(server, "diamond"), copied(server, "add"), copied(server, "sum")
+        after = server.copied("diamond"), server.copied("add"), server.copied("sum")
         # Each member places its outputs; nothing else is copied.
         assert [(b - a) // 4 for a, b in zip(before, after, strict=True)] == [
             0,
@@ -106,16 +106,16 @@ def test_outputs_are_written_where_the_client_wants_them(server, api, region):
     _, client = api
     values = shm.get_contents_as_numpy(handle, np.float32, [COUNT])
     client.register_system_shared_memory("region", key, 4 * COUNT)
-    before = copied(server, "sum")
+    before = server.copied("sum")
     result = ask(api, "diamond", {"B": "region"})
     assert result.get_output("B") is not None
     assert np.all(values == 6)
     # The last member alone writes it, once.
-    assert copied(server, "sum") - before == 4 * COUNT
+    assert server.copied("sum") - before == 4 * COUNT
     # Where the model writes to the place itself, nothing is copied.
-    before = copied(server, "final")
+    before = server.copied("final")
     ask(api, "finals", {"B": "region"})
-    assert copied(server, "final") == before
+    assert server.copied("final") == before
     assert np.all(values == 3)
     with pytest.raises(
         InferenceServerException, match=r"in ensemble 'diamond', .* should be at least"
@@ -136,11 +136,11 @@ def test_an_output_that_a_member_needs_too_is_copied(server, api, region):
     for _ in range(16):
         # Until it is clear that the member only reads.
         ask(api, "both", {"B": "region", "C": ""})
-    before = copied(server, "chain"), copied(server, "add")
+    before = server.copied("chain"), server.copied("add")
     result = ask(api, "both", {"B": "region", "C": ""})
     assert np.all(values == 4)
     assert np.all(result.as_numpy("C") == 5)
-    after = copied(server, "chain"), copied(server, "add")
+    after = server.copied("chain"), server.copied("add")
     # Four outputs of "add", one of them twice.
     assert [(b - a) // 4 for a, b in zip(before, after, strict=True)] == [0, 5 * COUNT]
     client.unregister_system_shared_memory("region")

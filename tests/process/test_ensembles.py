@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tests.process.ensembles import copied, infer, statistics, write_models
+from tests.process.ensembles import infer, write_models
 from tests.process.raw_http import binary_request, connected, inference
 from tests.process.server import LITTLE_MEMORY, running_server, wait_until
 from tests.waits import polling
@@ -36,9 +36,9 @@ def test_outputs_in_the_order_of_the_configuration_and_inputs_among_them(server)
 
 
 def test_only_the_steps_run_whose_outputs_are_asked_for(server):
-    before = [statistics(server, model)["execution_count"] for model in ("add", "sum")]
+    before = [server.statistics(model)["execution_count"] for model in ("add", "sum")]
     assert infer(server, "fan", {"A": [1.0]}, outputs=[{"name": "C"}]) == {"C": [2.0]}
-    after = [statistics(server, model)["execution_count"] for model in ("add", "sum")]
+    after = [server.statistics(model)["execution_count"] for model in ("add", "sum")]
     assert [a - b for a, b in zip(after, before, strict=True)] == [0, 1]
 
 
@@ -54,11 +54,11 @@ def test_members_see_what_the_client_says(server):
 
 
 def test_members_batch_requests_of_several_clients(server):
-    before = statistics(server, "add_batched")
+    before = server.statistics("add_batched")
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda i: infer(server, "batched", {"A": [[i]]}), range(4)))
     assert answers == [{"B": [i + 1.0]} for i in range(4)]
-    after = statistics(server, "add_batched")
+    after = server.statistics("add_batched")
     assert after["inference_count"] - before["inference_count"] == 4
     # The delay is so long that only a full batch comes earlier.
     assert after["execution_count"] - before["execution_count"] == 1
@@ -145,7 +145,7 @@ def test_a_call_of_an_ensemble_that_would_wait_for_its_caller(server):
 def test_tensors_between_members_are_not_copied(server):
     values = np.arange(1 << 18, dtype=np.float32)
     models = ("chain", "add")
-    before = [copied(server, model) for model in models]
+    before = [server.copied(model) for model in models]
     field, body = binary_request([("A", "FP32", [values.size], values.tobytes())])
     status, fields, answer = server.request(
         "POST", "/v2/models/chain/infer", body, dict([field.split(": ")])
@@ -153,7 +153,7 @@ def test_tensors_between_members_are_not_copied(server):
     assert status == 200
     answer = answer[int(fields["Inference-Header-Content-Length"]) :]
     assert np.array_equal(np.frombuffer(answer, np.float32), values + 3)
-    after = [copied(server, model) for model in models]
+    after = [server.copied(model) for model in models]
     # Of the request what came with its head; of each of the three members its own output.
     assert after[0] - before[0] <= 16 * 1024
     assert after[1] - before[1] == 3 * values.nbytes
@@ -184,15 +184,15 @@ def test_memory_goes_back_after_errors(server):
 
 
 def test_statistics_are_those_of_an_ensemble(server):
-    before = statistics(server, "chain")
+    before = server.statistics("chain")
     infer(server, "chain", {"A": [1.0]})
-    after = statistics(server, "chain")
+    after = server.statistics("chain")
     for name in ("inference_count", "execution_count"):
         assert after[name] - before[name] == 1
     times = after["inference_stats"]
     assert times["success"]["ns"] >= times["compute_infer"]["ns"] > 0
     infer(server, "batched", {"A": [[1.0]]})
-    assert statistics(server, "batched")["batch_stats"][0]["batch_size"] == 1
+    assert server.statistics("batched")["batch_stats"][0]["batch_size"] == 1
 
 
 def test_the_error_of_a_member_is_that_of_the_ensemble(server):
@@ -236,7 +236,7 @@ def test_a_client_that_goes_cancels_the_members(server, tmp_path):
         f"open({str(began)!r}, 'w').close()\n{UNTIL_CANCELLED}\n"
         f"open({str(seen)!r}, 'w').write(str(request.is_cancelled()))"
     )
-    before = statistics(server, "codes")["inference_stats"]["fail"]["count"]
+    before = server.statistics("codes")["inference_stats"]["fail"]["count"]
     tensor = {"name": "A", "datatype": "BYTES", "shape": [1], "data": [wait]}
     with connected(server.http_url) as sock:
         sock.sendall(inference("codes", json.dumps({"inputs": [tensor]}).encode()))
@@ -245,7 +245,7 @@ def test_a_client_that_goes_cancels_the_members(server, tmp_path):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     wait_until(lambda: seen.exists() and seen.read_text(), "the member to end", server)
     assert seen.read_text() == "True"
-    assert statistics(server, "codes")["inference_stats"]["fail"]["count"] == before + 1
+    assert server.statistics("codes")["inference_stats"]["fail"]["count"] == before + 1
     assert server.open_requests("codes") == 0
 
 

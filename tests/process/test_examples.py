@@ -90,12 +90,11 @@ def test_image_preproc_answers_what_a_vision_library_would(server):
 
 
 def test_image_preproc_writes_its_pixels_where_they_are_sent_from(server):
-    copied = 'gpubridge_copied_bytes_total{kind="host",model="image_preproc",version="1"}'
     ask(server, PHOTO)
-    before = server.metrics()[copied]
+    before = server.copied("image_preproc")
     pixels = ask(server, PHOTO)
     # At the most what comes of the photograph in one read with the request's head.
-    assert server.metrics()[copied] - before < pixels.nbytes / 10
+    assert server.copied("image_preproc") - before < pixels.nbytes / 10
 
 
 @pytest.mark.parametrize(("jpeg", "message"), BAD_IMAGES)
@@ -217,11 +216,7 @@ def test_clients_at_the_same_time_get_their_own_labels(server, expected):
 @needs_torch
 def test_the_pixels_are_not_copied_between_the_models(server, client):
     def copied():
-        page = server.metrics()
-        return sum(
-            page[f'gpubridge_copied_bytes_total{{kind="host",model="{name}",version="1"}}']
-            for name in ("image_preproc", "classifier", "top_labels")
-        )
+        return sum(map(server.copied, ("image_preproc", "classifier", "top_labels")))
 
     jpegs = [photo.read_bytes() for photo in PHOTOS]
     for model in PIPELINES:

@@ -194,9 +194,7 @@ for line in open("/proc/self/maps"):
 
 def _durations(server, name):
     """Return the nanoseconds of each figure of a model's statistics."""
-    _, _, body = server.request("GET", f"/v2/models/{name}/stats")
-    (stats,) = json.loads(body)["model_stats"]
-    return [each["ns"] for each in stats["inference_stats"].values()]
+    return [each["ns"] for each in server.statistics(name)["inference_stats"].values()]
 
 
 @pytest.mark.parametrize("offset", [1 << 20, (1 << 64) - 8])

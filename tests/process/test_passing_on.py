@@ -81,11 +81,6 @@ def client(server):
         yield client
 
 
-def copied(server, model="m"):
-    labels = f'{{kind="host",model="{model}",version="1"}}'
-    return server.metrics()["gpubridge_copied_bytes_total" + labels]
-
-
 def given(values):
     return grpc.InferInput("X", [values.size], "FP32").set_data_from_numpy(values)
 
@@ -121,19 +116,19 @@ OTHER_BYTES = 1 << 18
     ],
 )
 def test_outputs_in_the_input_are_sent_from_there(server, client, case, first, second):
-    before = copied(server)
+    before = server.copied("m")
     a, b = ask(client, case, VALUES)
     assert np.array_equal(a, first)
     assert np.array_equal(b, second)
-    assert copied(server) - before < OTHER_BYTES
+    assert server.copied("m") - before < OTHER_BYTES
 
 
 @pytest.mark.parametrize("case", ["a, b = x.as_numpy(), x.as_numpy()", KEPT, KEPT_RESPONSE, THREAD])
 def test_memory_that_others_may_write_to_is_copied(server, client, case):
-    before = copied(server)
+    before = server.copied("m")
     a, _ = ask(client, case, VALUES)
     assert np.array_equal(a, VALUES)
-    assert copied(server) - before >= VALUES.nbytes
+    assert server.copied("m") - before >= VALUES.nbytes
     ask(client, FORGET, VALUES)
 
 
@@ -152,10 +147,10 @@ def test_a_kept_input_that_is_edited_later_changes_no_answer_on_its_way(client):
 
 
 def test_the_next_member_gets_it_and_may_write_to_it(server, client):
-    before = copied(server, "through")
+    before = server.copied("through")
     answer = client.infer("chain", [given(VALUES)])
     assert np.array_equal(answer.as_numpy("Y"), VALUES + 1)
-    assert copied(server, "through") - before < OTHER_BYTES
+    assert server.copied("through") - before < OTHER_BYTES
 
 
 def test_an_input_of_two_members_is_written_by_neither(client):

@@ -188,7 +188,7 @@ def test_requests_that_come_later_join_the_batch(server, model):
 
 def test_each_run_counts(server):
     def counts():
-        stats = json.loads(server.request("GET", "/v2/models/plain/stats")[2])["model_stats"][0]
+        stats = server.statistics("plain")
         return stats["inference_count"], stats["inference_stats"]["success"]["count"]
 
     before = counts()

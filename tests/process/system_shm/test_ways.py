@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,13 +27,12 @@ class Copies:
     """Bytes that the bridge copied for a model since this object was made."""
 
     def __init__(self, server, name):
-        self._server = server
-        self._label = f'gpubridge_copied_bytes_total{{kind="host",model="{name}",version="1"}}'
-        self._before = server.metrics()[self._label]
+        self._copied = partial(server.copied, name)
+        self._before = self._copied()
 
     @property
     def nbytes(self):
-        return self._server.metrics()[self._label] - self._before
+        return self._copied() - self._before
 
 
 @pytest.mark.parametrize("count", [1, 1000, COUNT])
