@@ -186,8 +186,8 @@ class Http2Limits:
 class GrpcMethods:
     """The methods of a server; each is known by its place in the sequence.
 
-    ``methods``: path, how messages come (0: one; 1: one, in pieces if it is large; 2: any number),
-    and bytes of the longest message.
+    ``methods``: path, kind, and bytes of the longest message. Kinds: 0 for one message, 1 for any number,
+    2 for one message of a control call.
     """
 
     def __init__(self, methods: Iterable[tuple[bytes, int, int]]) -> None: ...
@@ -277,6 +277,9 @@ class GrpcConnectionState:
     @property
     def full(self) -> bool:
         """Whether the last charge was refused, and so much is kept still: no more is to be taken."""
+    @property
+    def full_of_control(self) -> bool:
+        """Whether control calls keep so much that no more of them are to be taken, either, when it is full."""
     def __init__(
         self,
         http2: Http2Connection,
@@ -409,6 +412,9 @@ class Http2Connection:
         """
     def queued(self, stream: int, /) -> int:
         """Return how many bytes wait; when it falls to 0, WRITABLE comes."""
+    @property
+    def all_queued(self) -> int:
+        """How many bytes of all streams wait."""
     def reset(self, stream: int, code: int, /) -> None:
         """Close a stream with RST_STREAM, and drop what it has queued; no event comes."""
     def ping(self, payload: bytes, /) -> None:

@@ -165,7 +165,7 @@ class GrpcReader {
       fail(FramingFault::kFlag, prefix_[0]);
     } else if (left_ > method_->limit) {
       fail(FramingFault::kTooLong, left_);
-    } else if (method_->kind == GrpcKind::kUnary && left_ > kDirectBytes) {
+    } else if (method_->kind != GrpcKind::kStream && left_ > kDirectBytes) {
       mode_ = Mode::kDirect;
     }
     return mode_ == Mode::kMessages;

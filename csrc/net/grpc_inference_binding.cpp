@@ -137,6 +137,9 @@ class GrpcConnection {
   [[nodiscard]] const nb::object& account() const { return account_; }
   // True if there is no memory for further calls and requests.
   [[nodiscard]] bool full() { return charge.refuses(core().kept()); }
+  // True if control calls keep so much that there may be none for further ones, either. They have
+  // bytes of their own, as one may free what the open requests wait for.
+  [[nodiscard]] bool full_of_control() { return core().kept_by_control() > KeptCharge::kUncharged; }
   void forget(std::uint32_t stream) {
     const nb::int_ key(stream);
     if (PyDict_Contains(calls_.ptr(), key.ptr()) == 1) PyDict_DelItem(calls_.ptr(), key.ptr());
@@ -485,6 +488,7 @@ void bind_grpc_inference(nb::module_& module) {
       .def_rw("paused", &GrpcConnection::paused)
       .def_rw("hung_up", &GrpcConnection::hung_up)
       .def_prop_ro("full", &GrpcConnection::full)
+      .def_prop_ro("full_of_control", &GrpcConnection::full_of_control)
       .def_prop_rw(
           "charged", [](const GrpcConnection& self) { return self.charge.charged; },
           [](GrpcConnection& self, std::uint64_t nbytes) { self.charge.charged = nbytes; });

@@ -160,10 +160,12 @@ class HeaderBlocks {
     }
     const int method = headers->method();
     const GrpcMethod* known = method == GrpcMethods::kUnknown ? nullptr : &state_.methods()[method];
-    GrpcReader reader(known, id, headers, state_.events, state_.kept);
+    const bool control = known != nullptr && known->kind == GrpcKind::kControl;
+    GrpcReader reader(known, id, headers, state_.events,
+                      control ? state_.kept_by_control : state_.kept);
     Stream& stream = state_.streams
                          .try_emplace(id, id, state_.limits().stream_window, state_.peer_window,
-                                      std::move(reader))
+                                      std::move(reader), state_.queued)
                          .first->second;
     stream.expected = headers->content_length();
     stream.ended = end;

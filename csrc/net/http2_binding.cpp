@@ -186,7 +186,7 @@ std::shared_ptr<GrpcMethods> methods_of(nb::handle methods) {
   for (const nb::handle method : methods) {
     const auto parts = nb::cast<nb::tuple>(method);
     const int kind = nb::cast<int>(parts[1]);
-    if (kind < 0 || kind > static_cast<int>(GrpcKind::kStream)) {
+    if (kind < 0 || kind > static_cast<int>(GrpcKind::kControl)) {
       throw nb::value_error("expected a kind of method");
     }
     made->add(std::string(view_of(nb::cast<nb::bytes>(parts[0]))),
@@ -291,6 +291,7 @@ void bind_connection(nb::module_& module) {
   });
   kind.def("held_back", &Self::held_back);
   kind.def("queued", &Self::queued);
+  kind.def_prop_ro("all_queued", &Self::all_queued);
   kind.def("reset", &Self::reset);
   kind.def("ping", [](Self& self, const nb::bytes& payload) {
     if (payload.size() != 8) throw nb::value_error("expected 8 bytes");

@@ -437,7 +437,7 @@ void Connection::send_response(std::uint32_t id, const std::shared_ptr<const Hea
 std::vector<std::pair<std::uint32_t, std::uint64_t>> Connection::held_back() const {
   std::vector<std::pair<std::uint32_t, std::uint64_t>> found;
   for (const auto& [id, stream] : state_.streams) {
-    if (stream.queued != 0) found.emplace_back(id, stream.unqueued);
+    if (stream.queued.nbytes() != 0) found.emplace_back(id, stream.unqueued);
   }
   return found;
 }

@@ -71,7 +71,9 @@ class Connection {
   [[nodiscard]] std::size_t open_streams() const { return state_.streams.size(); }
   // Bytes of header blocks, calls, their open requests and unfinished messages that the peer has us
   // keep.
-  [[nodiscard]] std::uint64_t kept() const { return state_.kept; }
+  [[nodiscard]] std::uint64_t kept() const { return state_.kept + state_.kept_by_control; }
+  // Those of them that control calls keep.
+  [[nodiscard]] std::uint64_t kept_by_control() const { return state_.kept_by_control; }
   // The stream whose header block is not complete, else 0.
   [[nodiscard]] std::uint32_t open_block() const { return blocks_.unfinished(); }
   // The time of the last `received`.
@@ -100,8 +102,10 @@ class Connection {
   // Body bytes of the response that are not framed yet.
   std::uint64_t queued(std::uint32_t id) {
     const Stream* stream = state_.find(id);
-    return stream == nullptr ? 0 : stream->queued;
+    return stream == nullptr ? 0 : stream->queued.nbytes();
   }
+  // Of all streams.
+  [[nodiscard]] std::uint64_t all_queued() const { return state_.queued; }
   void keep(std::uint32_t id, std::uint64_t nbytes) {
     if (Stream* stream = state_.find(id)) stream->reader.keep(nbytes);
   }

@@ -25,7 +25,7 @@ class Sender {
   // Sends headers, or with `end` trailers behind all data. Throws std::logic_error for headers that
   // end nothing behind queued data, or for a stream whose end is queued.
   void headers(Stream& stream, const std::shared_ptr<const HeaderFields>& fields, bool end) {
-    if (stream.queued == 0) {
+    if (stream.queued.nbytes() == 0) {
       frame_headers(stream, *fields, end);
       if (end) ended(stream);
       return;
@@ -49,7 +49,8 @@ class Sender {
     }
     const auto allowed = static_cast<std::uint64_t>(
         std::max<std::int64_t>(0, std::min(window_, stream.send_window)));
-    if (size == 0 || size > kSmall || size > allowed || !round_.empty() || stream.queued != 0) {
+    if (size == 0 || size > kSmall || size > allowed || !round_.empty() ||
+        stream.queued.nbytes() != 0) {
       queue(stream, segments, size, end);
       return;
     }
@@ -282,7 +283,7 @@ class Sender {
 
   // Keeps memory until the windows and the other streams let it through.
   void queue(Stream& stream, std::span<const Segment> segments, std::uint64_t size, bool end) {
-    if (stream.queued == 0 && size == 0) {
+    if (stream.queued.nbytes() == 0 && size == 0) {
       if (!end) return;
       append_header({0, kData, kEndStream, stream.id}, tail());
       ended(stream);
@@ -291,7 +292,7 @@ class Sender {
     for (const Segment& segment : segments) {
       if (segment.size != 0) stream.queue.push_back(segment);
     }
-    stream.queued += size;
+    stream.queued.set(stream.queued.nbytes() + size);
     stream.closing = end;
     join_round(stream);
   }
@@ -315,7 +316,7 @@ class Sender {
   }
 
   void join_round(Stream& stream) {
-    if (stream.queued == 0 || stream.send_window <= 0 || stream.in_round) return;
+    if (stream.queued.nbytes() == 0 || stream.send_window <= 0 || stream.in_round) return;
     stream.in_round = true;
     round_.push_back(stream.id);
   }
@@ -330,8 +331,8 @@ class Sender {
       if (stream == nullptr) continue;  // it was closed while it waited
       stream->in_round = false;
       const std::int64_t turn = round_.empty() ? left : limits.quantum_bytes;
-      const std::int64_t size =
-          std::min({static_cast<std::int64_t>(stream->queued), stream->send_window, window_, turn});
+      const std::int64_t size = std::min(
+          {static_cast<std::int64_t>(stream->queued.nbytes()), stream->send_window, window_, turn});
       if (size <= 0) continue;  // its window was closed while it waited
       left -= size;
       window_ -= size;
@@ -346,10 +347,10 @@ class Sender {
     while (size != 0) {
       const std::size_t payload = std::min(size, state_.peer_frame_size);
       size -= payload;
-      stream.queued -= payload;
+      stream.queued.set(stream.queued.nbytes() - payload);
       stream.unqueued += payload;
       ++state_.data_frames;
-      const bool ends = stream.closing && stream.queued == 0 && stream.trailers == nullptr;
+      const bool ends = stream.closing && stream.queued.nbytes() == 0 && stream.trailers == nullptr;
       append_header({payload, kData, ends ? kEndStream : std::uint8_t{0}, stream.id}, tail());
       frame_payload(stream, payload);
     }
@@ -376,7 +377,7 @@ class Sender {
   }
 
   void finish_turn(Stream& stream) {
-    if (stream.queued != 0) {
+    if (stream.queued.nbytes() != 0) {
       join_round(stream);
       return;
     }

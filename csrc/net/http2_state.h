@@ -90,8 +90,13 @@ struct Segment {
 };
 
 struct Stream {
-  Stream(std::uint32_t id, std::int64_t window, std::int64_t send_window, GrpcReader reader)
-      : id(id), window(window), send_window(send_window), reader(std::move(reader)) {}
+  Stream(std::uint32_t id, std::int64_t window, std::int64_t send_window, GrpcReader reader,
+         std::uint64_t& queued)
+      : id(id),
+        window(window),
+        send_window(send_window),
+        reader(std::move(reader)),
+        queued(queued) {}
 
   std::uint32_t id;
   std::int64_t window;       // what the peer may still send
@@ -108,7 +113,7 @@ struct Stream {
   // Response bytes that wait for a window or their turn, from `first` on.
   std::vector<Segment> queue;
   std::size_t first = 0;
-  std::uint64_t queued = 0;
+  KeptBytes queued;
   std::uint64_t unqueued = 0;  // bytes that have left the queue so far
   bool closing = false;        // the response ends behind the queue, with trailers if any
   bool in_round = false;       // it waits for its turn in the sender's round
@@ -229,8 +234,11 @@ class State {
 
   // Seconds that only grow; told by the driver.
   double now = 0;
-  // Bytes of header blocks, header lists and unfinished messages; outlives those who count them.
+  // Bytes of header blocks, header lists and unfinished messages, and those of control calls; these
+  // totals outlive those who count in them.
   std::uint64_t kept = 0;
+  std::uint64_t kept_by_control = 0;
+  std::uint64_t queued = 0;  // bytes of responses that wait for a window or their turn
   std::unordered_map<std::uint32_t, Stream> streams;
   ResetMemory forgiven;
   Events events;

@@ -19,6 +19,7 @@ class KeptBytes {
     total_ += nbytes - nbytes_;
     nbytes_ = nbytes;
   }
+  [[nodiscard]] std::uint64_t nbytes() const { return nbytes_; }
 
  private:
   std::uint64_t& total_;
@@ -48,11 +49,12 @@ class KeptCharge {
     return refused_ && total > std::max(charged, kUncharged);
   }
 
+  static constexpr std::uint64_t kUncharged = std::uint64_t{1} << 17U;
+
   // What the owner has charged.
   std::uint64_t charged = 0;
 
  private:
-  static constexpr std::uint64_t kUncharged = std::uint64_t{1} << 17U;
   static constexpr std::uint64_t kStep = kUncharged / 2;
 
   bool refused_ = false;

@@ -10,8 +10,9 @@ namespace gpubridge {
 
 // Message pattern of a method.
 enum class GrpcKind : std::uint8_t {
-  kUnary = 0,  // one message; a large one is handed on in pieces
-  kStream = 1  // any number of messages
+  kUnary = 0,   // one message; a large one is handed on in pieces
+  kStream = 1,  // any number of messages
+  kControl = 2  // as kUnary; what its calls keep does not count as requests do
 };
 
 struct GrpcMethod {

@@ -43,7 +43,7 @@ _METHODS = GrpcMethods(
     [
         (_SERVICE + b"ModelInfer", 0, _MESSAGE_LIMIT),
         (_SERVICE + b"ModelStreamInfer", 1, _MESSAGE_LIMIT),
-        (_SERVICE + b"ModelConfig", 0, _MESSAGE_LIMIT),
+        (_SERVICE + b"ModelConfig", 2, _MESSAGE_LIMIT),
     ]
 )
 

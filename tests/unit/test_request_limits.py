@@ -37,6 +37,15 @@ def streamed(number, stream_id, model="m"):
     return frame(DATA, 0, stream_id, request(number, model))
 
 
+def begun(stream_id):
+    """Return a control call without the last byte of its message."""
+    return head(stream_id, "ModelConfig") + frame(DATA, 0, stream_id, message(b"abc")[:-1])
+
+
+def rest(stream_id):
+    return frame(DATA, 1, stream_id, b"c")
+
+
 def opened(*stream_ids, **options):
     endpoint = GrpcEndpoint(deferred=True, **options)
     endpoint.receive(PREFACE + b"".join(head(each, "ModelStreamInfer") for each in stream_ids))
@@ -128,14 +137,20 @@ TURNED_AWAY = {
 }
 
 
-@pytest.mark.parametrize(("streams", "ask"), TURNED_AWAY.values(), ids=TURNED_AWAY)
-async def test_requests_that_there_is_no_memory_for_are_refused_at_once(streams, ask):
-    endpoint = opened(*streams, arena_limit=4 * MIB)
+def fill(endpoint, ask):
+    """Ask until a request is refused; return how many were asked."""
     number = 0
     while endpoint.submitted == number:
         endpoint.receive(ask(number))
         number += 1
         assert number < 2000
+    return number
+
+
+@pytest.mark.parametrize(("streams", "ask"), TURNED_AWAY.values(), ids=TURNED_AWAY)
+async def test_requests_that_there_is_no_memory_for_are_refused_at_once(streams, ask):
+    endpoint = opened(*streams, arena_limit=4 * MIB)
+    number = fill(endpoint, ask)
     await asyncio.sleep(0)
     assert number > 200
     told = bytes(endpoint.sent)
@@ -153,6 +168,31 @@ async def test_requests_that_there_is_no_memory_for_are_refused_at_once(streams,
     await asyncio.sleep(0)
     assert b"%04d" % number in endpoint.sent
     other.lose()
+    await finish(endpoint)
+
+
+@pytest.mark.parametrize(("streams", "ask"), TURNED_AWAY.values(), ids=TURNED_AWAY)
+async def test_control_calls_pass_where_requests_have_taken_all_memory(streams, ask):
+    endpoint = opened(*streams, arena_limit=4 * MIB)
+    endpoint.receive(begun(3))
+    fill(endpoint, lambda number: ask(number + 100))
+    # As many as are answered; of those that stay open some.
+    for stream_id in range(6001, 7001, 2):
+        endpoint.receive(begun(stream_id), rest(stream_id))
+    left_open = range(7001, 7401, 2)
+    for stream_id in left_open:
+        endpoint.receive(begun(stream_id))
+    await asyncio.sleep(0)
+    refused = endpoint.statuses()
+    assert all(refused.pop(stream_id) == [0] for stream_id in range(6001, 7001, 2))
+    assert 3 not in refused
+    taken = [stream_id for stream_id in left_open if stream_id not in refused]
+    assert 50 < len(taken) < 150
+    for stream_id in (3, *taken):
+        endpoint.receive(rest(stream_id))
+    await asyncio.sleep(0)
+    assert {endpoint.data(stream_id) for stream_id in (3, *taken)} == {message(b"3")}
+    assert {status for each in endpoint.statuses().values() for status in each} == {0, UNAVAILABLE}
     await finish(endpoint)
 
 
@@ -199,6 +239,7 @@ class Client:
         self.next_stream = 1
         self.sent = 0
         self.calls: list[int] = []
+        self.controls: list[int] = []
         self.asked: dict[int, int] = {}
 
     def new_stream(self):
@@ -214,6 +255,10 @@ class Client:
             self.asked[stream_id] = 0
 
     def ask(self, kind, stream_id):
+        if kind == "control":
+            self.controls.append(self.new_stream())
+            self.endpoint.receive(begun(self.controls[-1]), rest(self.controls[-1]))
+            return
         if kind == "call":
             self.calls.append(self.new_stream())
             self.endpoint.receive(unary(self.sent, self.calls[-1]))
@@ -230,13 +275,14 @@ class Client:
         """Count what was refused: calls, and requests of streams."""
         statuses = self.endpoint.statuses()
         calls = [each for each in self.calls if statuses.get(each) == [UNAVAILABLE]]
-        streams = set(range(1, self.next_stream, 2)).difference(self.calls)
+        streams = set(range(1, self.next_stream, 2)).difference(self.calls, self.controls)
         return len(calls) + sum(self.endpoint.data(each).count(b"are in use") for each in streams)
 
     def check_answers(self):
         """See that each call has one status, and each request of a stream one response."""
         statuses = self.endpoint.statuses()
         assert all(statuses[each] in ([0], [UNAVAILABLE]) for each in self.calls)
+        assert all(statuses[each] == [0] for each in self.controls)
         for stream_id, count in self.asked.items():
             assert stream_id not in statuses
             data, told = self.endpoint.data(stream_id), 0
@@ -247,7 +293,9 @@ class Client:
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["stream", "call", "call", "d", "d", "m", "m", "answer", "cancel"]),
+        st.sampled_from(
+            ["stream", "call", "call", "d", "d", "m", "m", "answer", "cancel", "control"]
+        ),
         st.integers(0, 1),
         st.integers(0, 99),
         st.sampled_from([1, 60, 120]),
@@ -272,7 +320,7 @@ def test_each_request_is_submitted_or_refused_at_once_and_answered_once(operatio
                 if kind == "answer" and waiting:
                     model, newest = waiting.pop(at % len(waiting))
                     model.answer(newest)
-                elif kind == "call" or (kind in ("d", "m") and streams):
+                elif kind in ("call", "control") or (kind in ("d", "m") and streams):
                     client.ask(kind, streams and streams[at % len(streams)])
             if kind == "stream":
                 client.open_stream()

@@ -11,7 +11,7 @@ from gpubridge.config import GrpcConnections
 from gpubridge.dataplane import GrpcConnectionState, Http2Connection, Http2Limits, RequestHeaders
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.connection_limits import Room, longest_idle, room_for, shortage
-from gpubridge.frontend.grpc.call import Call, SingleMessageCall, read_timeout
+from gpubridge.frontend.grpc.call import Call, SingleMessageCall, UnaryCall, read_timeout
 from gpubridge.frontend.grpc.connection_timeouts import ConnectionTimeouts, TimeoutAction
 from gpubridge.frontend.grpc.infer import InferCall
 from gpubridge.frontend.grpc.packing import accepted_packing
@@ -175,7 +175,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _unread(self) -> int:
         """Return the bytes of responses that the client has not read."""
-        return self.unsent + sum(map(self.http2.queued, self.calls))
+        return self.unsent + self.http2.all_queued
 
     def check(self, now: float) -> None:
         """Act on timeouts: ping the client, send GOAWAY, or end the connection."""
@@ -226,10 +226,17 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """
         self._state.charged = 0
         for id_, call in list(self.calls.items()):
-            if self.http2.unfinished(id_):
+            if self.http2.unfinished(id_) and not self._may_pass(call):
                 call.refuse(error)
         self.flush_soon()
         return self.http2.kept
+
+    def _may_pass(self, call: Call) -> bool:
+        """Return whether a call is taken where there is no memory for further ones.
+
+        A control call may free what the open requests wait for, so that these never stand in its way.
+        """
+        return isinstance(call, UnaryCall) and not self._state.full_of_control
 
     @property
     def shortage(self) -> BridgeError | None:
@@ -346,9 +353,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         try:
             if not headers.plain:
                 _check(headers)
-            if (shortage := self.shortage) is not None:
-                raise shortage
             call = self._service.open(method, self, stream_id, headers)
+            if (shortage := self.shortage) is not None and not self._may_pass(call):
+                raise shortage
         except (CallFailed, BridgeError) as error:
             self._refuse(stream_id, error)
             return None

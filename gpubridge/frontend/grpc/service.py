@@ -40,14 +40,15 @@ _Answer = JsonObject | Coroutine[Any, Any, JsonObject]
 _HEALTH = b"/grpc.health.v1.Health/"
 
 # Kinds of methods, numbered as in the compiled module.
-_UNARY, _STREAM = range(2)
+_UNARY, _STREAM, _CONTROL = range(3)
 
 
 class _Method(NamedTuple):
     """A method.
 
     - ``group``: the restricted protocol that it belongs to.
-    - ``kind``: unary or stream; a message has at most ``limit`` bytes.
+    - ``kind``: one of inference or of health that may stay open, a stream, or a control call; a message has at
+      most ``limit`` bytes.
     - ``open``: returns a new call.
     """
 
@@ -169,7 +170,7 @@ class GrpcService:
         answer: Callable[[Any], bytes | Coroutine[Any, Any, bytes]],
     ) -> _Method:
         return _Method(
-            group, path, _UNARY, limit, lambda opening: UnaryCall(opening, answer, self._tasks)
+            group, path, _CONTROL, limit, lambda opening: UnaryCall(opening, answer, self._tasks)
         )
 
     def model_changed(self, name: str) -> None:
