@@ -44,11 +44,15 @@ class ResultSender {
   // Gathers there from now on. A forked child forgets what was gathered: that is its parent's.
   void gather_in(const GatheredResults& gathered) { gathered_ = gathered; }
 
+  // Notes the CLOCK_MONOTONIC nanoseconds of a batch's `execute`, whose result is added next.
+  void note_time(std::int64_t started_at, std::int64_t ended_at) {
+    if (ended_at - started_at > limits_.long_ns) watched_ = limits_.watched_batches;
+  }
+
   // Takes the result of a batch, with the CLOCK_MONOTONIC nanoseconds of its `execute`, the last of
   // its message or not; returns the frame that is to be sent now, until `sent`, or nothing.
   std::string_view add(std::string_view result, std::int64_t started_at, std::int64_t ended_at,
                        bool last) {
-    if (ended_at - started_at > limits_.long_ns) watched_ = limits_.watched_batches;
     const std::lock_guard lock(guard_->mutex);
     if (count_ == 0) {
       size_ = kHead;

@@ -440,13 +440,20 @@ class StubLoop {
   }
 
   void send_result(std::string_view result, std::int64_t started, std::int64_t ended, bool last) {
-    const std::string_view frame = sender_.add(result, started, ended, last || has_lost_device());
-    if (sender_.wants_watch() && !std::exchange(watches_, true)) {
-      parts_.executor.attr("start_thread")(nb::find(this).attr("watch"));
-    }
+    sender_.note_time(started, ended);
+    // Without a thread that would send it during a slow batch, none is kept.
+    const bool now = last || has_lost_device() || (sender_.wants_watch() && !is_watched());
+    const std::string_view frame = sender_.add(result, started, ended, now);
     if (frame.empty()) return;
     send(frame);
     sender_.sent();
+  }
+
+  // Starts the thread that watches; false while the system has none.
+  bool is_watched() {
+    if (watches_) return true;
+    const nb::object watch = nb::find(this).attr("watch");
+    return watches_ = nb::cast<bool>(parts_.executor.attr("start_thread")(watch));
   }
 
   void send(std::string_view message) {

@@ -50,9 +50,10 @@ class _OutlivedStub(Stub):
         """Leave all objects in the collector's view: they are gone before the process is."""
 
 
-def _start_nothing(run: Callable[[], None]) -> None:
+def _start_nothing(run: Callable[[], None]) -> bool:
     """Stand for `Executor.start_thread`."""
     del run
+    return True
 
 
 def run_in_process(sock: socket.socket, note: Callable[[BaseException], None] | None) -> int:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, unavailable
 from gpubridge.telemetry.logs import request_error
 
 HEAVY_BYTES = 1 << 20
@@ -33,6 +33,9 @@ class Workers:
     def __init__(self) -> None:
         self.tasks = TaskSet()
         self._pool = ThreadPoolExecutor(_THREADS, "worker", initializer=_lower_priority)
+        # Whether there is a thread, which then stays.
+        self._threaded = False
+        self._closed = False
 
     def run(
         self, work: Callable[[], _Result], done: Callable[[_Result | BridgeError], None]
@@ -40,7 +43,8 @@ class Workers:
         """Run ``work`` in a thread, then ``done`` on the event loop with its result or error.
 
         Call this on the event loop only. An exception other than BridgeError is logged and converted
-        to one. Cancelling the returned future prevents both calls.
+        to one; UNAVAILABLE where the system has no thread for it. Cancelling the returned future prevents
+        both calls.
         """
         loop = asyncio.get_running_loop()
 
@@ -49,8 +53,17 @@ class Workers:
                 outcome: _Result | BridgeError = _outcome(future)
                 loop.call_soon_threadsafe(partial(done, outcome))
 
-        future = self._pool.submit(work)
+        future: Future[_Result] = Future()
         future.add_done_callback(finished)
+        try:
+            self._pool.submit(_finish, future, work)
+            self._threaded = True
+        except RuntimeError as error:
+            # It waits for a thread, of which there may be none. The next work asks for one again.
+            if self._closed:
+                raise
+            if not self._threaded and future.set_running_or_notify_cancel():
+                future.set_exception(_no_thread(error))
         return future
 
     async def outcome(self, work: Callable[[], _Result]) -> _Result | BridgeError:
@@ -66,6 +79,7 @@ class Workers:
 
     def close(self) -> None:
         """Wait for the work in progress; drop work that has not begun."""
+        self._closed = True
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -102,6 +116,25 @@ def _outcome(future: Future[_Result]) -> _Result | BridgeError:
     # The frames of a traceback would hold the request's memory.
     error.__traceback__ = None
     return reported.copy() if reported is error else reported
+
+
+def _finish(future: Future[_Result], work: Callable[[], _Result]) -> None:
+    """Do the work of a future that has not been ended meanwhile."""
+    if future.done() or not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001  (of the future)
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _no_thread(error: RuntimeError) -> BridgeError:
+    return unavailable(
+        f"the server has no thread for this request: {error}; try again later, or raise the limit of "
+        "its processes (ulimit -u, or that of its container)"
+    )
 
 
 def _lower_priority() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from gpubridge.stub.response_encoder import (
     error_context,
 )
 from gpubridge.stub.response_stream import RequestHandle, ResponseWriter
-from gpubridge.stub.results import ResultSender
+from gpubridge.stub.results import ResultSender, start_watcher
 from gpubridge.stub.returned import checked_answers
 from gpubridge.stub.signal_handlers import SignalHandlers
 from gpubridge.tensor.native import NativeStubLoop
@@ -229,9 +228,9 @@ class Executor:
         return [self._close_sender(handle, refusal) for handle in handles]
 
     @staticmethod
-    def start_thread(run: Callable[[], None]) -> None:
-        """Start the thread that sends finished results during a slow batch."""
-        threading.Thread(target=run, name="gpubridge-results", daemon=True).start()
+    def start_thread(run: Callable[[], None]) -> bool:
+        """Start the thread that sends finished results during a slow batch; False: the system has none."""
+        return start_watcher(run)
 
     def note_cancelled(self, ticket: int) -> None:
         """Tell the coroutine of a request that is cancelled, if it wants to know."""

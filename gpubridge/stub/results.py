@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from gpubridge.stub.limits import LIMITS
 from gpubridge.transport.channel import Channel, ChannelClosed
@@ -28,12 +29,14 @@ class ResultSender:
         self._since = 0
         self._gathering = threading.Event()
         self._watched = 0
-        self._watcher: threading.Thread | None = None
+        self._has_watcher = False
 
     def add(self, result: bytes, started_at: int, ended_at: int, last: bool) -> None:
         """Add the result and times of a batch; the last one of a message sends all."""
         if ended_at - started_at > LIMITS.long_ns:
-            self._keep_watch()
+            self._watched = LIMITS.watched_batches
+        # Without a thread that would send it during a slow batch, none is kept.
+        last = last or (self._watched > 0 and not self._is_watched())
         with self._lock:
             if last and not self._results:
                 self._channel.send(encode_frame(Kind.RESULTS, (result,)))
@@ -63,13 +66,9 @@ class ResultSender:
         self._results = []
         self._size = FRAME_HEAD
 
-    def _keep_watch(self) -> None:
-        self._watched = LIMITS.watched_batches
-        if self._watcher is None:
-            self._watcher = threading.Thread(
-                target=self._watch, name="gpubridge-results", daemon=True
-            )
-            self._watcher.start()
+    def _is_watched(self) -> bool:
+        self._has_watcher = self._has_watcher or start_watcher(self._watch)
+        return self._has_watcher
 
     def _send(self) -> None:
         results, self._results = self._results, []
@@ -95,3 +94,12 @@ class ResultSender:
                     quiet += 1
                     if quiet > LIMITS.quiet_looks:
                         self._gathering.clear()
+
+
+def start_watcher(run: Callable[[], None]) -> bool:
+    """Start the thread that sends finished results during a slow batch; False: the system has none."""
+    try:
+        threading.Thread(target=run, name="gpubridge-results", daemon=True).start()
+    except RuntimeError:
+        return False
+    return True

@@ -15,6 +15,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -80,7 +81,7 @@ class ServerLog:
         self._listeners: list[Callable[[], None]] = []
         try:
             self._handler: logging.Handler = (
-                logging.FileHandler(settings.file, encoding="utf-8", errors="backslashreplace")
+                _LogFile(settings.file, encoding="utf-8", errors="backslashreplace")
                 if settings.file
                 else logging.StreamHandler(sys.stderr)
             )
@@ -161,6 +162,36 @@ def request_error(error: Exception, what: str = "request") -> BridgeError:
         f"internal error: {type(error).__name__}: {error}; this is a bug of gpubridge, not of the "
         f"{what}: the server's log has its traceback"
     )
+
+
+class _LogFile(logging.FileHandler):
+    """Writes to a file; says once on standard error when that takes no lines, as on a full disk."""
+
+    _losing = _lost = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; it is lost where the file does not take it."""
+        self._lost = False
+        super().emit(record)
+        self._losing = self._lost
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (of logging)
+        """Say that lines are lost, unless the one before was, too."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._lost = True
+        if not self._losing:
+            with suppress(OSError, ValueError):
+                sys.stderr.write(
+                    f"lines of the log are lost: cannot write {self.baseFilename}: {error.strerror}\n"
+                )
+
+    def close(self) -> None:
+        """Close the file, whether it takes the rest or not."""
+        with suppress(OSError):
+            super().close()
 
 
 class _Lines(logging.Formatter):

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -103,8 +104,14 @@ class TraceWriter:
                 _logger.warning("traces are dropped: they come faster than %s takes them", path)
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="traces", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._work, name="traces", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                # The next trace tries it again; these wait.
+                _logger.warning("traces wait to be written: %s", error)
+                return
+            self._thread = thread
 
     def close(self) -> None:
         """Wait until all records are written, up to a time limit, and close the files."""
@@ -128,6 +135,7 @@ class TraceWriter:
             path, numbered, records = job
             try:
                 self._write(path, records, numbered=numbered)
+                self._refused.discard(path)
             except OSError as error:
                 if path not in self._refused:
                     self._refused.add(path)
@@ -140,12 +148,12 @@ class TraceWriter:
         pieces = _pieces_of(records)
         if numbered:
             number = self._numbers.get(path, 0)
-            self._numbers[path] = number + 1
             file = _ArrayFile(f"{path}.{number}")
             try:
                 file.append(pieces)
             finally:
                 file.close()
+            self._numbers[path] = number + 1
             return
         if path not in self._files:
             self._files[path] = _ArrayFile(path)
@@ -161,18 +169,29 @@ class _ArrayFile:
         self._fd = os.open(path, how, 0o644)
         self._end = 1
         self._empty = True
-        os.pwrite(self._fd, b"[]", 0)
+        try:
+            self._write(b"[]", 0)
+        except OSError:
+            self.close()
+            raise
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Append objects before the closing bracket."""
+        """Append objects before the closing bracket; all of them, or none where that raises OSError."""
         at = self._end
         held = bytearray(b"" if self._empty else b",")
-        for piece in pieces:
-            held += piece
-            if len(held) > _WRITTEN_BYTES:
-                at = self._write(held, at)
-                held.clear()
-        self._end = self._write(held + b"]", at) - 1
+        try:
+            for piece in pieces:
+                held += piece
+                if len(held) > _WRITTEN_BYTES:
+                    at = self._write(held, at)
+                    held.clear()
+            self._end = self._write(held + b"]", at) - 1
+        except OSError:
+            # The disk is full, for example. What the bracket takes was there before.
+            with suppress(OSError):
+                os.ftruncate(self._fd, self._end)
+                self._write(b"]", self._end)
+            raise
         self._empty = False
 
     def _write(self, data: bytes | bytearray, at: int) -> int:

@@ -20,6 +20,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -120,11 +121,20 @@ class EnvironmentStore:
         return entry if entry.facts() is not None else None
 
     def remember(self, archive: Path, status: os.stat_result, digest: str) -> None:
-        """Record the digest of an archive with the state `status`, so that `find` need not read it."""
+        """Record the digest of an archive with the state `status`, so that `find` need not read it.
+
+        Nothing is recorded where it cannot be written: the archive is read again then.
+        """
         if time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns) < _TIME_GRANULARITY_NS:
             return
         known = self.cache / _KNOWN
-        known.mkdir(mode=0o700, exist_ok=True)
+        with suppress(OSError):
+            known.mkdir(mode=0o700, exist_ok=True)
+            self._forget_removed(known)
+            _write(self._known(archive, status), digest)
+
+    def _forget_removed(self, known: Path) -> None:
+        """Remove the records of environments that are gone."""
         for path in known.iterdir():
             if path.suffix:
                 # Another process is writing it.
@@ -135,7 +145,6 @@ class EnvironmentStore:
                 continue
             if forgotten:
                 path.unlink(missing_ok=True)
-        _write(self._known(archive, status), digest)
 
     def remove_orphans(self) -> None:
         """Remove incomplete entries that no process is unpacking."""
@@ -198,5 +207,9 @@ def _count_entries(tree: Path) -> int:
 def _write(path: Path, text: str) -> None:
     """Write a small file atomically."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    fresh.write_text(text)
-    fresh.replace(path)
+    try:
+        fresh.write_text(text)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -31,6 +32,8 @@ _MODEL_NAME = re.compile(r"(?!\.)[^/\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]
 _PREFIX = "gpubridge-models-"
 _LOCK = "lock"
 _LAST_WRITE_SECONDS = 5.0
+_BAD_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
+"""What the system says of a path that is no file's; everything else is the disk's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +181,8 @@ class FileOverrides:
 
         ``files``: contents by ``file:<version>/<path>``.
 
-        Raises BridgeError: INVALID_ARG for a path that leaves the model's directory or cannot be
-        written.
+        Raises BridgeError: INVALID_ARG for a path that leaves the model's directory or cannot be one,
+        UNAVAILABLE where the disk does not take the files.
         """
         paths = {key: _path(key) for key in files}
         with self._turn:
@@ -191,10 +194,7 @@ class FileOverrides:
         try:
             root = Path(tempfile.mkdtemp(dir=self._open_root()))
         except OSError as error:
-            raise unavailable(
-                f"the files cannot be stored: {error}; set TMPDIR to a directory that the server "
-                "can write to"
-            ) from error
+            raise _not_stored(error) from error
         directory = HeldDirectory(root / name, partial(shutil.rmtree, root, ignore_errors=True))
         try:
             directory.model.mkdir()
@@ -206,6 +206,8 @@ class FileOverrides:
                     file.write(content)
         except (OSError, ValueError) as error:
             directory.release()
+            if isinstance(error, OSError) and error.errno not in _BAD_PATH:
+                raise _not_stored(error) from error
             raise invalid(
                 f"Invalid file parameter '{key}': it cannot be written: {error}"
             ) from error
@@ -229,13 +231,34 @@ class FileOverrides:
         if self._root is None:
             _remove_orphans(Path(tempfile.gettempdir()))
             root = Path(tempfile.mkdtemp(prefix=_PREFIX))
-            # Locked before it gets the name that other servers check.
-            mine = root / f"{_LOCK}.new"
-            self._lock = os.open(mine, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            mine.rename(root / _LOCK)
+            try:
+                self._lock = _locked(root)
+            except OSError:
+                shutil.rmtree(root, ignore_errors=True)
+                raise
             self._root = root
         return self._root
+
+
+def _locked(root: Path) -> int:
+    """Lock a new directory; returns the descriptor that holds the lock."""
+    # Locked before it gets the name that other servers check.
+    mine = root / f"{_LOCK}.new"
+    lock = os.open(mine, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mine.rename(root / _LOCK)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _not_stored(error: OSError) -> BridgeError:
+    return unavailable(
+        f"the files cannot be stored: {error}; free space there, or set TMPDIR to a directory that the "
+        "server can write to"
+    )
 
 
 def files_digest(files: Mapping[str, bytes | memoryview]) -> str:

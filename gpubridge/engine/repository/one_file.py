@@ -13,7 +13,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from gpubridge.config import CONFIG_FILENAME
 from gpubridge.config.load import parse_config_override
 from gpubridge.engine.repository.model_files import FileOverrides, is_model_name
-from gpubridge.errors import invalid
+from gpubridge.errors import invalid, unavailable
 from gpubridge.own_command import own_command
 
 _FILE = re.compile(r"(.+\.py)(?::(.+))?", re.DOTALL)
@@ -74,7 +74,8 @@ class OneFileModels:
 def renew(directory: Path) -> None:
     """Write a model's configuration anew if the Python file that declares the model has changed.
 
-    Does nothing for any other model. Raises BridgeError: INVALID_ARG as `OneFileModels.directories`.
+    Does nothing for any other model. Raises BridgeError: INVALID_ARG as `OneFileModels.directories`,
+    UNAVAILABLE where it cannot be written; then the next call writes it.
     """
     link = directory / _SOURCE
     if not link.is_symlink():
@@ -92,8 +93,12 @@ def renew(directory: Path) -> None:
     config, text = directory / CONFIG_FILENAME, _text(models[directory.name])
     if config.read_bytes() != text:
         fresh = config.with_suffix(".new")
-        fresh.write_bytes(text)
-        fresh.replace(config)
+        try:
+            fresh.write_bytes(text)
+            fresh.replace(config)
+        except OSError as error:
+            fresh.unlink(missing_ok=True)
+            raise unavailable(f"{config} cannot be written: {error}; free space there") from error
     _note_time(directory, changed)
 
 
