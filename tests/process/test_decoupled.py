@@ -218,6 +218,7 @@ def test_coroutines_of_a_decoupled_model_run_beside_each_other(stream):
 
 
 ONE_ONLY = "Unable to send response. Non-decoupled model cannot send more than one response."
+SENDER = "s = request.get_response_sender()"
 EARLY = "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
 
 
@@ -230,29 +231,36 @@ EARLY = "Unable to send response. Non-decoupled model cannot send complete final
         ("one", "s.send(answer(1), FINAL); result = answer(2)", "1"),
         ("one", "result = answer(2)", "2"),
         ("one", "s.send(refused(lambda: s.send(flags=FINAL)), FINAL)", EARLY),
-        ("one", "s.send(answer(1)); kept.append(refused(lambda: s.send(answer(2))))", "1"),
-        ("one", "s.send(kept.pop(), FINAL)", ONE_ONLY),
         ("one", "threading.Timer(0.05, lambda s=s: s.send(answer(3), FINAL)).start()", "3"),
         ("one", "", "without sending a response"),
         ("one", None, "Expected an 'InferenceResponse' object"),
         # Its `execute` returns None.
         ("silent", "s.send(answer(1), FINAL)", "1"),
         ("silent", "threading.Timer(0.05, lambda s=s: s.send(answer(3), FINAL)).start()", "3"),
-        ("silent", "s.send(answer(1)); kept.append(refused(lambda: s.send(answer(2))))", "1"),
-        ("silent", "s.send(kept.pop(), FINAL)", ONE_ONLY),
         ("silent", "", "without sending a response"),
         ("silent", "raise StopIteration", "StopIteration"),
         ("silent", None, "Expected a list in the execute return"),
     ],
 )
 def test_other_models_may_send_their_one_response(server, model, code, text):
-    code = "pass" if code is None else f"s = request.get_response_sender()\n{code}"
+    said = told(server, model, "pass" if code is None else f"{SENDER}\n{code}")
+    assert said == text if text in ("1", "2", "3") else text in said
+
+
+@pytest.mark.parametrize("model", ["one", "silent"])
+def test_other_models_may_not_send_a_second_response(server, model):
+    code = f"{SENDER}\ns.send(answer(1)); kept.append(refused(lambda: s.send(answer(2))))"
+    assert told(server, model, code) == "1"
+    assert told(server, model, f"{SENDER}\ns.send(kept.pop(), FINAL)") == ONE_ONLY
+
+
+def told(server, model, code):
+    """Return what a request of a model is answered, or its error."""
     with triton.InferenceServerClient(server.grpc_url) as client:
         try:
-            said = client.infer(model, [coded(code)]).as_numpy("OUT").item().decode()
+            return client.infer(model, [coded(code)]).as_numpy("OUT").item().decode()
         except InferenceServerException as error:
-            said = error.message()
-    assert said == text if text in ("1", "2", "3") else text in said
+            return error.message()
 
 
 def test_calls_for_one_response_refuse_decoupled_models(server):
