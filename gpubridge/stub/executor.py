@@ -271,8 +271,7 @@ class Executor:
         self, requests: list[InferenceRequest], handles: Sequence[RequestHandle]
     ) -> list[Any]:
         """Call the model and check its return value."""
-        with self.signals:
-            responses = self.model.execute(requests)
+        responses = self.signals.call(self.model.execute, requests)
         return self.checked_responses(responses, handles)
 
     def checked_responses(self, responses: Any, handles: Sequence[RequestHandle]) -> list[Any]:
@@ -283,11 +282,9 @@ class Executor:
         """
         if type(responses) is not list and inspect.iscoroutine(responses):
             if self.identity.overlaps:
-                with self.signals:
-                    self._coroutine_answers.start(responses, list(handles))
+                self.signals.call(self._coroutine_answers.start, responses, list(handles))
                 return [None] * len(handles)
-            with self.signals:
-                responses = self.coroutines.run(responses)
+            responses = self.signals.call(self.coroutines.run, responses)
         return checked_answers(self.identity, responses, handles)
 
     @staticmethod

@@ -137,6 +137,8 @@ class Stub:
             model = kind()
             if hasattr(model, "initialize"):
                 model.initialize(self._arguments(settings.arguments))
+            # What follows is the stub's code.
+            self._batches.signals.in_model = False
             executes = executes_by(model, settings)
             if executes is None:
                 raise invalid(
@@ -162,7 +164,6 @@ class Stub:
         if absent is not None:
             self._fall_back("native_module", f"it runs slower: {absent}", int(Logger.INFO))
         self._hide_from_collector()
-        self._batches.signals.in_model = False
         self._channel.send(
             control_message(Kind.READY),
             () if readiness is None else (readiness.fileno(),),
@@ -355,8 +356,7 @@ class Stub:
         self._attach(None)
         try:
             if hasattr(self._model, "finalize"):
-                with self._batches.signals:
-                    self._model.finalize()
+                self._batches.signals.call(self._model.finalize)
         except BaseException as error:
             if self._note is not None:
                 self._note(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -11,7 +12,7 @@ class SignalHandlers:
     """Holds signals back from a model's handlers while the stub's own code runs.
 
     Such a handler may raise, at any point: a message or an answer would be lost. It runs in the next
-    ``execute``. All is done in the main thread, which executes; the model's code runs in a ``with``.
+    ``execute``. All is done in the main thread, which executes; the model's code runs by `call`.
 
     - ``in_model``: whether the model's code runs.
     - ``held``: the handlers that wait, by the numbers of their signals.
@@ -35,20 +36,17 @@ class SignalHandlers:
     def run_held(self) -> None:
         """Run the handlers that wait; what one raises is the model's."""
         while self.held:
-            number = next(iter(self.held))
-            self.held.pop(number)(number, sys._getframe())
+            number, handler = self.held.popitem()
+            handler(number, sys._getframe())
 
-    def __enter__(self) -> None:
-        """Let handlers run in a block, those that wait first."""
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call the model's code; handlers run meanwhile, those that wait first."""
         try:
             self.in_model = True
             self.run_held()
-        except BaseException:
+            return function(*arguments)
+        finally:
             self.in_model = False
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.in_model = False
 
     def _set(self, signalnum: int, handler: Any) -> Any:
         """Stand for `signal.signal`."""
@@ -58,6 +56,11 @@ class SignalHandlers:
     def _get(self, signalnum: int) -> Any:
         """Stand for `signal.getsignal`."""
         return _given(self._getsignal(signalnum))
+
+
+# The interpreter may take a signal in the frame of `call` itself, where a handler that raises would leave
+# ``in_model`` set, or in that of `run_held`, where one that waits would be lost.
+_HOLDING = (SignalHandlers.call.__code__, SignalHandlers.run_held.__code__)
 
 
 class _Held:
@@ -70,7 +73,8 @@ class _Held:
         self.given = given
 
     def __call__(self, number: int, frame: Any) -> None:
-        if self._handlers.in_model:
+        own = frame is not None and frame.f_code in _HOLDING
+        if self._handlers.in_model and not own:
             self.given(number, frame)
         else:
             self._handlers.held[number] = self.given

@@ -1,14 +1,18 @@
 """What a model returns, raises and is: its own objects stay its own, whatever it does with them meanwhile."""
 
+import itertools
 import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from gpubridge.stub import signal_handlers
 from gpubridge.stub.batches import BatchRunner
+from gpubridge.stub.signal_handlers import SignalHandlers, _Held
 from gpubridge.transport.channel import ChannelClosed
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.control import ABANDONED
@@ -298,6 +302,45 @@ def test_a_stub_outlives_what_a_signals_handler_raises_again_and_again(start):
         if late > 20 and count > 300:
             break
     assert late > 20
+
+
+def test_wherever_a_signal_comes_its_handler_runs_in_the_models_code():
+    def boom(*_):
+        raise TimeoutError
+
+    signals = SignalHandlers()
+    signals.in_model = False
+    handler = _Held(signals, boom)
+    steps = itertools.count()
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_filename != signal_handlers.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if next(steps) == at:
+            handler(signal.SIGALRM, frame)
+        return trace
+
+    tracing = sys.gettrace()
+    outcomes = []
+    for at in range(200):
+        steps = itertools.count()
+        sys.settrace(trace)
+        try:
+            outcomes.append(signals.call(lambda: 5))
+        except TimeoutError:
+            outcomes.append("late")
+        finally:
+            sys.settrace(tracing)
+        assert not signals.in_model
+        if signals.held:
+            with pytest.raises(TimeoutError):
+                signals.call(lambda: 5)
+            outcomes[-1] = "held"
+        if next(steps) < at:
+            break
+    assert set(outcomes) == {"late", "held", 5}
+    assert outcomes[-1] == 5
 
 
 @pytest.mark.parametrize(
