@@ -28,7 +28,7 @@ from tests.commands import run_command
 from tests.process.certificates import Authority, tls_flags
 from tests.process.forked_commands import run_forked
 from tests.process.model_sources import answering
-from tests.process.raw_http import binary_request, inference
+from tests.process.raw_http import binary_request, inference, is_held
 from tests.process.server import open_files, running_server, wait_until, write_model
 from tests.waits import polling
 
@@ -453,19 +453,12 @@ def test_a_client_that_does_not_read(server, authority):
             other.sendall(b"GET /v2 HTTP/1.1\r\n\r\n")
             assert other.recv(12) == b"HTTP/1.1 200"
         # Its time is over some time: then the rest of the answer is not there.
-        wait_until(lambda: sockets_of(server, slow) == 0, "the end of the connection", server)
+        wait_until(lambda: not is_held(slow), "the end of the connection", server)
         received = 0
         with contextlib.suppress(ssl.SSLError, ConnectionError):
             while part := slow.recv(1 << 20):
                 received += len(part)
         assert received < len(body)
-
-
-def sockets_of(server, sock) -> int:
-    """Return the number of connections to a client that are open in the kernel."""
-    mine = f"{sock.getsockname()[1]:04X}"
-    rows = Path(f"/proc/{server.pid}/net/tcp").read_text().splitlines()[1:]
-    return sum(row.split()[2].endswith(f":{mine}") and row.split()[3] == "01" for row in rows)
 
 
 def test_a_client_that_closes_cancels_its_request(server, authority):
