@@ -99,8 +99,8 @@ _TABLE = """\
 1.13 is_ready
     process/test_is_ready.py::test_the_model_is_ready_when_it_says_so
     process/test_is_ready.py::test_why_it_is_not_is_in_the_log
-    process/test_is_ready.py::test_concurrent_readiness_checks_share_one_run
-    process/test_is_ready.py::test_a_model_that_does_not_answer_is_not_ready
+    unit/test_ready_check.py::test_one_question_for_all_who_ask
+    unit/test_ready_check.py::test_a_run_that_was_too_slow_answers_who_asks_while_it_goes_on
     process/test_is_ready.py::test_a_process_that_dies_while_it_is_asked
 1.13 dead stub > process/test_supervision.py::test_a_death_fails_its_request_with_the_reason_and_is_repaired
 """

@@ -79,8 +79,9 @@ def test_every_case_was_asked_of_triton_and_has_a_row():
 
 def functions_of(path):
     """Names of the functions of a file of tests."""
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
     tree = ast.parse((TESTS / path).read_text())
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return {node.name for node in ast.walk(tree) if isinstance(node, functions)}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.part} {row.name}")

@@ -146,35 +146,6 @@ def infer(client, name):
     client.infer(name, [tensor])
 
 
-def test_concurrent_readiness_checks_share_one_run(served):
-    server, name, answer = served
-    log = since(server)
-    answer("time.sleep(1) or True")
-    answers = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(server.is_ready(name))) for _ in range(20)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [True] * 20
-    assert 0 < log().count("asked") < 5
-
-
-def test_a_model_that_does_not_answer_is_not_ready(served):
-    server, name, answer = served
-    log = since(server)
-    answer("time.sleep(8) or True")
-    assert not server.is_ready(name)
-    assert "Timed out waiting for user-defined is_ready() response" in log()
-    # Who asks while that run goes on gets its answer, whatever another one would say.
-    answer("False")
-    assert server.is_ready(name)
-    assert not server.is_ready(name)
-    assert log().count("Timed out") == 1
-
-
 def test_a_process_that_dies_while_it_is_asked(served):
     server, name, answer = served
     log = since(server)

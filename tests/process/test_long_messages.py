@@ -309,12 +309,3 @@ said = "; ".join(map(str, got))
     assert all(refused in each for each in told), told
     assert answer == "{'SUM': [2.0]}"
     assert run(each_server, "said = os.getpid()") == process
-
-
-def test_a_long_error_of_a_called_model_reaches_its_caller(server):
-    code = """
-inputs = [tensor("CODE", ["result = failure('x' * 3_000_000)"], object)]
-response = call(model="one", inputs=inputs, outputs=["OUT"]).exec()
-said = response.error().message() == 'x' * 3_000_000
-"""
-    assert run(server, code) == "True"

@@ -82,8 +82,6 @@ load_model('broken')
     $LOAD load failed for model 'broken':
 load_model('other', config='{')
     $LOAD failed to load 'other', failed to poll from model repository
-load_model('other', '', [1])
-    $MODEL failed to load model 'other', files should be a dictionary of file paths and file contents
 load_model('other', files={'file:1/model.py': 1})
     $MODEL failed to load model 'other', files should be a dictionary of file paths and file contents
 load_model('other', files={'file:1/model.py': b'1'})
@@ -100,17 +98,11 @@ unload_model(None)
     TypeError:
 unload_model('other', None)
     TypeError:
-is_model_ready('other', 1)
-    TypeError:
-is_model_ready('other', 'x')
-    $READY failed to get model version from specified version string 'x' (details: stol), version should
-    be an integral value > 0
 is_model_ready('')
     False
 """,
         {
             "LOAD": f"TritonModelException: Failed to load model: {SAID}",
-            "READY": f"TritonModelException: Failed to check model readiness: {SAID}",
             "MODEL": "TritonModelException:",
         },
     ),
