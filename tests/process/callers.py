@@ -20,7 +20,7 @@ if first == -3:
     os._exit(3)
 if first == -4:
     value[:] = 7
-return respond(SUM=value + b, DIFFERENCE=value - b)
+return respond({"seen": request.parameters()}, SUM=value + b, DIFFERENCE=value - b)
 """
 )
 REPEAT = """
