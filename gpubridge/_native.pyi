@@ -1129,7 +1129,7 @@ class ModelCounters:
     ) -> None:
         """Count executions of one batch size.
 
-        - ``size``: the sum of the batch sizes of the requests of one execution.
+        - ``size``: the sum of the batch sizes of the requests of one execution, which all succeeded.
         - ``requests``: how many requests succeeded in all of them, the same number in each;
           nanoseconds of all of them from arrival to answer, and in the queue.
         - ``steps``: nanoseconds of input, execute and output, summed over the executions.

@@ -243,18 +243,19 @@ void RequestsAtStub::count(const ResultBatch& batch, Duration now, const std::ve
   const Steps steps{batch.called - batch.started, batch.ended - batch.called, now - batch.ended};
   RequestSums sums;
   std::uint64_t size = 0;
-  std::uint64_t going_on = 0;
+  std::uint64_t others = 0;
   for (const Run& run : runs) {
     if (run.size == 0) continue;
     const Duration spent = now - run.arrived;
     const Duration queued = batch.started - run.arrived;
     // A run that the model wants repeated counts like any other.
     if (run.reason == kStillOpen) {
-      going_on += run.size;
+      others += run.size;
       held_[run.ticket].queued = queued;
       held_[run.ticket].steps = steps;
     } else if (!run.reason.empty() && run.reason != kComesBack) {
       counters.failed(failure_reason(run.reason), spent);
+      if (run.reason != "CANCELED") others += run.size;  // else the model did not get it
     } else {
       sums = {sums.done + 1, sums.spent + spent, sums.queued + queued};
       size += run.size;
@@ -265,7 +266,8 @@ void RequestsAtStub::count(const ResultBatch& batch, Duration now, const std::ve
     }
   }
   if (sums.done != 0) ++succeeded_;
-  if (sums.done != 0 || going_on != 0) counters.executed(1, size, sums, steps, going_on);
+  if (size + others == 0) return;
+  counters.executed(1, size, sums, steps, others);
   counters.last_ended = batch.ended;
 }
 
@@ -370,15 +372,13 @@ std::optional<Observation> RequestsAtStub::end_response(Ticket ticket, const nb:
 std::optional<Observation> RequestsAtStub::count_closed(const Held& held, std::string_view reason,
                                                         Duration now) {
   if (held.size == 0) return {};
-  const Duration spent = now - held.arrived;
   if (!reason.empty()) {
-    counters().failed(failure_reason(reason), spent);
+    counters().failed(failure_reason(reason), now - held.arrived);
     return {};
   }
   ++succeeded_;
-  counters().answered(held.size, spent, held.queued, held.steps);
-  const Observation observed{now, spent, held.queued, held.steps};
-  counters().observe(observed);
+  const Observation observed = ended_later(now, held.arrived, held.queued, held.steps);
+  counters().answered(held.size, observed);
   return observed;
 }
 

@@ -46,6 +46,13 @@ struct Observation {
   Steps steps;
 };
 
+// The durations of a request that its model went on with after `execute`: that is infer, too.
+inline Observation ended_later(Duration now, Duration arrived, Duration queued, Steps steps) {
+  const Duration spent = now - arrived;
+  steps.infer = spent - queued - steps.input - steps.output;
+  return {now, spent, queued, steps};
+}
+
 // Upper bounds of the histogram of durations: ten a decade, from 10 us to 100 s.
 inline constexpr std::size_t kDurationBounds = 71;
 inline constexpr std::array<Duration, kDurationBounds> kDurations = [] {
@@ -116,9 +123,9 @@ class SlowRequests {
 struct ModelCounters {
   static constexpr std::size_t kMostObservations = 8192;
 
-  std::uint64_t inferences = 0;  // requests, each with its batch size
-  std::uint64_t executions = 0;
-  Duration last_ended = 0;  // of the last execution; 0 before the first
+  std::uint64_t inferences = 0;  // requests that succeeded, each with its batch size
+  std::uint64_t executions = 0;  // whatever became of their requests
+  Duration last_ended = 0;       // of the last execution; 0 before the first
   RequestSums succeeded;
   Duration failed_spent = 0;
   RequestSums hits;    // answers of the response cache, which are requests that succeeded, too
@@ -135,10 +142,10 @@ struct ModelCounters {
   std::deque<Observation> observations;
 
   // Counts executions of one batch size. `size` is the sum of the batch sizes of the requests of
-  // one that are over, `going_on` that of the others, which `answered` counts. The steps are summed
-  // over the executions, in each of which as many requests succeeded.
+  // one that succeeded, `others` that of those that failed, or go on: `answered` counts these. The
+  // steps are summed over the executions, in each of which as many requests succeeded.
   void executed(std::uint64_t count, std::uint64_t size, const RequestSums& requests,
-                const Steps& each, std::uint64_t going_on) {
+                const Steps& each, std::uint64_t others) {
     executions += count;
     inferences += count * size;
     succeeded.done += requests.done;
@@ -146,18 +153,19 @@ struct ModelCounters {
     succeeded.queued += requests.queued;
     // Every request of an execution spends the same time in its steps.
     steps.add(each, requests.done / count);
-    BatchCounters& batch = batches[size + going_on];
+    BatchCounters& batch = batches[size + others];
     batch.executions += count;
     batch.steps.add(each, 1);
   }
 
   // Counts a request of a batch size that ended well some time after its execution.
-  void answered(std::uint64_t size, Duration spent, Duration queued, const Steps& each) {
+  void answered(std::uint64_t size, const Observation& observed) {
     inferences += size;
     succeeded.done += 1;
-    succeeded.spent += spent;
-    succeeded.queued += queued;
-    steps.add(each, 1);
+    succeeded.spent += observed.spent;
+    succeeded.queued += observed.queued;
+    steps.add(observed.steps, 1);
+    observe(observed);
   }
 
   void failed(FailureReason reason, Duration spent) {

@@ -120,8 +120,10 @@ def _model(row: Mapping[str, Any], statistics: Mapping[tuple[str, str], Any]) ->
         made["statistics"] = {
             "success": sums["success"]["count"],
             "failures": {"": sums["fail"]["count"]},
-            "inferences": told["inference_count"],
-            "executions": told["execution_count"],
+            "batch_sizes": [
+                (each["batch_size"], each["compute_infer"]["count"])
+                for each in told.get("batch_stats", ())
+            ],
             **{a: sums[b]["ns"] / 1000 for a, b in _PARTS.items() if b in sums},
         }
     return made

@@ -93,15 +93,20 @@ def _key(model: Mapping[str, Any]) -> tuple[str, str]:
 
 def _change(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Return the difference of sums; those of a model that was loaded anew begin at 0."""
-    if old.get("since") != new.get("since") or old.get("success", 0) > new.get("success", 0):
+    if old.get("since") != new.get("since") or _requests(old) > _requests(new):
         old = {}
     numbers = [name for name, value in new.items() if isinstance(value, (int, float))]
     made: dict[str, Any] = {name: new[name] - old.get(name, 0) for name in numbers}
     made["failed"] = sum(new.get("failures", {}).values()) - sum(old.get("failures", {}).values())
-    if "durations" in new:
-        counts = dict(old.get("durations", ()))
-        made["durations"] = [(i, count - counts.get(i, 0)) for i, count in new["durations"]]
+    for name in ("durations", "batch_sizes"):
+        counts = dict(old.get(name, ()))
+        made[name] = [(key, count - counts.get(key, 0)) for key, count in new.get(name, ())]
     return made
+
+
+def _requests(sums: Mapping[str, Any]) -> int:
+    failures: Mapping[str, int] = sums.get("failures", {})
+    return int(sums.get("success", 0)) + sum(failures.values())
 
 
 def _model_row(
@@ -115,7 +120,8 @@ def _model_row(
     rates = [_MISSING] * 2
     if "statistics" in model and seconds > 0:
         rates = [f"{change.get(name, 0) / seconds:.1f}" for name in ("success", "failed")]
-    executions = change.get("executions", 0)
+    sizes = change["batch_sizes"]
+    executions = sum(count for _, count in sizes)
     # Members of an ensemble run side by side: their times together may be more than that of the requests.
     total = max(change.get("request_us", 0), sum(change.get(part, 0) for part in _PARTS))
     return [
@@ -124,9 +130,9 @@ def _model_row(
         shown(model["state"]),
         ready,
         *rates,
-        *(_quantile(change.get("durations", ()), bounds, q) for q in (0.5, 0.99)),
+        *(_quantile(change["durations"], bounds, percent) for percent in (50, 99)),
         str(model.get("queued", _MISSING)),
-        f"{change['inferences'] / executions:.1f}" if executions > 0 else _MISSING,
+        f"{sum(n * count for n, count in sizes) / executions:.1f}" if executions > 0 else _MISSING,
         *(
             f"{100 * change[part] / total:.0f}" if total > 0 and part in change else _MISSING
             for part in _PARTS
@@ -136,12 +142,12 @@ def _model_row(
     ]
 
 
-def _quantile(durations: Iterable[tuple[int, int]], bounds: Sequence[float], share: float) -> str:
-    """Return the bound of a histogram below which a share of the durations is, in milliseconds."""
+def _quantile(durations: Iterable[tuple[int, int]], bounds: Sequence[float], percent: int) -> str:
+    """Return the bound of a histogram up to which so many of 100 durations are, in milliseconds."""
     found = sorted((i, count) for i, count in durations if count > 0)
-    left = share * sum(count for _, count in found)
+    left = percent * sum(count for _, count in found)
     for i, count in found:
-        left -= count
+        left -= 100 * count
         if left <= 0:
             return f"{bounds[i] / 1000:.2f}" if i < len(bounds) else f">{bounds[-1] / 1000:.0f}"
     return _MISSING

@@ -25,7 +25,6 @@ TIMED = {
     "process/test_orphans.py": 1,  # A call that lasts beyond the server's look at orphans.
     "process/test_poison_requests.py": 1,  # Processes that take long to start.
     "process/test_response_cache.py": 1,  # Equal requests that come while one is answered.
-    "process/test_statistics.py": 1,  # The duration that is measured.
     "process/test_status.py": 1,  # The duration that is measured.
     "process/test_stop_requests.py": 1,  # The pace of a slow reader.
     "process/tried_server.py": 1,  # A server that is quiet twice in a row.

@@ -26,8 +26,16 @@ the header of a restricted endpoint, where the pattern of forwarded headers matc
     reaches models | does not | its value is a secret
 the header of a restricted endpoint, sent twice
     the first counts | the last counts | as for every other header
-statistics: errors that a model returns, requests that the sequence scheduler refuses
-    are in no count | are failures | every request is in one of the counts
+statistics: requests that a model answers with an error, and no response before it
+    are successes | are failures | their clients got an error
+statistics: requests that find the queue full, or are of a sequence that has not begun
+    are in no count | are failures | every request to a model is in one of the counts
+statistics of an ensemble: a request that fails
+    counts twice | counts once | it is one request
+statistics of an ensemble: queue, inputs and outputs
+    sums of its members | 0: all its time is `compute_infer` | its members have their own
+statistics: what a decoupled model does after `execute` has returned
+    is in no duration | counts until the last response, for `compute_infer` | its client waits for it
 a stream with `triton_grpc_error` asks for a model that is not there
     goes on after the error | ends with it | that header asks for gRPC's own errors, and those end a call
 an `np.bytes_` in an output's array of objects

@@ -21,11 +21,11 @@ FORWARDING = (
 METRICS = (
     "--metrics-config=summary_latencies=true",
     "--metrics-config=histogram_latencies=true",
-    "--metrics-config=counter_latencies=false",
     "--metrics-config=summary_quantiles=0.5:0.05,1:0",
+    "--cache-config=local,size=1048576",
     *FORWARDING,
 )
-"""Headers that reach models, and metrics of other kinds; inference over gRPC needs a key."""
+"""Headers that reach models, metrics of all kinds, and a cache of responses; inference over gRPC needs a key."""
 
 
 def named_and_traced() -> tuple[str, ...]:

@@ -309,4 +309,4 @@ def test_statistics_count_a_request_when_it_is_over(server, stream):
     assert counts() == (1, 2, 1, 0, 1)
     ask("kept.pop().send(flags=FINAL); raise ValueError")
     wait_until(lambda: counts()[3] == 1, "the failure to be counted", server)
-    assert counts() == (2, 2, 2, 1, 2)
+    assert counts() == (2, 3, 2, 1, 2)

@@ -41,8 +41,10 @@ def server(tmp_path_factory):
     write_code_model(repository)
     write_model(repository, "add", ADD)
     write_model(repository, "fails", answering("raise ValueError('always')"))
+    write_model(repository, "gone", ADD)
     write_ensemble(repository, "chain", "add IN=A > OUT=t", "add IN=t > OUT=B")
     with running_server(repository, "--allow-status-page-requests=true") as server:
+        assert control(server, "unload", "gone") == (200, "")
         yield server
 
 
@@ -50,7 +52,7 @@ def server(tmp_path_factory):
 def opened(server, chromium):
     """The page of the server, with its models; it may have said nothing in its console in the end."""
     made = chromium.open(f"http://{server.metrics_url}/")
-    wait_for_models(made, 4)
+    wait_for_models(made, 5)
     yield made
     assert made.faults() == []
     assert made.requests() == {f"http://{server.metrics_url}"}
@@ -83,7 +85,7 @@ def test_models_and_where_their_time_goes(server, page):
     for _ in range(5):
         infer(server, "chain", '{"inputs":[{"name":"A","datatype":"FP32","shape":[1],"data":[1]}]}')
     names = "[...document.querySelectorAll('#models .name a')].map(each => each.textContent)"
-    assert sorted(page.run(names)) == ["add", "chain", "fails", "m"]
+    assert sorted(page.run(names)) == ["add", "chain", "fails", "gone", "m"]
     shows(page, "ready", "#state")
     choose(page, "add")
     shows(page, "of the time.", "[data-part=verdict]")
@@ -123,9 +125,28 @@ def test_figures_say_which_time_and_processes_they_cover(server, page):
     page.run("byId('window').value = '60'; show()")
 
 
+def test_figures_beside_each_other_agree(page):
+    """What a page says of rates and durations, by documents that it is given."""
+    choose(page, "fails")
+    shows(page, "All requests failed in this time.", "[data-part=durations]")
+    shows(page, "All requests failed in this time.", "[data-part=verdict]")
+    # Requests that fail are requests, in the trend, too.
+    page.run(
+        "const past = state.history.get('fails/1');"
+        "const sums = failed => ({ ...past[0].s, success: 0, failures: { BACKEND: failed } });"
+        "past.splice(0, past.length, ...[0, 0, 4, 4].map((n, i) => ({ t: i + 1, s: sums(n) }))); show()"
+    )
+    assert "at most 4" in page.run("panel.trend.innerText")
+    choose(page, "gone")
+    assert page.run("panel.trend.hidden || panel.trend.parentElement.hidden")
+    last = "state.doc.duration_bounds_us.length"
+    assert page.run(f"span(quantile([[3, 1], [{last}, 1]], 0.99))") == "> 100 s"
+    assert page.run(f"span(quantile([[3, 1], [{last}, 1]], 0.5))") == "20 µs"
+
+
 def test_the_browser_refuses_texts_as_html(server, chromium):
     page = chromium.open(f"http://{server.metrics_url}/")
-    wait_for_models(page, 4)
+    wait_for_models(page, 5)
     refused = "try { document.body.innerHTML = '<p>'; 'taken' } catch (error) { error.name }"
     assert page.run(refused) == "TypeError"
     assert "TrustedHTML" in "".join(page.faults())

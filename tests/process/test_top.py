@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gpubridge.cli import main
-from gpubridge.cli.top_tables import MODELS, tables
+from gpubridge.cli.top_tables import tables
 from tests.process import controlled
 from tests.process.controlled import control, only
 from tests.process.model_sources import answering
@@ -126,15 +126,85 @@ def test_a_model_without_requests_has_no_quantiles(server, capsys):
     wait_until(idle, "an interval without requests")
 
 
-def test_members_that_run_side_by_side_take_no_more_than_all_of_the_time():
-    row = {"name": "e", "version": 1, "state": "READY"}
-    sums = {"since": 1, "success": 2, "request_us": 1000, "execute_us": 1500, "answer_us": 500}
+ROW = {"name": "m", "version": 1, "state": "READY", "reason": ""}
+BOUNDS = [1000, 2000, 5000]
+BEFORE = {
+    "since": 1, "success": 10, "failures": {"BACKEND": 5}, "request_us": 500, "queue_us": 500,
+    "durations": [(0, 10)], "batch_sizes": [(1, 10)],
+}  # fmt: skip
+AFTER = {
+    "since": 1, "success": 110, "failures": {"BACKEND": 6, "OTHER": 3}, "request_us": 10500,
+    "queue_us": 1500, "input_us": 500, "execute_us": 5000, "output_us": 1500, "cache_us": 800,
+    "answer_us": 1200, "durations": [(0, 60), (1, 49), (3, 1)], "batch_sizes": [(1, 40), (4, 20)],
+}  # fmt: skip
+CELLS = {
+    "MODEL": "m", "VERSION": "1", "STATE": "READY", "READY": "1/2", "REQ/S": "50.0", "FAIL/S": "2.0",
+    # Of 100 requests, 50 took at most 1 ms, and 99 at most 2 ms.
+    "P50_MS": "1.00", "P99_MS": "2.00", "QUEUED": "7", "BATCH": "2.2", "QUEUE%": "10", "INPUT%": "5",
+    "EXECUTE%": "50", "OUTPUT%": "15", "CACHE%": "8", "ANSWER%": "12", "RESTARTS": "3", "SLOWER": "4",
+}  # fmt: skip
+NOTHING = dict.fromkeys(
+    ("P50_MS", "P99_MS", "BATCH", *(each for each in CELLS if "%" in each)), "-"
+)
+WORKING = {
+    "name": "m_0", "state": "ready", "python": "3.11.1", "pid": 5, "device": 1, "in_flight": 2, "restarts": 3,
+    "memory": {"rss_bytes": 9_000_000, "pss_bytes": 1}, "device_memory_bytes": 8_000_000,
+}  # fmt: skip
+STARTING = {"name": "m_1", "state": "starting", "device": None, "in_flight": 0, "restarts": 0}
+
+
+def shown_of(before, after, **fields):
+    """Return the tables of two seconds between the statistics of a model."""
     documents = [
-        {"time": at, "models": [{**row, "statistics": made}]} for at, made in enumerate(({}, sums))
+        {
+            "time": at,
+            "models": [{**ROW, "statistics": made, **fields}],
+            "duration_bounds_us": BOUNDS,
+        }
+        for at, made in ((1, before), (3, after))
     ]
-    (shown,) = tables(*documents)[0].rows
-    cells = dict(zip(MODELS, shown, strict=True))
-    assert (cells["EXECUTE%"], cells["ANSWER%"]) == ("75", "25")
+    return [
+        [dict(zip(table.header, row, strict=True)) for row in table.rows]
+        for table in tables(*documents)
+    ]
+
+
+def test_every_column_is_what_the_documents_say():
+    error = {"text": "no\nsuch", "requests": 4, "last": 0, "identifier": "x"}
+    (model,), instances, (latest,) = shown_of(
+        BEFORE, AFTER, queued=7, instances=[WORKING, STARTING], fallbacks={"a": 1, "b": 3},
+        errors=[error],
+    )  # fmt: skip
+    assert model == CELLS
+    assert [tuple(row.values()) for row in instances] == [
+        ("m_0", "ready", "3.11.1", "5", "1", "2", "9", "8", "3"),
+        ("m_1", "starting", "-", "-", "-", "0", "-", "-", "0"),
+    ]
+    assert [latest[name] for name in ("MODEL", "ERROR", "REQUESTS")] == ["m", "no", "4"]
+
+
+@pytest.mark.parametrize(
+    ("after", "cells"),
+    [
+        # Nothing, only failures, and a model that was loaded anew, of which Triton does not tell.
+        (BEFORE, {"REQ/S": "0.0", "FAIL/S": "0.0", **NOTHING}),
+        (BEFORE | {"failures": {"OTHER": 9}}, {"REQ/S": "0.0", "FAIL/S": "2.0", **NOTHING}),
+        (AFTER | {"since": 2}, {"REQ/S": "55.0", "FAIL/S": "4.5", "BATCH": "2.0"}),
+        ({"since": 1, "success": 0, "failures": {"": 1}}, {"REQ/S": "0.0", "FAIL/S": "0.5"}),
+        # Batches whose requests all failed.
+        (BEFORE | {"batch_sizes": [(1, 10), (8, 2)]}, {"BATCH": "8.0"}),
+        # A duration beyond the last bound.
+        (BEFORE | {"durations": [(0, 11), (3, 1)]}, {"P50_MS": "1.00", "P99_MS": ">5"}),
+        # Members of an ensemble that run side by side.
+        (
+            BEFORE | {"request_us": 1500, "queue_us": 500, "execute_us": 1500, "answer_us": 500},
+            {"EXECUTE%": "75", "ANSWER%": "25"},
+        ),
+    ],
+)
+def test_columns_of_intervals_of_each_kind(after, cells):
+    (model,), _, _ = shown_of(BEFORE, after)
+    assert {name: model[name] for name in cells} == cells
 
 
 @contextmanager
@@ -172,8 +242,7 @@ def test_a_server_without_a_status_shows_its_statistics(extension, said, capsys)
     statistics = {
         "name": "a\x1bb",
         "version": "2",
-        "inference_count": 8,
-        "execution_count": 4,
+        "batch_stats": [{"batch_size": 2, "compute_infer": {"count": 4, "ns": 9}}],
         "inference_stats": {name: {"count": 4, "ns": 1000} for name in durations},
     }
     answers = {

@@ -5,12 +5,19 @@ import pytest
 from gpubridge.request import InferRequest
 from gpubridge.telemetry.statistics import LatencyWindow, ModelStatistics
 from gpubridge.transport.control import ABANDONED
-from gpubridge.transport.messages import Kind, ResponseFlag, encode_frame, encode_result_batch
+from gpubridge.transport.messages import (
+    Kind,
+    ResponseFlag,
+    encode_frame,
+    encode_responses,
+    encode_result_batch,
+)
 from tests.fuzz.fake_stub import NOW, FakeStub, record
 
 OPEN = ResponseFlag.OPEN | ResponseFlag.EMPTY
 # Of each request: it is queued until 1, its batch's steps take 1, 1 and the rest.
 STEPS = (1, 1, NOW - 3)
+LATE = NOW + 5
 
 
 def enter(fake_stub, *sizes):
@@ -42,8 +49,22 @@ def test_requests_that_succeed_and_fail_in_one_batch(fake_stub):
     assert figures(counters) == (1, NOW, 1, 2 * NOW)
     assert (counters.input_ns, counters.infer_ns, counters.output_ns) == STEPS
     assert counters.failures == {"OTHER": 0, "BACKEND": 1, "CANCELED": 1, "REJECTED": 0}
-    assert counters.batch_rows == {2: (1, *STEPS)}
+    # The model was given all but the one that was cancelled.
+    assert counters.batch_rows == {5: (1, *STEPS)}
     assert counters.last_ended_ns == 3
+
+
+@pytest.mark.parametrize(
+    ("flag", "rows"), [(ResponseFlag.ERROR, {5: (1, *STEPS)}), (ResponseFlag.CANCELLED, {})]
+)
+def test_a_batch_without_a_request_that_succeeds(fake_stub, flag, rows):
+    requests = enter(fake_stub, 2, 3)
+    for request in requests:
+        fake_stub.in_flight.cancel(request, False, ABANDONED)
+    complete(fake_stub, requests, flag, flag)
+    counters = fake_stub.counters
+    assert (counters.batch_rows, counters.executions, counters.inferences) == (rows, len(rows), 0)
+    assert sum(counters.failures.values()) == 2
 
 
 def test_batches_of_one_size_are_one_row(fake_stub):
@@ -58,8 +79,11 @@ def test_a_request_that_goes_on_is_counted_when_it_ends(fake_stub):
     complete(fake_stub, (going_on, done), OPEN, 0)
     assert fake_stub.counters.batch_rows == {4: (1, *STEPS)}
     assert figures(fake_stub.counters) == (1, NOW, 1, 0)
-    assert fake_stub.respond(record(going_on.ticket, ResponseFlag.EMPTY))
-    assert figures(fake_stub.counters) == (2, 2 * NOW, 2, 0)
+    last = encode_responses([record(going_on.ticket, ResponseFlag.EMPTY)], 0)
+    fake_stub.in_flight.take(last, LATE)
+    assert figures(fake_stub.counters) == (2, NOW + LATE, 2, 0)
+    # What its model did after `execute` is a part of it.
+    assert fake_stub.counters.infer_ns == 2 * STEPS[1] + LATE - NOW
     assert fake_stub.counters.inferences == 4
 
 

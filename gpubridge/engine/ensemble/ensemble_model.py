@@ -255,10 +255,9 @@ class EnsembleModel(Model):
             shared=plan.shared.union(name for name, tensor in outputs.items() if tensor.shared),
         )
 
-    def finished(self, execution: Execution, reason: str) -> None:
-        """Count a completed execution."""
+    def finished(self, execution: Execution, reason: str, now: int) -> None:
+        """Count an execution that was completed at ``now``, CLOCK_MONOTONIC nanoseconds."""
         self._running.discard(execution)
-        now = _clock()
         request = execution.request
         spent = now - request.arrived
         if reason:
@@ -276,8 +275,9 @@ class EnsembleModel(Model):
         if not self._running:
             self._idle.set()
 
-    def answered(self, request: InferRequest, now: int) -> None:
+    def answered(self, execution: Execution, now: int) -> None:
         """Count the durations of a request whose last response, of ``now``, was passed on."""
-        spent = now - request.arrived
-        answer = _clock() - now
-        self.statistics.passed_on(request.identifier[:_SHOWN], now, spent, spent, answer)
+        request = execution.request
+        spent, answer = now - request.arrived, _clock() - now
+        identifier = request.identifier[:_SHOWN]
+        self.statistics.passed_on(identifier, now, spent, execution.member_ns, answer)

@@ -216,27 +216,28 @@ class Execution:
         """Send the last responses and end the request."""
         answers = [self._ensemble.response(self, outputs) for outputs in responses]
         request = self.request
-        now = _clock()
+        now = self._close("")
         self._ensemble.times.begun(RESPONSE, self.ended, now)
-        self._close("")
         for answer in answers[:-1]:
             request.respond(answer)
         request.finish(answers[-1] if answers else None)
-        self._ensemble.answered(request, now)
+        self._ensemble.answered(self, now)
 
-    def _close(self, reason: str) -> None:
-        """Release everything; break reference cycles so that memory is freed now."""
+    def _close(self, reason: str) -> int:
+        """Release everything; break reference cycles so that memory is freed now. Return when that was."""
+        now = _clock()
         self._run = None
         self._due.clear()
         self.targets = None
         calls, self._calls = self._calls, {}
         for request, begun in calls.values():
-            self.member_ns += _clock() - begun
+            self.member_ns += now - begun
             request.on_partial = None
             request.cancel()
         self.request.cancelled = None
         self.request.instance = None
-        self._ensemble.finished(self, reason)
+        self._ensemble.finished(self, reason, now)
+        return now
 
 
 class DeviceEdges:

@@ -54,7 +54,8 @@ def row_key(model: Model | None, memory: Memory) -> object:
         return None
     counted = model.statistics
     done = counted.success_count, counted.executions, counted.fail_count, counted.copies
-    return counted.since, model.ready, done, [_key(each, memory) for each in model.instances]
+    now = model.ready, model.pending, counted.fallbacks.total()
+    return counted.since, done, now, [_key(each, memory) for each in model.instances]
 
 
 def _key(instance: Instance, memory: Memory) -> object:
