@@ -475,7 +475,7 @@ class InFlightRequests:
     def has_started(self, request: InferRequest, /) -> bool:
         """Return True if the stub has begun the batch of a request that is at the stub."""
     def executes(self, request: InferRequest, /) -> bool:
-        """Return True if ``execute`` runs for the batch of a request that is not answered."""
+        """Return True if ``execute`` is known to run for the batch of a request that is not answered."""
     def watch(
         self, on_kept: Callable[[Any], object] | None, on_ended: Callable[[Any], object] | None, /
     ) -> None:

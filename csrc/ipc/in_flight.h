@@ -79,15 +79,15 @@ class InFlightRequests {
     const Entry& entry = entries_[ticket];
     return entry.state == State::kOpen || entry.sequence <= started();
   }
-  // True if `execute` runs for the batch of a request that is not answered.
+  // True if `execute` is known to run for the batch of a request that is not answered: the stub
+  // says that it does that of a batch which it has.
   [[nodiscard]] bool executes(Ticket ticket) const {
-    return entries_[ticket].state == State::kRunning && has_started(ticket);
-  }
-  // The batch that the stub began last; one that says less than it has answered may have begun all.
-  [[nodiscard]] std::uint64_t started() const {
+    const Entry& entry = entries_[ticket];
     const std::uint64_t said = load_cell(cells_.progress[0]);
-    return said < ended_ ? std::numeric_limits<std::uint64_t>::max() : said;
+    return entry.state == State::kRunning && entry.sequence <= said && holds(said);
   }
+  // The batch that the stub began last.
+  [[nodiscard]] std::uint64_t started() const { return begun(load_cell(cells_.progress[0])); }
   // True if the stub lets batches be withdrawn.
   [[nodiscard]] bool claims() const { return load_cell(cells_.claimed[0]) >= kClaims; }
 
@@ -302,8 +302,9 @@ class InFlightRequests {
     return members;
   }
 
-  // Takes everything back from a stub that is dead, and whose last batch to start is known.
-  std::vector<Leaving> close(std::uint64_t started_last) {
+  // Takes everything back from a stub that is dead, and said which batch it began last.
+  std::vector<Leaving> close(std::uint64_t said) {
+    const std::uint64_t started_last = begun(said);
     std::vector<Leaving> leaving;
     for (const Member& member : members()) {
       const bool early = entries_[member.ticket].state == State::kEarly;
@@ -327,6 +328,11 @@ class InFlightRequests {
   }
 
  private:
+  // The batch that a stub began last, as it says; one that says less than it has answered, since a
+  // model has written there, may have begun all.
+  [[nodiscard]] std::uint64_t begun(std::uint64_t said) const {
+    return said < ended_ ? std::numeric_limits<std::uint64_t>::max() : said;
+  }
   [[noreturn]] static void not_running(const char* what, Ticket ticket) {
     throw MalformedRecord(std::string(what) + " for ticket " + std::to_string(ticket) +
                           ", which is not running");

@@ -184,7 +184,7 @@ class RequestsAtStub {
     const auto ticket = infer_request(request).ticket;
     return is_at_stub(ticket) && core_.has_started(static_cast<Ticket>(ticket));
   }
-  // True if `execute` runs for the batch of a request that is not answered.
+  // True if `execute` is known to run for the batch of a request that is not answered.
   [[nodiscard]] bool executes(nb::handle request) const {
     const auto ticket = infer_request(request).ticket;
     return is_at_stub(ticket) && core_.executes(static_cast<Ticket>(ticket));
