@@ -50,7 +50,7 @@ struct Limits {
   std::int64_t resets_per_second = 100;
   // Frames that bring nothing forward (PING, SETTINGS, PRIORITY, WINDOW_UPDATE, empty DATA, unknown
   // types): at once, and regained per second. Each stream completed and each DATA frame sent allows
-  // four more.
+  // four more; so many for each of the streams that were ever open together come at once.
   std::int64_t idle_frames = 20'000;
   std::int64_t idle_frames_per_second = 2'000;
   // Streams reset by us whose late frames are still forgiven, as many as were open together at
@@ -213,6 +213,8 @@ class State {
     if (streams.size() <= most_open_) return;
     most_open_ = streams.size();
     resets_.widen(static_cast<std::int64_t>(most_open_));
+    // Clients tell of a window for each.
+    idle_.widen(static_cast<std::int64_t>(most_open_) * kUsefulPerIdleFrame);
     forgiven.widen(most_open_);
   }
 
