@@ -584,6 +584,11 @@ class CallChannel:
         """Return a call that is under way."""
     def calls(self) -> list[Call]:
         """Return the calls that are under way."""
+    @property
+    def kept(self) -> int:
+        """Bytes that the open calls keep beside their tensors."""
+    charged: int
+    """What the owner has charged for what is kept here; set it where that is no longer so."""
     def close(self) -> list[Call]:
         """Let go of everything; returns the calls that are under way."""
 

@@ -7,6 +7,7 @@
 #include "ipc/in_flight_binding.h"
 #include "ipc/messages.h"
 #include "ipc/records_binding.h"
+#include "memory/kept_bytes.h"
 #include "python_object.h"
 
 namespace gpubridge {
@@ -19,6 +20,8 @@ constexpr std::size_t kFrame = 8;
 constexpr std::size_t kFormsKept = 512;
 constexpr std::size_t kSignaturesKept = 256;
 constexpr std::size_t kShortContext = 256;
+// What an open call keeps beside its tensors, about.
+constexpr std::uint64_t kOfCall = 1024;
 // In the number of a call's batch: its `execute` is blocked until the call is answered.
 constexpr std::uint64_t kBlocks = std::uint64_t{1} << 63U;
 
@@ -199,6 +202,7 @@ class CallChannel {
     Call& call = nb::cast<Call&>(node.mapped());
     call.channel = nullptr;
     call.request.reset();
+    charge_kept(*hooks);
     answer(*hooks, number, std::move(outcome), 0, call.form.get());
     if (call.batch != 0) wait_for(hooks->waits_for, call.form->needed, -1);
   }
@@ -215,6 +219,8 @@ class CallChannel {
     const auto found = calls_.find(number);
     return found == calls_.end() ? nb::none() : found->second;
   }
+  // Bytes that the open calls keep beside their tensors.
+  [[nodiscard]] std::uint64_t kept() const { return calls_.size() * kOfCall; }
   // Answers nothing any more.
   void mute() { mute_ = true; }
   // Is of no use any more; returns the calls that are under way.
@@ -233,14 +239,16 @@ class CallChannel {
     return calls;
   }
 
+  KeptCharge charge;
+
  private:
   struct Hooks {
     explicit Hooks(nb::handle hooks) : given(nb::borrow(hooks)) {}
 
     nb::object given;
     RegionNames names{given.attr("announcer")};
-    nb::object model = given.attr("model");
     nb::object caller = given.attr("caller");
+    nb::object model = caller.attr("settings").attr("model");
     nb::object waits_for = caller.attr("waits_for");
     nb::object connection = given.attr("connection");
     nb::object form = given.attr("form");
@@ -254,6 +262,9 @@ class CallChannel {
     nb::object refuse = given.attr("refuse");
     nb::object send = given.attr("send");
     nb::object call_soon = given.attr("call_soon");
+    nb::object charged = given.attr("charged");
+    nb::object charge = charged.attr("charge");
+    nb::object raise_shortage = charged.attr("raise_shortage");
     nb::object account = connection.attr("account");
   };
   using Key = std::pair<PyObject*, PyObject*>;
@@ -275,6 +286,7 @@ class CallChannel {
       throw MalformedRecord("call " + std::to_string(number) + ", which there is already");
     }
     try {
+      if (charge.refuses(kept())) hooks.raise_shortage(calls_.size(), kept());
       submit(hooks, number, record, batch);
     } catch (nb::python_error& error) {
       const bool begun = calls_.contains(number);
@@ -319,11 +331,18 @@ class CallChannel {
     }
     nb::cast<Call&>(call).request = request;
     calls_.emplace(number, call);
+    charge_kept(hooks);
     // One that is made for no batch blocks none.
     if (batch != 0) wait_for(hooks.waits_for, form->needed, 1);
     form->submit(request,
                  form->origin.is_none() ? attribute<"cause">(form->given)() : form->origin);
     if (batch != 0 && !form->can_end() && calls_.contains(number)) hooks.check(call);
+  }
+
+  void charge_kept(const Hooks& hooks) {
+    if (const auto due = charge.due(kept())) {
+      charge.settle(*due, nb::cast<std::uint64_t>(hooks.charge(*due)));
+    }
   }
 
   nb::object ranges(const Hooks& hooks, nb::handle record) {
@@ -509,6 +528,10 @@ void bind_call_channel(nb::module_& module) {
       .def("mute", &CallChannel::mute)
       .def("call", &CallChannel::call)
       .def("calls", &CallChannel::calls)
+      .def_prop_ro("kept", &CallChannel::kept)
+      .def_prop_rw(
+          "charged", [](const CallChannel& self) { return self.charge.charged; },
+          [](CallChannel& self, std::uint64_t nbytes) { self.charge.charged = nbytes; })
       .def("close", &CallChannel::close);
 }
 

@@ -4,8 +4,8 @@
 #include <new>
 
 #include "memory/growing_memory.h"
+#include "memory/kept_bytes.h"
 #include "net/http2_frames.h"
-#include "net/kept_bytes.h"
 #include "net/request_headers.h"
 #include "std.h"
 

@@ -6,11 +6,11 @@
 // connection is lost; from then on it points to no connection, and answering it does nothing.
 #pragma once
 
+#include "memory/kept_bytes.h"
 #include "memory/sent_buffers.h"
 #include "net/http1_inference.h"
 #include "net/http1_reader.h"
 #include "net/idle_connections.h"
-#include "net/kept_bytes.h"
 #include "python_object.h"
 
 namespace gpubridge::http1 {

@@ -13,7 +13,7 @@ Shed = Callable[[BridgeError], int]
 """Lets go of what need not be kept, as others need the memory; returns the bytes that are still kept."""
 
 UNCHARGED = 1 << 17
-"""So few bytes are not charged; as csrc/net/kept_bytes.h has it."""
+"""So few bytes are not charged; as csrc/memory/kept_bytes.h has it."""
 
 
 class KeptBytes:

@@ -1,5 +1,6 @@
 """The calls of a stub in the server: what a stub may send there, and what it is told."""
 
+import re
 import socket
 import struct
 from types import SimpleNamespace
@@ -8,8 +9,9 @@ import pytest
 
 from gpubridge.dataplane import CallChannel
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.bls.charged_calls import ChargedCalls
 from gpubridge.frontend.bls.server import CallHooks
-from gpubridge.host_shm import Segment
+from gpubridge.host_shm import Account, Budget, Segment
 from gpubridge.request import NO_OPTIONS, InferResponse, RequestContext
 from gpubridge.transport.calls import BLOCKS, CallKind, decode_records, encode_calls
 from gpubridge.transport.context import CallContext, ResponseContext
@@ -40,16 +42,17 @@ class Server:
         self.asked: list = []
         self.caught_up = 0
         self.reshape = None
-        self.caller = SimpleNamespace(waits_for={})
+        self.caller = SimpleNamespace(waits_for={}, settings=SimpleNamespace(model="caller"))
         self.busy = SimpleNamespace(waits_for={})
         polls = SimpleNamespace(paused=lambda: None, resumed=lambda: None)
         self.connection = SimpleNamespace(
             busy_poll=polls, device=None, catch_up=self.catch_up, account=None
         )
         names = SimpleNamespace(known={REGION})
+        self.budget = Budget(512 << 10)
+        self.charged = ChargedCalls(self.budget, Account(int), "caller")
         hooks = CallHooks(
             announcer=names,
-            model="caller",
             caller=self.caller,
             connection=self.connection,
             form=self.form,
@@ -63,10 +66,12 @@ class Server:
             refuse=lambda error: self.refused.append(str(error)),
             send=self.stub.send,
             call_soon=lambda function: None,
+            charged=self.charged,
         )
         self.calls = CallChannel(
             self.fake_stub.in_flight, record_reader(CallContext), hooks, ours.fileno()
         )
+        self.charged.channel = self.calls
 
     def catch_up(self):
         self.caught_up += 1
@@ -107,6 +112,8 @@ class Server:
 
     def close(self):
         self.calls.close()
+        self.charged.close()
+        assert self.budget.used == 0
         self.fake_stub.close()
         self.ours.close()
         self.stub.close()
@@ -167,6 +174,29 @@ def test_a_call_that_cannot_be_made_is_answered(server):
     assert (number, context.error, context.code) == (7, "no such model", ErrorCode.NOT_FOUND)
     assert not server.requests
     assert not server.refused
+
+
+def test_calls_that_there_is_no_memory_for_are_refused_while_the_open_ones_go_on(server):
+    number = 0
+    while len(server.requests) == number:
+        server.take(calls(call(number)))
+        number += 1
+        assert number < 1000
+    server.calls.flush()
+    ((refused, _, context),) = server.told()
+    assert (refused, context.code) == (number - 1, ErrorCode.UNAVAILABLE)
+    keep = (
+        f"the {number - 1} open calls of model 'caller' keep [0-9]+ bytes .* [0-9]+ of 524288 bytes"
+    )
+    assert re.match(keep, context.error)
+    for request in server.requests[:200]:
+        request.finish(None)
+    server.take(calls(call(number)))
+    assert len(server.requests) == number
+    for request in server.requests[200:]:
+        request.finish(None)
+    assert len(server.told()) == number
+    assert server.budget.used == 0
 
 
 def test_somebody_looks_for_circles_where_all_instances_wait_themselves(server):

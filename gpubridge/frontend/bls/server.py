@@ -27,10 +27,12 @@ from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.supervisor.instance import Instance
 from gpubridge.engine.workers import HEAVY_BYTES
 from gpubridge.errors import BridgeError, ErrorCode, LongError, Pieces, unavailable
+from gpubridge.frontend.bls.charged_calls import ChargedCalls
 from gpubridge.frontend.bls.control_requests import ControlRequests
 from gpubridge.frontend.bls.deadlock_watch import DeadlockWatch
 from gpubridge.frontend.bls.requests import CalledModels, CallForm
 from gpubridge.frontend.control import ControlTasks
+from gpubridge.host_shm import Budget
 from gpubridge.protocol.infer_response import json_members
 from gpubridge.request import InferResponse, LongParameters, MemoryRange, Outcome
 from gpubridge.transport.calls import CallKind, check_length, decode_calls, encode_records
@@ -62,8 +64,7 @@ class CallHooks(NamedTuple):
     """Callbacks of the compiled call channel of a stub.
 
     - ``announcer``: announces regions to the stub, through the channel of the calls.
-    - ``model``: the name of the calling model.
-    - ``caller``: its instance.
+    - ``caller``: the instance of the calling model.
     - ``connection``: the connection to the stub.
     - ``form``: returns the template of a call.
     - ``check``: looks whether a call that was submitted waits for its caller's own end.
@@ -79,10 +80,10 @@ class CallHooks(NamedTuple):
     - ``refuse``: gets the error or text for which a message was not accepted.
     - ``send``: sends a message that cannot be sent at once.
     - ``call_soon``: schedules a callback in this turn of the event loop.
+    - ``charged``: charges what the open calls keep, and refuses further ones.
     """
 
     announcer: RegionAnnouncer
-    model: str
     caller: Instance
     connection: StubConnection
     form: Callable[[Record], CallForm]
@@ -96,6 +97,7 @@ class CallHooks(NamedTuple):
     refuse: Callable[[Exception | str], None]
     send: Callable[[bytes], None]
     call_soon: Callable[[Callable[[], None]], object]
+    charged: ChargedCalls
 
 
 class BlsServer:
@@ -106,11 +108,13 @@ class BlsServer:
         self._changes = ControlTasks()
         self._connections: WeakSet[BlsConnection] = WeakSet()
         self.deadlocks = DeadlockWatch(self._callers)
+        self.budget: Budget
         self.models: CalledModels
 
     def serve(self, repository: ModelRepository) -> None:
         """Set the repository of the called models, before any of them is loaded."""
         self._repository = repository
+        self.budget = repository.regions.budget
         self.models = CalledModels(repository)
 
     def model_changed(self, _: str) -> None:
@@ -159,15 +163,14 @@ class BlsConnection:
         self.caller = caller
         self._model = caller.settings.model
         self._channel = Channel(sock)
-        self._loop = asyncio.get_running_loop()
         self._send_queue = SendQueue(self._channel, connection.workers, self._stop_io, self._block)
         self._reader = record_reader(CallContext)
         self._announcer = RegionAnnouncer(
             CallKind, connection.regions, self, connection.open_devices, self._send_queue.send
         )
+        self._charged = ChargedCalls(server.budget, connection.account, self._model)
         hooks = CallHooks(
             announcer=self._announcer,
-            model=self._model,
             caller=caller,
             connection=connection,
             form=self._form,
@@ -180,9 +183,11 @@ class BlsConnection:
             receive=self._receive,
             refuse=self._refuse,
             send=self._send_queue.send,
-            call_soon=self._loop.call_soon,
+            call_soon=asyncio.get_running_loop().call_soon,
+            charged=self._charged,
         )
         self._calls = CallChannel(connection.requests, self._reader, hooks, self._channel.fileno())
+        self._charged.channel = self._calls
         self._open = True
         self._given_up = self._asked_blocking = False
         self._long = LongMessages(connection.workers, self._decode, self._take_long)
@@ -197,6 +202,7 @@ class BlsConnection:
         self._stop_io()
         # Breaks a reference cycle, so that no memory waits for the garbage collector.
         self._connection.on_abandoned = None
+        self._charged.close()
         self._control.close()
         for call in self._calls.close():
             call.request.cancel()
@@ -255,10 +261,11 @@ class BlsConnection:
         self._calls.forget()
 
     def _listen(self, on: bool) -> None:
+        loop = asyncio.get_running_loop()
         if on:
-            self._loop.add_reader(self._channel.fileno(), self._calls.receive)
+            loop.add_reader(self._channel.fileno(), self._calls.receive)
         else:
-            self._loop.remove_reader(self._channel.fileno())
+            loop.remove_reader(self._channel.fileno())
 
     # -- calls -----------------------------------------------------------------------------------
 
