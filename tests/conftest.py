@@ -1,7 +1,5 @@
 """Hooks for all tests: plugins, reports of any text, ``--fast``, a heap that is cheap to search, Ctrl-C."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

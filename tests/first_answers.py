@@ -1,7 +1,5 @@
 """The way of a newcomer by a tutorial: its files written, its commands given as they are written there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -3,8 +3,6 @@
 This is a plugin of pytest. `flaky.txt`, beside it, has the list and says what is in it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from pathlib import Path

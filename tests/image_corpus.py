@@ -1,7 +1,5 @@
 """Image files of all kinds, made here: good ones, and malicious ones."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Settings of image_preproc as parameters make them, without tensors in the configuration."""
 
-from __future__ import annotations
-
 from gpubridge.backends.image_preproc.settings import Settings
 from gpubridge.backends.model_setup import ModelSetup
 

@@ -1,7 +1,5 @@
 """Photographs, good and bad, and what a vision library makes of them."""
 
-from __future__ import annotations
-
 import io
 import struct
 from pathlib import Path

@@ -5,8 +5,6 @@ a new file cannot be forgotten. `EXEMPT` has the files that are left out, each w
 This is a plugin of pytest.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 from pathlib import Path

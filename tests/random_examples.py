@@ -1,7 +1,5 @@
 """Number of random examples of each property, by profiles of hypothesis."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, settings
 
 __all__ = ["choose_profile"]

@@ -1,7 +1,5 @@
 """A folder that all workers of a run of tests share. A plugin of pytest."""
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import os

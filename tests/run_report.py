@@ -3,8 +3,6 @@
 This is a plugin of pytest.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter

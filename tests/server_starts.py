@@ -1,7 +1,5 @@
 """Counts the servers that tests start, prints how many a run started, and fails a run of too many."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 

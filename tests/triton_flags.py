@@ -1,7 +1,5 @@
 """The flags of tritonserver, by the headings of its help."""
 
-from __future__ import annotations
-
 _NAMES_OF_2_51 = """
 id exit-timeout-secs
 log-verbose log-info log-warning log-error log-format log-file

@@ -1,7 +1,5 @@
 """Waits for what nothing tells of, by looking again and again: of threads, of coroutines, and of models."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable

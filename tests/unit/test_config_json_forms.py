@@ -1,7 +1,5 @@
 """Configurations in JSON: the forms that Triton 2.51 takes, and those that it refuses."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

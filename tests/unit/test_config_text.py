@@ -1,7 +1,5 @@
 """The text of a config.pbtxt: what Triton 2.51 takes is taken, what it refuses is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpubridge.config import parse_model_config

@@ -1,7 +1,5 @@
 """Circles of calls: each is refused by one of its calls, and nothing else is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """In which calls an execute is blocked: what a stub tells the server that looks for deadlocks."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from contextvars import copy_context

@@ -3,8 +3,6 @@
 What bounds them is memory: without that, the next one is refused at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 

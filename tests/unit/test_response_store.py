@@ -1,7 +1,5 @@
 """Responses that wait for slow readers: who gets which, who is charged, and who has to go."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from functools import partial

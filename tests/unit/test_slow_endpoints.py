@@ -1,7 +1,5 @@
 """Endpoints whose readers are slow: they get what is stored in order, and charge what they keep."""
 
-from __future__ import annotations
-
 import struct
 from types import SimpleNamespace
 
