@@ -208,52 +208,6 @@ LEGAL = st.sampled_from(
         frames.frame(frames.PUSH_PROMISE, 4, 1, b"\0\0\0\2"),
     ]
 )
-STREAM_CODES = {0, 1, 3, 5, 7, 11}
-CONNECTION_CODES = {0, 1, 3, 5, 6, 9, 11}
-
-
-def check_manners(server):
-    """Frames that are sent are no answers, with codes that fit; what is closed was closed for a reason."""
-    for kind, _, _, payload in server.frames():
-        assert kind in (frames.RST_STREAM, frames.GOAWAY, frames.SETTINGS, frames.PING), kind
-        if kind == frames.RST_STREAM:
-            assert int.from_bytes(payload, "big") in STREAM_CODES
-        if kind == frames.GOAWAY:
-            assert int.from_bytes(payload[4:8], "big") in CONNECTION_CODES
-    assert server.connection.closed == (server.recorder.fault is not None)
-
-
-@SAME
-@given(
-    st.lists(LEGAL, max_size=20),
-    st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=5),
-    st.sampled_from([1 << 30, 100, 3]),
-)
-def test_no_input_raises_an_exception(sequence, mutations, chunk):
-    server = Server()
-    stream = bytearray(b"".join(sequence))
-    for place, value in mutations:
-        if stream:
-            stream[place % len(stream)] = value
-    server.feed(stream, chunk)
-    server.feed(b"\0" * 100, chunk)
-    check_manners(server)
-
-
-@SAME
-@given(st.binary(max_size=300), st.sampled_from([1 << 30, 1]))
-def test_noise_is_survived(noise, chunk):
-    server = Server()
-    server.feed(noise, chunk)
-    check_manners(server)
-    for block in (noise, b"\x82\x84\x86" + noise):
-        server = Server()
-        server.open(1, block=block)
-        check_manners(server)
-        # Each side that still has the connection reports a proper request.
-        if not server.connection.closed:
-            server.open(3)
-            assert ("headers", 3, b"/service/method") in server.recorder.events
 
 
 @SAME

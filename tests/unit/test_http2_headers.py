@@ -11,7 +11,6 @@ from tests.unit.test_http2_peer import (
     REQUEST,
     Recorder,
     Server,
-    data,
     headers,
     settings as settings_frame,
 )
@@ -326,9 +325,3 @@ def test_repeated_fields_cost_a_byte_each():
         sizes += [len(payload) for _, _, _, payload in server.frames()]
     assert sizes[0] > 3
     assert sizes[1:] == [3, 3]
-
-
-def test_a_body_may_follow_any_block():
-    server, _ = opened(BLOCK)
-    server.feed(data(1, b"body", end=True))
-    assert server.recorder.bodies[1] == b"body"

@@ -152,25 +152,6 @@ def test_it_begins_with_settings_and_a_wide_window():
     assert int.from_bytes(update[3], "big") == (1 << 26) - 65535
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 23, 24, 25, 1000])
-def test_a_request_comes_in_any_pieces(chunk):
-    server = Server(started=False)
-    server.frames()
-    server.feed(
-        frames.PREFACE
-        + settings()
-        + headers(1)
-        + data(1, b"a" * 300)
-        + frames.frame(frames.PING, 0, 0, b"12345678")
-        + data(1, b"b" * 300, end=True),
-        chunk,
-    )
-    assert server.recorder.events == [("headers", 1, b"/service/method")]
-    assert server.recorder.bodies == {1: b"a" * 300 + b"b" * 300}
-    assert server.recorder.ended == {1}
-    assert server.frames() == [(frames.SETTINGS, 1, 0, b""), (frames.PING, 1, 0, b"12345678")]
-
-
 @pytest.mark.parametrize(
     "first",
     [

@@ -86,43 +86,6 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(data, requests, deferred
     assert not endpoint.connections
 
 
-@given(st.data(), streams(1, 6))
-def test_lost_at_any_point_every_handler_has_exactly_one_end(data, requests):
-    stream = b"".join(raw for raw, _ in requests)
-    endpoint = Endpoint(deferred=True)
-    endpoint.receive(*cut(data.draw, stream[: data.draw(st.integers(0, len(stream)))]))
-    before = [list(handler.ends) for handler in endpoint.handlers]
-    endpoint.lose()
-    for handler, ends in zip(endpoint.handlers, before, strict=True):
-        # A request that is complete and not answered yet is aborted, too.
-        assert handler.ends == ends + (["aborted"] if ends in ([], ["completed"]) else [])
-
-
-@given(st.data(), streams(1, 6))
-def test_end_of_file_at_any_point_answers_what_was_whole(data, requests):
-    stream = b"".join(raw for raw, _ in requests)
-    stop = data.draw(st.integers(0, len(stream)))
-    endpoint = Endpoint(deferred=True)
-    endpoint.receive(*cut(data.draw, stream[:stop]))
-    endpoint.end()
-    for handler in endpoint.handlers:
-        if handler.ends == ["completed"]:
-            handler.answer()
-    whole, at = [], 0
-    for raw, due in requests:
-        at += len(raw)
-        if at <= stop:
-            whole.append(due)
-    # A request may be refused by its head alone.
-    assert endpoint.answers()[: len(whole)] == whole
-    assert len(endpoint.answers()) <= len(whole) + 1
-    assert endpoint.transport.state == "closed"
-    endpoint.lose()
-    assert all(
-        handler.ends in (["completed"], ["aborted"], ["refused"]) for handler in endpoint.handlers
-    )
-
-
 def test_a_body_that_follows_its_head_is_received_where_the_handler_says():
     endpoint = Endpoint(deferred=True)
     raw = post(b"a" * 50_000)

@@ -280,9 +280,3 @@ def test_requests_that_only_gpubridge_accepts(reason):
     assert words in oracle.fault
     requests, fault = read([stream])
     assert (len(requests), fault) == (1, None)
-
-
-@given(STREAMS)
-def test_a_stream_byte_by_byte_is_the_same_stream(stream):
-    whole = read([stream])
-    assert read([stream[at : at + 1] for at in range(len(stream))]) == whole
