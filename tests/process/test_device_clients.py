@@ -265,36 +265,6 @@ def test_one_handle_under_two_names(served, client):
     assert infer(served, "double", region("in"))[0] == 200
 
 
-def test_memory_that_is_no_clients_is_refused(served, client):
-    client.allocate("in", NBYTES)
-    client.allocate("elsewhere", NBYTES, device=1)
-    for name, nbytes, device, words in [
-        ("in", NBYTES + (4 << 20), 0, "device memory of"),
-        ("in", 0, 0, "at least one byte"),
-        ("in", NBYTES, 7, "expected the number of a GPU of this machine (0, 1), got 7"),
-        ("elsewhere", NBYTES, 0, "register it with the device it was allocated on"),
-    ]:
-        status, answer = client.register(name, nbytes, device)
-        assert status == 400
-        start = f"failed to register CUDA shared memory region '{name}': "
-        error = json.loads(answer)["error"]
-        assert error.startswith(start)
-        assert words in error
-    client.handles["short"] = client.handles["in"][:-1]
-    answer = client.register("short", NBYTES)[1]
-    assert "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t" in answer
-    client.handles.pop("short")
-    assert client.register("in", NBYTES) == (200, "")
-    assert "already in manager" in client.register("in", NBYTES)[1]
-    assert client.register("elsewhere", NBYTES, 1) == (200, "")
-    status, answer = infer(served, "double", region("in", NBYTES, 4))
-    assert status == 400
-    assert "Invalid offset + byte size" in answer["error"]
-    status, answer = infer(served, "double", region("in"), region("in", NBYTES - 4))
-    assert status == 500
-    assert f"should be at least {NBYTES} bytes" in answer["error"]
-
-
 def test_a_region_is_free_when_the_last_stream_has_passed(served, client, repository):
     prepared(client, "in")
     client.write("in", np.ones(COUNT, np.float32))

@@ -1,13 +1,12 @@
 """Models whose libraries speak DLPack with streams, or make their results in the instance's arena.
 
-The libraries are stand-ins: they ask for memory as PyTorch and CuPy do, and their kernels are host
-functions on a stream.
+The libraries are stand-ins: one asks for memory as CuPy does (PyTorch: tests/unit/test_framework_arena.py), and
+their kernels are host functions on a stream.
 """
 
 import numpy as np
 import pytest
 
-from gpubridge.tensor import native
 from tests.process.device_models import (
     ARENA,
     DOUBLE,
@@ -70,57 +69,6 @@ class Cupy:
     def empty(self, nbytes):
         pointer, _, owner, _ = self.function(nbytes)
         return pointer, owner
-
-
-class OutOfMemoryError(RuntimeError):
-    pass
-
-
-class Torch:
-    __version__ = "2.9.0"
-
-    def __init__(self, stream):
-        self.functions = None
-        self.stream = stream
-        self.cuda = types.SimpleNamespace(
-            is_available=lambda: True, memory=types.SimpleNamespace(
-                CUDAPluggableAllocator=self.allocator),
-            MemPool=lambda functions: functions, use_mem_pool=self.used)
-
-    def allocator(self, path, malloc, free):
-        library = ctypes.CDLL(path)
-        take, give = getattr(library, malloc), getattr(library, free)
-        take.restype = ctypes.c_void_p
-        take.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-        give.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-        return types.SimpleNamespace(allocator=lambda: (take, give))
-
-    @contextlib.contextmanager
-    def used(self, functions, device):
-        self.functions = functions
-        yield
-        self.functions = None
-
-    uint8 = "uint8"
-
-    def empty(self, nbytes, dtype=None, device=None):
-        take, give = self.functions
-        pointer = take(nbytes, current_device(), self.stream)
-        if not pointer:
-            raise OutOfMemoryError("CUDA out of memory")
-        block = Block(pointer, nbytes, give)
-        return (pointer, block) if dtype is None else block
-
-
-class Block:
-    def __init__(self, pointer, nbytes, give):
-        self.pointer, self.nbytes, self.give = pointer, nbytes, give
-
-    def data_ptr(self):
-        return self.pointer
-
-    def __del__(self):
-        self.give(self.pointer, self.nbytes, 0, None)
 """
 
 # A model takes its input, makes memory for its output, and gives that away.
@@ -137,7 +85,6 @@ MODELS = {
     "object": ("stream", "own", "object", ""),
     "capsule": ("complete", "own", "capsule", ""),
     "cupy": ("stream", "arena", "object", "Cupy"),
-    "torch": ("stream", "arena", "object", "Torch"),
 }
 
 
@@ -178,19 +125,11 @@ def served(repository):
         yield served
 
 
-@pytest.fixture(autouse=True)
-def _compiled(request):
-    parameters = getattr(request.node, "callspec", None)
-    wanted = parameters is not None and parameters.params.get("model") == "torch"
-    if wanted and native.native() is None:
-        pytest.skip(f"PyTorch's allocator is in the compiled module: {native.absence()}")
-
-
 def values():
     return np.random.default_rng().random(COUNT, np.float32)
 
 
-@pytest.mark.parametrize("model", ["object", "cupy", "torch"])
+@pytest.mark.parametrize("model", ["object", "cupy"])
 def test_to_the_network(served, model):
     for _ in range(5):
         given = values()
@@ -207,7 +146,7 @@ def test_without_streams(served):
         assert served.work("capsule")["waits"] - before in (1, 2)
 
 
-@pytest.mark.parametrize("model", ["object", "cupy", "torch"])
+@pytest.mark.parametrize("model", ["object", "cupy"])
 def test_to_another_model(served, model):
     copies = {} if MODELS[model][1] == "arena" else {"d2d": (NBYTES, 1)}
     for _ in range(5):
@@ -219,21 +158,16 @@ def test_to_another_model(served, model):
             assert served.infer(f"{model}_then_double", given) == (200, (4 * given).tolist())
 
 
-@pytest.mark.parametrize("model", ["cupy", "torch"])
-def test_arena_memory_returns_to_the_arena(served, model):
+def test_arena_memory_returns_to_the_arena(served):
     # Many times what there is of it.
     given = np.random.default_rng().random(ARENA // 64, np.float32)
     for _ in range(20):
-        assert served.infer(model, given) == (200, (2 * given).tolist())
+        assert served.infer("cupy", given) == (200, (2 * given).tolist())
 
 
-@pytest.mark.parametrize(
-    ("model", "text"),
-    [("cupy", "device memory arena is full"), ("torch", "PyTorch asked for 9600000 bytes more")],
-)
-def test_more_than_the_arena_has(served, model, text):
-    status, error = served.infer(model, np.ones(2_400_000))
+def test_more_than_the_arena_has(served):
+    status, error = served.infer("cupy", np.ones(2_400_000))
     assert status == 500
-    assert text in error
+    assert "device memory arena is full" in error
     given = values()
-    assert served.infer(model, given) == (200, (2 * given).tolist())
+    assert served.infer("cupy", given) == (200, (2 * given).tolist())

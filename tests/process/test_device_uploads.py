@@ -36,11 +36,9 @@ INVALID_VALUE = 1
 ILLEGAL_ADDRESS = 700
 
 # Doubles its input on the GPU, when it may: each execute takes one permit, if permits are asked for.
-# With "fill" among its parameters, it needs so many bytes of the arena meanwhile.
 PATIENT = (
-    (
-        LIBRARY
-        + """
+    LIBRARY
+    + """
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -63,21 +61,15 @@ class TritonPythonModel:
     def answer(self, request):
         library = self.library
         (given,) = request.inputs()
-        fill = int(json.loads(request.parameters()).get("fill", 0))
-        if fill:
-            held = pb_utils.Tensor.empty("HELD", [fill], np.uint8, "cuda")
         out = library.array("out", given.shape())
         library.double(
             library.pointer(given), out.__cuda_array_interface__["data"][0],
             int(np.prod(given.shape())))
         return pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack("OUT", out)])
 """
-    )
-    .replace("import ctypes, os", "import ctypes, json, os")
-    .replace(
-        "UNTIL_PERMITTED",
-        polling("size('permits') >= number or not os.path.exists(os.path.join(HERE, 'hold'))"),
-    )
+).replace(
+    "UNTIL_PERMITTED",
+    polling("size('permits') >= number or not os.path.exists(os.path.join(HERE, 'hold'))"),
 )
 
 
@@ -137,18 +129,17 @@ def narrow(tmp_path):
 
 
 @contextmanager
-def lined_up(served, model=PLAIN, shape=None, parameters=({}, {}, {})):
-    """Three requests at the stub: the first is being executed; gives permits and what is asked."""
+def lined_up(served, model=PLAIN, count=3):
+    """So many requests at the stub: the first is being executed; gives permits and what is asked."""
     # From the first answer on, the server feeds ahead.
-    shape = shape or SHAPES[model]
-    given = [np.random.default_rng().random(shape, np.float32) for _ in parameters]
+    given = [np.random.default_rng().random(SHAPES[model], np.float32) for _ in range(count)]
     assert served.infer(model, given[0])[0] == 200
     permits = Permits(model, served)
     with ThreadPoolExecutor(len(given)) as pool:
         answers = []
         try:
-            for number, (values, each) in enumerate(zip(given, parameters, strict=True), 1):
-                answers.append(pool.submit(served.infer, model, values, parameters=each))
+            for number, values in enumerate(given, 1):
+                answers.append(pool.submit(served.infer, model, values))
                 permits.wait_for_requests(number)
                 if number == 1:
                     permits.wait_for(1)
@@ -240,7 +231,7 @@ def asked_by_hand(served, values):
 
 def test_a_request_that_is_cancelled_after_its_upload_has_begun_is_not_executed(narrow):
     with (
-        lined_up(narrow, parameters=({}, {})) as (permits, answers, given),
+        lined_up(narrow, count=2) as (permits, answers, given),
         asked_by_hand(narrow, given[0]) as cancel,
     ):
         (pid,) = pids_of(narrow, PLAIN)
@@ -276,39 +267,6 @@ def test_a_stub_that_dies_with_uploads_under_way_loses_what_it_had_begun_and_no_
         assert answers[2].result() == doubled(given[2])
     values = np.ones(COUNT, np.float32)
     assert served.infer(PLAIN, values) == doubled(values)
-
-
-def fallbacks(served):
-    name = 'gpubridge_fallbacks_total{model="patient",reason="device_inputs_in_turn",version="1"}'
-    return served.server.metrics().get(name, 0)
-
-
-def test_inputs_are_uploaded_in_turn_if_the_arena_holds_one(narrow):
-    count = (3 << 20) // 2 // 4
-    with lined_up(narrow, shape=count) as (permits, answers, given):
-        (pid,) = pids_of(narrow, PLAIN)
-        before = len(uploads(narrow, pid, 4 * count))
-        permits.give()
-        permits.wait_for(2)
-        wait_until(lambda: fallbacks(narrow) == 1, "it to be told", narrow.server)
-        assert len(uploads(narrow, pid, 4 * count)) == before + 2
-        permits.give_all()
-        for answer, values in zip(answers, given, strict=True):
-            assert answer.result() == doubled(values)
-
-
-def test_a_models_own_memory_precedes_the_next_inputs(narrow):
-    # Beside its own input there is room for this, but not beside that of the next one.
-    parameters = ({}, {"fill": (1 << 20) + 4096}, {})
-    with lined_up(narrow, PLAIN, (1 << 19) // 4, parameters) as (permits, answers, given):
-        permits.give()
-        assert answers[0].result() == doubled(given[0])
-        # The output of the first, too, lies in the arena, until a turn of the server after its answer.
-        assert fallbacks(narrow) == 0
-        permits.give_all()
-        for answer, values in zip(answers[1:], given[1:], strict=True):
-            assert answer.result() == doubled(values)
-        assert fallbacks(narrow) == 1
 
 
 @pytest.mark.parametrize(
