@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 
 from tests.process.device_models import (
-    LARGE_ARENA,
     LIBRARY,
     running_device_server,
     write_device_model,
 )
 from tests.process.test_device_network import pids_of, placement
-
-GLOBAL = 0
 
 # Captures the doubling of its input in its first execute, and launches that from then on. While it
 # captures, it asks for memory, until some has been pinned.
@@ -70,38 +67,6 @@ def test_a_graph_is_captured_while_memory_grows(tmp_path, mode, where):
         names = [call.name for call in served.machine.calls(pid=pid)]
         begun, ended = names.index("cuStreamBeginCapture"), names.index("cuStreamEndCapture")
         assert "cuMemHostRegister" in names[begun:ended]
-
-
-# What goes back while it captures was used on the captured stream, or on the legacy one, which cannot
-# be used meanwhile; the arena grows then, which looks at what is over.
-DROPPING = (
-    CAPTURING.replace("MODE", "0")
-    .replace(
-        "            ok(d.cuStreamBeginCapture",
-        "            over = pb_utils.Tensor.empty('T', [4096], np.uint8, 'cuda')\n"
-        "            over.__dlpack__(stream=USED)\n"
-        "            del over\n"
-        "            ok(d.cuStreamBeginCapture",
-    )
-    .replace('"DEVICE", [4096]', '"DEVICE", [(20 << 20) if number < 3 else 4096]')
-)
-BLOCKING = "Library()\n        self.library.stream = int(ok(d.cuStreamCreate(0)))"
-
-
-@pytest.mark.parametrize(
-    ("used", "library"),
-    [("library.stream", "Library()"), ("1", BLOCKING)],
-    ids=["own stream", "legacy"],
-)
-def test_memory_that_goes_back_meanwhile_stays_out_of_the_graph(tmp_path, used, library):
-    source = DROPPING.replace("USED", used).replace(
-        "self.library = Library()", f"self.library = {library}"
-    )
-    write_device_model(tmp_path, "captures", source, config=placement("source"))
-    with running_device_server(tmp_path, arena=LARGE_ARENA) as served:
-        for _ in range(3):
-            values = np.random.default_rng().random(8, np.float32)
-            assert served.infer("captures", values) == (200, (2 * values).tolist())
 
 
 # The first request leaves a thread capturing, which drops a tensor of the captured stream; the second

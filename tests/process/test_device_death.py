@@ -24,7 +24,6 @@ from tests.process.test_device_network import pids_of, placement
 from tests.simcuda.processes import running_worker
 
 COUNT = 20_000
-NBYTES = 4 * COUNT
 ILLEGAL_ADDRESS = 700
 
 # Doubles its input, but only when it is told to.
