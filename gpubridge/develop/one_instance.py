@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gpubridge.engine.environments.provider import StubEnvironment
 from gpubridge.engine.repository.loader import ModelLoader, ModelSource, NotPrepared, PreparedModel
 from gpubridge.engine.repository.one_file import OneFileModels
 from gpubridge.engine.repository.repository import ModelRepository
+from gpubridge.engine.supervisor.stub_output import log_line
 from gpubridge.engine.supervisor.stub_process import RunningStub, start_stub
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import ErrorCode, invalid, unavailable
@@ -28,10 +30,11 @@ from gpubridge.server import build_repository
 from gpubridge.stub.array_batches import Executes
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.memory.states import SequenceStates
-from gpubridge.stub.process import Stub
+from gpubridge.stub.process import ModelOutput, Stub
 from gpubridge.telemetry.server_telemetry import ServerTelemetry
 from gpubridge.transport.channel import Channel, ChannelClosed
 from gpubridge.transport.messages import Kind, control_message
+from gpubridge.transport.output_pieces import LogLine
 from gpubridge.transport.stub_settings import decode_initialize
 
 _logger = logging.getLogger(__name__)
@@ -56,17 +59,18 @@ def _start_nothing(run: Callable[[], None]) -> bool:
     return True
 
 
-def run_in_process(sock: socket.socket, note: Callable[[BaseException], None] | None) -> int:
+def run_in_process(sock: socket.socket, output: ModelOutput) -> int:
     """Serve a stub's end of a channel in this thread until it closes; return the exit code.
 
-    ``note`` is called with exceptions of the model, in its thread, before their traceback is lost;
+    ``output.note`` is called with exceptions of the model, in its thread, before their traceback is lost;
     without it they are logged.
     """
     channel = Channel(sock)
     try:
         message, fds = channel.receive()
         channel.send(control_message(Kind.CONNECTED))
-        stub = _OutlivedStub(channel, *decode_initialize(message), fds, note)
+        settings, memory, _ = decode_initialize(message)
+        stub = _OutlivedStub(channel, settings, memory, fds, output)
         try:
             return stub.serve() if stub.initialize() else 1
         finally:
@@ -79,13 +83,18 @@ def run_in_process(sock: socket.socket, note: Callable[[BaseException], None] | 
 
 
 class InProcessStub:
-    """A stub that runs in the thread that takes it from the queue; ``exited`` when it has ended."""
+    """A stub that runs in the thread that takes it from the queue; ``exited`` when it has ended.
 
-    def __init__(self, sock: socket.socket) -> None:
+    - ``log``: gets the lines of the model's `Logger`, on any thread.
+    """
+
+    def __init__(self, sock: socket.socket, log: Callable[[LogLine], None]) -> None:
         self._sock = sock
+        self._log = log
         self.pid = os.getpid()
         self.started = time.monotonic()
         self.last_lines: tuple[str, ...] = ()
+        self.output_token = ""
         # A duplicate, since the stub closes its own descriptor.
         self._duplicate = sock.dup()
         self._loop = asyncio.get_running_loop()
@@ -95,7 +104,7 @@ class InProcessStub:
         """Serve the engine in this thread."""
         how = "was interrupted"
         try:
-            how = f"exited with code {run_in_process(self._sock, note)}"
+            how = f"exited with code {run_in_process(self._sock, ModelOutput(self._log, note))}"
         finally:
             try:
                 self._loop.call_soon_threadsafe(self._end, how)
@@ -150,7 +159,7 @@ class StubStarter:
                 sys.executable,
                 environment.python,
             )
-        stub = InProcessStub(sock)
+        stub = InProcessStub(sock, partial(log_line, model, instance))
         self.stubs.put(stub)
         return stub
 

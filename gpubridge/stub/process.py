@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.host_shm import Segment
@@ -34,6 +34,7 @@ from gpubridge.stub.memory.client_memory import ClientMemory
 from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.stub.memory.states import SequenceStates
 from gpubridge.stub.metrics import MetricClient
+from gpubridge.stub.output import Output
 from gpubridge.stub.response_encoder import ModelIdentity
 from gpubridge.stub.uploading import UploadingExecutor
 from gpubridge.tensor.native import absence
@@ -47,6 +48,7 @@ from gpubridge.transport.messages import (
     decode_control,
     shortened,
 )
+from gpubridge.transport.output_pieces import LogLine
 from gpubridge.transport.stub_settings import (
     MemorySettings,
     StubModel,
@@ -68,11 +70,21 @@ _CLOSED_HERE = (errno.EBADF, errno.ENOTSOCK)
 """Of a descriptor that this process closed; its number may be that of a file by now."""
 
 
+class ModelOutput(NamedTuple):
+    """Where a model's words go.
+
+    - ``log``: gets the lines of `Logger`, on any thread and in forked children.
+    - ``note``: gets the exceptions of the model with their tracebacks.
+    """
+
+    log: Callable[[LogLine], None]
+    note: Callable[[BaseException], None] | None = None
+
+
 class Stub:
     """Connects a stub's parts and handles the server's messages.
 
-    ``fds`` are the descriptors of the INITIALIZE message; ``note`` gets the exceptions of the model
-    with their tracebacks.
+    ``fds`` are the descriptors of the INITIALIZE message.
     """
 
     def __init__(
@@ -81,9 +93,9 @@ class Stub:
         settings: StubSettings,
         memory: MemorySettings,
         fds: Sequence[int],
-        note: Callable[[BaseException], None] | None = None,
+        output: ModelOutput,
     ) -> None:
-        self._note = note
+        self._output = output
         self._channel = channel
         self._settings = settings
         self._memory = memory
@@ -151,8 +163,8 @@ class Stub:
             self._calls.on_given_up = partial(executor.coroutines.give_up, _CLEAN_UP_SECONDS)
             readiness = answer_readiness(model, executor.coroutines.run)
         except BaseException as error:
-            if self._note is not None:
-                self._note(error)
+            if self._output.note is not None:
+                self._output.note(error)
             text = error.message if isinstance(error, BridgeError) else model_error_text(error)
             self._channel.send(control_message(Kind.FAILED, error=shortened(text)))
             return False
@@ -223,7 +235,7 @@ class Stub:
         device.add_lease_book(self._borrowed)
 
     def _make_executor(self, model: Executes, states: SequenceStates | None) -> Executor:
-        identity = ModelIdentity(self._settings, self._note, self._warn_once)
+        identity = ModelIdentity(self._settings, self._output.note, self._warn_once)
         self._clients = ClientMemory(
             self._borrowed,
             self._control,
@@ -358,8 +370,8 @@ class Stub:
             if hasattr(self._model, "finalize"):
                 self._batches.signals.call(self._model.finalize)
         except BaseException as error:
-            if self._note is not None:
-                self._note(error)
+            if self._output.note is not None:
+                self._output.note(error)
             self._log(2, model_error_text(error), "finalize", 0)
         # After `finalize`, which may end the model's tasks in its own way.
         self._batches.close(_CLEAN_UP_SECONDS)
@@ -414,20 +426,20 @@ class Stub:
         self._channel.send(control_message(Kind.DROP_REGION, region=segment.region))
 
     def _fall_back(self, reason: str, text: str, level: int = int(Logger.WARNING)) -> None:
-        """Log and count a fallback to a slower path; it is counted whatever the log level."""
+        """Have a fallback to a slower path logged and counted, whatever the log level."""
         fields = {"level": level, "text": text, "file": __file__, "line": 0}
         once = reason if reason == "native_module" else ""
-        self._channel.send(control_message(Kind.LOG, fallback=reason, once=once, **fields))
+        self._channel.send(control_message(Kind.NOTICE, fallback=reason, once=once, **fields))
 
     def _warn_once(self, name: str, text: str) -> None:
-        """Log a warning about an output, unless another process of the model has logged it."""
+        """Have a warning about an output logged, unless another process of the model has sent it."""
         fields = {
             "level": int(Logger.WARNING),
             "text": shortened(text),
             "file": __file__,
             "line": 0,
         }
-        self._channel.send(control_message(Kind.LOG, once=name, **fields))
+        self._channel.send(control_message(Kind.NOTICE, once=name, **fields))
 
     def _record_span(self, fields: dict[str, Any]) -> None:
         try:
@@ -437,13 +449,8 @@ class Stub:
             pass
 
     def _log(self, level: int, text: str, file: str, line: int) -> None:
-        if not self._control.log_levels >> level & 1:
-            return
-        fields = {"level": level, "text": shortened(text), "file": file, "line": line}
-        try:
-            self._channel.send(control_message(Kind.LOG, **fields))
-        except BridgeError:
-            sys.stderr.write(text + "\n")
+        if self._control.log_levels >> level & 1:
+            self._output.log(LogLine(level, shortened(text), file, line))
 
 
 def _while_alive(method: Callable[[], None]) -> Callable[[], None]:
@@ -471,12 +478,11 @@ def run(fd: int, server_pid: int) -> int:
     die_with(server_pid)
     channel = Channel(socket.socket(fileno=fd))
     os.register_at_fork(after_in_child=channel.close)
-    # Line-buffered despite PYTHONUNBUFFERED: other processes write to the same log.
-    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     try:
         message, fds = channel.receive()
         channel.send(control_message(Kind.CONNECTED, python=sys.version.split()[0]))
-        stub = Stub(channel, *decode_initialize(message), fds)
+        settings, memory, token = decode_initialize(message)
+        stub = Stub(channel, settings, memory, fds, ModelOutput(Output(token).log))
         stub.hold_signals()
         return stub.serve() if stub.initialize() else 1
     except ChannelClosed as closed:

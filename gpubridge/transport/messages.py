@@ -44,7 +44,7 @@ class Kind:
     READY = 16
     FAILED = 17
     RESULTS = 18
-    LOG = 19
+    NOTICE = 19
     FINALIZED = 20
     RESPONSES = 21
     COMPLETED = 22
@@ -122,7 +122,7 @@ LONGEST_SPAN_TEXT = 4096
 
 
 def shortened(text: str) -> str:
-    """Return a text, shortened to the limit of a log message."""
+    """Return a text, shortened to the limit of a line of the log."""
     more = len(text) - _LONGEST_TEXT
     return text if more <= 0 else f"{text[:_LONGEST_TEXT]}... ({more} more characters)"
 

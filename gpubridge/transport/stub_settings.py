@@ -106,17 +106,19 @@ class MemorySettings:
     gpu: StubGpu | None = None
 
 
-def encode_initialize(settings: StubSettings, memory: MemorySettings) -> bytes:
-    """Encode the INITIALIZE message."""
-    return control_message(Kind.INITIALIZE, settings=asdict(settings), memory=asdict(memory))
+def encode_initialize(settings: StubSettings, memory: MemorySettings, output_token: str) -> bytes:
+    """Encode the INITIALIZE message; ``output_token``: see `gpubridge.transport.output_pieces`."""
+    parts = {"settings": asdict(settings), "memory": asdict(memory)}
+    return control_message(Kind.INITIALIZE, output_token=output_token, **parts)
 
 
-def decode_initialize(message: bytes) -> tuple[StubSettings, MemorySettings]:
-    """Decode the INITIALIZE message."""
+def decode_initialize(message: bytes) -> tuple[StubSettings, MemorySettings, str]:
+    """Decode the INITIALIZE message: what `encode_initialize` takes."""
     given = decode_control(message)
     memory = given["memory"]
     gpu = memory["gpu"] and _made(StubGpu, memory["gpu"])
-    return _settings(given["settings"]), _made(MemorySettings, {**memory, "gpu": gpu})
+    made = _made(MemorySettings, {**memory, "gpu": gpu})
+    return _settings(given["settings"]), made, given["output_token"]
 
 
 def encode_configure(settings: StubSettings) -> bytes:

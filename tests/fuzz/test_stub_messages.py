@@ -104,7 +104,7 @@ _CONTROL = st.one_of(
     st.builds(lambda region: control_message(Kind.DROP_REGION, region=region), _NUMBERS),
     st.builds(
         lambda level, text, file, line: control_message(
-            Kind.LOG, level=level, text=text, file=file, line=line
+            Kind.NOTICE, level=level, text=text, file=file, line=line
         ),
         _NUMBERS,
         _TEXTS,
@@ -145,7 +145,7 @@ async def _hear(messages: list[bytes]) -> None:
             on_ready=lambda fd: None,
             on_failed=lambda text: None,
             on_broken=broken.append,
-            on_log=lambda fields: None,
+            on_notice=lambda fields: None,
         ),
         WORKERS,
         send_turn(),

@@ -55,9 +55,9 @@ bytes(200_000)
     a message of more than 131072 bytes
 bytes(16)
     a notice of a long message came without its descriptor
-bytes([wire.Kind.LOG]) + b'{'
+bytes([wire.Kind.NOTICE]) + b'{'
     no JSON
-bytes([wire.Kind.LOG]) + b'[' * 100_000
+bytes([wire.Kind.NOTICE]) + b'[' * 100_000
     no JSON
 wire.control_message(wire.Kind.SPAN, trace=1, parent=0, id=1, start=1, end=2, name=5, error='',
 attributes={})
@@ -68,13 +68,13 @@ attributes={})
 wire.control_message(wire.Kind.SPAN, trace=1, parent=0, id=1, start=1, end=2, name='', error='',
 attributes={'a': [1]})
     expected a string
-bytes([wire.Kind.LOG]) + b'[]'
+bytes([wire.Kind.NOTICE]) + b'[]'
     expected a JSON object
-wire.control_message(wire.Kind.LOG, level=1, text='', file='', line=1, fallback=[])
+wire.control_message(wire.Kind.NOTICE, level=1, text='', file='', line=1, fallback=[])
     field 'fallback': expected one of native_module,
-wire.control_message(wire.Kind.LOG, level=[], text='', file='', line=1)
+wire.control_message(wire.Kind.NOTICE, level=[], text='', file='', line=1)
     field 'level': expected a number, got []
-wire.control_message(wire.Kind.LOG, level=1, text={}, file='', line=1)
+wire.control_message(wire.Kind.NOTICE, level=1, text={}, file='', line=1)
     field 'text': expected a string, got {}
 wire.control_message(wire.Kind.COMPLETED, config=[1])
     field 'config': expected a string or null, got [1]

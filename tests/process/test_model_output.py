@@ -37,6 +37,29 @@ def test_both_streams_have_the_models_name(server):
     logged(server, r"^W\d{4} [\d:.]+ \d+ stderr\] \[m_0_0\] oh$")
 
 
+def test_what_is_printed_and_logged_keeps_its_order(server):
+    code = """
+print('first'); pb_utils.Logger.log_info('second'); print('third', file=sys.stderr)
+pb_utils.Logger.log_warn('fourth'); sys.stdout.write('fifth'); pb_utils.Logger.log_error('sixth')
+os.system('echo seventh'); print('last')
+"""
+    assert server.ask(code)[0] == 200
+    logged(server, r"\] last$")
+    told = re.findall(
+        r"^(\w)\d+ .* ([^ :]+)(?::\d+)?\] \[m_0_0\] (\w+)$", server.log(), re.MULTILINE
+    )
+    assert told[-8:] == [
+        ("I", "stdout", "first"),
+        ("I", "<string>", "second"),
+        ("W", "stderr", "third"),
+        ("W", "<string>", "fourth"),
+        ("I", "stdout", "fifth"),
+        ("E", "<string>", "sixth"),
+        ("I", "stdout", "seventh"),
+        ("I", "stdout", "last"),
+    ]
+
+
 def test_lines_are_what_a_terminal_would_show(server):
     code = r"os.write(1, b'1%\r50%\r100%\nwind\xf6ws\r\n' + b'x' * 20000 + b'\nend\n')"
     assert server.ask(code)[0] == 200

@@ -96,6 +96,7 @@ class Stub:
         outputs=("OUT",),
         output_limit=64 << 20,
         model="",
+        stdout=1,
         **settings,
     ):
         (folder / "1").mkdir()
@@ -117,7 +118,7 @@ class Stub:
             "from gpubridge.stub.process import run",
             PROGRAM,
             {**os.environ, native.DISABLE_VARIABLE: str(int(runtime == "python"))},
-            (theirs.fileno(), 1, 2),
+            (theirs.fileno(), stdout, 2),
         )
         theirs.close()
         self.channel = Channel(ours)
@@ -125,12 +126,12 @@ class Stub:
         arguments = {"model_config": "{}", "model_instance_device_id": "0"}
         given = StubSettings(served, "m_0_0", arguments, input_placement="host")
         self.channel.send(
-            encode_initialize(given, MemorySettings(1, output_limit)),
+            encode_initialize(given, MemorySettings(1, output_limit), "token"),
             [control.fd, their_calls.fileno()],
         )
         their_calls.close()
         self.segments = {}
-        self.logged = []
+        self.notices = []
         self._kept = []
         self._reader = record_reader(ResponseContext)
         while self._receive()[0] != Kind.READY:
@@ -152,8 +153,8 @@ class Stub:
         elif message[0] == Kind.DROP_REGION:
             # What was read of it stays mapped.
             self._kept.append(self.segments.pop(decode_control(message)["region"]))
-        elif message[0] == Kind.LOG:
-            self.logged.append(decode_control(message)["text"])
+        elif message[0] == Kind.NOTICE:
+            self.notices.append(decode_control(message)["text"])
         for fd in fds:
             os.close(fd)
         return message

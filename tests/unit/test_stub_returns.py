@@ -481,7 +481,7 @@ def learned(start, write):
 def test_a_batch_that_writes_to_shared_inputs_is_run_again_with_copies(start, write):
     stub = learned(start, write)
     assert executed(stub, 0, 1, context=SHARED) == [[0, 22], [11, 22]]
-    assert any("gets copies of them from now on" in text for text in stub.logged)
+    assert any("gets copies of them from now on" in text for text in stub.notices)
     assert bytes(stub.region.view[4096:4100]) == row(1).tobytes(), "others look at it, too"
     assert executed(stub, 1, context=SHARED) == [[11, 23]]
     assert bytes(stub.page.lent[:2]) == b"\0\0"

@@ -24,14 +24,14 @@ MEMORY = MemorySettings(7, 1 << 30, StubGpu("GPU-1", ["0,1", None], 1 << 20, 471
 
 
 def test_every_field_arrives():
-    assert decode_initialize(encode_initialize(SETTINGS, MEMORY)) == (SETTINGS, MEMORY)
-    plain = MemorySettings(1, 2)
-    assert decode_initialize(encode_initialize(SETTINGS, plain)) == (SETTINGS, plain)
+    for memory in (MEMORY, MemorySettings(1, 2)):
+        given = (SETTINGS, memory, "token")
+        assert decode_initialize(encode_initialize(*given)) == given
     assert decode_configure(encode_configure(SETTINGS)) == SETTINGS
 
 
 def test_fields_of_another_version_are_ignored():
-    given = decode_control(encode_initialize(SETTINGS, MEMORY))
+    given = decode_control(encode_initialize(SETTINGS, MEMORY, "token"))
     settings, memory = given["settings"], given["memory"]
     for part in (
         given,
@@ -42,4 +42,5 @@ def test_fields_of_another_version_are_ignored():
         memory["gpu"],
     ):
         part["later"] = 1
-    assert decode_initialize(control_message(Kind.INITIALIZE, **given)) == (SETTINGS, MEMORY)
+    decoded = decode_initialize(control_message(Kind.INITIALIZE, **given))
+    assert decoded == (SETTINGS, MEMORY, "token")

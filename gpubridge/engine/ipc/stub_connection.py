@@ -21,7 +21,7 @@ from gpubridge.engine.ipc.decode_response import decode_response, failure_reason
 from gpubridge.engine.ipc.in_flight import InFlightHooks, requests_at_stub
 from gpubridge.engine.ipc.long_messages import LongMessages, LongTexts, ReadMessage, read_message
 from gpubridge.engine.ipc.send_queue import SendQueue
-from gpubridge.engine.ipc.stub_fields import completed_text, log_fields, number_field, span_of
+from gpubridge.engine.ipc.stub_fields import completed_text, notice_fields, number_field, span_of
 from gpubridge.engine.memory.device_region import ClientDeviceSegment, DeviceRegion
 from gpubridge.engine.memory.region_announcer import OpenDeviceRegions, RegionAnnouncer
 from gpubridge.engine.memory.regions import Regions, StubMemory
@@ -157,7 +157,9 @@ class StubConnection:
 
     # -- called by the owner -------------------------------------------------------------------
 
-    def initialize(self, settings: StubSettings, gpu: StubGpu | None, calls: int) -> None:
+    def initialize(
+        self, settings: StubSettings, gpu: StubGpu | None, calls: int, output_token: str
+    ) -> None:
         """Send the stub its settings, the control page, and its end of the BLS channel."""
         self._tells_cancellations = settings.model.decoupled
         self.uploads = gpu is not None and settings.input_placement == "device"
@@ -165,7 +167,7 @@ class StubConnection:
         self.busy_poll = BusyPoll(asyncio.get_running_loop(), awake_ns)
         self.requests.poll_with(self.busy_poll if awake_ns else None)
         memory = MemorySettings(self.owner, self._outputs.limit, gpu)
-        message = encode_initialize(settings, memory)
+        message = encode_initialize(settings, memory, output_token)
         self._send_queue.send(message, (self._control.segment.fd, calls))
 
     def configure(self, settings: StubSettings) -> None:
@@ -446,8 +448,8 @@ class StubConnection:
                 self._handle_region_closed(
                     number_field(fields, "region"), number_field(fields, "announcements")
                 )
-            elif kind == Kind.LOG:
-                self._owner.on_log(log_fields(decode_control(message)))
+            elif kind == Kind.NOTICE:
+                self._owner.on_notice(notice_fields(decode_control(message)))
             elif kind == Kind.SPAN:
                 self._owner.on_span(*span_of(decode_control(message)))
             else:

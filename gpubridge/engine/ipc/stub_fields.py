@@ -17,8 +17,8 @@ def number_field(fields: dict[str, Any], name: str) -> int:
     return value
 
 
-def log_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a LOG message; raises MalformedMessage."""
+def notice_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a NOTICE message; raises MalformedMessage."""
     for name in ("level", "line"):
         number_field(fields, name)
     for name in ("text", "file"):

@@ -16,14 +16,10 @@ from functools import partial
 
 from gpubridge.engine.environments.provider import StubEnvironment
 from gpubridge.engine.supervisor.orphans import Orphans
-from gpubridge.engine.supervisor.stub_process import (
-    Child,
-    StubOutput,
-    StubProcess,
-    execute,
-    starting,
-)
+from gpubridge.engine.supervisor.stub_output import StubOutput
+from gpubridge.engine.supervisor.stub_process import Child, StubProcess, execute, starting
 from gpubridge.transport.fork_requests import FORKS, NOT_FORKED
+from gpubridge.transport.output_pieces import LogLine
 
 _logger = logging.getLogger(__name__)
 
@@ -165,9 +161,8 @@ class _ForkServer:
             child = execute(environment, arguments, (fd,), output, mark)
             return StubProcess(child, output, orphans, mark)
 
-    def _log(self, text: str, file: str, level: int) -> None:
-        del file, level
-        _logger.info("the fork server of %s: %s", self._python, text)
+    def _log(self, line: LogLine) -> None:
+        _logger.info("the fork server of %s: %s", self._python, line.text)
 
     async def fork(self, mark: str, words: Sequence[str], fds: Sequence[int]) -> ForkedStub | None:
         """Fork a stub; the parameters and the result are those of `StubForks.fork`."""

@@ -208,7 +208,7 @@ class Instance:
 
     async def _launch(self, completion: ConfigCompletion | None = None) -> None:
         """Start a stub and wait until it is ready; raises BridgeError."""
-        run = self._run = StubRun(self, self.feed, self._context, completion, self._log_line)
+        run = self._run = StubRun(self, self.feed, self._context, completion, self._take_notice)
         await self._start(run)
 
     async def _start(self, run: StubRun) -> None:
@@ -304,7 +304,7 @@ class Instance:
     async def _start_replacement(self) -> StubRun:
         """Start a stub that gets no requests yet; raises BridgeError."""
         feed = InstanceFeed(self._listener)
-        run = StubRun(self, feed, self._context, None, self._log_line)
+        run = StubRun(self, feed, self._context, None, self._take_notice)
         await self._start(run)
         return run
 
@@ -322,8 +322,8 @@ class Instance:
     def _next_backoff(self, seconds: float) -> float:
         return next_backoff(seconds, self._context.backend.restart_backoff_limit_seconds)
 
-    def _log_line(self, fields: dict[str, Any]) -> None:
-        """Log a line of the stub, and count the fallback that it reports, if any."""
+    def _take_notice(self, fields: dict[str, Any]) -> None:
+        """Log a notice of the stub, and count the fallback that it reports, if any."""
         fallback = fields.get("fallback")
         if fallback is not None:
             self.fallbacks[fallback] += 1

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,18 +17,12 @@ from typing import Protocol
 import gpubridge
 from gpubridge.engine.environments.provider import StubEnvironment
 from gpubridge.engine.supervisor.orphans import Orphans
-from gpubridge.engine.supervisor.printed_lines import PrintedLines
+from gpubridge.engine.supervisor.stub_output import StubOutput, log_line
 from gpubridge.errors import BridgeError, unavailable
-from gpubridge.telemetry.logs import log_from_stub
 from gpubridge.transport.fork_requests import MARK
 
-_LAST_LINES = 20
-_SHOWN_LETTERS = 500
 _FIRST = 0.1
 _HEALTHY_AFTER = 10.0
-
-_STREAMS = {"stdout": 0, "stderr": 1}
-"""Log levels (``Logger``) of a model's streams: information and warning."""
 
 _BOOTSTRAP = Path(gpubridge.__file__).parent / "stub" / "bootstrap.py"
 
@@ -50,11 +43,13 @@ class RunningStub(Protocol):
     - ``exited``: resolves to how it ended ("exited with code 3", "was killed by signal 9 (SIGKILL)").
     - ``pid``: its process.
     - ``started``: when it was started, in seconds of CLOCK_MONOTONIC.
+    - ``output_token``: the token of its `StubOutput`; empty in this process.
     """
 
     exited: asyncio.Future[str]
     pid: int
     started: float
+    output_token: str
 
     @property
     def last_lines(self) -> Iterable[str]:
@@ -66,46 +61,6 @@ class RunningStub(Protocol):
 
 StartStub = Callable[[StubEnvironment, str, str, socket.socket, bool], Awaitable[RunningStub]]
 """Starts a stub as `start_stub` does: environment, model, instance, the stub's end of the channel, again."""
-
-
-class StubOutput:
-    """The standard output and standard error of a process.
-
-    - ``log``: gets each line, the name of its stream, and the level (``Logger``) for it.
-
-    Attribute ``last_lines``: the begins of the last lines.
-    """
-
-    def __init__(self, log: Callable[[str, str, int], None]) -> None:
-        self._log = log
-        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
-        self._streams: list[PrintedLines] = []
-        try:
-            for file, level in _STREAMS.items():
-                self._streams.append(PrintedLines(partial(self._tell, file, level)))
-        except OSError:
-            self.started()
-            self.close()
-            raise
-
-    @property
-    def write_ends(self) -> list[int]:
-        """Descriptors for the process, until `started`."""
-        return [stream.write_end for stream in self._streams]
-
-    def started(self) -> None:
-        """Close the write ends, once the process has them or failed to start."""
-        for stream in self._streams:
-            stream.started()
-
-    def close(self) -> None:
-        """Log the rest and stop reading."""
-        for stream in self._streams:
-            stream.close()
-
-    def _tell(self, file: str, level: int, text: str) -> None:
-        self.last_lines.append(text[:_SHOWN_LETTERS])
-        self._log(text, file, level)
 
 
 class Child(Protocol):
@@ -141,6 +96,7 @@ class StubProcess:
         self._output = output
         self._orphans = orphans
         self.last_lines = output.last_lines
+        self.output_token = output.token
         self.pid = child.pid
         self.started = time.monotonic()
         try:
@@ -211,17 +167,13 @@ async def start_stub(
 
     Raises BridgeError: UNAVAILABLE when the system lacks descriptors, memory or processes for it.
     """
-
-    def log(text: str, file: str, level: int) -> None:
-        log_from_stub(model, instance, {"level": level, "text": text, "file": file})
-
     fd = sock.fileno()
     arguments = (str(fd), str(os.getpid()), instance)
     words = (environment.python, str(_BOOTSTRAP), *arguments)
     orphans = None if forks is None else forks.orphans
     with sock:
         try:
-            output = StubOutput(log)
+            output = StubOutput(partial(log_line, model, instance))
             with starting(output, orphans) as mark:
                 child: Child | None = None
                 if forks is not None and not again:

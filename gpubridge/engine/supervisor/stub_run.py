@@ -39,7 +39,7 @@ class StubRun:
     - ``instance``: its settings may change while the model completes its configuration.
     - ``feed``: sends batches to the stub.
     - ``completion``: the completion of the model's configuration, unless that is done.
-    - ``on_log``: gets the fields of each line that the stub logs.
+    - ``on_notice``: gets the fields of each notice of the stub.
 
     Its attributes:
 
@@ -56,12 +56,12 @@ class StubRun:
         feed: InstanceFeed,
         context: EngineContext,
         completion: ConfigCompletion | None,
-        on_log: Callable[[dict[str, Any]], None],
+        on_notice: Callable[[dict[str, Any]], None],
     ) -> None:
         self._instance = instance
         self.feed = feed
         self.ready_check = ReadyCheck(instance.name)
-        self.on_log = on_log
+        self.on_notice = on_notice
         self._context = context
         self._completion = completion
         self._loop = asyncio.get_running_loop()
@@ -123,7 +123,8 @@ class StubRun:
                 raise
             self._bls_endpoint = self._context.calls.open(ours, self.connection, instance)
             self._process.exited.add_done_callback(self._on_exit)
-            self.connection.initialize(settings, gpu, calls.fileno())
+            token = self._process.output_token
+            self.connection.initialize(settings, gpu, calls.fileno(), token)
         self._await_connection(self._context.backend.stub_timeout_seconds)
         if self._completion is not None:
             await self._completion.wait_completed(instance.index == 0, self._started)
