@@ -19,7 +19,6 @@ TIMED = {
     "process/test_device_lost.py": 1,  # A kernel that lasts beyond the deadline of lost events.
     "process/test_device_order.py": 3,  # What must not pass has time to pass.
     "process/test_ensemble_decoupled.py": 1,  # Some take longer, so that instances overtake each other.
-    "process/test_is_ready.py": 2,  # Answers that come beyond the time limit, or while others ask.
     "process/test_lifecycle.py": 1,  # Nothing tells what a server has heard of.
     "process/test_metrics_settings.py": 1,  # The duration that is measured.
     "process/test_orphans.py": 1,  # A call that lasts beyond the server's look at orphans.
@@ -31,6 +30,7 @@ TIMED = {
     "ray/steady_load.py": 3,  # Pauses of clients before they try again.
     "ray/test_fleet_faults.py": 1,  # A load that one server takes too long for.
     "unit/test_cuda_waits.py": 3,  # The processor time that waits cost.
+    "unit/test_no_threads.py": 1,  # A batch that takes long: results are gathered by duration.
     "unit/test_stub_device_captures.py": 1,  # A capture that lasts beyond the bridge's question.
     "unit/test_stub_loop.py": 1,  # A batch that takes long: results are gathered by duration.
     "unit/test_stub_results.py": 1,  # What must not pass has time to pass.
