@@ -62,17 +62,34 @@ def test_requests_are_refused_at_once_while_no_instance_has_a_ticket(kind):
     model.close()
 
 
-def test_a_batch_of_sequences_waits_until_it_can_be_sent_whole():
+def test_sequences_in_slots_beyond_the_free_tickets_are_refused_at_once():
     model, instance, kept = full_model(DIRECT)
-    let_go(instance, kept, 1)
-    first = submit(model, "direct", 1)
-    others = [submit(model, "direct", number) for number in (2, 3)]
-    instance.land()
-    assert not instance.batches
     let_go(instance, kept, 2)
-    model.advance(20_000_000)
+    clients = [submit(model, "direct", number) for number in (1, 2, 3)]
     land_all(model, instance)
-    assert [len(client.executions) for client in (first, *others)] == [1, 1, 1]
+    assert [len(client.executions) for client in clients] == [1, 1, 0]
+    assert clients[2].outcomes[0].message == f"limit of {FEW}"
+    assert model.dispatcher.pending == 0
+    model.close()
+
+
+@pytest.mark.parametrize("kind", ["oldest", "direct"])
+def test_sequences_at_a_full_stub_are_refused_at_once_though_another_has_tickets(kind):
+    model = VirtualModel(model_config("IN FP32 [-1]", more=KINDS[kind]), instances=2, tickets=FEW)
+    for instance in model.instances:
+        instance.come_up()
+    numbers = (1, 2, 3, 4)
+    for end in (False, True):
+        clients = [model.submit(number=number, start=not end, end=end) for number in numbers]
+        for instance in model.instances:
+            land_all(model, instance)
+        first = model.instances[0]
+        while not end and first.requests.lend([MemoryRange(SEGMENT, 0, 8, None)]) is not None:
+            pass
+    told = [[getattr(each, "message", "") for each in client.outcomes] for client in clients]
+    assert sorted(told) == [[""], [""], [f"limit of {FEW}"], [f"limit of {FEW}"]]
+    assert first.warned_full
+    assert model.dispatcher.pending == 0
     model.close()
 
 

@@ -188,6 +188,11 @@ class Dispatcher:
         else:
             self.set_timer(self._clock() + _FULL_STUB_NS)
 
+    def refuse_full(self, index: int, items: Sequence[SequenceItem]) -> None:
+        """Refuse requests of sequences at an instance whose stub cannot take them."""
+        text = self._instances[index].describe_full()
+        self.refuse_items([(item, unavailable(text)) for item in items])
+
     def on_idle(self) -> None:
         """Report that nothing is pending after `stop`."""
         if self._on_idle is not None:

@@ -96,10 +96,11 @@ class SequenceDispatch:
             feed = self._feeds[index]
             # If no request of a batch can be built, the instance stays idle.
             while feed.window and not feed.in_flight:
-                items = scheduler.take(index, now, feed.free_tickets)
+                tickets = feed.free_tickets
+                while given_up := scheduler.give_up(index, tickets):
+                    owner.refuse_full(index, given_up)
+                items = scheduler.take(index, now, tickets)
                 if not items:
-                    if items is not None:
-                        owner.stub_full(index)
                     break
                 requests = self._build(items)
                 if requests:

@@ -94,14 +94,34 @@ class SequenceScheduler(ABC):
 
     # -- taking and refusing requests -------------------------------------------------------------------------
 
+    def give_up(self, instance: int, tickets: int) -> list[SequenceItem]:
+        """End the sequences whose next request needs more tickets than there are; return their queued items.
+
+        The caller refuses these. What frees a ticket may wait with them, as it may be a later request at which
+        a model lets go of an input.
+        """
+        if tickets >= self._slots:
+            return []
+        items = []
+        for sequence in [*filter(None, self._assigned.get(instance, ()))]:
+            if not sequence.queue or tickets >= self._tickets_of(sequence):
+                continue
+            for item in sequence.queue:
+                self._withdraw(item)
+                item.state = _DONE
+                items.append(item)
+            self._queued -= len(sequence.queue)
+            sequence.queue.clear()
+            self._abort(sequence)
+        return items
+
     @abstractmethod
     def take(
         self, instance: int, now_ns: int, most: int = LARGEST_BATCH
     ) -> list[SequenceItem] | None:
         """Return the next batch of an instance, with control tensors and slots; None if none is due.
 
-        ``most``: the number of items that may be taken; an empty list if the batch has to wait for
-        more.
+        ``most``: the number of items that may be taken, as many as `give_up` was told of.
         """
 
     def _take_first(self, item: SequenceItem) -> None:
@@ -351,6 +371,10 @@ class SequenceScheduler(ABC):
     @abstractmethod
     def _batch_times(self, now_ns: int) -> Iterable[int]:
         """Return the times at which further batches become due."""
+
+    def _tickets_of(self, sequence: RequestSequence) -> int:
+        """Return how many tickets the smallest batch with a request of the sequence takes."""
+        return 1
 
     def _completed(self, sequence: RequestSequence) -> None:
         """Record that an item of an open sequence is no longer in flight."""

@@ -49,7 +49,7 @@ class DirectSequenceScheduler(SequenceScheduler):
     ) -> list[SequenceItem] | None:
         """Return the next batch of an instance, one item per slot from the first on.
 
-        Padding has `request` None and a `pattern`. An empty list if the batch exceeds ``most``.
+        Padding has `request` None and a `pattern`.
         """
         self._expire(now_ns)
         due = self._due_at(instance)
@@ -62,8 +62,6 @@ class DirectSequenceScheduler(SequenceScheduler):
         turns = [item is not None and item.shape == pattern.shape for item in fronts]
         while not turns[-1]:
             turns.pop()
-        if len(turns) > most:
-            return []
         batch: list[SequenceItem] = []
         for item, has_turn in zip(fronts, turns, strict=False):
             if item is not None and has_turn:
@@ -101,6 +99,10 @@ class DirectSequenceScheduler(SequenceScheduler):
             due = self._due_at(instance)
             if due is not None and due > now_ns:
                 yield due
+
+    def _tickets_of(self, sequence: RequestSequence) -> int:
+        # Slots before it without a request get padding.
+        return sequence.slot + 1
 
     def _completed(self, sequence: RequestSequence) -> None:
         super()._completed(sequence)
