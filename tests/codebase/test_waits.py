@@ -20,7 +20,6 @@ TIMED = {
     "process/test_device_order.py": 3,  # What must not pass has time to pass.
     "process/test_ensemble_decoupled.py": 1,  # Some take longer, so that instances overtake each other.
     "process/test_lifecycle.py": 1,  # Nothing tells what a server has heard of.
-    "process/test_metrics_settings.py": 1,  # The duration that is measured.
     "process/test_orphans.py": 1,  # A call that lasts beyond the server's look at orphans.
     "process/test_poison_requests.py": 1,  # Processes that take long to start.
     "process/test_response_cache.py": 1,  # Equal requests that come while one is answered.

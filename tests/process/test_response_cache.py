@@ -53,10 +53,6 @@ call = pb_utils.InferenceRequest(
 )
 return pb_utils.InferenceResponse([*call.exec().output_tensors(), count])
 """)
-TOLD = "cache_hits", "cache_misses"
-PARTS = tuple(
-    f"{name}_us" for name in ["request", "queue", "input", "execute", "output", "cache", "answer"]
-)
 CACHED = "response_cache { enable: true }"
 TENSORS = "IN FP32 [-1] > OUT FP32 [-1]; COUNT INT32 [1]"
 
@@ -240,56 +236,6 @@ def test_batches_are_stored_for_each_request(client):
     np.testing.assert_array_equal(ask(client, "batched", values)["COUNT"], first)
     assert count(client, "batched", values[:1]) > first[0]
     assert first.tolist() == [[first[0, 0]]] * 2
-
-
-def test_hits_are_counted_as_by_triton(server, client):
-    def metrics():
-        found = server.metrics()
-        names = ("num_hits", "hit_duration", "num_misses", "miss_duration")
-        return [found[f'nv_cache_{name}_per_model{{model="m",version="1"}}'] for name in names]
-
-    values = fresh()
-    before, pages = statistics(client, "m"), metrics()
-    for _ in range(5):
-        count(client, "m", values)
-    after = statistics(client, "m")
-    grown = {name: after[name] - before[name] for name in after}
-    assert grown == {
-        "success": 5, "fail": 0, "queue": 5, "cache_hit": 4, "cache_miss": 1, "compute_input": 1,
-        "compute_infer": 1, "compute_output": 1, "executions": 1, "inferences": 1,
-    }  # fmt: skip
-    hits, hit_us, misses, miss_us = metrics()
-    assert (hits - pages[0], misses - pages[2]) == (4, 1)
-    assert hit_us >= pages[1]
-    assert miss_us >= pages[3]
-    assert not any("nv_cache" in name and '"plain"' in name for name in server.metrics())
-
-
-def test_the_status_tells_where_the_time_of_hits_goes(server, client):
-    def row():
-        document = json.loads(server.request("GET", "/v2/gpubridge/status")[2])
-        return next(each for each in document["models"] if each["name"] == "strings")
-
-    def grown(now):
-        return {name: now["statistics"][name] - before[name] for name in ("success", *TOLD, *PARTS)}
-
-    before = row()["statistics"]
-    tensor = over_http.InferInput("IN", [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([f"x{next(_numbers)}"], object))
-    for _ in range(5):
-        client.infer("strings", [tensor])
-    wait_until(lambda: grown(row())["success"] == 5, "the requests in the status", server)
-    now = row()
-    change = grown(now)
-    assert [change[name] for name in TOLD] == [4, 1]
-    assert change["cache_us"] > 0
-    # Each is rounded.
-    parts = PARTS[1:]
-    assert abs(sum(change[part] for part in parts) - change["request_us"]) <= 2 * len(PARTS)
-    slow = now["slowest"]
-    assert len(slow) == 5
-    assert all(abs(sum(each[p] for p in parts) - each["request_us"]) <= len(PARTS) for each in slow)
-    assert {each["execute_us"] > 0 for each in slow if each["cache_us"]} == {False}
 
 
 def test_models_that_call_a_cached_model_get_copies(client):

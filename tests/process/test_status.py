@@ -5,7 +5,6 @@ import gzip
 import json
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -21,9 +20,7 @@ from tests.process.server import (
 )
 
 PATH = "/v2/gpubridge/status"
-BATCHING = "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 200000 }"
 NUMBER = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]})
-PARTS = ("queue_us", "input_us", "execute_us", "output_us", "cache_us", "answer_us")
 
 
 def fetch(url, path=PATH, headers=None):
@@ -45,11 +42,10 @@ def server(tmp_path_factory):
     write_code_model(repository)
     write_model(repository, "add", ADD)
     write_model(repository, "fresh", ADD)
-    write_model(repository, "batched", ADD, config=BATCHING)
     write_ensemble(repository, "chain", "add IN=A > OUT=t", "add IN=t > OUT=B")
     write_ensemble(repository, "nested", "chain A=A > B=B")
     write_model(repository, "broken", "import none")
-    loaded = "add", "batched", "chain", "m", "nested", "fresh"
+    loaded = "add", "chain", "m", "nested", "fresh"
     with running_server(repository, *only(*loaded), own=True) as server:
         assert control(server, "load", "broken")[0] == 400
         yield server
@@ -78,7 +74,7 @@ def test_the_server_and_its_models(server):
     assert document["server"]["pid"] == server.pid
     assert document["server"]["ready"] is False
     assert document["server"]["memory"]["pss_bytes"] > 1 << 20
-    for name in ("add", "batched", "broken", "chain", "fresh", "m", "nested"):
+    for name in ("add", "broken", "chain", "fresh", "m", "nested"):
         assert models[name]["state"] == ("UNAVAILABLE" if name == "broken" else "READY")
     assert "none" in models["broken"]["reason"]
     (instance,) = models["m"]["instances"]
@@ -97,32 +93,14 @@ def test_where_the_time_of_requests_went(server):
     after = model["statistics"]
     assert after["since"] == before["since"]
     assert after["execute_us"] - before["execute_us"] >= 300_000
-    assert abs(sum(after[part] for part in PARTS) - after["request_us"]) <= len(PARTS)
-    assert sum(count for _, count in after["durations"]) == after["success"]
     slow = model["slowest"][0]
     assert (slow["id"], slow["model"]) == ("the slow one", "m")
     assert slow["request_us"] >= slow["execute_us"] >= 300_000
-    assert abs(sum(slow[part] for part in PARTS) - slow["request_us"]) <= len(PARTS)
     document, _ = status(server)
     bounds = document["duration_bounds_us"]
     index, _ = after["durations"][-1]
     assert bounds[index - 1] < slow["request_us"] <= bounds[index]
     assert slow in document["slowest"]
-    assert document["slowest"] == sorted(
-        document["slowest"], key=lambda row: row["request_us"], reverse=True
-    )
-
-
-def test_batches_and_copies(server):
-    body = NUMBER.replace("[1]", "[1, 1]", 1)
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda _: infer(server, "batched", body), range(4)))
-    model = model_status(server, "batched", lambda m: m["statistics"]["success"] == 4)
-    sizes = dict(model["statistics"]["batch_sizes"])
-    assert sum(size * count for size, count in sizes.items()) == 4
-    assert max(sizes) > 1
-    assert model["scheduler"] == "dynamic_batching"
-    assert model["statistics"]["copies"]["host"].keys() == {"count", "bytes"}
 
 
 def test_errors_with_the_traceback_of_the_model(server):
