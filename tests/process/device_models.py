@@ -3,7 +3,7 @@
 import json
 import os
 import textwrap
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -221,11 +221,7 @@ class DeviceServer:
         A stub that is killed earlier loses that work, even if its kernels have ended: the server
         does not ask the driver about a dead process.
         """
-        control = next(
-            fd
-            for fd in Path(f"/proc/{pid}/fd").iterdir()
-            if "memfd:gpubridge" in str(fd.readlink()) and fd.stat().st_size == ControlPage.SIZE
-        )
+        control = next(filter(_is_control_page, Path(f"/proc/{pid}/fd").iterdir()))
         segment = Segment.open(0, os.open(control, os.O_RDONLY), ControlPage.SIZE, writable=False)
         page = ControlPage(segment)
         try:
@@ -267,6 +263,13 @@ class DeviceServer:
         }
         done["waits"] = after["waits"] - before["waits"]
         return done
+
+
+def _is_control_page(fd):
+    # The stub may close others meanwhile.
+    with suppress(FileNotFoundError):
+        return "memfd:gpubridge" in str(fd.readlink()) and fd.stat().st_size == ControlPage.SIZE
+    return False
 
 
 @contextmanager
