@@ -176,6 +176,9 @@ def test_a_stream_whose_client_does_not_read_slows_only_itself(server):
     def endless():
         nonlocal sent
         for _ in range(requests):
+            if not sent % 16:
+                # Those that wait for the model would fill the arena, too.
+                wait_until(lambda: server.open_requests("echo") < 16, "the model", server)
             sent += 1
             yield message
         closing.wait(150)
@@ -189,10 +192,13 @@ def test_a_stream_whose_client_does_not_read_slows_only_itself(server):
         answers = stub(endless())
         first = next(answers)
         assert not first.error_message
-        # No client reads on: others are answered as ever, in an arena of 64 MiB.
+        # No client reads on: others are answered as ever, in an arena of 64 MiB, until it sends no more.
+        seen = still = 0
         with triton.InferenceServerClient(server.grpc_url) as client:
-            for _ in range(20):
+            while still < 20:
                 client.infer("echo", [tensor(np.ones(10, np.float32))])
+                still = still + 1 if sent == seen else 0
+                seen = sent
         for _ in range(requests - 1):
             assert not next(answers).error_message
         closing.set()
