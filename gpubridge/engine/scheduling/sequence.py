@@ -104,7 +104,7 @@ class SequenceScheduler(ABC):
             return []
         items = []
         for sequence in [*filter(None, self._assigned.get(instance, ()))]:
-            if not sequence.queue or tickets >= self._tickets_of(sequence):
+            if tickets >= self._tickets_of(sequence):
                 continue
             for item in sequence.queue:
                 self._withdraw(item)
@@ -373,8 +373,8 @@ class SequenceScheduler(ABC):
         """Return the times at which further batches become due."""
 
     def _tickets_of(self, sequence: RequestSequence) -> int:
-        """Return how many tickets the smallest batch with a request of the sequence takes."""
-        return 1
+        """Return how many tickets the smallest batch with the sequence's next request takes."""
+        return min(len(sequence.queue), 1)
 
     def _completed(self, sequence: RequestSequence) -> None:
         """Record that an item of an open sequence is no longer in flight."""

@@ -55,8 +55,10 @@ class DirectSequenceScheduler(SequenceScheduler):
         due = self._due_at(instance)
         if due is None or due > now_ns:
             return None
-        assigned = self._assigned[instance]
+        assigned = self._assigned[instance][:most]
         fronts = [s.queue[0] if s is not None and s.queue else None for s in assigned]
+        if not any(fronts):
+            return None
         # The oldest request decides about the shapes, so that no shape starves.
         pattern = min(filter(None, fronts), key=lambda item: item.arrived)
         turns = [item is not None and item.shape == pattern.shape for item in fronts]
@@ -102,7 +104,7 @@ class DirectSequenceScheduler(SequenceScheduler):
 
     def _tickets_of(self, sequence: RequestSequence) -> int:
         # Slots before it without a request get padding.
-        return sequence.slot + 1
+        return sequence.slot + 1 if sequence.queue else 0
 
     def _completed(self, sequence: RequestSequence) -> None:
         super()._completed(sequence)
