@@ -259,9 +259,9 @@ void RequestsAtStub::count(const ResultBatch& batch, Duration now, const std::ve
     } else {
       sums = {sums.done + 1, sums.spent + spent, sums.queued + queued};
       size += run.size;
-      if (!run.reason.empty()) continue;
       const Observation observed{now, spent, queued, steps};
       counters.observe(observed);
+      if (run.reason == kComesBack) counters.passed_on(observed, 0);
       if (run.outcome != kNoOutcome) taken.outcomes[run.outcome].observed = observed;
     }
   }

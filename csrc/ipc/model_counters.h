@@ -174,7 +174,7 @@ struct ModelCounters {
   }
   // Counts the durations of a request that succeeded, after its response was passed on; true if it
   // is to be added to the slow ones.
-  [[nodiscard]] bool passed_on(const Observation& observed, Duration passing_on) {
+  bool passed_on(const Observation& observed, Duration passing_on) {
     answer += passing_on;
     const Duration total = observed.spent + passing_on;
     const auto bound = std::lower_bound(kDurations.begin(), kDurations.end(), total);

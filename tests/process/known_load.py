@@ -25,7 +25,9 @@ class Known:
     - ``sizes``: executions, by the sum of the batch sizes of their requests.
     - ``inferences``: batch sizes of the requests that were executed and succeeded, as many as these unless given.
     - ``first``: requests with a first response that is no error, as many as succeeded unless given.
-    - ``steps``: requests of an ensemble to each of its steps.
+    - ``steps``: answered requests of an ensemble to each of its steps, which are all of one ``member``, and run after
+      each other unless ``beside`` each other.
+    - ``again``: executions after which a request comes again.
     - ``answered_errors``: errors among the responses of requests that succeeded.
     """
 
@@ -40,6 +42,9 @@ class Known:
     instances: int = 1
     steps: Sequence[int] = ()
     answered_errors: int = 0
+    member: str = "stage"
+    beside: bool = False
+    again: int = 0
 
     @property
     def errors(self) -> int:
@@ -57,21 +62,26 @@ KNOWN = {
     "batched": Known(7, {1: 2, 2: 1, 3: 2, 5: 1, 8: 1}, {"BACKEND": 1}, inferences=21),
     "two": Known(4, {1: 4}, instances=2),
     # An error among its responses is no failure: the request goes on.
-    "decoupled": Known(4, {1: 4}, first=2, answered_errors=1),
+    "decoupled": Known(5, {1: 5}, first=3, answered_errors=1),
     "threads": Known(3, {1: 3}),
     "direct": Known(3, {1: 3}, {"REJECTED": 1}),
     "oldest": Known(3, {1: 3}),
-    "stage": Known(7, {1: 8}, {"BACKEND": 1}),
+    # Each of its runs counts like a request.
+    "iterative": Known(3, {1: 3}, first=1, again=2),
+    "stage": Known(9, {1: 10}, {"BACKEND": 1}),
     "pair": Known(2, {1: 2}, {"OTHER": 1}, instances=0, steps=(3, 2)),
     "shares": Known(1, {1: 1}, instances=0, steps=(1,)),
     "cached_pair": Known(2, {1: 1}, hits=1, misses=1, instances=0, steps=(1, 1)),
+    "beside": Known(1, {1: 1}, instances=0, steps=(1, 1), beside=True),
+    "streams": Known(1, {1: 1}, instances=0, steps=(1,), member="decoupled"),
+    "given_up": Known(failures={"CANCELED": 1}, instances=0, steps=(0,), member="cancelled"),
     "called": Known(4, {1: 5}, {"BACKEND": 1}),
     "caller": Known(2, {1: 3}, {"BACKEND": 1}),
     "cached": Known(4, {1: 3}, {"BACKEND": 1}, hits=2, misses=3),
     "timed": Known(1, {1: 1}, {"REJECTED": 1}),
     "short": Known(2, {1: 2}, {"REJECTED": 1}),
-    # Nobody has the response of the one that was executed.
-    "cancelled": Known(1, {1: 1}, {"CANCELED": 1}, first=0),
+    # Nobody has the responses of those that were executed.
+    "cancelled": Known(2, {1: 2}, {"CANCELED": 1}, first=0),
     "again": Known(1, {1: 1}),
     "dying": Known(2, {1: 2}, {"BACKEND": 1}, restarts=1),
     "one_file": Known(2, {1: 2}),
@@ -127,6 +137,13 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse([tensor]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+# Has a request executed three times.
+_ITERATES = sending("""
+self.runs = getattr(self, "runs", 0) + 1
+if self.runs < 3:
+    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+send(OUT=value)
+""").replace("            sender.send(flags", "            if self.runs == 3: sender.send(flags")
 _ONE_FILE = """
 import gpubridge
 import numpy as np
@@ -161,6 +178,13 @@ _CONFIGS = {
     "dying": "",
     "idle": "",
 }
+_STREAMED = {
+    "decoupled": (3, 2, 0, NEGATIVE),
+    "threads": (2, 2, 1),
+    "streams": (2,),
+    "iterative": (3,),
+}
+"""Values, which are how many responses a request gets."""
 _GATED = ("batched", "timed", "short", "cancelled")
 
 
@@ -177,6 +201,8 @@ def write(repository: Path, gates: Path) -> dict[str, Gate]:
         write_model(repository, name, source, config=config)
     write_model(repository, "decoupled", sending(_SENDS), config=_DECOUPLED)
     write_model(repository, "threads", _THREADS, config=_DECOUPLED)
+    iterates = "max_batch_size: 1 sequence_batching { iterative_sequence: true }"
+    write_model(repository, "iterative", _ITERATES, config=_DECOUPLED + iterates)
     write_model(repository, "caller", _CALLS)
     (gates / "app.py").write_text(_ONE_FILE)
     write_model(repository, "one_file", _DECLARED.format(path=str(gates / "app.py")))
@@ -184,6 +210,10 @@ def write(repository: Path, gates: Path) -> dict[str, Gate]:
     write_ensemble(repository, "pair", *twice)
     write_ensemble(repository, "shares", "stage IN=A > OUT=B")
     write_ensemble(repository, "cached_pair", *twice, config=_CACHED)
+    beside = "stage IN=A > OUT=B", "stage IN=A > OUT=C"
+    write_ensemble(repository, "beside", *beside, outputs="B C")
+    write_ensemble(repository, "streams", "decoupled IN=A > OUT=B", config=_DECOUPLED)
+    write_ensemble(repository, "given_up", "cancelled IN=A > OUT=B", config="max_batch_size: 1")
     return made
 
 
@@ -229,11 +259,11 @@ class KnownLoad:
             assert self.ask(model, 1) == ""
 
     def _send_streams(self) -> None:
-        for model, values in (("decoupled", (3, 2, 0, NEGATIVE)), ("threads", (2, 2, 1))):
+        for model, values in _STREAMED.items():
             answers: SimpleQueue = SimpleQueue()
             self._client.start_stream(lambda result, error, a=answers: a.put(error), headers=KEY)
             for value in values:
-                tensor = _given(model, value, 0)
+                tensor = _given(model, value, int(model == "iterative"))
                 self._client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
                 for _ in range(max(0, int(value)) + 1 + (value < 0)):
                     answers.get(timeout=150)
@@ -246,6 +276,7 @@ class KnownLoad:
         assert "negative" in self.ask("pair", NEGATIVE)
         assert "negative" in self.ask("caller", NEGATIVE)
         assert self.ask("shares", 1) == ""
+        assert self.ask("beside", 1) == ""
         for value in (1, 1, 1, 2):
             assert self.ask("cached", value) == ""
         assert "negative" in self.ask("cached", NEGATIVE)
@@ -274,23 +305,25 @@ class KnownLoad:
         self._cancel()
 
     def _cancel(self) -> None:
-        """Have a client give up a request that is queued, and then the one that is executed."""
+        """Have a client give up a request that is queued, those that are executed, and one of an ensemble."""
         ended: SimpleQueue = SimpleQueue()
-        calls = [
-            self._client.async_infer(
-                "cancelled", [_given("cancelled", value, 1)],
-                lambda result, error: ended.put(error), headers=KEY,
-            )
-            for value in (WAITS, 1)
-        ]  # fmt: skip
         reached = Path(f"{self._gates['cancelled'].path}.reached")
-        wait_until(reached.exists, "the first request", self._server)
-        self._wait_for_queue("cancelled", 1)
         self._gates["cancelled"].open()
-        for call in reversed(calls):
-            call.cancel()
-            assert "cancel" in ended.get(timeout=150).message().lower()
-            self._wait_for_queue("cancelled", 0)
+        for models in (("cancelled", "cancelled"), ("given_up",)):
+            calls = [
+                self._client.async_infer(
+                    model, [_given(model, value, 1)],
+                    lambda result, error: ended.put(error), headers=KEY,
+                )
+                for model, value in zip(models, (WAITS, 1), strict=False)
+            ]  # fmt: skip
+            wait_until(reached.exists, "the first request", self._server)
+            self._wait_for_queue("cancelled", len(calls) - 1)
+            reached.unlink()
+            for call in reversed(calls):
+                call.cancel()
+                assert "cancel" in ended.get(timeout=150).message().lower()
+                self._wait_for_queue("cancelled", 0)
 
     def _behind_one(
         self, model: str, sizes: list[int], until: Callable[[list[Future]], bool] | None = None
@@ -331,6 +364,6 @@ class KnownLoad:
 
 
 def _given(model: str, value: float, size: int) -> triton.InferInput:
-    name = "A" if model in ("pair", "shares", "cached_pair") else "IN"
+    name = "A" if KNOWN.get(model, Known()).steps else "IN"
     data = np.full([size, 4] if size else [4], value, np.float32)
     return triton.InferInput(name, data.shape, "FP32").set_data_from_numpy(data)

@@ -112,6 +112,7 @@ def test_a_run_that_is_to_be_repeated_counts_like_any_other(fake_stub):
     # No client waits for the requests that pad a batch.
     assert completed.returning == requests[:1]
     assert (fake_stub.counters.executions, fake_stub.counters.success_count) == (1, 1)
+    assert [count for _, count in fake_stub.counters.duration_counts] == [1]
 
 
 def test_a_place_that_no_request_fills_may_end_after_its_batch(fake_stub):
