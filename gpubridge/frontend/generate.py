@@ -15,6 +15,7 @@ from gpubridge.engine.models.model import Model
 from gpubridge.engine.models.tracing import Received
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, ErrorCode, InternalError, Pieces, invalid
+from gpubridge.frontend.answer_texts import charged
 from gpubridge.frontend.control import JSON, PrivateBody
 from gpubridge.frontend.forwarded_headers import add_parameters
 from gpubridge.host_shm.request_arena import RequestArena
@@ -163,12 +164,17 @@ class GenerateHandler(_Generation):
                 raise _not_one()
             only = self._only if outcome is None else outcome
             if isinstance(only, InferResponse) and _is_long(only):
-                self._workers.run(partial(self._encoded, only), self._answer)
+                self._workers.run(partial(self._encoded, only), self._answer_long)
                 return
             assert only is not None
             self._answer(self._encoded(only))
         except Exception as error:
             self._fail(error)
+
+    def _answer_long(self, body: Pieces | BridgeError) -> None:
+        if not isinstance(body, BridgeError):
+            body = charged(self._arena_of(self._model.name).budget, body)
+        self._answer(body)
 
     def _answer(self, body: Pieces | BridgeError) -> None:
         if isinstance(body, BridgeError):

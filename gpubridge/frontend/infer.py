@@ -13,6 +13,7 @@ from gpubridge.engine.models.model import Model
 from gpubridge.engine.models.tracing import Received, trace_context
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, invalid
+from gpubridge.frontend.answer_texts import charged
 from gpubridge.frontend.control import JSON
 from gpubridge.frontend.forwarded_headers import NO_HEADERS, ForwardedHeaders, add_parameters
 from gpubridge.frontend.shared_memory import RequestMemory
@@ -99,10 +100,20 @@ class ServedModel:
             own = copy(form)
             self._workers.run(
                 lambda: encode_response(own, identifier, outcome, model.config, model.version),
-                lambda encoded: _send(exchange, encoded),
+                partial(self._send_long, exchange),
             )
             return
         _send(exchange, encode_response(form, identifier, outcome, model.config, model.version))
+
+    def _send_long(self, exchange: HttpExchange, encoded: EncodedResponse | BridgeError) -> None:
+        """Send a response with a long JSON."""
+        if isinstance(encoded, EncodedResponse):
+            texts = charged(self._memory.arenas.budget, encoded.texts)
+            if isinstance(texts, BridgeError):
+                encoded = texts
+            else:
+                encoded.texts = texts
+        _send(exchange, encoded)
 
 
 def _send(exchange: HttpExchange, encoded: EncodedResponse | BridgeError) -> None:

@@ -37,15 +37,22 @@ class EncodedResponse:
     """A response ready to be sent.
 
     - ``header``: the JSON, or its beginning.
-    - ``buffers``: the rest of a long JSON, and the binary outputs; not copied.
+    - ``texts``: the rest of a long JSON.
+    - ``outputs``: the binary outputs, not copied.
     - ``header_bytes``: size of the whole JSON.
     - ``nbytes``: size of all binary outputs; -1 if there are none.
     """
 
     header: bytes
-    buffers: Sequence[bytes | memoryview]
+    texts: Sequence[bytes | memoryview]
+    outputs: Sequence[bytes | memoryview]
     header_bytes: int
     nbytes: int
+
+    @property
+    def buffers(self) -> Sequence[bytes | memoryview]:
+        """Return all that follows the header."""
+        return [*self.texts, *self.outputs]
 
     @property
     def binary(self) -> bool:
@@ -95,7 +102,7 @@ def encode_response(
     pieces = [*chain.from_iterable(zip(texts, following, strict=True)), *rest]
     # As in Triton, a response without binary data is JSON only.
     header_bytes = len(header) + sum(map(len, pieces))
-    return EncodedResponse(header, [*pieces, *buffers], header_bytes, nbytes or -1)
+    return EncodedResponse(header, pieces, buffers, header_bytes, nbytes or -1)
 
 
 def _encoding(

@@ -1,6 +1,7 @@
 """Clients that take memory and do not use it: others are served as if they were not there."""
 
 import gzip
+import json
 import os
 import socket
 import struct
@@ -253,3 +254,28 @@ def test_a_container_that_holds_what_the_limits_say_holds_what_comes(server):
         assert 503 in statuses(limit // 10)
         assert statuses(limit // 32) == [200] * 24
     assert [server.pid, *server.stubs()] == processes
+
+
+@pytest.mark.parametrize("path", ["infer", "generate"])
+def test_answers_in_json_that_nobody_reads_are_charged(server, path):
+    wanted = 320 * MIB // SCALE // 4
+    asked = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [wanted]}]}
+    body = json.dumps(asked if path == "infer" else {"IN": [wanted]}).encode()
+    head = f"POST /v2/models/m/{path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    with ExitStack() as stack:
+        socks = [stack.enter_context(connected(server.http_url, 4096)) for _ in range(12)]
+        refused = 0
+        for sock in socks:
+            sock.sendall(head.encode() + body)
+            if sock.recv(12, socket.MSG_PEEK | socket.MSG_WAITALL) == b"HTTP/1.1 503":
+                assert b"there is no memory for an answer of" in read_answer(sock)[2]
+                refused += 1
+        assert 0 < refused < 12
+
+    def served():
+        with connected(server.http_url) as sock:
+            sock.sendall(head.encode() + body)
+            return read_answer(sock)[0] == 200
+
+    # When the others are gone, so is what they held.
+    wait_until(served, "memory for a long answer", server)

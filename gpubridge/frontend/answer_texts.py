@@ -1,0 +1,36 @@
+"""Long texts of answers, which are charged as requests are until their clients have read them."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+
+from gpubridge.errors import BridgeError, Pieces, unavailable
+from gpubridge.host_shm import Budget
+
+_LONG = 1 << 16
+
+
+def charged(budget: Budget, texts: Pieces) -> Pieces | BridgeError:
+    """Charge the long ones of an answer's private texts; each is uncharged when its memory is freed.
+
+    Returns an error, UNAVAILABLE, where there is no memory for them: one that is raised would keep them in
+    the frames of its traceback.
+    """
+    nbytes = sum(len(text) for text in texts if len(text) > _LONG)
+    try:
+        budget.take(nbytes, large=True)
+    except BridgeError as error:
+        return unavailable(
+            f"there is no memory for an answer of {nbytes} bytes in JSON ({error.message}); ask for binary "
+            "outputs, or read answers faster"
+        )
+    return [_counted(budget, text) if len(text) > _LONG else text for text in texts]
+
+
+def _counted(budget: Budget, text: bytes | memoryview) -> memoryview:
+    # All views of an array refer to it, also those of what a transport has not sent yet.
+    array = np.frombuffer(text, np.uint8)
+    weakref.finalize(array, budget.give_back, len(text)).atexit = False
+    return array.data
