@@ -102,19 +102,6 @@ def test_calls_are_refused_before_and_after_execute(server):
     wait_until(lambda: server.log().count(text) == 2, "both refusals", server)
 
 
-def test_many_threads_call_at_once(server):
-    said = run(
-        server,
-        "sums = []\n"
-        "def many(k):\n"
-        "    for i in range(50): sums.append((k, i, show(call(100 * k + i).exec())['SUM'][0]))\n"
-        "threads = [threading.Thread(target=many, args=(k,)) for k in range(8)]\n"
-        "[t.start() for t in threads]; [t.join() for t in threads]\n"
-        "said = len(sums), all(s == 100 * k + i + 1 for k, i, s in sums)",
-    )
-    assert said == "(400, True)"
-
-
 def test_threads_and_coroutines_call_beside_each_other(server):
     said = run(
         server,

@@ -35,13 +35,6 @@ def test_outputs_in_the_order_of_the_configuration_and_inputs_among_them(server)
     assert infer(server, "around", {"A": [1.0]}) == {"B": [2.0]}
 
 
-def test_only_the_steps_run_whose_outputs_are_asked_for(server):
-    before = [server.statistics(model)["execution_count"] for model in ("add", "sum")]
-    assert infer(server, "fan", {"A": [1.0]}, outputs=[{"name": "C"}]) == {"C": [2.0]}
-    after = [server.statistics(model)["execution_count"] for model in ("add", "sum")]
-    assert [a - b for a, b in zip(after, before, strict=True)] == [0, 1]
-
-
 def test_optional_inputs(server):
     assert infer(server, "option", {"A": [1.0]}) == {"B": [1.0]}
     assert infer(server, "option", {"A": [1.0], "A2": [2.0]}) == {"B": [2.0]}
@@ -181,18 +174,6 @@ def test_memory_goes_back_after_errors(server):
         )
         assert status == 500
         assert b"could not be broadcast" in answer
-
-
-def test_statistics_are_those_of_an_ensemble(server):
-    before = server.statistics("chain")
-    infer(server, "chain", {"A": [1.0]})
-    after = server.statistics("chain")
-    for name in ("inference_count", "execution_count"):
-        assert after[name] - before[name] == 1
-    times = after["inference_stats"]
-    assert times["success"]["ns"] >= times["compute_infer"]["ns"] > 0
-    infer(server, "batched", {"A": [[1.0]]})
-    assert server.statistics("batched")["batch_stats"][0]["batch_size"] == 1
 
 
 def test_the_error_of_a_member_is_that_of_the_ensemble(server):
