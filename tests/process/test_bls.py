@@ -31,10 +31,37 @@ SHAPES = (
 )
 
 
+AWAITS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        (request,) = requests
+        call = pb_utils.InferenceRequest(
+            model_name="repeat", inputs=request.inputs(), requested_output_names=["OUT"]
+        )
+        responses = [each async for each in await call.async_exec(decoupled=True)]
+        got = [each.output_tensors()[0].as_numpy() for each in responses[:-1]]
+        out = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", sum(got))])
+        sender = request.get_response_sender()
+        sender.send(out, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return RETURNED
+"""
+AWAITING = {
+    "decoupled": "model_transaction_policy { decoupled: true }",
+    "coroutines": 'parameters { key: "COROUTINES" value { string_value: "4" } }',
+}
+
+
 @pytest.fixture(scope="module")
 def server(repository):
     write_models(repository)
     write_model(repository, "shaped", SHAPED, tensors=SHAPES)
+    for name, config in AWAITING.items():
+        source = AWAITS.replace("RETURNED", "None" if name == "decoupled" else "[None]")
+        write_model(
+            repository, name, source, config=config, tensors="COUNT INT32 [1] > OUT INT32 [1]"
+        )
     with running_server(repository) as running:
         yield running
 
@@ -100,6 +127,18 @@ def test_calls_are_refused_before_and_after_execute(server):
         assert control(server, action, "early") == (200, "")
     text = "REFUSED BLS is only supported during the 'execute' function."
     wait_until(lambda: server.log().count(text) == 2, "both refusals", server)
+
+
+@pytest.mark.parametrize("model", AWAITING)
+def test_requests_whose_models_await_calls_overlap_and_each_has_its_own_outputs(server, model):
+    def ask(count):
+        return server.request("POST", f"/v2/models/{model}/generate", f'{{"COUNT": [{count}]}}')
+
+    # The called model answers when all four calls are there, each with as many responses as it says.
+    counts = (4, 5, 6, 7)
+    with ThreadPoolExecutor(4) as pool:
+        answers = [json.loads(body).get("OUT") for _, _, body in pool.map(ask, counts)]
+    assert answers == [sum(range(count)) for count in counts]
 
 
 def test_threads_and_coroutines_call_beside_each_other(server):
