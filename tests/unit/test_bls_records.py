@@ -80,18 +80,6 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("decoupled", [False, True])
-@pytest.mark.parametrize("name", CALLS)
-def test_both_runtimes_write_the_same(sides, name, decoupled):
-    # Twice: what is remembered must be the same.
-    first, again = (
-        [side.records.encode(5, request, decoupled) for side in sides]
-        for request in (CALLS[name](), CALLS[name]())
-    )
-    assert first[0] == first[1]
-    assert again[0] == again[1]
-
-
 def test_remembered_calls_are_told_apart(sides):
     compiled, python = (side.records for side in sides)
     for make in (*CALLS.values(), *CALLS.values()):

@@ -7,7 +7,6 @@ config.pbtxt, and what it gave models as ``args["model_config"]``.
 import json
 from pathlib import Path
 
-import orjson
 import pytest
 
 from gpubridge.config import complete_model_config, parse_model_config
@@ -115,8 +114,3 @@ def test_reshape_to_a_scalar_is_kept():
         + '{ name: "X" data_type: TYPE_STRING dims: [ 1 ] reshape { } }'
     )
     assert '"dims":[1],"reshape":{"shape":[]},' in config.to_json()
-
-
-def test_the_text_is_json_for_every_reader():
-    text = complete(MINIMAL).to_json()
-    assert orjson.loads(text) == json.loads(text)

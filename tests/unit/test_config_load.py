@@ -156,23 +156,19 @@ class TestInstanceGroups:
         assert config.instance_groups == (expected,)
         assert config.notices == ()
 
-    def test_auto_with_a_missing_gpu_runs_on_the_host_and_says_so(self, tmp_path):
-        config = load(tmp_path, MINIMAL + "instance_group [ { gpus: [ 0, 3 ] } ]", gpu_count=1)
+    @pytest.mark.parametrize(
+        ("group", "gpu_count", "fallback", "kind", "why"),
+        [
+            ("gpus: [ 0, 3 ]", 1, "none", "AUTO", "not all of the GPUs [0, 3] exist"),
+            ("kind: KIND_GPU gpus: 0", 0, "host", "GPU", "there is no GPU"),
+        ],
+    )
+    def test_on_the_host_for_want_of_a_gpu(self, tmp_path, group, gpu_count, fallback, kind, why):
+        model_dir = write_model(tmp_path, MINIMAL + f"instance_group [ {{ {group} }} ]")
+        config = load_model_config(model_dir, gpu_count=gpu_count, gpu_fallback=fallback)
         assert config.instance_groups == (InstanceGroup("m_0", 1, "KIND_CPU"),)
-        assert config.notices == (
-            (
-                "model 'm', instance group 'm_0': KIND_AUTO runs on the host, because not all of the "
-                "GPUs [0, 3] exist"
-            ),
-        )
-
-    def test_fallback_to_the_host_is_asked_for_and_noticed(self, tmp_path):
-        model_dir = write_model(tmp_path, MINIMAL + "instance_group [ { kind: KIND_GPU gpus: 0 } ]")
-        config = load_model_config(model_dir, gpu_count=0, gpu_fallback="host")
-        assert config.instance_groups == (InstanceGroup("m_0", 1, "KIND_CPU"),)
-        assert config.notices == (
-            "model 'm', instance group 'm_0': KIND_GPU runs on the host, because there is no GPU",
-        )
+        said = f"model 'm', instance group 'm_0': KIND_{kind} runs on the host, because {why}"
+        assert config.notices == (said,)
 
     def test_fallback_does_not_hide_a_wrong_gpu_id(self, tmp_path):
         model_dir = write_model(tmp_path, MINIMAL + "instance_group [ { kind: KIND_GPU gpus: 7 } ]")

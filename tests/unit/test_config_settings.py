@@ -122,10 +122,6 @@ zzz=1
 
 
 class TestPythonBackend:
-    def test_nothing_given(self):
-        settings = PythonBackendSettings.from_backend_config({})
-        assert settings == PythonBackendSettings()
-
     def test_own_keys(self):
         settings = PythonBackendSettings.from_backend_config(
             {

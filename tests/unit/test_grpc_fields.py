@@ -106,11 +106,6 @@ def agree(data):
     assert form == expected
 
 
-@given(requests())
-def test_a_message_as_clients_send_it(request_):
-    agree(request_.SerializeToString())
-
-
 @given(requests(), st.lists(st.sampled_from(UNKNOWN), max_size=3), st.randoms())
 def test_fields_in_any_order_and_unknown_ones(request_, unknown, random):
     pieces = [*unknown]

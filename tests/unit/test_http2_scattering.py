@@ -93,17 +93,6 @@ def test_a_content_length_is_kept_to(more):
         assert place == BODY
 
 
-def test_frames_of_another_size_or_with_padding_are_taken_too():
-    place = bytearray(len(BODY))
-    pieces = framed(1, BODY[:200_000], end=False)
-    padded = b"\x07" + BODY[200_000:210_000] + bytes(7)
-    pieces.append(frame(frames.DATA, 8, 1, padded))
-    pieces += framed(1, BODY[210_000:300_000], 9_000, end=False)
-    pieces += framed(1, BODY[300_000:], 1 << 16)
-    assert receive(b"".join(pieces), {1: place}).recorder.ended == {1}
-    assert place == BODY
-
-
 def test_bodies_whose_frames_alternate():
     places = {1: bytearray(len(BODY)), 3: bytearray(len(BODY))}
     other = BODY[::-1]

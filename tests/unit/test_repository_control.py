@@ -6,7 +6,6 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gpubridge.config.load import parse_config_override
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol import control as http
 from gpubridge.protocol.grpc import control as grpc
@@ -126,10 +125,3 @@ def test_only_one_repository_can_be_meant():
     with pytest.raises(BridgeError, match="'repository_name' specification is not") as raised:
         grpc.read_load(message)
     assert raised.value.code is ErrorCode.UNSUPPORTED
-
-
-def test_a_configuration_in_json():
-    text = '{"max_batch_size": 4, "input": [{"name": "I", "data_type": "TYPE_FP32", "dims": [-1]}]}'
-    message = parse_config_override(text)
-    assert message.max_batch_size == 4
-    assert list(message.input[0].dims) == [-1]

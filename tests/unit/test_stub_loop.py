@@ -169,24 +169,6 @@ def test_memory_stays_lent_while_the_model_looks_at_it(start):
     assert bytes(stub.page.lent[:3]) == b"\0\0\0"
 
 
-def test_slots_are_not_used_again_before_they_are_released(start):
-    stub = start("data = data + 1")
-    held = []
-    for number in range(700):
-        (record,) = stub.execute(stub.record(0, row(number)))
-        held.append(record)
-    assert len({tuple(record.refs[0]) for record in held}) == len(held)
-    assert [stub.array(record).item() for record in held] == [n + 1 for n in range(700)]
-    regions = set(stub.segments)
-    for record in held:
-        stub.release(record)
-    for number in range(300):
-        (record,) = stub.execute(stub.record(0, row(number)))
-        assert stub.array(record).item() == number + 1
-        stub.release(record)
-    assert set(stub.segments) == regions
-
-
 def test_memory_that_small_responses_had_is_there_for_large_ones(start):
     stub = start("data = np.zeros((1, int(data[0, 0])), np.uint8)", output_limit=4 << 20)
     for _ in range(2):
