@@ -129,10 +129,11 @@ def narrow(tmp_path):
 
 
 @contextmanager
-def lined_up(served, model=PLAIN, count=3):
+def lined_up(served, model=PLAIN, shape=None, count=3):
     """So many requests at the stub: the first is being executed; gives permits and what is asked."""
     # From the first answer on, the server feeds ahead.
-    given = [np.random.default_rng().random(SHAPES[model], np.float32) for _ in range(count)]
+    shape = shape or SHAPES[model]
+    given = [np.random.default_rng().random(shape, np.float32) for _ in range(count)]
     assert served.infer(model, given[0])[0] == 200
     permits = Permits(model, served)
     with ThreadPoolExecutor(len(given)) as pool:
