@@ -1,4 +1,4 @@
-"""Long texts of answers, which are charged as requests are until their clients have read them."""
+"""Memory of long answers that are texts or compressed, charged as requests are until clients have read them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gpubridge.host_shm import Budget
 _LONG = 1 << 16
 
 
-def charged(budget: Budget, texts: Pieces) -> Pieces | BridgeError:
-    """Charge the long ones of an answer's private texts; each is uncharged when its memory is freed.
+def charged(budget: Budget, texts: Pieces) -> list[bytes | memoryview] | BridgeError:
+    """Charge the long ones of an answer's private pieces; each is uncharged when its memory is freed.
 
     Returns an error, UNAVAILABLE, where there is no memory for them: one that is raised would keep them in
     the frames of its traceback.
@@ -23,8 +23,8 @@ def charged(budget: Budget, texts: Pieces) -> Pieces | BridgeError:
         budget.take(nbytes, large=True)
     except BridgeError as error:
         return unavailable(
-            f"there is no memory for an answer of {nbytes} bytes in JSON ({error.message}); ask for binary "
-            "outputs, or read answers faster"
+            f"there is no memory for an answer of {nbytes} bytes in JSON or compressed ({error.message}); "
+            "read answers faster, or ask for binary outputs without compression"
         )
     return [_counted(budget, text) if len(text) > _LONG else text for text in texts]
 

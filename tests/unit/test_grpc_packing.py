@@ -84,3 +84,23 @@ async def test_a_message_becomes_no_longer_than_its_connection_may_have(plain, f
         assert f"{len(packed)} bytes that become more than {budget.share} bytes" in outcome.message
         assert budget.most <= budget.share + (2 << 20)
     assert budget.used == 0
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 16 << 20])
+async def test_a_long_compressed_answer_is_charged_until_it_is_sent(limit):
+    workers, budget = Workers(), Budget(limit)
+    packed = asyncio.get_running_loop().create_future()
+    frame = [encode_frame(random.randbytes(2 << 20) + bytes(1 << 20))]
+    coder = MessageCoder(workers, budget)
+    assert coder.pack(accepted_packing(b"gzip", "low"), frame, packed.set_result) is None
+    outcome = await packed
+    workers.close()
+    if limit < 2 << 20:
+        assert outcome.code == ErrorCode.UNAVAILABLE
+        assert "there is no memory for an answer of" in outcome.message
+    else:
+        assert budget.used == len(outcome[0]) > 2 << 20
+    del outcome, packed
+    # The event loop refers to what it has called just now.
+    await asyncio.sleep(0)
+    assert budget.used == 0

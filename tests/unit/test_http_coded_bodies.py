@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import random
 import threading
 import zlib
 
@@ -141,3 +142,15 @@ async def test_a_fault_of_ours_is_an_answer_too(monkeypatch, caplog):
     ((status, _, _),) = parse_answers(bytes(endpoint.transport.sent))
     assert status == 500
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(("used", "status"), [(56 << 20, 503), (0, 200)])
+async def test_a_long_compressed_answer_is_charged(used, status):
+    endpoint = large_endpoint(arena_limit=64 << 20)
+    body = random.randbytes(3 << 20)
+    endpoint.receive(post(body, b"/echo", ACCEPT))
+    endpoint.listener.budget.take(used, large=True)
+    await finished(endpoint)
+    ((got, answer),) = endpoint.answers()
+    assert got == status
+    assert answer == body or b"there is no memory for an answer of" in answer

@@ -14,6 +14,7 @@ from gpubridge.config import CompressionLevel
 from gpubridge.dataplane import HeaderFields
 from gpubridge.engine.workers import HEAVY_BYTES, Workers
 from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.frontend.answer_texts import charged
 from gpubridge.frontend.coding import Inflater, compress
 from gpubridge.frontend.grpc.status import RESPONSE_FIELDS, CallFailed, Status
 from gpubridge.host_shm import Account, Body, Budget, PrivateBytes
@@ -63,7 +64,7 @@ class Packing:
 class MessageCoder:
     """Decompresses and parses request messages, encodes and compresses responses, for all calls.
 
-    ``budget``: charged for decompressed messages.
+    ``budget``: charged for decompressed messages and compressed responses.
     """
 
     def __init__(self, workers: Workers, budget: Budget) -> None:
@@ -204,7 +205,14 @@ class MessageCoder:
         """Return a compressed frame if it is small; else None, and a worker passes it to ``done``."""
         if sum(map(len, frame)) <= _PACKED_AT_ONCE:
             return packing.frame(frame)
-        self._workers.run(partial(packing.frame, frame), done)
+
+        def finish(packed: FrameSegments | BridgeError) -> None:
+            # What does not become shorter is sent from where it lies.
+            if not isinstance(packed, BridgeError) and packed is not frame:
+                packed = charged(self._budget, packed)
+            done(packed)
+
+        self._workers.run(partial(packing.frame, frame), finish)
         return None
 
 

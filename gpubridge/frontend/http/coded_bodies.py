@@ -14,9 +14,10 @@ from typing import Any
 from gpubridge.dataplane import HttpExchange
 from gpubridge.engine.workers import TaskSet, Workers
 from gpubridge.errors import BridgeError
+from gpubridge.frontend.answer_texts import charged
 from gpubridge.frontend.coding import Inflater, compress
 from gpubridge.frontend.http.message import RequestHandler
-from gpubridge.host_shm import LARGE_BYTES, Body, PrivateBytes
+from gpubridge.host_shm import LARGE_BYTES, Body, Budget, PrivateBytes
 
 _AT_ONCE = 256 * 1024
 """Bytes of a body that the event loop decompresses: about a millisecond."""
@@ -30,13 +31,15 @@ _BODIES = 4
 class CodedBodies:
     """Decompresses request bodies and compresses responses, for all connections.
 
-    ``limit``: bytes of a decompressed body.
+    - ``limit``: bytes of a decompressed body.
+    - ``budget``: charged for compressed responses.
 
     Attribute ``tasks``: the unfinished work of workers.
     """
 
-    def __init__(self, limit: int, workers: Workers) -> None:
+    def __init__(self, limit: int, workers: Workers, budget: Budget) -> None:
         self._limit = limit
+        self._budget = budget
         self._workers = workers
         self._turns = asyncio.Semaphore(_BODIES)
         self.tasks = TaskSet()
@@ -125,10 +128,12 @@ class CodedBodies:
         parts: Sequence[bytes | memoryview],
     ) -> None:
         packed = await self._workers.outcome(partial(compress, coding, parts))
-        if isinstance(packed, BridgeError):
-            exchange.fail(packed)
+        body = packed if isinstance(packed, BridgeError) else charged(self._budget, [packed])
+        del packed
+        if isinstance(body, BridgeError):
+            exchange.fail(body)
         else:
-            exchange.respond(status, fields, packed, plain=True)
+            exchange.respond(status, fields, b"", body, plain=True)
 
     def _start(
         self, exchange: HttpExchange, work: Callable[[], Coroutine[Any, Any, None]]

@@ -111,7 +111,7 @@ class HttpListener:
         self.budget = budget
         self.receive = bytearray(_RECEIVE_BYTES)
         self.idle = IdleConnections()
-        self.coded = CodedBodies(settings.body_limit, workers)
+        self.coded = CodedBodies(settings.body_limit, workers, budget)
 
 
 class HttpConnection(asyncio.BufferedProtocol):
