@@ -195,7 +195,7 @@ def _request_histograms(states: Sequence[ModelState]) -> Iterator[Family]:
     """Yield durations of requests and sizes of batches, of models that have executed any."""
     durations = Family(
         "gpubridge_request_duration_seconds",
-        "Time from a request to the passing on of its last response",
+        "Time from a request to the end of its execution and the passing on of its last response",
         "histogram",
     )
     sizes = Family("gpubridge_batch_size", "Batch sizes of executions", "histogram")

@@ -49,11 +49,12 @@ METRICS_HEAD = f"""\
 """
 METRICS_TAIL = """
 `nv_inference_exec_count` and `gpubridge_batch_size` count calls of `execute` that came back, whatever became of their
-requests; `nv_inference_count` and durations are of requests that succeeded. A request's durations end with its last response: what a
-model sends after `execute` counts for `compute_infer`. An ensemble counts an execution for each request that succeeded, and the time of
+requests; `nv_inference_count` and durations are of requests that succeeded. A request's durations end when it has its last response and
+`execute` has come back: what a model sends after that counts for `compute_infer`. An ensemble counts an execution for each request that succeeded, and the time of
 its requests to members as `compute_infer`.
 `nv_inference_request_failure` has the label `reason`: `BACKEND` (an error of the model, or the end of its process), `REJECTED` (by its
-scheduler: a time-out, a full queue, a sequence that has not begun), `CANCELED`, and `OTHER` (of an ensemble, whatever failed in it).
+scheduler: a time-out, a full queue, a sequence that has not begun; or by an unload), `CANCELED`, and `OTHER` (no memory for it; of an
+ensemble, whatever failed in it). Requests that do not fit the model's inputs are in no count, as at Triton.
 `gpubridge_copied_bytes_total` and `gpubridge_copies_total` have the label `kind`: `host` (in host memory), `h2d`,
 `d2h`, `d2d` (on one GPU) and `p2p` (from GPU to GPU). The [copy budgets](copy-budgets.md) say how many there may be.
 `gpubridge_fallbacks_total` has the label `reason`: why a slower path was taken. The log has the details.

@@ -11,7 +11,12 @@ from gpubridge.telemetry.exposition import Family, render
 from gpubridge.telemetry.machine_metrics import MachineMetrics
 from gpubridge.telemetry.metrics import ModelState, metrics_page
 from gpubridge.telemetry.settings import MetricsSettings
-from gpubridge.telemetry.statistics import LatencyHistogram, LatencyWindow, ModelStatistics
+from gpubridge.telemetry.statistics import (
+    DeviceWork,
+    LatencyHistogram,
+    LatencyWindow,
+    ModelStatistics,
+)
 
 PLAIN = MetricsSettings(gpu=False)
 
@@ -223,6 +228,18 @@ def test_settings_are_read():
     assert not settings.counter_latencies
     assert not settings.histogram_latencies
     assert settings.summary_quantiles == ((0.5, 0.05), (0.9, 0.01))
+
+
+def test_work_on_gpus_is_counted_by_kind():
+    settings = MetricsSettings(cpu=False, gpu=False)
+    # Bytes and copies of each kind, and waits.
+    state = ModelState(ModelStatistics("m", 1), 0, 0, 0, 0, {}, DeviceWork(range(1, 10)))
+    found = samples(metrics_page([state], MachineMetrics(settings), settings))
+    model = ("model", "m"), ("version", "1")
+    for place, kind in enumerate(("host", "h2d", "d2h", "d2d", "p2p")):
+        assert found[("gpubridge_copied_bytes", ("kind", kind), *model)] == place
+        assert found[("gpubridge_copies", ("kind", kind), *model)] == (place and place + 4)
+    assert found[("gpubridge_device_waits", *model)] == 9
 
 
 def test_fallbacks_of_models():
