@@ -112,20 +112,6 @@ def test_a_copy_waits_for_the_stream_that_makes_the_tensor(worker, ordered):
     assert worker.do("answer = back[0]") == (9 if ordered else 0)
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-def test_another_stream_waits_for_a_copy(worker, ordered):
-    worker.do("copies.order_after(int(theirs)); copies.h2d(a, host, 4096)")
-    worker.do("with context.pushed(): second = ok(d.cuStreamCreate(1))")
-    if ordered:
-        worker.do("copies.order_before(int(second)); released.set()")
-    worker.do(
-        "with context.pushed():\n"
-        "    ok(d.cuMemcpyDtoDAsync(b, a, 4096, second)); ok(d.cuStreamSynchronize(second))\n"
-        "released.set(); copies.wait(); answer = seen(b)"
-    )
-    assert worker.do("answer = seen(b)") == ([7] if ordered else [0])
-
-
 def test_a_mark_means_what_was_to_do_when_it_was_made(worker):
     assert worker.do(
         "early = copies.mark(); copies.order_after(int(theirs)); late = copies.mark()\n"
@@ -137,11 +123,12 @@ def test_a_mark_means_what_was_to_do_when_it_was_made(worker):
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_another_stream_waits_for_a_mark(worker, ordered):
+@pytest.mark.parametrize("what", ["copies", "mark"])
+def test_another_stream_waits_for_a_copy_or_a_mark(worker, what, ordered):
     worker.do("copies.order_after(int(theirs)); copies.h2d(a, host, 4096); mark = copies.mark()")
     worker.do("with context.pushed(): second = ok(d.cuStreamCreate(1))")
     if ordered:
-        worker.do("mark.order_before(int(second)); released.set()")
+        worker.do(f"{what}.order_before(int(second)); released.set()")
     assert worker.do(
         "with context.pushed():\n"
         "    ok(d.cuMemcpyDtoDAsync(b, a, 4096, second)); ok(d.cuStreamSynchronize(second))\n"

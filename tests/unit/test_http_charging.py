@@ -72,33 +72,21 @@ def greedy_and_others(endpoint, start):
     return held_before, others
 
 
-def assert_refused(endpoint, others, held_before):
+@pytest.mark.parametrize("framed", [post, lambda body: chunked(body, MIB)])
+def test_the_body_that_holds_more_than_its_share_makes_room(framed):
+    endpoint = large_endpoint(arena_limit=64 * MIB)
+    request = framed(bytes(50 * MIB))
+    held_before, others = greedy_and_others(endpoint, request[: 40 * MIB])
     assert held_before > 30 * MIB
     ((status, text),) = endpoint.answers()
     assert (status, b"arena is full" in text) == (503, True)
     assert held(endpoint) == 0
     assert [other.handlers[0].ends for other in others] == [["completed"]] * 3
-
-
-def test_the_body_that_holds_more_than_its_share_makes_room():
-    endpoint = large_endpoint(arena_limit=64 * MIB)
-    request = post(bytes(50 * MIB))
-    held_before, others = greedy_and_others(endpoint, request[: 40 * MIB])
-    assert_refused(endpoint, others, held_before)
     assert endpoint.handlers[0].ends == ["aborted"]
     # The rest is not received any more, and its next request is served.
     endpoint.receive(request[40 * MIB :], GET)
     assert [status for status, _ in endpoint.answers()] == [503, 200]
     assert endpoint.transport.state == "open"
-
-
-def test_so_does_one_in_chunks():
-    endpoint = large_endpoint(arena_limit=64 * MIB)
-    request = chunked(bytes(50 * MIB), MIB)
-    held_before, others = greedy_and_others(endpoint, request[: 40 * MIB])
-    assert_refused(endpoint, others, held_before)
-    endpoint.receive(request[40 * MIB :], GET)
-    assert [status for status, _ in endpoint.answers()] == [503, 200]
 
 
 def test_a_body_that_finds_no_room_is_refused_and_the_rest_of_it_dropped():

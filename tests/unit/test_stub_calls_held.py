@@ -376,6 +376,18 @@ def in_child(run):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def refusal_of(kept):
+    """Ask the stream that a list holds for a response; cancel and drop it; return why it refused."""
+    try:
+        next(kept[0])
+    except ChannelClosed as error:
+        text = str(error)
+    kept[0].cancel()
+    kept.clear()
+    gc.collect()
+    return text
+
+
 def test_a_child_leaves_the_calls_of_its_parent_alone(server):
     kept = [query().exec(decoupled=True)]
     number = server.next_call()
@@ -384,14 +396,7 @@ def test_a_child_leaves_the_calls_of_its_parent_alone(server):
 
     def child():
         server.client.disown()
-        try:
-            next(kept[0])
-        except ChannelClosed as error:
-            refused = "got a child that the model forked" in str(error)
-        kept[0].cancel()
-        kept.clear()
-        gc.collect()
-        return refused
+        return "got a child that the model forked" in refusal_of(kept)
 
     assert in_child(child)
     server.answer((number, "b", False))
@@ -421,17 +426,7 @@ def test_a_child_of_a_child_leaves_its_calls_alone(server, child):
     server.answer((number, "b", True))
     kept[0]._source.wait()
 
-    def grandchild():
-        try:
-            next(kept[0])
-        except ChannelClosed as error:
-            refused = "got a child that it forked" in str(error)
-        kept[0].cancel()
-        kept.clear()
-        gc.collect()
-        return refused
-
-    assert in_child(grandchild)
+    assert in_child(lambda: "got a child that it forked" in refusal_of(kept))
     server.answer((number, "c", False))
     assert [value(each) for each in kept[0]] == ["b", "c"]
     server.caught_up()
