@@ -159,17 +159,14 @@ def test_a_name_is_given_once(client, endpoint):
         register(endpoint[1], region)
 
 
-def test_more_than_was_allocated_is_refused(client, endpoint):
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"nbytes": 64 << 20}, "no more bytes than were allocated"), ({"device": 63}, "device|GPU")],
+)
+def test_what_is_not_there_is_refused(client, endpoint, given, words):
     region = client.allocate(4 << 20)
-    with pytest.raises(InferenceServerException, match="no more bytes than were allocated"):
-        register(endpoint[1], region, nbytes=64 << 20)
-    client.free(region)
-
-
-def test_a_device_that_is_not_there_is_refused(client, endpoint):
-    region = client.allocate(NBYTES)
-    with pytest.raises(InferenceServerException, match=r"device|GPU"):
-        register(endpoint[1], region, device=63)
+    with pytest.raises(InferenceServerException, match=words):
+        register(endpoint[1], region, **given)
     client.free(region)
 
 

@@ -238,19 +238,5 @@ def test_the_event_of_a_process_that_was_killed_never_comes(one, two):
     assert two.do("answer = int(d.cuStreamQuery(stream)[0])") == 600
 
 
-def test_calls_fail_when_they_are_told_to(machine, worker):
-    machine.fail("cuMemAlloc", 2, nth=2)
-    machine.fail("cuIpcGetMemHandle", 801)
-    worker.do("start(); ok(d.cuMemAlloc(1))")
-    worker.refuses("OUT_OF_MEMORY", "ok(d.cuMemAlloc(1))")
-    worker.do("pointer = ok(d.cuMemAlloc(1))")
-    for _ in range(2):
-        worker.refuses("NOT_SUPPORTED", "ok(d.cuIpcGetMemHandle(pointer))")
-    machine.heal()
-    worker.do("ok(d.cuIpcGetMemHandle(pointer))")
-    results = [call.result for call in machine.calls("cuMemAlloc", worker.pid)]
-    assert results == [0, 2, 0]
-
-
 def test_unknown_functions_are_not_found(worker):
     worker.refuses("not found", "start(); ok(d.cuMemAllocManaged(1, 1))")
