@@ -113,6 +113,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry, parent: in
     stop = StopRequests(parent if settings.process.exit_with_parent else None)
     clear_ports_file(settings.process.ports_file)
     workers = Workers()
+    workers.begin()
     forks = ForkServers(Orphans(), enabled=settings.instances.fork_stubs)
     starter = partial(start_stub, forks=forks) if forks.orphans.possible else start_stub
     repository = build_repository(settings, telemetry, workers, starter)

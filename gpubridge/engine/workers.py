@@ -37,6 +37,17 @@ class Workers:
         self._threaded = False
         self._closed = False
 
+    def begin(self) -> None:
+        """Start a thread, so that all later work has one.
+
+        Raises BridgeError: UNAVAILABLE where the system has none.
+        """
+        try:
+            self._pool.submit(_nothing)
+        except RuntimeError as error:
+            raise _no_thread(error) from error
+        self._threaded = True
+
     def run(
         self, work: Callable[[], _Result], done: Callable[[_Result | BridgeError], None]
     ) -> Future[_Result]:
@@ -59,7 +70,7 @@ class Workers:
             self._pool.submit(_finish, future, work)
             self._threaded = True
         except RuntimeError as error:
-            # It waits for a thread, of which there may be none. The next work asks for one again.
+            # It waits for a thread, of which there may be none before `begin`. The next work asks again.
             if self._closed:
                 raise
             if not self._threaded and future.set_running_or_notify_cancel():
@@ -118,6 +129,10 @@ def _outcome(future: Future[_Result]) -> _Result | BridgeError:
     return reported.copy() if reported is error else reported
 
 
+def _nothing() -> None:
+    """Do the work of `Workers.begin`."""
+
+
 def _finish(future: Future[_Result], work: Callable[[], _Result]) -> None:
     """Do the work of a future that has not been ended meanwhile."""
     if future.done() or not future.set_running_or_notify_cancel():
@@ -132,8 +147,8 @@ def _finish(future: Future[_Result], work: Callable[[], _Result]) -> None:
 
 def _no_thread(error: RuntimeError) -> BridgeError:
     return unavailable(
-        f"the server has no thread for this request: {error}; try again later, or raise the limit of "
-        "its processes (ulimit -u, or that of its container)"
+        f"the server has no thread for this: {error}; try again later, or raise the limit of its "
+        "processes (ulimit -u, or that of its container)"
     )
 
 

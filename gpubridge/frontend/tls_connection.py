@@ -66,6 +66,7 @@ class TlsListener:
         self.receive = memoryview(bytearray(_RECEIVE_BYTES))
         # A pool of its own, so that handshakes and long tasks do not delay each other.
         self.workers = Workers()
+        self.workers.begin()
         self._read_context = read_context
         self._most = most
 

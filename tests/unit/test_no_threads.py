@@ -1,5 +1,6 @@
 """Where the system has no thread left, who asked for one is told or goes on without, and it is tried again."""
 
+import asyncio
 import json
 import threading
 
@@ -17,12 +18,13 @@ def start(request, tmp_path):
     yield from started_stubs(request.param, tmp_path)
 
 
+def no_thread(_):
+    raise RuntimeError("can't start new thread")
+
+
 @pytest.fixture
 def exhausted(monkeypatch):
-    def fail(_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", fail)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
     return monkeypatch
 
 
@@ -32,17 +34,28 @@ async def test_work_without_a_thread_fails_and_later_work_does_not(exhausted):
     told = await workers.outcome(lambda: ran.append(1))
     assert isinstance(told, BridgeError)
     assert (told.code, ran) == (ErrorCode.UNAVAILABLE, [])
-    assert "no thread for this request: can't start new thread" in told.message
+    assert "no thread for this: can't start new thread" in told.message
+    with pytest.raises(BridgeError, match="no thread for this"):
+        workers.begin()
     exhausted.undo()
     assert await workers.outcome(lambda: "done") == "done"
-    with exhausted.context() as again:
-        # With one thread, work waits for it.
-        again.setattr(threading.Thread, "start", lambda _: pytest.fail("asked for more"))
-        assert await workers.outcome(lambda: "done") == "done"
     workers.close()
     assert ran == []
     with pytest.raises(RuntimeError, match="shutdown"):
         workers.run(int, print)
+
+
+async def test_work_has_a_thread_once_there_was_one(monkeypatch):
+    workers = Workers()
+    workers.begin()
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    held = threading.Event()
+    first, second = (asyncio.ensure_future(workers.outcome(each)) for each in (held.wait, dict))
+    # The second asks for another thread, and waits for the first instead.
+    await asyncio.sleep(0)
+    held.set()
+    assert (await first, await second) == (True, {})
+    workers.close()
 
 
 def test_traces_wait_for_a_thread(exhausted, tmp_path, caplog):
