@@ -270,11 +270,14 @@ def main(arguments: list[str] | None = None) -> int:
         flags = ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false"]
         flags.append("--strict-readiness=false")
         with both(options.peer, repository, Path(folder), flags) as sides:
-            seeds = range(options.seed, options.seed + options.requests)
-            ask_requests(sides, _for(seeds, options.seconds), findings)
-            seeds = range(options.seed, options.seed + options.configurations)
-            load_configurations(sides, repository, _for(seeds, options.seconds), findings)
-    print(findings.report())
+            try:
+                seeds = range(options.seed, options.seed + options.requests)
+                ask_requests(sides, _for(seeds, options.seconds), findings)
+                seeds = range(options.seed, options.seed + options.configurations)
+                load_configurations(sides, repository, _for(seeds, options.seconds), findings)
+            finally:
+                # Also of a run that is ended.
+                print(findings.report(), flush=True)
     return 1 if findings.found else 0
 
 

@@ -1,10 +1,12 @@
 """The comparison with Triton itself: cases are the same for a seed, and a planted difference is reported."""
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from tests.conformance import differential
 from tests.conformance.differential import Difference, Findings
 from tests.conformance.differential_rows import NO_ANSWER, ROWS, row_of
 from tests.conformance.random_configs import random_configuration
@@ -12,6 +14,19 @@ from tests.conformance.random_requests import FAULTS, TYPES, random_request
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "differences.md"
 SEEDS = range(3000)
+
+
+def test_a_run_that_is_ended_says_what_it_has_found(monkeypatch, capsys):
+    def ask(sides, seeds, findings):
+        findings.asked = 7
+        raise SystemExit(143)
+
+    monkeypatch.setattr(differential, "both", lambda *_: nullcontext((None, None)))
+    monkeypatch.setattr(differential, "ask_requests", ask)
+    monkeypatch.setattr(differential.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit):
+        differential.main(["--peer", "nowhere"])
+    assert "7 cases: 0 differ as documented" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.situation)

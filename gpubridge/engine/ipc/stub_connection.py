@@ -145,6 +145,8 @@ class StubConnection:
         self.on_abandoned: Callable[[int], None] | None = None
         # Coroutines of decoupled models may wait for it.
         self._tells_cancellations = False
+        # The batch that the stub executed when it was last told to return memory.
+        self._trimmed_in = 0
         self._open = True
         self._trusted = True
         self._watch = _ExecuteTimeout(self._control, self.requests)
@@ -296,8 +298,11 @@ class StubConnection:
     def maintain(self, idle_seconds: float) -> None:
         """Release memory that the stub no longer keeps, and make it return idle memory."""
         self.release_kept()
-        if not self.requests.oldest:
+        batch = self.requests.oldest
+        # A stub that has gone on since the last time has taken the message of then.
+        if not batch or batch != self._trimmed_in:
             self.send_control(Kind.TRIM, idle_seconds=idle_seconds)
+        self._trimmed_in = batch
 
     def overdue(self, seconds: float) -> str | None:
         """Return what has taken the stub longer than ``seconds``, if anything has."""
