@@ -91,10 +91,11 @@ files that a client sends with a load: other characters than those of base64 and
 `null` for `shared_memory_region`, its offset or its size in parameters of an input or output
     400 or 500 | taken as left out | serializers of optional fields write null
 JSON values beside a shape without elements, as `[ 0 ]`
-    are ignored, or the request is never answered | 500, as for any other wrong number of values | it is
-    not what the client meant
+    are ignored, or the request is never answered | 500 (of strings 400), as for any other wrong number
+    of values | it is not what the client meant
 `classification` of 2^63 and more
-    the values of the output | all classes, the most likely first | it is a large number of classes
+    the values of the output | all classes, the most likely first; of strings an error, as for any other
+    number | it is a large number of classes
 `Content-Encoding` of a request that is no inference: an unknown one, or a body that is not in it
     is ignored, with the body | 501, 400 | a setting that was sent should not be lost silently
 `Content-Encoding: gzip` and `deflate` for `/generate`

@@ -30,14 +30,14 @@ ROWS = (
         "infer",
         "another shape|odd input.data",
         "",
-        "500",
+        "[45]00",
     ),
     Row(
         "`classification` of 2^63 and more",
         "infer",
         "odd output.parameters.classification",
         "200",
-        "200",
+        "200|400",
     ),
     Row("a body of an unload that is no JSON", "unload", "odd", "200", "500"),
     Row(
