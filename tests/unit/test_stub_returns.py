@@ -311,7 +311,6 @@ def test_wherever_a_signal_comes_its_handler_runs_in_the_models_code():
     signals = SignalHandlers()
     signals.in_model = False
     handler = _Held(signals, boom)
-    steps = itertools.count()
 
     def trace(frame, event, arg):
         if frame.f_code.co_filename != signal_handlers.__file__:
