@@ -155,6 +155,23 @@ def test_after_the_delay_a_batch_may_be_larger_than_all_preferred_sizes():
     assert take(scheduler, 100 * US) == list("abcdef")
 
 
+def test_after_the_delay_a_batch_is_no_larger_than_the_most():
+    scheduler = dynamic(4, max_queue_delay_us=100)
+    add(scheduler, "a", size=3)
+    add(scheduler, "b", size=2)
+    assert take(scheduler, 100 * US) == ["a"]
+
+
+def test_the_oldest_of_a_batch_counts_whatever_goes_before_it():
+    scheduler = dynamic(
+        8, max_queue_delay_us=100, priority_levels=2, default_priority_level=2
+    )  # fmt: skip
+    add(scheduler, "old")
+    add(scheduler, "high", priority=1, now=50 * US)
+    assert scheduler.next_wakeup(50 * US) == 100 * US
+    assert take(scheduler, 100 * US) == ["high", "old"]
+
+
 def test_a_batch_that_cannot_reach_a_preferred_size_goes_at_once():
     scheduler = dynamic(8, preferred_batch_sizes=(4,), max_queue_delay_us=100)
     add(scheduler, "a", "b", size=3)
@@ -314,6 +331,14 @@ def test_a_delayed_request_comes_after_all_others_of_its_level_only():
     order = [take(scheduler, 100 * US)[0] for _ in range(3)]
     assert order == ["fresh", "late", "low"]
     assert refused(scheduler, 10**9) == []
+
+
+def test_a_delayed_request_keeps_its_place_in_the_queue():
+    policy = QueuePolicy(TimeoutAction.DELAY, default_timeout_us=100, max_queue_size=1)
+    scheduler = dynamic(1, default_queue_policy=policy)
+    add(scheduler, "late")
+    with pytest.raises(BridgeError, match="Exceeds maximum queue size"):
+        add(scheduler, "next", now=200 * US)
 
 
 def test_an_orphan_had_its_turn_and_is_never_late():
