@@ -1,6 +1,10 @@
 """Commands that tests run until they end."""
 
 import subprocess
+import sys
+
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+"""A run of tests within a test."""
 
 
 def run_command(command, **options) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""What a model prints and logs, in one order: the standard output, standard error and Logger of a stub."""
+"""Standard output, standard error and `Logger` of a stub, whose texts keep their order."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ _CLOSED_HERE = (errno.EBADF, errno.ENOTSOCK)
 
 
 class ModelOutput(NamedTuple):
-    """Where a model's words go.
+    """Receivers of the texts of a model.
 
     - ``log``: gets the lines of `Logger`, on any thread and in forked children.
     - ``note``: gets the exceptions of the model with their tracebacks.

@@ -23,7 +23,7 @@ from gpubridge.telemetry.own_metrics import OWN_FAMILIES
 from gpubridge.transport.messages import FALLBACKS
 from tests import first_answers
 from tests.codebase import references
-from tests.commands import run_command
+from tests.commands import PYTEST, run_command
 from tests.process.forked_commands import run_forked, run_script, servers_are_forked
 from tests.process.server import running_server
 
@@ -189,7 +189,7 @@ def test_the_guide_to_python_does_what_it_says(tmp_path, asked):
     assert asked() in blocks(guide, "")
     tests = subprocess.run(
         # One of each guide.
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tmp_path.glob("test_*.py")],
+        [*PYTEST, *tmp_path.glob("test_*.py")],
         capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert "4 passed" in tests.stdout, tests.stdout

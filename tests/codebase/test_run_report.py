@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import sys
 from collections import Counter
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import flaky, run_report
-from tests.commands import run_command
+from tests.commands import PYTEST, run_command
 
 ROOT = Path(__file__).parents[2]
 UNTIL = datetime.now(tz=timezone.utc).date() + timedelta(days=2)
@@ -65,19 +64,8 @@ def run_pytest(folder, *options):
         "    config.pluginmanager.register(flaky)\n"
     )
     shutil.copy(ROOT / "tests" / "flaky.py", folder)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "xdist",
-        *options,
-    ]
     return run_command(
-        [*command, "--rootdir", folder, folder],
+        [*PYTEST, "-p", "xdist", *options, "--rootdir", folder, folder],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )

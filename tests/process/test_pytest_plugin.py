@@ -13,7 +13,7 @@ import pytest
 
 from gpubridge.develop.in_process import InProcessModel
 from gpubridge.errors import BridgeError
-from tests.commands import run_command
+from tests.commands import PYTEST, run_command
 from tests.process.forked_commands import servers_are_forked
 from tests.process.gates import Gate
 from tests.process.model_sources import answering, sending
@@ -364,17 +364,7 @@ def test_the_plugin_imports_nothing_until_it_is_used(tmp_path):
     # Without the other packages' plugins, which cost more than the test.
     (plugin,) = (each for each in entry_points(group="pytest11") if each.name == "gpubridge")
     done = run_command(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            plugin.value,
-            "test_use.py",
-        ],
+        [*PYTEST, "-p", plugin.value, "test_use.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )

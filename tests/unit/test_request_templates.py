@@ -220,7 +220,7 @@ def requests(draw, skeleton, config):
                 document["inputs"].append(entry)
                 data += content
     text = json.dumps(document, ensure_ascii=False, indent=skeleton["indent"])
-    return text.encode(), data[: draw(st.sampled_from([len(data), len(data), len(data) // 2]))]
+    return text.encode(), draw(st.sampled_from([data, data, data[: len(data) // 2], data + b"x"]))
 
 
 def region(draw):
@@ -431,6 +431,17 @@ def test_json_values_may_differ(datatype, first, second):
 def test_wrong_json_values_are_for_the_parser(wrong):
     header = '{"inputs":[{"name":"A","shape":[2],"datatype":"FP32","data":%s}]}'
     assert not matches((header % "[1,2]").encode(), (header % wrong).encode(), data=b"")
+
+
+@pytest.mark.parametrize("data", [b"", bytes(3), bytes(5)])
+def test_bytes_beside_json_values_are_as_many_as_their_inputs_have(data):
+    config = model_config("A FP32 [-1];B FP32 [-1]")
+    inputs = [entry("A", 2, parameters={}, data=[1, 2]), entry("B", 1)]
+    cache = FormCache(config)
+    header = orjson.dumps({"inputs": inputs})
+    cache.parse(header, 4)
+    assert agree(config, cache, header, bytes(4))
+    assert not agree(config, cache, header, data)
 
 
 def test_templates_hold_no_values_and_long_ones_match():

@@ -33,7 +33,7 @@ _PREFIX = "gpubridge-models-"
 _LOCK = "lock"
 _LAST_WRITE_SECONDS = 5.0
 _BAD_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)
-"""What the system says of a path that is no file's; everything else is the disk's."""
+"""Errors of a path that cannot be a file's; all others are the disk's."""
 
 
 @dataclass(frozen=True, slots=True)
