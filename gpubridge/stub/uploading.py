@@ -21,7 +21,8 @@ class BatchesAhead:
     """Reads a channel like `Channel`, and looks ahead to the batch after the current one.
 
     ``take_region`` handles a message about a region, with its descriptors, ahead of time, before the
-    first batch that needs it; all other messages keep their order.
+    first batch that needs it; all other messages keep their order. It looks past those that return idle
+    memory, which the server sends at any time.
     """
 
     def __init__(
@@ -35,25 +36,22 @@ class BatchesAhead:
         self._take_region = take_region
         # Batches of the current message that have not begun.
         self._coming: deque[Batch] = deque()
-        # The next message, if it was read ahead, and its batches, if it has some.
-        self._kept: tuple[bytes, list[int]] | None = None
+        # Messages that were read ahead, and the batches of the last one, if it has some.
+        self._kept: deque[tuple[bytes, list[int]]] = deque()
         self._kept_batches: list[Batch] | None = None
 
     def receive(self) -> tuple[bytes, list[int]]:
         """Receive one message, as `Channel.receive`."""
-        if self._kept is None:
-            return self._channel.receive()
-        kept, self._kept = self._kept, None
-        return kept
+        return self._kept.popleft() if self._kept else self._channel.receive()
 
     def poll(self, nanoseconds: int, waits: WaitPredictor) -> None:
         """Poll until `receive` would not wait, as `Channel.poll`."""
-        if self._kept is None:
+        if not self._kept:
             self._channel.poll(nanoseconds, waits)
 
     def wait(self, seconds: float | None, other: int | None = None) -> bool:
         """Wait until `receive` would not wait, as `Channel.wait`."""
-        return self._kept is not None or self._channel.wait(seconds, other)
+        return bool(self._kept) or self._channel.wait(seconds, other)
 
     def batches(self, message: bytes, reader: RecordReader) -> list[Batch]:
         """Decode the EXECUTE message that was received last, as `decode_execute`."""
@@ -68,15 +66,18 @@ class BatchesAhead:
         self._coming.popleft()
         if self._coming:
             return self._coming[0]
-        while self._kept is None and self._channel.wait(0):
+        while self._may_look_on() and self._channel.wait(0):
             message, fds = self._channel.receive()
             if message[0] in (Kind.REGION, Kind.DEVICE_REGION, Kind.PIN):
                 self._take_region(message, fds)
                 continue
-            self._kept = message, fds
+            self._kept.append((message, fds))
             if message[0] == Kind.EXECUTE:
                 self._kept_batches = decode_execute(message, self._reader)
         return self._kept_batches[0] if self._kept_batches else None
+
+    def _may_look_on(self) -> bool:
+        return not self._kept or self._kept[-1][0][0] == Kind.TRIM
 
 
 class UploadingExecutor(Executor):

@@ -82,7 +82,7 @@ def test_regions_are_taken_on_the_way_to_the_next_batch(ends):
     assert ends.regions == [7, 8, 9]
 
 
-@pytest.mark.parametrize("kind", [Kind.DROP_REGION, Kind.FINALIZE, Kind.TRIM])
+@pytest.mark.parametrize("kind", [Kind.DROP_REGION, Kind.FINALIZE])
 def test_nothing_else_is_done_before_its_turn(ends, kind):
     ends.server.send(execute(1, 2))
     ends.server.send(control_message(kind, region=7))
@@ -93,6 +93,19 @@ def test_nothing_else_is_done_before_its_turn(ends, kind):
     assert ends.regions == []
     assert ends.ahead.receive()[0][0] == Kind.REGION
     assert ends.run() == [(3, None)]
+
+
+def test_messages_that_return_memory_hide_no_batch_and_keep_their_turn(ends):
+    trim = control_message(Kind.TRIM, idle_seconds=0)
+    ends.server.send(execute(1))
+    ends.server.send(trim)
+    send_region(ends, 7)
+    ends.server.send(trim)
+    ends.server.send(execute(2))
+    assert ends.run() == [(1, 2)]
+    assert ends.regions == [7]
+    assert [ends.ahead.receive(), ends.ahead.receive()] == [(trim, []), (trim, [])]
+    assert ends.run() == [(2, None)]
 
 
 def test_a_message_that_was_seen_is_there_without_a_wait(ends):
