@@ -257,6 +257,16 @@ def test_pinned_pages_stay_until_their_segment_goes():
     arena.close()
 
 
+def test_all_replaced_segments_are_closed():
+    _, events, arena = new_arena()
+    for _ in range(2):
+        arena.pin(arena.allocate(100).segment.region)
+        arena.reclaim()
+    assert len(events.living) == 2
+    arena.close()
+    assert not events.living
+
+
 def test_a_long_request_in_pinned_memory_does_not_starve_other_models():
     memory, events, arena = new_arena()
     other = RequestArena(memory, "other", events)
