@@ -1,6 +1,5 @@
 """A model may keep its inputs for ever, or edit them: they stay what they were, and the server whole."""
 
-import json
 import re
 import struct
 from contextlib import ExitStack
@@ -32,9 +31,6 @@ return respond(OUT=np.array([len(self.kept), changed], dtype=np.float32))
 """,
     "self.kept = []",
 )
-INPUTLESS = answering("return respond(OUT=np.array([value], np.float32))").replace(
-    "request.inputs()[0].as_numpy()", "len(request.inputs())"
-)
 VIEWER = answering(
     """
 import gc
@@ -47,7 +43,6 @@ return respond(OUT=np.array([len(whole), sum(whole)], dtype=np.int64))
 """,
     "self.kept = []",
 )
-
 EDITOR = answering("value *= 2; value[0] = -1; return respond(OUT=value)")
 AT_ONCE = 64  # requests that a stream, or a connection, has at a model at once
 REQUESTS = 5000  # more than the inputs that a model may keep before it gets copies
@@ -58,7 +53,6 @@ def server(repository):
     write_model(repository, "viewer", VIEWER, tensors="IN INT64 [-1] > OUT INT64 [-1]")
     write_model(repository, "editor", EDITOR)
     write_model(repository, "keeper", KEEPER)
-    write_model(repository, "inputless", INPUTLESS, tensors="IN FP32 [-1] optional: true")
     write_code_model(repository)
     with running_server(repository) as server:
         yield server
@@ -86,12 +80,6 @@ def test_a_model_that_keeps_every_input_gets_copies_in_time(server):
     assert len(told) == 1
     counted = 'gpubridge_fallbacks_total{model="keeper",reason="inputs_kept",version="1"}'
     assert server.metrics()[counted] == 1
-
-
-def test_requests_without_inputs_keep_no_memory(server):
-    request = inference("inputless", b'{"inputs": []}')
-    for answer in answers(server, lambda _: request):
-        assert json.loads(answer)["outputs"][0]["data"] == [0]
 
 
 HOLDER = """

@@ -126,3 +126,15 @@ def test_a_request_reaches_a_model_however_many_it_has_open():
     assert all(client.cancelled or client.outcomes for client in clients)
     assert model.dispatcher.pending == 0
     model.close()
+
+
+def test_requests_without_inputs_use_up_no_tickets():
+    model = VirtualModel(model_config("IN FP32 [-1] optional: true"), 1, window=64, tickets=FEW)
+    (instance,) = model.instances
+    instance.come_up()
+    for _ in range(FEW + 1):
+        client = model.submit(places=())
+        land_all(model, instance)
+        assert len(client.executions) == 1
+    assert instance.requests.free_tickets == FEW
+    model.close()

@@ -223,7 +223,8 @@ class VirtualInstance:
         self.answer(execution.sequence, records)
 
     def note_end(self, request):
-        self.control.lent[self.tickets[request]] = 0
+        if request.places:
+            self.control.lent[self.tickets[request]] = 0
         if request.batch_size:
             self.model.clients[request].executions[-1].append("landed")
 
@@ -297,7 +298,9 @@ class VirtualModel:
 
     # -- clients ---
 
-    def submit(self, size=1, number=0, start=False, end=False, shape=(1,), **options):
+    def submit(
+        self, size=1, number=0, start=False, end=False, shape=(1,), places=((0, 64),), **options
+    ):
         """Send a request; returns what its client knows."""
         options = RequestOptions(
             correlation_id=number, start=start, end=end, shapes=(("IN", (size, *shape)),), **options
@@ -307,7 +310,7 @@ class VirtualModel:
             b"",
             slot,
             0,
-            [(0, 64)],
+            list(places),
             self._done,
             f"r{len(self.clients)}",
             batch_size=size,
