@@ -235,6 +235,10 @@ def test_a_stub_that_stays_blocked_is_ended(short, repository):
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(served.infer, "four", given)
         seen.wait_for("made")
+        # It takes the tensors of a living process, whose death is found out while it waits.
+        server = served.server
+        wait_until(lambda: server.open_requests("last") == 1, "the last to be asked", server)
+        server.metrics()
         os.kill(before["maker"][0], signal.SIGKILL)
         status, error = answer.result()
     held.open()
