@@ -77,6 +77,9 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _plain_value(field: FieldDescriptor, value: Any) -> Any:
+    if value is None:
+        # As if it were left out.
+        return None
     if field.message_type is not None:
         return _plain_object(value, field.message_type) if isinstance(value, dict) else value
     if field.enum_type is not None:

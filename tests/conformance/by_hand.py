@@ -49,8 +49,8 @@ an output does not have the shape of its configured `reshape`
 outputs and parameters of an ensemble's answer
     any order; parameters such as `sequence_id` among them | the configuration's order; no such parameters |
     repeatable
-an ensemble no longer fits, as a member was replaced or unloaded
-    the index says `unloaded` | it says why | names what to correct
+an ensemble does not fit its members when it is loaded, or later, as a member was replaced or unloaded
+    the index has its name only, or says `unloaded` | it has its versions and says why | names what to correct
 an ensemble is loaded with a configuration that its members do not allow yet
     it is unloaded until they do | is served as before until they do | a load that fails changes nothing
 a version failed to load, and its directory was removed

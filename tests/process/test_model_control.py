@@ -49,6 +49,7 @@ def test_loads_that_fail_say_why_and_leave_what_is_served(tmp_path):
             assert told[0] == status, told
             assert told[1].startswith(text), told
         assert states(server, "bad") == {1: "UNAVAILABLE"}
+        assert not states(server, "none")
         assert not server.is_ready()
         assert control(server, "unload", "bad") == (200, "")
         assert server.is_ready()

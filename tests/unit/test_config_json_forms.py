@@ -48,6 +48,10 @@ def test_names_of_enumerations(name: Any) -> None:
     assert first_input(data_type=name).data_type == 8
 
 
+def test_null_is_no_value() -> None:
+    assert first_input(data_type=None, format=None, dims=[2]) == first_input(dims=[2])
+
+
 @pytest.mark.parametrize("name", ["NOPE", "99", "-1", True, ""])
 def test_names_of_enumerations_that_are_refused(name: Any) -> None:
     with pytest.raises(BridgeError, match="data_type: expected a name of DataType"):

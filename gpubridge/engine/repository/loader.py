@@ -147,6 +147,10 @@ class NotPrepared(LoadError):
         self.present = present
 
 
+class NoVersion(NotPrepared):
+    """A model has no version that its version policy selects."""
+
+
 class LoadFailed(LoadError):
     """Some versions of a model did not load."""
 
@@ -185,7 +189,7 @@ class ModelLoader:
         ``was``: what is loaded now; its override stays while the files stay the same, as in Triton, so
         that a load that is repeated changes nothing.
 
-        Raises NotPrepared: INTERNAL for an invalid configuration, INVALID_ARG for no version; LoadFailed
+        Raises NotPrepared: INTERNAL for an invalid configuration; NoVersion: INVALID_ARG; LoadFailed
         for a configuration that this server or machine cannot serve.
         """
         threads, read = self.context.threads, partial(self._read, name, source, was)
@@ -316,12 +320,12 @@ class ModelLoader:
 def _versions(
     name: str, source: ModelSource, policy: VersionPolicy, files: ModelFiles
 ) -> list[int]:
-    """Return the versions of a model to load; raises NotPrepared if there is none."""
+    """Return the versions of a model to load; raises NoVersion."""
     place = "file:1" if source.digest else f"{source.origin}/1"
     try:
         return served_versions(source.directory, name, policy, place)
     except BridgeError as error:
-        raise load_refused(name, error.message, files.versions) from error
+        raise NoVersion(_refusal(name), error.message, error.code, files.versions) from error
 
 
 def not_found(name: str, reason: str) -> NotPrepared:
@@ -332,8 +336,11 @@ def not_found(name: str, reason: str) -> NotPrepared:
 
 def load_refused(name: str, reason: str, present: Collection[int] | None = None) -> NotPrepared:
     """Make the error for a model that cannot be served as it is configured; see `NotPrepared`."""
-    summary = f"load failed for model '{name}'"
-    return NotPrepared(summary, reason, ErrorCode.INVALID_ARG, present)
+    return NotPrepared(_refusal(name), reason, ErrorCode.INVALID_ARG, present)
+
+
+def _refusal(name: str) -> str:
+    return f"load failed for model '{name}'"
 
 
 def _without_policy(config: ModelConfig) -> bytes:

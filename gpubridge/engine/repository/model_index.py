@@ -34,6 +34,7 @@ class ModelIndex:
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[int, VersionStatus]] = {}
+        self._hidden: set[str] = set()
 
     def set(
         self, name: str, version: int, state: ModelState, reason: str = "", *, wanted: bool = True
@@ -84,6 +85,10 @@ class ModelIndex:
         """Remove a model."""
         self._rows.pop(name, None)
 
+    def hide(self, name: str) -> None:
+        """List a model of the repositories by its rows alone, as Triton does once a load found no version."""
+        self._hidden.add(name)
+
     def versions(self, name: str) -> dict[int, VersionStatus]:
         """Return the rows of a model, by version."""
         return self._rows.get(name, {})
@@ -91,15 +96,18 @@ class ModelIndex:
     def rows(self, present: Iterable[str] | None = None) -> list[VersionStatus]:
         """Return all rows, by name and version.
 
-        ``present``: the models in the repositories; adds rows for unloaded ones, and omits
-        unavailable models that are not there.
+        ``present``: the models in the repositories; adds rows for unloaded ones that are not hidden,
+        and omits unavailable models that are not there.
         """
         rows = [row for name in sorted(self._rows) for _, row in sorted(self._rows[name].items())]
         if present is None:
             return rows
         names = set(present)
         rows = [row for row in rows if row.name in names or row.state != "UNAVAILABLE"]
-        rows += [VersionStatus(name, 0, "") for name in names.difference(r.name for r in rows)]
+        rows += [
+            VersionStatus(name, 0, "")
+            for name in names.difference(self._hidden, (r.name for r in rows))
+        ]
         return sorted(rows, key=lambda row: (row.name, row.version))
 
     @property

@@ -18,6 +18,7 @@ from gpubridge.engine.repository.loader import (
     ModelLoader,
     ModelSource,
     NotPrepared,
+    NoVersion,
     PreparedModel,
     load_refused,
 )
@@ -303,6 +304,8 @@ class ModelRepository(ServedModels):
         except NotPrepared as error:
             if error.present is not None:
                 self._index.keep_wanted(name, error.present)
+            if isinstance(error, NoVersion):
+                self._index.hide(name)
             raise
         except LoadFailed as error:
             self._index.keep_wanted(name, error.reasons)
