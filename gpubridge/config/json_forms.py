@@ -52,7 +52,7 @@ def _plain_member(field: FieldDescriptor, value: Any) -> Any:
         entry = field.message_type.fields_by_name["value"]
         if not isinstance(value, dict):
             return value
-        empty: Any = {} if entry.message_type is not None else None
+        empty: Any = {} if entry.message_type is not None else entry.default_value
         return {
             key: _plain_value(entry, empty if each is None else each) for key, each in value.items()
         }

@@ -64,6 +64,7 @@ def test_one_object_for_a_list_and_null_in_a_map() -> None:
         "input": {"name": "A"},
         "instanceGroup": [None],
         "parameters": {"a": None},
+        "metricTags": {"a": None},
         "sequence_batching": {"control_input": {"name": "C", "control": control}},
     }
     read = parse_config_override(json.dumps(values))
