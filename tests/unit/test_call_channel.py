@@ -10,7 +10,8 @@ import pytest
 from gpubridge.dataplane import CallChannel
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.bls.charged_calls import ChargedCalls
-from gpubridge.frontend.bls.server import CallHooks
+from gpubridge.frontend.bls.server import BlsConnection, CallHooks
+from gpubridge.frontend.kept_bytes import UNCHARGED
 from gpubridge.host_shm import Account, Budget, Segment
 from gpubridge.request import NO_OPTIONS, InferResponse, RequestContext
 from gpubridge.transport.calls import BLOCKS, CallKind, decode_records, encode_calls
@@ -189,6 +190,7 @@ def test_calls_that_there_is_no_memory_for_are_refused_while_the_open_ones_go_on
         f"the {number - 1} open calls of model 'caller' keep [0-9]+ bytes .* [0-9]+ of 524288 bytes"
     )
     assert re.match(keep, context.error)
+    assert 0 <= server.calls.kept - server.budget.used < UNCHARGED
     for request in server.requests[:200]:
         request.finish(None)
     server.take(calls(call(number)))
@@ -197,6 +199,27 @@ def test_calls_that_there_is_no_memory_for_are_refused_while_the_open_ones_go_on
         request.finish(None)
     assert len(server.told()) == number
     assert server.budget.used == 0
+
+
+async def test_a_connection_that_is_closed_gives_the_charge_of_its_calls_back(server):
+    idle = SimpleNamespace(close=lambda: None)
+    bls = SimpleNamespace(
+        budget=server.budget,
+        deadlocks=SimpleNamespace(check=server.asked.append),
+        control_requests=lambda *_: idle,
+    )
+    regions = SimpleNamespace(leave=lambda user, known: None)
+    stub = SimpleNamespace(
+        **vars(server.connection), workers=None, regions=regions, open_devices=None, arena=None
+    )
+    stub.account, stub.requests = Account(int), server.fake_stub.in_flight
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        opened = BlsConnection(bls, ours, stub, server.caller)
+        assert opened._charged.charge(2 * UNCHARGED)
+        assert server.budget.used
+        opened.close()
+    assert not server.budget.used
 
 
 def test_somebody_looks_for_circles_where_all_instances_wait_themselves(server):

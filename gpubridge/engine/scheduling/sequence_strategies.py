@@ -57,8 +57,6 @@ class DirectSequenceScheduler(SequenceScheduler):
             return None
         assigned = self._assigned[instance][:most]
         fronts = [s.queue[0] if s is not None and s.queue else None for s in assigned]
-        if not any(fronts):
-            return None
         # The oldest request decides about the shapes, so that no shape starves.
         pattern = min(filter(None, fronts), key=lambda item: item.arrived)
         turns = [item is not None and item.shape == pattern.shape for item in fronts]
