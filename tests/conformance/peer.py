@@ -62,10 +62,15 @@ class Side:
         return False
 
     def ask(
-        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: dict[str, str] | None = None,
+        seconds: float = _SECONDS,
     ) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body of an answer; raises OSError or HTTPException."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=seconds)
         try:
             connection.request(method, path, body, headers or {})
             answer = connection.getresponse()
@@ -75,11 +80,21 @@ class Side:
 
     def revive(self) -> bool:
         """Start the server again if it has died; return whether it had."""
-        if self.process.poll() is None:
+        if self.is_running():
             return False
-        self._channel.close()
-        self._start()
+        self.restart()
         return True
+
+    def is_running(self) -> bool:
+        """Return whether the server's process is there."""
+        return self.process.poll() is None
+
+    def restart(self) -> None:
+        """Kill the server, and start it again."""
+        self._channel.close()
+        self.process.kill()
+        self.process.wait()
+        self._start()
 
     def close(self) -> None:
         """End the server."""
@@ -114,13 +129,17 @@ def _triton(peer: Path, repository: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def _six_free_ports() -> int:
-    """Return the first of six ports in a row that nobody listens on; Triton takes no 0."""
-    for port in range(18600, 19600, 6):
+    """Return the first of six ports in a row that nobody listens on; Triton takes no 0.
+
+    Processes begin to look at different ones: a port is free until its server has started.
+    """
+    first = os.getpid() % 160
+    for port in (18600 + 6 * ((first + step) % 160) for step in range(160)):
         with ExitStack() as stack, suppress(OSError):
             for number in range(port, port + 6):
                 stack.enter_context(socket.create_server(("127.0.0.1", number)))
             return port
-    raise SystemExit("no six free ports in a row between 18600 and 19600")
+    raise SystemExit("no six free ports in a row between 18600 and 19560")
 
 
 @contextmanager

@@ -29,6 +29,24 @@ def test_a_run_that_is_ended_says_what_it_has_found(monkeypatch, capsys):
     assert "7 cases: 0 differ as documented" in capsys.readouterr().out
 
 
+def test_a_server_that_is_silent_or_gone_is_started_again_without_the_model(monkeypatch, tmp_path):
+    class Fake:
+        def __init__(self, told):
+            self.told, self.left = told, []
+
+        def restart(self):
+            self.left.append(list(tmp_path.iterdir()))
+
+    sides = Fake("silent"), Fake("200"), Fake("died")
+    monkeypatch.setattr(differential, "_load_outcome", lambda side, *_: side.told)
+    for pair in (sides[:2], sides[1:]):
+        findings = Findings()
+        differential.load_configurations(pair, tmp_path, [3, 3, 4], findings)
+        assert findings.asked == 3
+    # Equal configurations are compared once.
+    assert [side.left for side in sides] == [[[], []], [], [[], []]]
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.situation)
 def test_each_allowed_difference_is_a_row_of_the_document(row):
     assert f"\n| {row.situation}" in DOCUMENT.read_text()
