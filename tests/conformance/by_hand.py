@@ -75,6 +75,8 @@ several kinds of control in one `control_input`
 a control input or a state that has the name of an input, or of one another
     takes the place of what clients send | is refused | the model would not get an input that it
     declares
+a state of sequences without names or a data type
+    is loaded | is refused | the model could not use it
 order of `request.inputs()` with control inputs and states
     that of a hash table: chance | inputs in the request's order, then controls, then states |
     repeatable
