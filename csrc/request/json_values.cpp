@@ -1,11 +1,11 @@
 #include "request/json_values.h"
 
 #include <cmath>
-#include <cstdlib>
+#include <type_traits>
 #include <unordered_set>
 
 #include "little_endian.h"
-#include "request/json_cursor.h"
+#include "request/json_numbers.h"
 #include "request/wire.h"
 #include "text.h"
 
@@ -79,57 +79,6 @@ bool split_inputs(JsonCursor& cursor, std::string_view document, SplitDocument& 
   return cursor.take(']');
 }
 
-// ---- numbers ----
-
-constexpr std::array<double, 23> kPowersOfTen = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
-                                                 1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
-                                                 1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
-
-// The usual numbers exactly: up to 15 digits and a small power of ten, which one operation on
-// doubles rounds correctly.
-std::optional<double> to_double_quickly(const JsonNumber& number) {
-  std::uint64_t mantissa = 0;
-  int significant = 0;
-  int exponent = 0;
-  bool fraction = false;
-  std::size_t at = number.negative ? 1 : 0;
-  for (; at < number.whole.size(); ++at) {
-    const char letter = number.whole[at];
-    if (letter == '.') {
-      fraction = true;
-    } else if (JsonCursor::is_digit(letter)) {
-      if (mantissa != 0 || letter != '0') ++significant;
-      if (significant > 15) return std::nullopt;
-      mantissa = mantissa * 10 + static_cast<std::uint64_t>(letter - '0');
-      if (fraction) --exponent;
-    } else {
-      int power = 0;
-      const char* first = number.whole.data() + at + 1;
-      if (*first == '+') ++first;
-      const auto read = std::from_chars(first, number.whole.data() + number.whole.size(), power);
-      if (read.ec != std::errc() || power < -100 || power > 100) return std::nullopt;
-      exponent += power;
-      break;
-    }
-  }
-  if (exponent < -22 || exponent > 22) return std::nullopt;
-  const auto value = static_cast<double>(mantissa);
-  const double power = kPowersOfTen[static_cast<std::size_t>(std::abs(exponent))];
-  const double scaled = exponent < 0 ? value / power : value * power;
-  return number.negative ? -scaled : scaled;
-}
-
-std::optional<double> to_double(const JsonNumber& number) {
-  if (const auto value = to_double_quickly(number)) return value;
-  // Not from_chars, which not every standard library has for doubles. The process keeps the numeric
-  // locale "C", as Python needs it, too.
-  const std::string text(number.whole);
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  if (end != text.c_str() + text.size() || !std::isfinite(value)) return std::nullopt;
-  return value;
-}
-
 // ---- strings ----
 
 void append_utf8(std::uint32_t point, std::string& out) {
@@ -190,10 +139,12 @@ bool append_decoded(std::string_view raw, std::string& out) {
   std::size_t at = 0;
   while (at < raw.size()) {
     std::size_t end = at;
-    while (end < raw.size()) {
-      const auto byte = static_cast<unsigned char>(raw[end]);
-      if (byte < 0x20U) return false;
-      if (byte == '\\') break;
+    for (;;) {
+      end = find_byte(raw, end, [](ByteWord word) {
+        return word.below(0x20) | word.is('\\') | word.no_ascii();
+      });
+      if (end == raw.size() || raw[end] == '\\') break;
+      if (static_cast<unsigned char>(raw[end]) < 0x20U) return false;
       const std::size_t length = utf8_length(raw, end);
       if (length == 0) return false;
       end += length;
@@ -206,12 +157,6 @@ bool append_decoded(std::string_view raw, std::string& out) {
 }
 
 // ---- elements ----
-
-// Appends the low bytes of a number.
-template <typename Number>
-void append_low_bytes(const Number& number, std::size_t size, std::string& out) {
-  out.append(reinterpret_cast<const char*>(&number), size);
-}
 
 bool append_string(JsonCursor& cursor, std::string& out) {
   if (!cursor.take('"')) return false;
@@ -226,74 +171,150 @@ bool append_string(JsonCursor& cursor, std::string& out) {
   return true;
 }
 
-bool append_value(JsonCursor& cursor, ElementType type, std::string& out) {
-  if (type.kind == ElementKind::kString) return append_string(cursor, out);
-  if (type.kind == ElementKind::kBool) {
-    const bool value = cursor.take("true");
-    if (!value && !cursor.take("false")) return false;
-    out += static_cast<char>(value);
-    return true;
-  }
-  const auto number = cursor.number();
-  if (!number) return false;
-  if (type.kind == ElementKind::kFloat) {
-    // An integer zero has no sign.
-    const auto value = number->whole == "-0" ? 0.0 : to_double(*number);
-    if (!value) return false;
-    const auto single = static_cast<float>(*value);
-    if (type.size == sizeof(float) && !std::isfinite(single)) return false;
-    type.size == sizeof(float) ? append_number(out, single) : append_number(out, *value);
-    return true;
-  }
-  const auto append_if = [&]<typename Number>(const std::optional<Number>& value) {
-    // The bits above the element's repeat its sign, or are zeros.
-    const auto above = static_cast<unsigned>(8 * (sizeof(Number) - type.size));
-    if (!value || static_cast<Number>(*value << above) >> above != *value) return false;
-    append_low_bytes(*value, type.size, out);
-    return true;
-  };
-  return type.kind == ElementKind::kSigned ? append_if(number->as<std::int64_t>())
-                                           : append_if(number->as<std::uint64_t>());
-}
-
-template <typename Value>
-void append_elements(std::string_view bytes, std::string& out) {
-  for (std::size_t at = 0; at < bytes.size(); at += sizeof(Value)) {
-    if (at != 0) out += ',';
-    const auto value = get_number<Value>(bytes.data() + at);
-    if constexpr (std::is_floating_point_v<Value>) {
-      append_json_number(static_cast<double>(value), out);
-    } else {
-      append_integer(out, value);
+// Reads the leaves of an array, `count` of them: `read` takes the next one.
+template <typename Read>
+bool read_leaves(JsonCursor& cursor, std::size_t count, Read read) {
+  if (!cursor.take('[')) return false;
+  std::size_t found = 0;
+  int depth = 1;
+  for (bool opened = true;; opened = false) {
+    cursor.skip_space();
+    while (cursor.take('[')) {
+      if (++depth > JsonCursor::kDeepest) return false;
+      opened = true;
+      cursor.skip_space();
+    }
+    const bool empty = opened && cursor.peek() == ']';
+    if (!empty && (++found > count || !read())) return false;
+    for (cursor.skip_space(); !cursor.take(','); cursor.skip_space()) {
+      if (!cursor.take(']')) return false;
+      if (--depth == 0) return found == count && cursor.at_end();
     }
   }
 }
 
+// Reads numbers and booleans, each of which `read` makes of the next one's text.
+template <typename Value, typename Read>
+bool append_leaves(JsonCursor& cursor, std::size_t count, std::string& out, Read read) {
+  const std::size_t begin = out.size();
+  out.resize(begin + count * sizeof(Value));
+  char* at = out.data() + begin;
+  return read_leaves(cursor, count, [&] {
+    const std::optional<Value> value = read();
+    if (value) at = put_number(at, *value);
+    return value.has_value();
+  });
+}
+
+template <typename Integer>
+bool append_integers(JsonCursor& cursor, std::size_t count, std::string& out) {
+  using Wide = std::conditional_t<std::is_signed_v<Integer>, std::int64_t, std::uint64_t>;
+  return append_leaves<Integer>(cursor, count, out, [&]() -> std::optional<Integer> {
+    const auto number = cursor.number();
+    const auto value = number ? number->as<Wide>() : std::nullopt;
+    if (!value || static_cast<Integer>(*value) != *value) return std::nullopt;
+    return static_cast<Integer>(*value);
+  });
+}
+
+template <typename Signed>
+bool append_integers(JsonCursor& cursor, bool is_signed, std::size_t count, std::string& out) {
+  return is_signed ? append_integers<Signed>(cursor, count, out)
+                   : append_integers<std::make_unsigned_t<Signed>>(cursor, count, out);
+}
+
+template <typename Float>
+bool append_floats(JsonCursor& cursor, std::size_t count, std::string& out) {
+  return append_leaves<Float>(cursor, count, out, [&]() -> std::optional<Float> {
+    const auto number = cursor.number();
+    if (!number) return std::nullopt;
+    // An integer zero has no sign.
+    if (number->integer && number->exact() && number->digits == 0) return Float{0};
+    const auto value = to_double(*number);
+    if (!value) return std::nullopt;
+    const auto narrow = static_cast<Float>(*value);
+    if (!std::isfinite(narrow)) return std::nullopt;
+    return narrow;
+  });
+}
+
+bool append_booleans(JsonCursor& cursor, std::size_t count, std::string& out) {
+  return append_leaves<char>(cursor, count, out, [&]() -> std::optional<char> {
+    if (cursor.take("true")) return '\1';
+    if (cursor.take("false")) return '\0';
+    return std::nullopt;
+  });
+}
+
+bool append_numbers(JsonCursor& cursor, ElementType type, std::size_t count, std::string& out) {
+  const bool is_signed = type.kind == ElementKind::kSigned;
+  if (type.kind == ElementKind::kBool) return append_booleans(cursor, count, out);
+  if (type.kind == ElementKind::kFloat) {
+    return type.size == sizeof(float) ? append_floats<float>(cursor, count, out)
+                                      : append_floats<double>(cursor, count, out);
+  }
+  if (type.size == 1) return append_integers<std::int8_t>(cursor, is_signed, count, out);
+  if (type.size == 2) return append_integers<std::int16_t>(cursor, is_signed, count, out);
+  if (type.size == 4) return append_integers<std::int32_t>(cursor, is_signed, count, out);
+  return append_integers<std::int64_t>(cursor, is_signed, count, out);
+}
+
+// Writes elements with a comma between them: `put` writes one and returns its end, which is at most
+// kLongestNumber characters away.
+template <typename Value, typename Put>
+void format_elements(std::string_view bytes, std::string& out, Put put) {
+  std::array<char, 4096> text;
+  const char* const full = text.data() + text.size() - kLongestNumber - 1;
+  char* end = text.data();
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof(Value)) {
+    if (at != 0) *end++ = ',';
+    end = put(end, get_number<Value>(bytes.data() + at));
+    if (end > full) {
+      out.append(text.data(), end);
+      end = text.data();
+    }
+  }
+  out.append(text.data(), end);
+}
+
+template <typename Integer>
+void format_integers(std::string_view bytes, std::string& out) {
+  format_elements<Integer>(bytes, out, [](char* at, Integer value) {
+    return std::to_chars(at, at + kLongestNumber, value).ptr;
+  });
+}
+
 // Of integers of one size.
 template <typename Signed>
-void append_elements(std::string_view bytes, bool is_signed, std::string& out) {
-  is_signed ? append_elements<Signed>(bytes, out)
-            : append_elements<std::make_unsigned_t<Signed>>(bytes, out);
+void format_integers(std::string_view bytes, bool is_signed, std::string& out) {
+  is_signed ? format_integers<Signed>(bytes, out)
+            : format_integers<std::make_unsigned_t<Signed>>(bytes, out);
+}
+
+template <typename Float>
+void format_floats(std::string_view bytes, std::string& out) {
+  format_elements<Float>(bytes, out, [](char* at, Float value) {
+    return put_json_number(at, static_cast<double>(value));
+  });
 }
 
 void format_numbers(std::string_view bytes, ElementType type, std::string& out) {
   const bool is_signed = type.kind == ElementKind::kSigned;
   if (type.kind == ElementKind::kBool) {
-    for (const char& value : bytes) {
-      if (&value != bytes.data()) out += ',';
-      out += value != 0 ? "true" : "false";
-    }
+    format_elements<char>(bytes, out, [](char* at, char value) {
+      return put_bytes(at, value != 0 ? "true" : "false");
+    });
   } else if (type.kind == ElementKind::kFloat) {
-    type.size == sizeof(float) ? append_elements<float>(bytes, out)
-                               : append_elements<double>(bytes, out);
+    type.size == sizeof(float) ? format_floats<float>(bytes, out)
+                               : format_floats<double>(bytes, out);
   } else if (type.size == 1) {
-    append_elements<std::int8_t>(bytes, is_signed, out);
+    format_integers<std::int8_t>(bytes, is_signed, out);
   } else if (type.size == 2) {
-    append_elements<std::int16_t>(bytes, is_signed, out);
+    format_integers<std::int16_t>(bytes, is_signed, out);
   } else if (type.size == 4) {
-    append_elements<std::int32_t>(bytes, is_signed, out);
+    format_integers<std::int32_t>(bytes, is_signed, out);
   } else {
-    append_elements<std::int64_t>(bytes, is_signed, out);
+    format_integers<std::int64_t>(bytes, is_signed, out);
   }
 }
 
@@ -425,32 +446,11 @@ bool append_plain_string(std::string_view raw, std::string& out) {
 
 bool pack_values(std::string_view array, ElementType type, std::size_t count, std::string& out) {
   JsonCursor cursor(array);
-  std::size_t found = 0;
-  int depth = 0;
-  if (type.kind != ElementKind::kString && count <= array.size()) {
-    out.reserve(out.size() + count * type.size);
+  if (type.kind == ElementKind::kString) {
+    return read_leaves(cursor, count, [&] { return append_string(cursor, out); });
   }
-  if (!cursor.take('[')) return false;
-  ++depth;
-  // True if a value may come next (after a bracket or a comma), and if one must (after a comma).
-  bool may = true;
-  bool must = false;
-  while (depth != 0) {
-    cursor.skip_space();
-    if (may && cursor.take('[')) {
-      if (++depth > JsonCursor::kDeepest) return false;
-      must = false;
-    } else if (!must && cursor.take(']')) {
-      --depth;
-      may = false;
-    } else if (!may && cursor.take(',')) {
-      may = must = true;
-    } else {
-      if (!may || ++found > count || !append_value(cursor, type, out)) return false;
-      may = must = false;
-    }
-  }
-  return found == count && cursor.at_end();
+  // Each takes two characters: memory is asked for by what came, not by what the shape says.
+  return count <= array.size() / 2 && append_numbers(cursor, type, count, out);
 }
 
 bool format_values(std::string_view bytes, ElementType type, std::size_t count, std::string& out) {
@@ -486,16 +486,8 @@ bool pack_parameters(std::string_view object, std::string& out) {
 }
 
 void append_json_number(double value, std::string& out) {
-  if (!std::isfinite(value)) {
-    out += std::isnan(value) ? "NaN" : value < 0 ? "-Infinity" : "Infinity";
-    return;
-  }
-  std::array<char, 32> text{};
-  const auto written = std::to_chars(text.data(), text.data() + text.size(), value);
-  const std::string_view digits(text.data(), static_cast<std::size_t>(written.ptr - text.data()));
-  out += digits;
-  // A reader has to see a float.
-  if (digits.find_first_of(".e") == std::string_view::npos) out += ".0";
+  std::array<char, kLongestNumber> text;
+  out.append(text.data(), put_json_number(text.data(), value));
 }
 
 void append_json_text(std::string_view raw, std::string& out) {
@@ -505,11 +497,8 @@ void append_json_text(std::string_view raw, std::string& out) {
   out += '"';
   std::size_t at = 0;
   while (at < raw.size()) {
-    std::size_t end = at;
-    while (end < raw.size() && static_cast<unsigned char>(raw[end]) >= 0x20U && raw[end] != '"' &&
-           raw[end] != '\\') {
-      ++end;
-    }
+    const std::size_t end = find_byte(
+        raw, at, [](ByteWord word) { return word.below(0x20) | word.is('"') | word.is('\\'); });
     out.append(raw.substr(at, end - at));
     at = end;
     if (at == raw.size()) break;

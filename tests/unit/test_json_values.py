@@ -20,7 +20,10 @@ from tests.unit.model_configs import model_config
 SPELLINGS = """
     -0 -0.0 0e0 1E5 1.0E+5 1e400 -1e400 1e-400 01 1. .5 +1 1e 1e+ - 0x1 18446744073709551615
     9223372036854775808 0.1000000000000000055511151231257827021181583404541015625 123456789012345678
-    1.7976931348623159e308 2.2250738585072011e-308 NaN Infinity
+    1.7976931348623159e308 2.2250738585072011e-308 NaN Infinity 5e-324 2e-324 1e-329 1e-330 1e-331
+    0.00000000000000000000000001e-310 1e99999999999999999999 0e99999999999999999999 -0e-400 12345678
+    1e-99999999999999999999 9007199254740993 -9223372036854775809 -9223372036854775808 1.12345678
+    0.00000000000000000000000000000000000000000000000000001 1.1234567/ 1.12345678: 18446744073709551616
 """
 NUMBERS = st.one_of(
     st.integers(-(1 << 66), 1 << 66).map(str),
@@ -81,6 +84,20 @@ def test_formatted_numbers_read_back_as_they_were(datatype, raw):
     for got, value in zip(back, values.tolist(), strict=True):
         assert got == value or (math.isnan(got) and math.isnan(value))
         assert type(got) is type(value)
+
+
+AS_TRITON_WRITES_THEM = """
+    0.0 -0.0 1.0 -5.0 0.1 100000.0 10000000000000000.0 100000000000000000000.0 1e21 1e22 1.5e21 0.0001
+    0.000001 1e-7 0.0000015 1.5e-7 0.00000999999 -123456.789 1.7976931348623157e308 5e-324
+    2.2250738585072014e-308 9007199254740992.0 9007199254740994.0 18446744073709552000.0
+    123456789012345680000.0 1.2345678901234568e21 0.10000000149011612 9.999999974752427e-7 1.5e300 NaN Infinity -Infinity
+"""
+
+
+@pytest.mark.parametrize("text", AS_TRITON_WRITES_THEM.split())
+def test_doubles_are_written_as_triton_writes_them(text):
+    data = np.array([float(text)]).tobytes()
+    assert dataplane.format_json_values(data, "FP64", 1) == b"[%b]" % text.encode()
 
 
 @given(st.lists(st.text(), max_size=6))
