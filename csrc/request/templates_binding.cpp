@@ -41,6 +41,32 @@ bool strings_fit(const InputPlace& place, std::span<const unsigned char> content
          (content.size() <= kLongStrings && holds_strings(content, place.strings));
 }
 
+// Copies inputs to their places: JSON values, which are packed, and binary ones. False where those
+// are other strings than the shape says.
+bool copy_inputs(const MatchedRequest& matched, std::string_view packed,
+                 std::span<const unsigned char> binary, std::span<unsigned char> memory) {
+  std::span<const unsigned char> values(reinterpret_cast<const unsigned char*>(packed.data()),
+                                        packed.size());
+  auto json = matched.json.begin();
+  for (std::size_t i = 0; i < matched.places.size(); ++i) {
+    const InputPlace& place = matched.places[i];
+    const auto size = static_cast<std::size_t>(place.nbytes);
+    const bool is_json = json != matched.json.end() && json->place == i;
+    std::span<const unsigned char>& from = is_json ? values : binary;
+    if (size > from.size()) return false;
+    const auto to = memory.subspan(static_cast<std::size_t>(place.at), size);
+    if (size != 0) std::memcpy(to.data(), from.data(), size);
+    from = from.subspan(size);
+    if (is_json) {
+      ++json;
+      continue;
+    }
+    // In the copy: a process that has the body mapped may write to it meanwhile.
+    if (!strings_fit(place, to)) return false;
+  }
+  return true;
+}
+
 // The shapes of a request's inputs by their names, for the schedulers that ask: those of the first
 // request of its template, with its own dims.
 class RequestShapes {
@@ -148,41 +174,42 @@ MadeRequest PythonTemplates::match_json(const RequestTarget& target, std::uint64
   return make({target.slot, target.on_done, target.copied + *moved}, start, scan_.id);
 }
 
-// Strings are checked in the copy, for the same reason.
 MadeRequest PythonTemplates::pack(const RequestTarget& target,
                                   std::span<const unsigned char> binary) {
+  // More is copied in turns of the event loop (gpubridge/protocol/body.py).
+  if (binary.size() > kLongStrings) return {};
   packed_.clear();
-  auto json = matched_.json.begin();
-  for (std::size_t i = 0; i < matched_.places.size(); ++i) {
-    InputPlace& place = matched_.places[i];
-    packed_.resize((packed_.size() + kAlignment - 1) / kAlignment * kAlignment);
-    place.at = packed_.size();
-    if (json != matched_.json.end() && json->place == i) {
-      if (!pack_values(json->array, json->type, static_cast<std::size_t>(json->count), packed_)) {
-        return {};
-      }
-      place.nbytes = packed_.size() - place.at;
-      ++json;
-      continue;
-    }
-    if (place.nbytes > binary.size()) return {};
-    const auto content = binary.first(static_cast<std::size_t>(place.nbytes));
-    packed_.append(reinterpret_cast<const char*>(content.data()), content.size());
-    binary = binary.subspan(content.size());
-    const auto* const copy = reinterpret_cast<const unsigned char*>(packed_.data()) + place.at;
-    if (!gpubridge::strings_fit(place, {copy, content.size()})) return {};
+  // JSON values first, which say how much memory is needed.
+  for (const JsonInput& json : matched_.json) {
+    const std::size_t begin = packed_.size();
+    const auto count = static_cast<std::size_t>(json.count);
+    if (!pack_values(json.array, json.type, count, packed_)) return {};
+    matched_.places[json.place].nbytes = packed_.size() - begin;
   }
-  if (!binary.empty()) return {};
-  const nb::object slot =
-      attribute<"allocate">(target.arena)(std::max<std::size_t>(packed_.size(), 1));
-  const BufferView view(attribute<"memory">(slot), PyBUF_WRITABLE);
-  std::memcpy(memory_of(view).first(packed_.size()).data(), packed_.data(), packed_.size());
-  std::uint64_t copied = target.copied;
-  for (const InputPlace& place : matched_.places) copied += place.nbytes;
-  MadeRequest made = make({slot, target.on_done, copied}, 0, scan_.id);
+  std::uint64_t nbytes = 0;
+  std::uint64_t end = 0;
+  for (InputPlace& place : matched_.places) {
+    nbytes += place.nbytes;
+    if (nbytes > packed_.size() + binary.size()) return {};
+    place.at = (end + kAlignment - 1) / kAlignment * kAlignment;
+    end = place.at + place.nbytes;
+  }
+  if (nbytes != packed_.size() + binary.size()) return {};
+  const nb::object slot = attribute<"allocate">(target.arena)(std::max<std::uint64_t>(end, 1));
+  MadeRequest made;
+  try {
+    const BufferView view(attribute<"memory">(slot), PyBUF_WRITABLE);
+    if (copy_inputs(matched_, packed_, binary, memory_of(view))) {
+      made = make({slot, target.on_done, target.copied + nbytes}, 0, scan_.id);
+    }
+  } catch (...) {
+    attribute<"free">(target.arena)(slot);
+    throw;
+  }
+  const bool fits = made.known != nullptr;
   const nb::object charged = attribute<"body">(target.slot);
-  attribute<"free">(target.arena)(target.slot);
-  if (!charged.is_none()) attribute<"charge">(slot)(charged);
+  attribute<"free">(target.arena)(fits ? target.slot : slot);
+  if (fits && !charged.is_none()) attribute<"charge">(slot)(charged);
   return made;
 }
 

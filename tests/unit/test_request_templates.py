@@ -66,15 +66,14 @@ class Sent(Slot):
         self.following = len(data)
         super().__init__(bytearray(self.begin) + bytearray(header + data) + bytearray(room))
         self.body = object()
-        self.freed = False
+        self.lent = [self]
 
     def allocate(self, nbytes):
-        return Slot(bytearray(nbytes))
+        self.lent.append(Slot(bytearray(nbytes)))
+        return self.lent[-1]
 
     def free(self, slot):
-        assert slot is self
-        assert not self.freed
-        self.freed = True
+        self.lent.remove(slot)
 
     def match(self, cache):
         return cache.templates.take_json(
@@ -126,7 +125,7 @@ def found(sent, matched):
     form = template.form
     assert not form.packed
     # Another slot is charged as the body was, which is freed.
-    assert sent.freed == (request.slot is not sent)
+    assert sent.lent == [request.slot]
     assert request.slot.body is sent.body
     return (
         request.identifier,
@@ -272,6 +271,7 @@ def agree(config, cache, header, data):
     matched = sent.match(cache)
     if matched is None:
         assert bytes(sent.memory) == before
+        assert sent.lent == [sent]
         return False
     assert found(sent, matched) == expected(config, header, data)
     return True
@@ -431,6 +431,34 @@ def test_json_values_may_differ(datatype, first, second):
 def test_wrong_json_values_are_for_the_parser(wrong):
     header = '{"inputs":[{"name":"A","shape":[2],"datatype":"FP32","data":%s}]}'
     assert not matches((header % "[1,2]").encode(), (header % wrong).encode(), data=b"")
+
+
+MIXED = model_config("A FP32 [-1];S STRING [2];B INT8 [-1]")
+
+
+def mixed(more):
+    """A request with JSON values, strings of eight bytes, and ``more`` bytes of numbers."""
+    inputs = [
+        {"name": "A", "shape": [1], "datatype": "FP32", "data": [1]},
+        {"name": "S", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": 8}},
+        {
+            "name": "B",
+            "shape": [more],
+            "datatype": "INT8",
+            "parameters": {"binary_data_size": more},
+        },
+    ]
+    return orjson.dumps({"inputs": inputs})
+
+
+@pytest.mark.parametrize(
+    ("strings", "more", "known"),
+    [(bytes(8), 9, True), (b"\1" + bytes(7), 9, False), (bytes(8), 32 << 20, False)],
+)
+def test_binary_inputs_beside_json_are_copied_unless_they_are_wrong_or_long(strings, more, known):
+    cache = FormCache(MIXED)
+    cache.parse(mixed(0), 8)
+    assert agree(MIXED, cache, mixed(more), strings + bytes(more)) == known
 
 
 @pytest.mark.parametrize("data", [b"", bytes(3), bytes(5)])
