@@ -40,6 +40,8 @@ from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
 from gpubridge.transport.signatures import Signature
 
+_PARSED_AT_ONCE = 128 << 10
+"""Bytes of JSON that the event loop parses: Python takes up to 35 ms for so much, if it is wrong."""
 _HEADER_LENGTH = b"inference-header-content-length"
 _LEADING_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 
@@ -63,18 +65,17 @@ class ServedModel:
         self._memory = memory
         self._workers = workers
 
-    def parse_once(self, body: memoryview, header_size: int) -> RequestForm:
-        """Parse a long request and check its strings; thread-safe; raises BridgeError."""
-        form = parse_request(
-            bytes(body[:header_size]),
-            self.model.config,
-            len(body) - header_size,
-            self._memory.check,
-        )
+    def parse_long(self, body: memoryview, header_size: int) -> tuple[RequestForm, bytes]:
+        """Parse a long request and check its strings; thread-safe; raises BridgeError.
+
+        Returns its form, and the header, which may become a template.
+        """
+        header = bytes(body[:header_size])
+        form = parse_request(header, self.model.config, len(body) - header_size, self._memory.check)
         binary = body[header_size:]
         check_strings(form, self.model.name, [binary[at : at + n] for at, n in form.places])
         form.strings = ()
-        return form
+        return form, header
 
     def share(self, request: InferRequest, regions: RequestRegions) -> None:
         """Resolve a request's regions of client memory; see `RequestMemory.share`."""
@@ -235,7 +236,7 @@ class _InferHandler:
         self._exchange = exchange
         header_size = _header_size(self._header_length, self._length)
         copied = max(0, copied - header_size)
-        if header_size > HEAVY_BYTES or (header_size and self._length > LONG_STRINGS):
+        if header_size > _PARSED_AT_ONCE or (header_size and self._length > LONG_STRINGS):
             self._working = True
             work = self._parse_in_worker(exchange, header_size, copied)
             self._endpoint.workers.tasks.start(work)
@@ -271,12 +272,15 @@ class _InferHandler:
         body = slot.memory[self._start : self._start + self._length]
         while True:
             served = endpoint.served
-            form = await endpoint.workers.outcome(partial(served.parse_once, body, header_size))
-            if isinstance(form, BridgeError):
-                raise form
+            parsed = await endpoint.workers.outcome(partial(served.parse_long, body, header_size))
+            if isinstance(parsed, BridgeError):
+                raise parsed
             if served is not endpoint.served:
                 # The model was reloaded meanwhile.
                 continue
+            form, header = parsed
+            served.forms.keep(header, form)
+            del parsed, header
             if not form.packed or self._aborted:
                 return form, None
             packed = input_copy(form, body[header_size:], endpoint.arena)

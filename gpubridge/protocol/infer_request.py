@@ -74,11 +74,15 @@ class FormCache:
         Raises BridgeError if it is no valid request for the model.
         """
         form = parse_request(header, self._config, following, self._check_region)
+        self.keep(header, form)
+        return form
+
+    def keep(self, header: bytes, form: RequestForm) -> None:
+        """Keep a parsed header as a template."""
         rules = input_rules(form, self._config)
         if rules is not None:
             template = RequestTemplate(form.without_data())
             self.templates.add_json(header, self._config.max_batch_size, rules, template)
-        return form
 
 
 def parse_request(

@@ -42,9 +42,13 @@ def coded(name: str, coding: str, body: bytes, **fields: Any) -> Case:
     return infer(f"coding: {name}", "add_sub", body, headers=headers, **fields)
 
 
+LONG_ID = b'{"id":"%b",' % (b"x" * 1024) + ADD_SUB[1:]
+"""Has an answer that is worth compressing."""
+
+
 def accepting(*codings: str) -> list[Case]:
     return [
-        infer(f"accept: {coding}", "add_sub", ADD_SUB, headers=(("Accept-Encoding", coding),))
+        infer(f"accept: {coding}", "add_sub", LONG_ID, headers=(("Accept-Encoding", coding),))
         for coding in codings
     ]
 
@@ -135,9 +139,16 @@ CODINGS = [
     ),
     infer("accept: error is not compressed", "add_sub", b"junk", headers=ACCEPTING_GZIP),
     infer(
+        "accept: short answer",
+        "add_sub",
+        ADD_SUB,
+        headers=ACCEPTING_GZIP,
+        differs=why.SHORT_ANSWERS,
+    ),
+    infer(
         "accept: binary output",
         "add_sub",
-        ADD_SUB[:-1] + b',"parameters":{"binary_data_output":true}}',
+        LONG_ID[:-1] + b',"parameters":{"binary_data_output":true}}',
         headers=ACCEPTING_GZIP,
     ),
     get("accept: metadata", "/v2/models/add_sub", headers=ACCEPTING_GZIP),

@@ -202,6 +202,43 @@ def test_neither_does_one_with_json_values_in_and_out(server):
     assert not called
 
 
+CLIENTS = {
+    "curl": [b"Accept: */*", b"Content-Type: application/x-www-form-urlencoded"],
+    "fetch": [
+        b"content-type: text/plain;charset=UTF-8",
+        b"accept-language: *",
+        b"sec-fetch-mode: cors",
+        b"accept-encoding: gzip, deflate",
+    ],
+    "requests": [b"Accept-Encoding: gzip, deflate, br", b"Content-Type: application/json"],
+    "httpx": [b"accept-encoding: gzip, deflate, br, zstd", b"content-type: application/json"],
+    "tritonclient": [b"User-Agent: python/gevent-http-client-2.6.1"],
+}
+SPELLINGS = {
+    "plain": '{"inputs":[{"name":"A","shape":[2],"datatype":"FP32","data":[%s,2.0]}]}',
+    "spaces": '{"inputs": [{"name": "A", "shape": [2], "datatype": "FP32", "data": [%s, 2.0]}]}',
+    "outputs": '{"id":"%s","inputs":[{"name":"A","shape":[2],"datatype":"FP32","data":[0.1,2]}],'
+    '"outputs":[{"name":"OUT","parameters":{"binary_data":false}}]}',
+    "binary": '{"inputs":[{"name":"A","shape":[2],"datatype":"FP32","data":[%s,2.0]}],'
+    '"parameters":{"binary_data_output":true}}',
+    "sequence": '{"inputs":[{"name":"A","shape":[2],"datatype":"FP32","data":[0.1,2]}],"parameters":'
+    '{"sequence_id":%s,"sequence_start":true,"sequence_end":false,"x":1,"y":0.5}}',
+}
+
+
+@pytest.mark.parametrize("body", SPELLINGS.values(), ids=SPELLINGS)
+@pytest.mark.parametrize("fields", CLIENTS.values(), ids=CLIENTS)
+def test_what_clients_send_calls_nothing_of_the_frontend(server, fields, body):
+    messages = [post((body % n).encode(), b"/infer", *fields) for n in range(1, 6)]
+    ask(server, messages[:2])
+    called = set(ask(server, messages[2:]))
+    assert [status for status, *_ in server.answers()] == [200] * 5
+    # Sequence ids and custom parameters become a request's context in Python.
+    assert called <= (
+        {"varied", "json_parameters", "<genexpr>"} if "sequence_id" in body else set()
+    )
+
+
 @pytest.mark.parametrize(
     ("datatype", "size", "answer"),
     [
@@ -435,3 +472,15 @@ def test_long_json_is_charged_as_its_body_was(unrouted):
         unrouted.model.answer()
     assert [head["outputs"][0]["shape"] for _, head, _ in unrouted.answers()] == [[1], [50_000]]
     assert (held(unrouted), unrouted.lent) == (0, 0)
+
+
+async def test_long_json_is_parsed_by_a_worker_and_known_from_then_on(server):
+    message = infer_json([0.25] * 50_000)
+    server.receive(message)
+    assert not server.model.waiting
+    await WORKERS.tasks.finished()
+    server.model.answer()
+    assert "parse_long" not in ask(server, [message])
+    server.receive(infer_json([0.25] * 50_000 + ["x"]))
+    await WORKERS.tasks.finished()
+    assert [status for status, *_ in server.answers()] == [200, 200, 500]
