@@ -7,16 +7,12 @@ The PEP 517 backend is scikit-build-core's. This wrapper asks for the ``ziglang`
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
-import shutil
-import subprocess
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scikit_build_core import build as backend
 from scikit_build_core.build import (
@@ -40,14 +36,6 @@ __all__ = [
     "prepare_metadata_for_build_wheel",
 ]
 
-_COMPILERS = ("c++", "g++", "clang++")
-_PROBE = """
-#include <bit>
-#include <concepts>
-#include <span>
-#include <string>
-std::size_t probe(std::span<const std::string> words) { return std::bit_ceil(words.size()); }
-"""
 _ZIG = ("ziglang>=0.13",)
 _TOOLCHAIN = Path(__file__).with_name("zig.cmake")
 _CHOICES = ("CMAKE_CXX_COMPILER", "CMAKE_TOOLCHAIN_FILE", "cmake.toolchain-file")
@@ -85,7 +73,7 @@ def build_editable(
 
 
 def _zig_packages(settings: Settings) -> tuple[str, ...]:
-    return () if _is_chosen(settings) or _compiler() else _ZIG
+    return () if _is_chosen(settings) or _compilers.system_compiler() else _ZIG
 
 
 def _with_compiler(settings: Settings) -> dict[str, str | list[str]]:
@@ -94,14 +82,14 @@ def _with_compiler(settings: Settings) -> dict[str, str | list[str]]:
     chosen = dict(settings or {})
     if _is_chosen(settings):
         return chosen
-    compiler = _compiler()
+    compiler = _compilers.system_compiler()
     if compiler is not None:
         chosen["cmake.define.CMAKE_CXX_COMPILER"] = compiler
         return chosen
     found = importlib.util.find_spec("ziglang")
     if found is None or found.origin is None:
         raise SystemExit(
-            f"error: gpubridge needs a C++20 compiler: none of {', '.join(_COMPILERS)} is one, and "
+            f"error: gpubridge needs a C++20 compiler: none of {', '.join(_compilers.COMPILERS)} is one, and "
             f"the ziglang package, which would do, is not installed; install either"
         )
     chosen["cmake.define.CMAKE_TOOLCHAIN_FILE"] = str(_TOOLCHAIN)
@@ -126,22 +114,15 @@ def _is_chosen(settings: Settings) -> bool:
     )
 
 
-@functools.cache
-def _compiler() -> str | None:
-    """Return the first compiler that builds a shared library from C++20; None where there is none."""
-    for path in filter(None, map(shutil.which, _COMPILERS)):
-        with tempfile.TemporaryDirectory() as folder:
-            source = Path(folder, "probe.cpp")
-            source.write_text(_PROBE)
-            command = [
-                path,
-                "-std=c++20",
-                "-shared",
-                "-fPIC",
-                "-o",
-                f"{folder}/probe.so",
-                str(source),
-            ]
-            if not subprocess.run(command, capture_output=True, check=False).returncode:
-                return path
-    return None
+def _load_compilers() -> Any:
+    """Load the file that finds compilers, without the package, whose dependencies are absent here."""
+    path = Path(__file__).parents[1] / "gpubridge/engine/environments/compilers.py"
+    spec = importlib.util.spec_from_file_location("gpubridge_compilers", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+_compilers = _load_compilers()

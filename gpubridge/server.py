@@ -221,6 +221,7 @@ def build_repository(
         backend.environment_limit_bytes,
         threads,
         clean=settings.instances.stub_environment == "clean",
+        build_seconds=backend.module_build_seconds,
     )
     devices = DeviceManager(
         backend.device_arena_bytes,

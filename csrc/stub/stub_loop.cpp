@@ -346,7 +346,7 @@ class StubLoop {
 
   nb::object call_model(nb::handle requests) {
     const InModel in_model(signals_);
-    if (PyDict_GET_SIZE(held_.ptr()) != 0) signals_.attr("run_held")();
+    if (PyDict_Size(held_.ptr()) != 0) signals_.attr("run_held")();
     return checked(PyObject_CallMethodObjArgs(model_.ptr(), name_object<"execute">(),
                                               requests.ptr(), nullptr));
   }

@@ -162,10 +162,18 @@ class PythonBackendSettings:
         read=_seconds,
     )
     environment_cache: Path | None = documented(
-        None, "directory for unpacked environments; not given: the user's cache", read=_directory
+        None,
+        "directory for unpacked environments and compiled modules for them; not given: the user's cache",
+        read=_directory,
     )
     environment_limit_bytes: int = documented(
         64 * 1024**3, "maximum size of one unpacked environment", read=_positive
+    )
+    module_build_seconds: float = documented(
+        120.0,
+        "maximum time that a load waits for the compiled module that is built for the interpreter of a model's "
+        "environment; 0 builds none",
+        read=_seconds,
     )
     notices: tuple[str, ...] = ()
 

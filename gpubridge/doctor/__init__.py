@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import gpubridge
+from gpubridge.doctor.environments import environment_findings
 from gpubridge.doctor.findings import Finding, device_findings, host_findings, package_findings
 
 __all__ = ["Finding", "examine", "exit_code", "report"]
 
 
-def examine() -> list[Finding]:
-    """Run all checks; short-lived processes check GPUs, and no framework is imported."""
-    return [*host_findings(), *device_findings(), *package_findings()]
+def examine(environments: Sequence[Path] = ()) -> list[Finding]:
+    """Run all checks; short-lived processes check GPUs, and no framework is imported.
+
+    ``environments``: directories of models' own Python environments to check, too.
+    """
+    found = [*host_findings(), *device_findings(), *package_findings()]
+    return [*found, *environment_findings(environments)]
 
 
 def report(findings: Iterable[Finding]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from gpubridge.errors import unavailable
@@ -20,21 +21,38 @@ def open_cache(name: str, configured: Path | None, purpose: str, option: str) ->
 
     Raises BridgeError: UNAVAILABLE when no directory is writable by this user only.
     """
-    try:
-        if configured is not None:
-            return _own_directory(configured.absolute())
+    failure = None
+    for folder in _candidates(name, configured):
         try:
-            home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            return _own_directory(home.absolute() / "gpubridge" / name)
-        except (_Unusable, RuntimeError):
-            # RuntimeError: this user has no home directory.
-            folder = Path(tempfile.gettempdir()).absolute() / f"gpubridge-{name}-{os.getuid()}"
             return _own_directory(folder)
-    except _Unusable as error:
-        raise unavailable(
-            f"{purpose} {error}; name a directory that only the server's user can write to with "
-            f"{option}"
-        ) from error
+        except _Unusable as error:
+            failure = error
+    raise unavailable(
+        f"{purpose} {failure}; name a directory that only the server's user can write to with {option}"
+    ) from failure
+
+
+def trusted_caches(name: str, configured: Path | None) -> list[Path]:
+    """Return those of these directories that exist and that other users cannot write to, be they read-only."""
+    found = []
+    for folder in _candidates(name, configured):
+        with suppress(_Unusable, OSError):
+            path = folder.resolve(strict=True)
+            _check(path, path.stat())
+            found.append(path)
+    return found
+
+
+def _candidates(name: str, configured: Path | None) -> list[Path]:
+    """Return the directories to try, in order."""
+    if configured is not None:
+        return [configured.absolute()]
+    found = [Path(tempfile.gettempdir()).absolute() / f"gpubridge-{name}-{os.getuid()}"]
+    # RuntimeError: this user has no home directory.
+    with suppress(RuntimeError):
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        found.insert(0, home.absolute() / "gpubridge" / name)
+    return found
 
 
 class _Unusable(Exception):
@@ -50,11 +68,16 @@ def _own_directory(path: Path) -> Path:
         usable = os.access(path, os.W_OK | os.X_OK)
     except OSError as error:
         raise _Unusable(f"{path}: {error.strerror or error}") from error
+    _check(path, status)
+    if not usable:
+        raise _Unusable(f"{path}: it cannot be written to")
+    return path
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    """Raise _Unusable if other users can write to a directory."""
     if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
         raise _Unusable(f"{path}: it belongs to user {status.st_uid}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         mode = stat.S_IMODE(status.st_mode)
         raise _Unusable(f"{path}: others may write to it (mode {mode:o})")
-    if not usable:
-        raise _Unusable(f"{path}: it cannot be written to")
-    return path

@@ -14,6 +14,7 @@ import sys
 
 _FAILED = 17
 _FORKS = "--forks"
+_MODULE = "GPUBRIDGE_STUB_MODULE"
 _FORKS_NAME = "gpubridge-forks"
 
 
@@ -50,6 +51,11 @@ def main():
     sys.modules["gpubridge"] = package
     spec.loader.exec_module(package)  # type: ignore[union-attr]
 
+    module = os.environ.pop(_MODULE, "")
+    if module:
+        from gpubridge.tensor.native import use_module
+
+        use_module(module)
     from gpubridge.stub.process import run
 
     if forks:

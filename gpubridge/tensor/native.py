@@ -1,7 +1,7 @@
 """Loads ``gpubridge._native``, the compiled module, or returns why it is absent.
 
-The server requires the module (`gpubridge.dataplane`). A stub may run in an interpreter that has no
-build of it, or with ``GPUBRIDGE_NO_NATIVE=1``: its Python runtime behaves the same and is slower.
+The server requires the module (`gpubridge.dataplane`). A stub in an environment of its model's own is told by
+the server which file to load (`use_module`): it has the stub's part only, and there may be none. Without it, or with ``GPUBRIDGE_NO_NATIVE=1``, its Python runtime behaves the same and is slower.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Container, Sequence
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol, cast
 
 from gpubridge.errors import BridgeError
@@ -164,14 +167,36 @@ def _load() -> NativeModule | str:
     return _import()
 
 
+_given: list[str] = []
+"""The file of the module in an environment of the model's own, or why there is none; empty elsewhere."""
+
+
+def use_module(given: str) -> None:
+    """Load the module from a file, whose path is absolute, or none, for the reason ``given``."""
+    _given.append(given)
+
+
 def _import() -> NativeModule | str:
+    name = "gpubridge._native"
+    if _given and not _given[-1].startswith("/"):
+        return _given[-1]
     try:
-        module = importlib.import_module("gpubridge._native")
+        module = _load_file(name, _given[-1]) if _given else importlib.import_module(name)
     # A binary built for another interpreter fails in the dynamic linker (ImportError) or in the
     # module's own version check (SystemError in some releases of the interpreter).
     except (ImportError, SystemError) as error:
-        return f"gpubridge._native cannot be imported: {error}"
+        return f"{name} cannot be imported: {error}"
     return cast("NativeModule", module)
+
+
+def _load_file(name: str, path: str) -> ModuleType:
+    spec = spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
+    assert spec is not None
+    module = module_from_spec(spec)
+    # Before it is executed, as `import` does.
+    sys.modules[name] = module
+    cast("ExtensionFileLoader", spec.loader).exec_module(module)
+    return module
 
 
 def native() -> NativeModule | None:

@@ -121,6 +121,7 @@ def test_a_plain_build_by_cmake(checkout, tmp_path):
         "-B",
         "build",
         "-DGPUBRIDGE_WERROR=ON",
+        f"-DGPUBRIDGE_STUB_PYTHONS={sys.executable}",
         cwd=checkout,
         variables=variables,
     )
@@ -134,7 +135,12 @@ def test_a_plain_build_by_cmake(checkout, tmp_path):
         cwd=checkout,
         variables=variables,
     )
-    (module,) = (tmp_path / "prefix" / "gpubridge").iterdir()
+    installed = tmp_path / "prefix" / "gpubridge"
+    (module,) = installed.glob("_native*.so")
+    # The wheel's module for models' interpreters, which it was built and loaded with; and its source.
+    (carried,) = (installed / "stub_modules").iterdir()
+    assert carried.stat().st_size < module.stat().st_size
+    assert (installed / "stub_source" / "nanobind" / "LICENSE").exists()
     code = "import _native; print(_native.__file__)"
     seen = run(venv / "bin/python", "-c", code, cwd=module.parent, variables=variables)
     assert seen.strip() == str(module)

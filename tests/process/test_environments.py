@@ -45,14 +45,18 @@ def another(request, tmp_path_factory):
     minors = other_minors() if request.param == "oldest" else reversed(other_minors())
     for minor in minors:
         if folder := shared_environment(tmp_path_factory, minor):
-            return (3, minor), folder
+            return (3, minor), folder, 0 if request.param == "oldest" else 280
     return pytest.skip("no other Python from 3.9 on is on PATH")
 
 
 @pytest.fixture(scope="module")
-def server(another, repository):
-    """A model in the server's interpreter, one in the environment, one whose environment is inside."""
+def server(another, repository, tmp_path_factory):
+    """Models in the server's interpreter, in an environment of it, in the other one, and in one that is inside."""
     write_code_model(repository, "own")
+    same = make_environment(sys.executable, tmp_path_factory.mktemp("same") / "environment")
+    (packages,) = (same / "lib").glob("python3.*/site-packages")
+    (packages / "numpy.pth").write_text(str(Path(np.__file__).parents[1]))
+    write_code_model(repository, "same", config=environment_parameter(same))
     write_code_model(repository, "another", config=environment_parameter(another[1]))
     inside = write_code_model(
         repository, "inside", config=environment_parameter("$$TRITON_MODEL_DIRECTORY/environment")
@@ -61,7 +65,8 @@ def server(another, repository):
     (inside / "triton_python_backend_stub").write_bytes(b"\x7fELF")
     packages = str(Path(np.__file__).parents[1])
     environment = {"PYTHONPATH": packages}
-    with running_server(repository, environment=environment) as running:
+    build = f"--backend-config=python,module-build-seconds={another[2]}"
+    with running_server(repository, build, environment=environment) as running:
         yield running
 
 
@@ -72,7 +77,7 @@ def facts(server, model):
 
 
 def test_a_model_runs_on_the_interpreter_of_its_environment(server, another):
-    version, folder = another
+    version, folder, _ = another
     seen = facts(server, "another")
     assert tuple(seen["version"]) == version
     assert seen["prefix"] == str(folder)
@@ -103,6 +108,24 @@ def test_without_an_environment_it_is_the_interpreter_of_the_server(server):
     assert tuple(seen["version"]) == OWN
     assert os.path.realpath(seen["executable"]) == os.path.realpath(sys.executable)
     assert seen["numpy"] == np.__file__
+
+
+def test_its_stub_runs_the_compiled_module_where_there_is_one_for_its_abi(server, another):
+    module = "from gpubridge.tensor.native import absence, native_path; self.said = native_path() or absence()"
+    own = server.ask(module, "own")
+    assert own[1].startswith("/")
+    assert server.ask(module, "same") == own
+    assert server.ask("self.said = str(os.environ.get('GPUBRIDGE_STUB_MODULE'))", "same") == (
+        200,
+        "None",
+    )
+    found = server.ask(module, "another")[1]
+    if another[2] or found.startswith("/"):
+        assert Path(found).name.startswith("_native.")
+        assert found != own[1]
+    else:
+        assert "compiled modules are for CPython 3.10" in found or "and none is built, as" in found
+        assert f"it runs slower: {found}" in server.log()
 
 
 def test_an_environment_may_lie_in_the_directory_of_its_model(server, another):

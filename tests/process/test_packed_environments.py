@@ -39,7 +39,11 @@ class Place:
         self.cache = cache
 
     def serve(self, *flags, **options):
-        settings = f"environment-cache={self.cache}", "environment-limit-bytes=1000000"
+        settings = (
+            f"environment-cache={self.cache}",
+            "environment-limit-bytes=1000000",
+            "module-build-seconds=0",
+        )
         config = [f"--backend-config=python,{setting}" for setting in settings]
         more = "--disable-auto-complete-config"
         return running_server(self.models, *config, more, *flags, **options)

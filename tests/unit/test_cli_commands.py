@@ -74,8 +74,8 @@ def test_a_server_has_no_threads_for_linear_algebra():
     [
         (["serve", "m", "--nope"], "gpubridge serve [REPOSITORY ...] [FLAG ...]", "unknown flag --nope"),
         (["serve", "--http-port=x"], "gpubridge serve [REPOSITORY ...] [FLAG ...]", "--http-port"),
-        (["doctor", "--verbose"], "gpubridge doctor", "unknown flag --verbose"),
-        (["doctor", "x"], "gpubridge doctor", "expected flags only, got 'x'"),
+        (["doctor", "--verbose"], "gpubridge doctor [ENVIRONMENT ...]", "unknown flag --verbose"),
+        (["top", "x"], "gpubridge top [--url URL] [--once] [--interval SECONDS] [--header NAME:VALUE]", "expected flags only, got 'x'"),
         (["init"], "gpubridge init MODEL_DIR", "the following arguments are required"),
         (["srve"], "gpubridge COMMAND ...", "invalid choice: 'srve'"),
         (["--nope"], "gpubridge COMMAND ...", "unknown flag --nope"),

@@ -116,7 +116,7 @@ zzz=1
     unknown key 'zzz' in --backend-config=python,zzz=...; known keys are stub-timeout-seconds,
     execute-timeout-seconds, input-placement, busy-poll-us, device-arena-bytes, device-memory-handles,
     device-events, device-lost-event-seconds, restart-backoff-limit-seconds, spare-stub-seconds,
-    environment-cache, environment-limit-bytes, shm-default-byte-size, shm-growth-byte-size,
+    environment-cache, environment-limit-bytes, module-build-seconds, shm-default-byte-size, shm-growth-byte-size,
     shm-region-prefix-name, shm_message_queue_size, thread-pool-size, default-max-batch-size
 """
 

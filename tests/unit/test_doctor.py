@@ -1,5 +1,6 @@
 """gpubridge doctor: what it says of this machine, and of machines that lack something."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,9 @@ import pytest
 from gpubridge import doctor
 from gpubridge.cuda_ipc import DeviceProbe
 from gpubridge.doctor import Finding
+from gpubridge.doctor.environments import environment_findings
+from gpubridge.engine.environments import stub_modules
+from gpubridge.tensor import native
 from tests.process.forked_commands import run_forked
 
 
@@ -182,3 +186,26 @@ def test_the_report_has_a_line_for_the_reason_and_one_for_the_advice():
         "",
         "models can be served here",
     ]
+
+
+def test_an_environment_s_compiled_module_is_told_or_why_there_is_none(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").symlink_to(sys.executable)
+    (found,) = environment_findings([tmp_path])
+    assert found.works
+    assert found.detail.endswith(f"compiled module {native.native_path()}")
+    # Another interpreter's: to be built, or not.
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc/module.cpp").touch()
+    monkeypatch.setattr(stub_modules, "_source", lambda: tmp_path)
+    monkeypatch.setattr(stub_modules, "_candidates", lambda *_: [])
+    for compiler, said in (
+        (["g++"], "to be built with g++ when"),
+        (None, "slower: no module for "),
+    ):
+        monkeypatch.setattr(stub_modules, "compiler_command", lambda chosen=compiler: chosen)
+        (found,) = environment_findings([tmp_path])
+        assert said in found.detail
+        assert found.works == (compiler is not None)
+    (missing,) = environment_findings([tmp_path / "none"])
+    assert "holds no bin/python3" in missing.detail

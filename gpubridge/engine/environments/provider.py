@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -14,9 +13,12 @@ from functools import partial
 from pathlib import Path
 
 from gpubridge.config import ModelConfig, ModelSettings
+from gpubridge.engine.environments.interpreter import Interpreter, Unusable, inspect, load_failure
+from gpubridge.engine.environments.stub_modules import StubModules
 from gpubridge.engine.environments.unpacker import Unpacker
 from gpubridge.engine.load_threads import LoadThreads
-from gpubridge.errors import BridgeError, invalid
+from gpubridge.errors import invalid
+from gpubridge.tensor.native import DISABLE_VARIABLE
 
 PARAMETER = "EXECUTION_ENV_PATH"
 _TRITON_STUB = "triton_python_backend_stub"
@@ -25,9 +27,6 @@ _INTERPRETERS = ("bin/python3", "bin/python")
 
 _ENVIRONMENTS = ("pb_exec_env_model.py.tar.gz", "venv")
 """Names beside the backend's ``model.py``: Triton's for an archive, ours for a directory."""
-_SECONDS = 60.0
-"""An interpreter on a network file system may start slowly the first time."""
-
 CLEAN_VARIABLES = (
     "PATH HOME USER LOGNAME SHELL TMPDIR TZ LANG LANGUAGE LC_* LD_LIBRARY_PATH LD_PRELOAD PYTHON* "
     "VIRTUAL_ENV XDG_CACHE_HOME CUDA_* NVIDIA_* OMP_* MKL_* OPENBLAS_* GPUBRIDGE_*"
@@ -35,10 +34,8 @@ CLEAN_VARIABLES = (
 """Variables that stubs and model libraries need; no proxies, tokens or service addresses."""
 _CLEAN = re.compile("|".join(CLEAN_VARIABLES.replace("*", ".*").split()))
 
-_OLDEST = (3, 9)
-_ERROR_LENGTH = 500
-# Any Python from 2.6 on accepts these flags and runs this. The stub itself checks for NumPy.
-_ASK = ("-E", "-s", "-S", "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])")
+_MODULE = "GPUBRIDGE_STUB_MODULE"
+"""Tells `gpubridge.stub.bootstrap` the file of the compiled module, or why there is none; models do not see it."""
 
 _logger = logging.getLogger(__name__)
 
@@ -47,13 +44,15 @@ _logger = logging.getLogger(__name__)
 class StubEnvironment:
     """An interpreter and its environment variables.
 
-    ``root``, ``archive``: where its files were unpacked, and from what, if they were.
+    - ``root``, ``archive``: where its files were unpacked, and from what, if they were.
+    - ``interpreter``: what the interpreter says of itself, if it is not the server's.
     """
 
     python: str
     variables: dict[str, str]
     root: Path | None = None
     archive: Path | None = None
+    interpreter: Interpreter | None = None
 
 
 def environment_path(model_dir: Path, parameters: dict[str, str]) -> Path | None:
@@ -86,7 +85,7 @@ def stub_variables(given: Mapping[str, str], *, clean: bool) -> dict[str, str]:
     return {
         name: value
         for name, value in given.items()
-        if name != "PYTHONHOME" and (not clean or _CLEAN.fullmatch(name))
+        if name not in ("PYTHONHOME", _MODULE) and (not clean or _CLEAN.fullmatch(name))
     }
 
 
@@ -142,87 +141,31 @@ def environment_parameters(config: ModelConfig) -> dict[str, str]:
     return parameters
 
 
-async def check_interpreter(environment: StubEnvironment, source: Path) -> str:
-    """Return the version of an environment's interpreter.
-
-    ``source``: the user's path, for errors.
-
-    Raises BridgeError: INVALID_ARG when it does not run, or is older than a stub needs.
-    """
-    version = await _ask(environment, source)
-    try:
-        numbers = tuple(int(number) for number in version.split("."))
-    except ValueError:
-        raise _unusable(
-            environment, source, f"it is no Python: asked for its version it says {version!r}"
-        ) from None
-    if numbers < _OLDEST:
-        raise _unusable(
-            environment,
-            source,
-            f"it is Python {version}; a stub needs Python 3.9 or newer: make the environment with a "
-            "newer one",
-        )
-    return version
-
-
-async def _ask(environment: StubEnvironment, source: Path) -> str:
-    try:
-        process = await asyncio.create_subprocess_exec(
-            environment.python,
-            *_ASK,
-            env=environment.variables,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise _unusable(
-            environment, source, f"it cannot be started: {error.strerror or error}"
-        ) from error
-    try:
-        out, err = await asyncio.wait_for(process.communicate(), _SECONDS)
-    except asyncio.TimeoutError:
-        raise _unusable(
-            environment, source, f"it did not say its version within {_SECONDS:g} s"
-        ) from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        said = err.decode(errors="replace").strip()[-_ERROR_LENGTH:]
-        raise _unusable(
-            environment,
-            source,
-            f"it does not run on this machine: it ended with code {process.returncode}: {said}",
-        )
-    return out.decode(errors="replace").strip()
-
-
-def _unusable(environment: StubEnvironment, source: Path, why: str) -> BridgeError:
-    return invalid(
-        f"{PARAMETER} {source}: its interpreter {environment.python} cannot be used: {why}"
-    )
-
-
 class ModelEnvironments:
-    """Finds the environments of models, and unpacks archives.
+    """Finds the environments of models, unpacks archives, and has modules built.
 
-    - ``cache``: directory of unpacked environments; None: in the user's cache directory. Created for
-      the first archive.
+    - ``cache``: directory of unpacked environments and built modules; None: in the user's cache directory.
+      Created for the first of them.
     - ``limit``: limit of unpacked bytes per archive.
     - ``clean``: stubs get `CLEAN_VARIABLES` only.
+    - ``build_seconds``: how long a load waits for the build of a module; 0: none is built.
     """
 
     def __init__(
-        self, cache: Path | None, limit: int, threads: LoadThreads, *, clean: bool = False
+        self,
+        cache: Path | None,
+        limit: int,
+        threads: LoadThreads,
+        *,
+        clean: bool = False,
+        build_seconds: float = 0.0,
     ) -> None:
         self._threads = threads
         self._clean = clean
         self._unpacker = Unpacker(cache, limit, threads)
-        self._checked: dict[tuple[str, int, int, int], str] = {}
+        self._modules = StubModules(cache, threads, build_seconds)
+        self._inspected: dict[tuple[str | int, ...], Interpreter] = {}
+        self._loads: dict[tuple[str | int, ...], str] = {}
 
     async def of_model(self, directory: Path, config: ModelConfig) -> StubEnvironment:
         """Return the environment that a model's parameters name; by default the server's own.
@@ -238,9 +181,9 @@ class ModelEnvironments:
         environment = await look(partial(environment_at, root, path, variables))
         if not is_directory:
             environment = replace(environment, root=root, archive=path)
-        version = await self._checked_version(environment, path)
-        _logger.info("model '%s' runs on Python %s of %s", config.name, version, path)
-        return environment
+        interpreter = await self._inspect(environment, path)
+        _logger.info("model '%s' runs on Python %s of %s", config.name, interpreter.version, path)
+        return await self._with_module(replace(environment, interpreter=interpreter), wait=True)
 
     async def restored(self, environment: StubEnvironment) -> StubEnvironment:
         """Return an environment for another stub; unpacks it again if its files were removed.
@@ -248,29 +191,66 @@ class ModelEnvironments:
         Raises BridgeError for an unusable environment.
         """
         root, archive = environment.root, environment.archive
-        if root is None or archive is None:
-            return environment
-        restored = await self._unpacker.restore(archive, root)
-        if restored == root:
-            return environment
-        _logger.warning("environment %s has changed: its stubs run in %s now", archive, restored)
-        variables = stub_variables(os.environ, clean=self._clean)
-        find = partial(environment_at, restored, archive, variables)
-        found = await self._threads.run(f"looking for the interpreter in {restored}", find)
-        return replace(found, root=restored, archive=archive)
+        if root is not None and archive is not None:
+            restored = await self._unpacker.restore(archive, root)
+            if restored != root:
+                _logger.warning(
+                    "environment %s has changed: its stubs run in %s now", archive, restored
+                )
+                variables = stub_variables(os.environ, clean=self._clean)
+                find = partial(environment_at, restored, archive, variables)
+                found = await self._threads.run(f"looking for the interpreter in {restored}", find)
+                interpreter = await self._inspect(found, archive)
+                environment = replace(
+                    found, root=restored, archive=archive, interpreter=interpreter
+                )
+        # A process that died is replaced at once.
+        return await self._with_module(environment, wait=False)
 
     async def close(self) -> None:
-        """Stop the processes that unpack."""
+        """Stop the processes that unpack and build."""
         await self._unpacker.close()
+        await self._modules.close()
 
-    async def _checked_version(self, environment: StubEnvironment, source: Path) -> str:
-        """Return the interpreter's version, cached while its file is unchanged."""
+    async def _with_module(self, environment: StubEnvironment, *, wait: bool) -> StubEnvironment:
+        """Return an environment with the compiled module for its interpreter, if there is one."""
+        interpreter = environment.interpreter
+        if interpreter is None or environment.variables.get(DISABLE_VARIABLE) == "1":
+            return environment
+        loads = partial(self._load_failure, environment)
+        module = await self._modules.choose(interpreter, loads, wait=wait)
+        return replace(environment, variables={**environment.variables, _MODULE: module})
+
+    async def _load_failure(self, environment: StubEnvironment, module: str) -> str:
+        """Return why an interpreter does not load a module, or nothing; asked once for the same files."""
+        try:
+            state = await self._threads.run(f"reading {module}", partial(_state, module))
+        except OSError as error:
+            return str(error)
+        key = (module, *state, *await self._state_of(environment))
+        if key not in self._loads:
+            self._loads[key] = await load_failure(environment.python, environment.variables, module)
+        return self._loads[key]
+
+    async def _inspect(self, environment: StubEnvironment, source: Path) -> Interpreter:
+        """Return what an interpreter says of itself, cached while its file is unchanged.
+
+        ``source``: the user's path, for errors. Raises BridgeError: INVALID_ARG.
+        """
+        key = await self._state_of(environment)
+        if key not in self._inspected:
+            try:
+                found = await inspect(environment.python, environment.variables)
+            except Unusable as error:
+                raise invalid(
+                    f"{PARAMETER} {source}: its interpreter {environment.python} cannot be used: {error}"
+                ) from error
+            self._inspected[key] = found
+        return self._inspected[key]
+
+    async def _state_of(self, environment: StubEnvironment) -> tuple[str | int, ...]:
         status = await self.stat_interpreter(environment)
-        key = (environment.python, status.st_dev, status.st_ino, status.st_mtime_ns)
-        version = self._checked.get(key)
-        if version is None:
-            version = self._checked[key] = await check_interpreter(environment, source)
-        return version
+        return environment.python, status.st_dev, status.st_ino, status.st_mtime_ns
 
     async def stat_interpreter(self, environment: StubEnvironment) -> os.stat_result:
         """Return the state of an interpreter's file, after reading a byte of it in a thread.
@@ -289,6 +269,11 @@ def _find_environment(directory: Path, config: ModelConfig) -> tuple[Path | None
     """Return the environment path of a model, and whether it is a directory."""
     path = environment_path(directory, environment_parameters(config))
     return path, path is not None and _is_directory(path)
+
+
+def _state(path: str) -> tuple[int, ...]:
+    status = Path(path).stat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _read_first(path: str) -> os.stat_result:

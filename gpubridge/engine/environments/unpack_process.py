@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     process id.
     """
     archive, cache, limit, server = arguments
-    _die_with(int(server))
+    die_with(int(server))
     signal.signal(signal.SIGTERM, _stop)
     os.umask(0o077)
     # Serving has priority.
@@ -250,7 +250,8 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
     raise _Stopped
 
 
-def _die_with(server: int) -> None:
+def die_with(server: int) -> None:
+    """End this process when the server ends, or at once if that has ended."""
     _die_with_parent()
     if os.getppid() != server:
         sys.exit(1)
