@@ -110,7 +110,10 @@ def _varied_rows(document: Document) -> list[Ratios]:
         if row is None or not row["triton"]:
             continue
         pairs = zip(row["gpubridge"], row["triton"], strict=True)
-        rounds = [theirs["cpu_us"] / ours["cpu_us"] for ours, theirs in pairs]
+        rounds = [
+            ours["rate"] / theirs["rate"] if known.by_rate else theirs["cpu_us"] / ours["cpu_us"]
+            for ours, theirs in pairs
+        ]
         verdict = _verdict(statistics.median(rounds), known.minimum, known.aim)
         rows.append(Ratios(known.title, rounds, verdict, known.minimum, known.aim))
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from gpubridge.schema import message_class
 
 __all__ = [
+    "CONNECTION",
     "SEQUENCE",
     "TURN",
     "Request",
@@ -23,6 +25,7 @@ __all__ = [
     "binary_request",
     "grpc_request",
     "json_request",
+    "shared_request",
     "write_traffic",
 ]
 
@@ -30,8 +33,10 @@ __all__ = [
 TURN = "@" * 10
 #: Stands where it writes the number of the sequence (the pass over all requests).
 SEQUENCE = "#" * 10
+#: Stands where it writes the number of its connection, from 0.
+CONNECTION = "~" * 4
 
-_MARKS = re.compile(rb"@{4,}|#{4,}")
+_MARKS = re.compile(rb"@{4,}|#{4,}|~{4}")
 
 
 class Fill(IntEnum):
@@ -40,6 +45,12 @@ class Fill(IntEnum):
     DECIMAL = 0
     FLOAT = 1
     SEQUENCE = 2
+    CONNECTION = 3
+    # A float, too, but in the connection's region of shared memory instead of the request.
+    SHARED = 4
+
+
+_KINDS = {b"@": Fill.DECIMAL, b"#": Fill.SEQUENCE, b"~": Fill.CONNECTION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +64,12 @@ class Request:
         """Return the request as the client would send it."""
         data = bytearray(self.data)
         for offset, width, fill in self.slots:
-            digits = b"9%0*d" % (width - 1, turn)
-            data[offset : offset + width] = (
-                struct.pack("<f", 1.0 + turn / 8) if fill is Fill.FLOAT else digits
-            )
+            if fill is Fill.FLOAT:
+                data[offset : offset + width] = struct.pack("<f", 1.0 + turn / 8)
+            elif fill is Fill.CONNECTION:
+                data[offset : offset + width] = b"0" * width
+            elif fill is not Fill.SHARED:
+                data[offset : offset + width] = b"9%0*d" % (width - 1, turn)
         return bytes(data)
 
 
@@ -66,7 +79,8 @@ class Traffic:
 
     ``path`` is the gRPC method, "" for HTTP. With ``in_order`` each connection sends all requests from
     the first to the last, else they are sent in one turn by all. ``models`` are those whose statistics
-    count the requests; each request brings ``responses``.
+    count the requests; each request brings ``responses``. ``regions`` begins the names of the files in
+    /dev/shm that a slot `Fill.SHARED` is written to: the number of the connection ends them.
     """
 
     requests: Sequence[Request]
@@ -74,6 +88,7 @@ class Traffic:
     path: str = ""
     in_order: bool = False
     responses: int = 1
+    regions: str = ""
 
     @property
     def protocol(self) -> str:
@@ -128,23 +143,45 @@ def json_request(path: str, document: str) -> Request:
     return Request(head + body, tuple(_marked(body, len(head))))
 
 
+def shared_request(model: str, given: str, answered: str, regions: tuple[str, str]) -> Request:
+    """Return a request over HTTP for a connection whose tensors lie in regions of shared memory.
+
+    ``given`` and ``answered`` describe the input and the output: members of JSON without parameters. The
+    regions' names end in the number of the connection; the input's first float varies.
+    """
+    size = ',"parameters":{"shared_memory_region":"%s","shared_memory_byte_size":%d}}'
+    nbytes = 4 * math.prod(json.loads(given)["shape"])
+    described = [
+        text[:-1] + size % (region + CONNECTION, nbytes)
+        for text, region in zip((given, answered), regions, strict=True)
+    ]
+    document = f'{{"id":"{TURN}","inputs":[{described[0]}],"outputs":[{described[1]}]}}'
+    request = json_request(f"/v2/models/{model}/infer", document)
+    return Request(request.data, (*request.slots, (0, 4, Fill.SHARED)))
+
+
 def grpc_request(
-    model: str, inputs: Mapping[str, NDArray[np.float32]], *, request_id: str = ""
+    model: str, inputs: Mapping[str, NDArray[np.float32] | bytes], *, request_id: str = ""
 ) -> Request:
-    """Return a ModelInferRequest; its first float varies."""
+    """Return a ModelInferRequest; its first float varies, and marks in its strings do."""
     message = message_class("ModelInferRequest")(model_name=model, id=request_id)
-    for name, array in inputs.items():
-        datatype, shape, data = _tensor(array)
+    for name, given in inputs.items():
+        datatype, shape, data = _tensor(given)
         message.inputs.add(name=name, datatype=datatype, shape=shape)
         message.raw_input_contents.append(data)
     data = bytes(message.SerializeToString())
-    first = next(iter(inputs.values())).tobytes()
-    return Request(data, (*_marked(data, 0), (data.index(first), 4, Fill.FLOAT)))
+    slots = _marked(data, 0)
+    first = next(iter(inputs.values()))
+    if not isinstance(first, bytes):
+        slots.append((data.index(first.tobytes()), 4, Fill.FLOAT))
+    return Request(data, tuple(slots))
 
 
 def write_traffic(traffic: Traffic, path: Path) -> None:
     """Write requests as the client reads them."""
-    parts = [struct.pack("<II", traffic.in_order, len(traffic.requests))]
+    regions = traffic.regions.encode()
+    parts = [struct.pack("<I", len(regions)), regions]
+    parts.append(struct.pack("<II", traffic.in_order, len(traffic.requests)))
     for request in traffic.requests:
         parts.append(struct.pack("<I", len(request.slots)))
         parts += [struct.pack("<III", *slot) for slot in request.slots]
@@ -170,6 +207,5 @@ def _head(path: str, length: int, header_length: int | None) -> bytes:
 def _marked(data: bytes, start: int) -> list[tuple[int, int, Fill]]:
     """Return the slots at the marks in a text that begins at ``start`` of the request."""
     return [
-        (start + mark.start(), len(mark[0]), Fill.DECIMAL if mark[0][:1] == b"@" else Fill.SEQUENCE)
-        for mark in _MARKS.finditer(data)
+        (start + mark.start(), len(mark[0]), _KINDS[mark[0][:1]]) for mark in _MARKS.finditer(data)
     ]

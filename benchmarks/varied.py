@@ -18,7 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.client import NAME, Client
+from benchmarks.environments import make_environment
 from benchmarks.figures import draw
 from benchmarks.haproxy import proxied
 from benchmarks.load import LoadFigures
@@ -27,15 +30,17 @@ from benchmarks.peer import Peer, find_peer
 from benchmarks.proc import cpu_seconds, usage
 from benchmarks.serve import Gpubridge
 from benchmarks.server_process import Contender, ServerProcess
+from benchmarks.shared_regions import check_output, clear_outputs, register, shared_regions
 from benchmarks.tls import tls_flags
 from benchmarks.traffic import Traffic
-from benchmarks.varied_models import MODELS, copies, write_repository
+from benchmarks.varied_models import MODELS, Model, copies, write_repository
 from benchmarks.varied_rows import NAMES, OWN_ROWS, ROWS, START_ROWS, LoadRow, OwnRow, StartRow
 from benchmarks.varied_table import OwnResult, Result, Sample, StartResult, document, failures, page
 from gpubridge.errors import BridgeError
 
 _WARM_UP_SECONDS = 1
 _SETTLE_SECONDS = 1.0
+_REGION_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,18 @@ class Bench:
     rounds: int
     seconds: int
     folder: Path
+    environment_python: str = sys.executable
+
+    def environment(self, models: Sequence[Model]) -> Path | None:
+        """Return the Python environment that some of the models need; None if none does."""
+        if not any(model.own_environment for model in models):
+            return None
+        packages = [f"numpy=={np.__version__}"]
+        if self.environment_python != sys.executable:
+            packages = ["numpy"]
+        environment = self.folder / "environment"
+        make_environment(environment, self.environment_python, packages)
+        return environment
 
     def server(self, side: int, repository: Path, *given: str, tls: bool = False) -> ServerProcess:
         """Return a side's server, whose gRPC may have TLS; it is not yet started."""
@@ -66,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             1 if options.quick else options.rounds,
             1 if options.quick else options.seconds,
             Path(folder),
+            options.environment_python,
         )
         results, own, starts = _run(bench, options.rows.split(",") if options.rows else None)
     about = {
@@ -96,6 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--peer", metavar="DIR", help="Triton's directory, else $GPUBRIDGE_PEER")
     parser.add_argument("--rows", metavar="NAMES", help=f"some of {','.join(NAMES)}")
+    parser.add_argument(
+        "--environment-python",
+        metavar="PROGRAM",
+        default=sys.executable,
+        help="the Python of a model's own environment; default: a virtual environment of this one",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=5, help="of each round")
     parser.add_argument("--quick", action="store_true", help="one round of a second: does it work")
@@ -134,11 +158,15 @@ def _measure(row: LoadRow, bench: Bench) -> Result:
                 )
                 for side in range(len(samples))
             ]
+            regions: tuple[str, ...] = ()
+            if traffic.regions:
+                regions = stack.enter_context(shared_regions(row.connections, _REGION_BYTES))
             for server in servers:
                 server.wait_ready()
+                register(regions, server.http_port)
                 port = _port(server, traffic)
                 bench.client.run(traffic, port, row.connections, _WARM_UP_SECONDS, tls=row.tls)
-            _compare_answers(traffic, servers)
+            _compare_answers(traffic, servers, regions)
             for _ in range(bench.rounds):
                 for server, taken in zip(servers, samples, strict=True):
                     port = _port(server, traffic)
@@ -153,8 +181,10 @@ def _measure_own(row: OwnRow, bench: Bench) -> OwnResult:
     samples: tuple[list[Sample], list[Sample]] = ([], [])
     works = [(each, each.traffic()) for each in (row.one, row.other)]
     names = {name for work, traffic in works for name in (*traffic.models, *work.models)}
-    repository = write_repository([MODELS[name]() for name in sorted(names)], bench.folder / "own")
+    models = [MODELS[name]() for name in sorted(names)]
     try:
+        environment = bench.environment(models)
+        repository = write_repository(models, bench.folder / "own", environment)
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(bench.server(0, repository))
             server.wait_ready()
@@ -234,11 +264,18 @@ def _inferences(traffic: Traffic, server: ServerProcess) -> int:
     return count
 
 
-def _compare_answers(traffic: Traffic, servers: Sequence[ServerProcess]) -> None:
+def _compare_answers(
+    traffic: Traffic, servers: Sequence[ServerProcess], regions: tuple[str, ...]
+) -> None:
     """Ask each server the first request; they must answer alike, and as long as it is HTTP, with 200."""
     if traffic.path or traffic.in_order:
         return
-    answers = [_outputs(traffic.requests[0].filled(), server) for server in servers]
+    answers = []
+    for server in servers:
+        clear_outputs(regions)
+        answers.append(_outputs(traffic.requests[0].filled(), server))
+        if regions:
+            check_output(regions, server.name)
     if any(answer != answers[0] for answer in answers):
         raise BridgeError(f"answers differ: {[str(answer)[:200] for answer in answers]}")
 
@@ -265,6 +302,9 @@ def _outputs(request: bytes, server: ServerProcess) -> object:
     # Triton answers with the outputs in any order.
     for output in described.get("outputs", []):
         size = output.get("parameters", {}).get("binary_data_size", 0)
+        if output["datatype"] == "FP32":
+            # Decimals that are the same float are the same value.
+            output["data"] = np.float32(output.get("data", [])).tolist()
         outputs[output["name"]] = (output, data[length : length + size])
         length += size
     return outputs or described

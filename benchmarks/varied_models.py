@@ -16,17 +16,22 @@ __all__ = ["MODELS", "SHAPE_DIMS", "Model", "copies", "write_repository"]
 SHAPE_DIMS = 6
 
 _SERVED = Path(__file__).resolve().parent / "models" / "served"
+_ENVIRONMENT = "environment"
 _CPU = "instance_group [ { count: %d kind: KIND_CPU } ]"
 _OPENING = "import numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model's configuration and code; an ensemble has no code."""
+    """A model's configuration and code; an ensemble has no code.
+
+    With ``own_environment`` it runs in the Python environment that the repository is written for.
+    """
 
     name: str
     config: str
     code: str = ""
+    own_environment: bool = False
 
 
 def _tensors(kind: str, datatype: str, dims: Sequence[int], names: Sequence[str]) -> str:
@@ -73,6 +78,34 @@ def _cached_add_sub() -> Model:
     return replace(model, config=f"{model.config}response_cache {{ enable: true }}\n")
 
 
+def _add_sub_in_environment() -> Model:
+    model = _add_sub("add_sub_environment")
+    path = f"$$TRITON_MODEL_DIRECTORY/{_ENVIRONMENT}"
+    setting = f'key: "EXECUTION_ENV_PATH" value: {{ string_value: "{path}" }}'
+    config = f"{model.config}parameters {{ {setting} }}\n"
+    return replace(model, config=config, own_environment=True)
+
+
+def _calls_in_a_row(name: str, count: int) -> Model:
+    """Return a model that calls add_sub again and again, each time with the outputs of the last call."""
+    config = _add_sub(name).config
+    code = _execute(
+        f"""
+inputs = request.inputs()
+for _ in range({count}):
+    call = pb_utils.InferenceRequest(
+        model_name="add_sub", requested_output_names=["OUTPUT0", "OUTPUT1"], inputs=inputs
+    )
+    answer = call.exec()
+    if answer.has_error():
+        raise pb_utils.TritonModelException(answer.error().message())
+    outputs = answer.output_tensors()
+    inputs = [pb_utils.Tensor("IN" + each.name()[3:], each.as_numpy()) for each in outputs]
+"""
+    )
+    return Model(name, config, code)
+
+
 def _count_bytes() -> Model:
     inputs = _tensors("input", "STRING", [-1], ["IN"])
     outputs = _tensors("output", "INT32", [1], ["COUNT"])
@@ -98,6 +131,21 @@ outputs = [
 """
     )
     return Model(name, _config(name, inputs, outputs), code)
+
+
+def _summed(count: int) -> Model:
+    """Return a model of many inputs that looks at each by ``as_numpy`` and has one output."""
+    name = f"summed_{count}"
+    inputs = _tensors("input", "FP32", [16], [f"IN{index}" for index in range(count)])
+    code = _execute(
+        """
+total = np.zeros(16, np.float32)
+for tensor in request.inputs():
+    total += tensor.as_numpy()
+outputs = [pb_utils.Tensor("SUM", total)]
+"""
+    )
+    return Model(name, _config(name, inputs, _tensors("output", "FP32", [16], ["SUM"])), code)
 
 
 def _sequence(strategy: str) -> Model:
@@ -191,6 +239,35 @@ def _stream(name: str, responses: int, datatype: str, given: str, answered: str)
     return Model(name, _config(name, inputs, outputs, decoupled), code)
 
 
+def _chat(name: str, pieces: int | None) -> Model:
+    """Return a chat model that turns the last message round; so many times as a stream, or once."""
+    inputs = _tensors("input", "STRING", [1], ["openai_request"])
+    outputs = _tensors("output", "STRING", [1], ["text_output"])
+    openai = 'parameters { key: "OPENAI" value: { string_value: "chat" } }'
+    body = """
+asked = json.loads(pb_utils.get_input_tensor_by_name(request, "openai_request").as_numpy()[0])
+text = asked["messages"][-1]["content"][::-1].encode()
+outputs = [pb_utils.Tensor("text_output", np.array([text], np.object_))]
+"""
+    if pieces is None:
+        return Model(name, _config(name, inputs, outputs, openai), f"import json\n{_execute(body)}")
+    decoupled = "model_transaction_policy { decoupled: true }"
+    sends = f"""
+sender = request.get_response_sender()
+for _ in range({pieces}):
+    sender.send(pb_utils.InferenceResponse(outputs))
+sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+    indented = "".join(f"            {line}\n" for line in (body.strip() + sends).splitlines())
+    code = (
+        f"import json\n{_OPENING}class TritonPythonModel:\n"
+        "    def execute(self, requests):\n"
+        "        for request in requests:\n"
+        f"{indented}"
+    )
+    return Model(name, _config(name, inputs, outputs, openai, decoupled), code)
+
+
 _SOFTMAX = """
 def softmax(rows):
     powers = np.exp(rows - rows.max(axis=1, keepdims=True))
@@ -239,12 +316,18 @@ MODELS: dict[str, Callable[[], Model]] = {
     "add_sub": lambda: _served("add_sub"),
     "add_sub_any": lambda: _add_sub("add_sub_any", [-1] * SHAPE_DIMS),
     "add_sub_cached": _cached_add_sub,
+    "add_sub_environment": _add_sub_in_environment,
+    "add_sub_1000": lambda: _add_sub("add_sub_1000", [1000]),
     "identity_fp32": lambda: _served("identity_fp32"),
     "bls_add_sub": lambda: _served("bls_add_sub"),
     "bls_64_add_sub": lambda: _served("bls_64_add_sub"),
+    "bls_10_in_a_row": lambda: _calls_in_a_row("bls_10_in_a_row", 10),
+    "chat": lambda: _chat("chat", None),
+    "chat_stream": lambda: _chat("chat_stream", 10),
     "count_bytes": _count_bytes,
     "many_48": lambda: _many(48),
     "many_500": lambda: _many(500),
+    "summed_500": lambda: _summed(500),
     "sequence_direct": lambda: _sequence("direct"),
     "sequence_oldest": lambda: _sequence("oldest"),
     "softmax_loop": partial(_softmax, "softmax_loop", arrays=False),
@@ -265,8 +348,10 @@ def copies(count: int) -> list[Model]:
     return [_add_sub(f"model_{index}") for index in range(count)]
 
 
-def write_repository(models: Sequence[Model], repository: Path) -> Path:
-    """Write models to a folder of their own; returns it."""
+def write_repository(
+    models: Sequence[Model], repository: Path, environment: Path | None = None
+) -> Path:
+    """Write models to a folder of their own, some for a Python environment; returns the folder."""
     shutil.rmtree(repository, ignore_errors=True)
     for model in models:
         folder = repository / model.name
@@ -274,4 +359,6 @@ def write_repository(models: Sequence[Model], repository: Path) -> Path:
         (folder / "config.pbtxt").write_text(model.config)
         if model.code:
             (folder / "1" / "model.py").write_text(model.code)
+        if model.own_environment and environment is not None:
+            (folder / _ENVIRONMENT).symlink_to(environment)
     return repository

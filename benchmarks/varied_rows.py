@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,10 +18,14 @@ from benchmarks.traffic import (
     binary_request,
     grpc_request,
     json_request,
+    shared_request,
 )
 from benchmarks.varied_models import SHAPE_DIMS
 
-__all__ = ["NAMES", "OWN_ROWS", "ROWS", "START_ROWS", "LoadRow", "OwnRow", "StartRow"]
+__all__ = ["NAMES", "OWN_ROWS", "REGIONS", "ROWS", "START_ROWS", "LoadRow", "OwnRow", "StartRow"]
+
+#: Begin the names of the regions of shared memory that hold inputs, and outputs.
+REGIONS = ("gpubridge-bench-in-", "gpubridge-bench-out-")
 
 _SERVICE = "/inference.GRPCInferenceService"
 _INFER = f"{_SERVICE}/ModelInfer"
@@ -34,8 +38,8 @@ _SEQUENCE_REQUESTS = 10
 class LoadRow:
     """Work that both servers are given.
 
-    ``minimum`` and ``aim`` bound Triton's CPU time per request over gpubridge's; None where there is no
-    bar. ``models`` are served beside those that the requests name; ``tls`` has calls of gRPC sent
+    ``minimum`` and ``aim`` bound Triton's CPU time per request over gpubridge's, or with ``by_rate``
+    gpubridge's rate over Triton's; None where there is no bar. ``models`` are served beside those that the requests name; ``tls`` has calls of gRPC sent
     through TLS; ``flags`` are given to both servers.
     """
 
@@ -48,6 +52,7 @@ class LoadRow:
     models: tuple[str, ...] = ()
     tls: bool = False
     flags: tuple[str, ...] = ()
+    by_rate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,13 @@ def _many(count: int) -> Callable[[], Traffic]:
     return make
 
 
+def _summed() -> Traffic:
+    inputs = {f"IN{index}": np.full(16, index, np.float32) for index in range(500)}
+    return Traffic(
+        [binary_request("summed_500", inputs, ("SUM",), request_id=TURN)], ("summed_500",)
+    )
+
+
 def _identity(nbytes: int) -> Callable[[], Traffic]:
     array = np.arange(nbytes // 4, dtype=np.float32)
     return lambda: Traffic(
@@ -148,15 +160,51 @@ def _identity_calls(nbytes: int) -> Callable[[], Traffic]:
     )
 
 
-def _json_add_sub() -> Traffic:
-    numbers = ",".join(["@" * 6, *map(str, range(1, 16))])
+def _shared_identity(nbytes: int) -> Traffic:
+    shape = [nbytes // 4]
+    given, answered = (
+        f'{{"name":"{name}","datatype":"FP32","shape":{shape}}}' for name in ("INPUT0", "OUTPUT0")
+    )
+    request = shared_request("identity_fp32", given, answered, REGIONS)
+    return Traffic([request], ("identity_fp32",), regions=REGIONS[0])
+
+
+def _json_add_sub(model: str, numbers: Sequence[str]) -> Callable[[], Traffic]:
     inputs = ",".join(
-        f'{{"name":"{name}","datatype":"FP32","shape":[16],"data":[{numbers}]}}'
+        f'{{"name":"{name}","datatype":"FP32","shape":[{len(numbers)}],"data":[{",".join(numbers)}]}}'
         for name in ("INPUT0", "INPUT1")
     )
-    return Traffic(
-        [json_request("/v2/models/add_sub/infer", f'{{"inputs":[{inputs}]}}')], ("add_sub",)
-    )
+    document = f'{{"inputs":[{inputs}]}}'
+    return lambda: Traffic([json_request(f"/v2/models/{model}/infer", document)], (model,))
+
+
+def _decimals(count: int) -> list[str]:
+    """Return numbers of six digits, of which one in ten varies with each request."""
+    digits = random.Random(7)  # noqa: S311  (values, no secret)
+    return [
+        "0." + ("@" * 6 if index % 10 == 0 else str(digits.randrange(100_000, 1_000_000)))
+        for index in range(count)
+    ]
+
+
+def _chat(stream: bool) -> str:
+    content = f"What is the number after {TURN}, and what is the one before it?"
+    document = {"messages": [{"role": "user", "content": content}], "stream": stream}
+    return json.dumps({"model": "chat_stream" if stream else "chat", **document})
+
+
+def _chat_completions(stream: bool) -> Callable[[], Traffic]:
+    model, responses = ("chat_stream", 10) if stream else ("chat", 1)
+    request = json_request("/v1/chat/completions", _chat(stream))
+    return lambda: Traffic([request], (model,), responses=responses)
+
+
+def _chat_calls(stream: bool) -> Callable[[], Traffic]:
+    """Return the same work over gRPC: the model is given the same body."""
+    model, responses = ("chat_stream", 10) if stream else ("chat", 1)
+    path = _STREAM_INFER if stream else _INFER
+    request = grpc_request(model, {"openai_request": _chat(stream).encode()})
+    return lambda: Traffic([request], (model,), path=path, responses=responses)
 
 
 def _sequences(strategy: str) -> Callable[[], Traffic]:
@@ -219,6 +267,10 @@ _FOUR_BUSY = LoadRow(
     16,
     None,
 )
+_BY_HTTP = LoadRow(
+    "add_sub_values", "add_sub, HTTP, 16 connections, new values", _add_sub(), 16, None
+)
+_IN_ENVIRONMENT = replace(_BY_HTTP, traffic=_add_sub("add_sub_environment"))
 _CALLS = LoadRow("add_sub_grpc_16", "add_sub, gRPC, 16", _add_sub_calls(), 16, 5, 9)
 _MANY_48 = LoadRow("tensors_48", "48 tensors of 64 bytes in and out, HTTP, 4", _many(48), 4, None)
 _MANY_500 = LoadRow(
@@ -234,7 +286,7 @@ ROWS: tuple[LoadRow, ...] = (
         6,
         10,
     ),
-    LoadRow("add_sub_values", "add_sub, HTTP, 16 connections, new values", _add_sub(), 16, None),
+    _BY_HTTP,
     LoadRow(
         "add_sub_ids",
         "add_sub, HTTP, 16 connections, a new id in every request",
@@ -274,13 +326,31 @@ ROWS: tuple[LoadRow, ...] = (
         "add_sub, HTTP, 1 connection, a new id",
         _add_sub(request_id=TURN),
         1,
-        None,
+        3,
+        4,
     ),
     LoadRow(
-        "add_sub_grpc_1", "add_sub, gRPC, 1 connection, a new id", _add_sub_calls(TURN), 1, None
+        "add_sub_grpc_1",
+        "add_sub, gRPC, 1 connection, a new id",
+        _add_sub_calls(TURN),
+        1,
+        2.5,
+        4,
     ),
-    LoadRow("fp32_600k_grpc_4", "600 KB in and out, gRPC, 4", _identity_calls(600_000), 4, 3, 5),
-    LoadRow("fp32_600k_http_4", "600 KB in and out, HTTP, 4", _identity(600_000), 4, 4, 6),
+    LoadRow("fp32_600k_grpc_4", "600 KB in and out, gRPC, 4", _identity_calls(600_000), 4, 3.5, 5),
+    LoadRow("fp32_600k_http_4", "600 KB in and out, HTTP, 4", _identity(600_000), 4, 5, 6),
+    *(
+        LoadRow(
+            f"shm_16m_{clients}",
+            f"16 MB in and out in system shared memory, HTTP, {clients}: rate",
+            lambda: _shared_identity(1 << 24),
+            clients,
+            minimum,
+            aim,
+            by_rate=True,
+        )
+        for clients, minimum, aim in ((1, 4, 5), (4, 6, 8))
+    ),
     LoadRow(
         "tls_add_sub_grpc_16",
         "add_sub, gRPC with TLS, 16, a new id",
@@ -301,6 +371,15 @@ ROWS: tuple[LoadRow, ...] = (
         "bls_1", "a BLS call of add_sub, HTTP, 1", _add_sub("bls_add_sub"), 1, 4, 8, ("add_sub",)
     ),
     LoadRow(
+        "bls_10_in_a_row",
+        "ten BLS calls of add_sub in a row, HTTP, 1",
+        _add_sub("bls_10_in_a_row"),
+        1,
+        3,
+        4,
+        ("add_sub",),
+    ),
+    LoadRow(
         "bls_64",
         "64 concurrent BLS calls, HTTP, 1",
         _add_sub("bls_64_add_sub"),
@@ -309,10 +388,33 @@ ROWS: tuple[LoadRow, ...] = (
         6,
         ("add_sub",),
     ),
-    LoadRow("stream_5000", "a stream of 5,000 responses, gRPC, 1", _long_stream, 1, 3, 6),
+    LoadRow("stream_5000", "a stream of 5,000 responses, gRPC, 1", _long_stream, 1, 4, 6),
     _MANY_48,
     _MANY_500,
-    LoadRow("json_add_sub", "add_sub, JSON in and out, HTTP, 16", _json_add_sub, 16, 1, 2),
+    LoadRow(
+        "tensors_500_summed",
+        "500 tensors of 64 bytes, each looked at by as_numpy, HTTP, 4",
+        _summed,
+        4,
+        7,
+        10,
+    ),
+    LoadRow(
+        "json_add_sub",
+        "add_sub, JSON in and out, HTTP, 16",
+        _json_add_sub("add_sub", ["@" * 6, *map(str, range(1, 16))]),
+        16,
+        4,
+        6,
+    ),
+    LoadRow(
+        "json_add_sub_1000",
+        "add_sub of 1,000 numbers, JSON in and out, HTTP, 16",
+        _json_add_sub("add_sub_1000", _decimals(1000)),
+        16,
+        4,
+        8,
+    ),
     LoadRow("sequence_direct", "sequences of 10, direct, HTTP, 16", _sequences("direct"), 16, 1, 2),
     LoadRow("sequence_oldest", "sequences of 10, oldest, HTTP, 16", _sequences("oldest"), 16, 1, 2),
     LoadRow(
@@ -324,8 +426,8 @@ ROWS: tuple[LoadRow, ...] = (
         2,
         ("plus_0", "plus_1", "plus_2"),
     ),
-    LoadRow("generate", "generate, HTTP, 16", _generate(stream=False), 16, 1, 2),
-    LoadRow("generate_stream", "generate_stream of 10, HTTP, 16", _generate(stream=True), 16, 1, 2),
+    LoadRow("generate", "generate, HTTP, 16", _generate(stream=False), 16, 4, 6),
+    LoadRow("generate_stream", "generate_stream of 10, HTTP, 16", _generate(stream=True), 16, 4, 6),
     _FOUR_BUSY,
 )
 
@@ -377,6 +479,24 @@ OWN_ROWS: tuple[OwnRow, ...] = (
         at_most=1.2,
         aim=1.05,
         proxied="http-reuse always",
+    ),
+    OwnRow(
+        "environment",
+        "add_sub in a Python environment of its own over the server's, HTTP, 16",
+        _IN_ENVIRONMENT,
+        _BY_HTTP,
+        at_most=1.3,
+        aim=1.1,
+    ),
+    *(
+        OwnRow(
+            "chat_stream" if stream else "chat",
+            f"/v1/chat/completions{', streamed' * stream} over the same model by gRPC, 16",
+            LoadRow("", "", _chat_completions(stream), 16, None),
+            LoadRow("", "", _chat_calls(stream), 16, None),
+            at_most=2.0,
+        )
+        for stream in (False, True)
     ),
     OwnRow("tensors_linear", "500 tensors over 48", _MANY_500, _MANY_48, at_most=12),
 )

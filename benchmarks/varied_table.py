@@ -38,15 +38,20 @@ class Result:
         return _ratio(self.ours, self.theirs, "rate")
 
     @property
+    def ratio(self) -> float | None:
+        """The ratio that the row's minimum and aim bound."""
+        return self.rate_ratio if self.row.by_rate else self.cpu_ratio
+
+    @property
     def verdict(self) -> str:
-        """Compare the ratio of CPU time with the row's minimum and aim."""
+        """Compare the row's ratio with its minimum and aim."""
         if self.failure:
             return "failed"
-        if self.cpu_ratio is None or self.row.minimum is None:
-            return "not compared" if self.cpu_ratio is None else "no minimum set"
-        if self.row.aim is not None and self.cpu_ratio >= self.row.aim:
+        if self.ratio is None or self.row.minimum is None:
+            return "not compared" if self.ratio is None else "no minimum set"
+        if self.row.aim is not None and self.ratio >= self.row.aim:
             return "aim met"
-        return "minimum met" if self.cpu_ratio >= self.row.minimum else "below minimum"
+        return "minimum met" if self.ratio >= self.row.minimum else "below minimum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,8 @@ def page(
         (
             "Written by `python -m benchmarks.varied`, not by hand. No two requests of a row have the same "
             "bytes, unless it says so. CPU: µs of the server and its stubs per request (per response of a "
-            "stream); the ratio is Triton's over gpubridge's, of rates it is gpubridge's over Triton's."
+            "stream); the ratio is Triton's over gpubridge's, of rates it is gpubridge's over Triton's. "
+            "A minimum is one of CPU, or of the rate where the work says so."
         ),
         "",
         (

@@ -8,19 +8,40 @@ import os
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.load import LoadFigures
 from benchmarks.traffic import Traffic, write_traffic
 from gpubridge.errors import BridgeError
 
-__all__ = ["NAME", "Client"]
+__all__ = ["NAME", "Client", "Followed"]
 
 #: The name by which results say who sent the requests.
 NAME = "benchmarks/client (C++, one thread)"
 
-_SOURCE = Path(__file__).with_name("client.cpp")
+_FOLDER = Path(__file__).parent
+_SOURCES = [_FOLDER / "client.cpp", *sorted(_FOLDER.glob("*.h"))]
 _COMPILERS = ("c++", "g++", "clang++")
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Times of a schedule's requests, of CLOCK_MONOTONIC in ns; ``first``: the client ran before all others.
+
+    A request is sendable from the time that was meant on, and when a connection is free.
+    """
+
+    meant: NDArray[np.int64]
+    sendable: NDArray[np.int64]
+    sent: NDArray[np.int64]
+    answered: NDArray[np.int64]
+    failed: int
+    first: bool
 
 
 class Client:
@@ -41,25 +62,7 @@ class Client:
         BridgeError
             When an answer did not come, or was none.
         """
-        kept = self._written.setdefault(
-            id(traffic), (traffic, self._folder / f"traffic-{len(self._written)}")
-        )[1]
-        if not kept.exists():
-            write_traffic(traffic, kept)
-        if tls not in self._programs:
-            self._programs[tls] = _build(self._folder, tls=tls)
-        program, protocol = str(self._programs[tls]), traffic.protocol + "s" * tls
-        command = [program, protocol, str(port), str(connections), str(seconds)]
-        done = subprocess.run(
-            [*command, str(kept), traffic.path],
-            capture_output=True,
-            text=True,
-            timeout=seconds + 60,
-            check=False,
-        )
-        if done.returncode:
-            raise BridgeError(f"the load client on port {port}: {done.stderr.strip()}")
-        seen = json.loads(done.stdout)
+        seen = self._run(traffic, port, connections, seconds, tls=tls)
         return LoadFigures(
             requests=seen["requests"],
             requests_per_second=seen["requests"] / seen["seconds"],
@@ -71,6 +74,54 @@ class Client:
             + (seen["requests"] * traffic.responses != seen["responses"] and bool(traffic.path)),
         )
 
+    def follow(
+        self, traffic: Traffic, port: int, connections: int, schedule: NDArray[np.int64]
+    ) -> Followed:
+        """Send one request to 127.0.0.1:``port`` at each time of a schedule, in ns after the start.
+
+        Raises
+        ------
+        BridgeError
+            When an answer did not come, or was none.
+        """
+        given, taken = self._folder / "schedule", self._folder / "records"
+        given.write_bytes(schedule.astype("<i8").tobytes())
+        seconds = int(schedule[-1] / 1e9) + 1
+        seen = self._run(traffic, port, connections, seconds, str(given), str(taken))
+        records = np.fromfile(taken, "<i8").reshape(-1, 4)
+        return Followed(*records.T, failed=seen["failed"], first=seen["first"])
+
+    def _run(
+        self,
+        traffic: Traffic,
+        port: int,
+        connections: int,
+        seconds: int,
+        *more: str,
+        tls: bool = False,
+    ) -> dict[str, Any]:
+        """Run the program to its end; return what it printed."""
+        kept = self._written.setdefault(
+            id(traffic), (traffic, self._folder / f"traffic-{len(self._written)}")
+        )[1]
+        if not kept.exists():
+            write_traffic(traffic, kept)
+        if tls not in self._programs:
+            self._programs[tls] = _build(self._folder, tls=tls)
+        program, protocol = str(self._programs[tls]), traffic.protocol + "s" * tls
+        command = [program, protocol, str(port), str(connections), str(seconds)]
+        done = subprocess.run(
+            [*command, str(kept), traffic.path, *more],
+            capture_output=True,
+            text=True,
+            timeout=seconds + 60,
+            check=False,
+        )
+        if done.returncode:
+            raise BridgeError(f"the load client on port {port}: {done.stderr.strip()}")
+        seen: dict[str, Any] = json.loads(done.stdout)
+        return seen
+
 
 def _build(folder: Path, *, tls: bool = False) -> Path:
     """Return the program, compiled for this state of its source; with OpenSSL only for TLS."""
@@ -79,13 +130,14 @@ def _build(folder: Path, *, tls: bool = False) -> Path:
         raise BridgeError(
             f"the load client needs a C++ compiler: expected one of {', '.join(_COMPILERS)}"
         )
-    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
+    source = b"".join(path.read_bytes() for path in _SOURCES)
+    digest = hashlib.sha256(source).hexdigest()[:16]
     program = (
         Path(tempfile.gettempdir()) / f"gpubridge-bench-client-{os.getuid()}-{digest}{'-tls' * tls}"
     )
     if not program.exists():
         made = folder / "client"
-        command = [compiler, "-std=c++17", "-O2", "-o", str(made), str(_SOURCE)]
+        command = [compiler, "-std=c++17", "-O2", "-o", str(made), str(_SOURCES[0])]
         command += ["-DWITH_TLS", "-lssl", "-lcrypto"] if tls else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -33,7 +33,17 @@ def sample(cpu, rate):
     return {"cpu_us": cpu, "rate": rate, "p50_us": 1.0, "p99_us": 2.0, "mean_us": 1.0}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+WORKS = [
+    *(pytest.param(row, id=row.name) for row in ROWS),
+    *(
+        pytest.param(work, id=f"{row.name}-{which}")
+        for row in OWN_ROWS
+        for which, work in (("one", row.one), ("other", row.other))
+    ),
+]
+
+
+@pytest.mark.parametrize("row", WORKS)
 def test_requests_are_whole_and_none_is_sent_twice(row):
     traffic = row.traffic()
     assert set(traffic.models) | set(row.models) <= set(MODELS)
@@ -41,7 +51,7 @@ def test_requests_are_whole_and_none_is_sent_twice(row):
     for turn, request in enumerate(traffic.requests[:50], 1):
         for filled in (request.filled(turn), request.filled(turn + 1000)):
             sent.add(filled)
-            assert not re.search(rb"@{4,}|#{4,}", filled)
+            assert not re.search(rb"@{4,}|#{4,}|~{4}", filled)
             if traffic.path:
                 assert message_class("ModelInferRequest").FromString(filled).model_name
                 continue
@@ -83,6 +93,8 @@ def test_ratios_are_medians_of_the_rounds():
     assert Result(row, [sample(10, 1)], [sample(90, 1)]).verdict == "aim met"
     assert Result(row, [sample(10, 1)], [sample(49, 1)]).verdict == "below minimum"
     assert Result(row, [sample(10, 1)], []).verdict == "not compared"
+    by_rate = Result(BY_NAME["shm_16m_1"], [sample(10, 45)], [sample(10, 10)])
+    assert (by_rate.ratio, by_rate.verdict) == (4.5, "minimum met")
     own = OWN_ROWS[0]
     assert OwnResult(own, [sample(11.4, 1)], [sample(10, 1)]).verdict == "minimum met"
     assert OwnResult(own, [sample(11.6, 1)], [sample(10, 1)]).verdict == "above bar"
