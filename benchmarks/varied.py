@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import json
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.client import NAME, Client
-from benchmarks.environments import make_environment
 from benchmarks.figures import draw
 from benchmarks.haproxy import proxied
-from benchmarks.load import LoadFigures
 from benchmarks.machine import commit, describe_machine, started_now
 from benchmarks.peer import Peer, find_peer
-from benchmarks.proc import cpu_seconds, usage
+from benchmarks.proc import usage
 from benchmarks.serve import Gpubridge
-from benchmarks.server_process import Contender, ServerProcess
-from benchmarks.shared_regions import check_output, clear_outputs, register, shared_regions
-from benchmarks.tls import tls_flags
-from benchmarks.traffic import Traffic
-from benchmarks.varied_models import MODELS, Model, copies, write_repository
+from benchmarks.server_process import Contender
+from benchmarks.shared_regions import register, shared_regions
+from benchmarks.varied_bench import Bench, compare_answers, load, port_of, repository
+from benchmarks.varied_models import MODELS, copies, write_repository
 from benchmarks.varied_rows import NAMES, OWN_ROWS, ROWS, START_ROWS, LoadRow, OwnRow, StartRow
 from benchmarks.varied_table import OwnResult, Result, Sample, StartResult, document, failures, page
 from gpubridge.errors import BridgeError
@@ -41,34 +34,6 @@ from gpubridge.errors import BridgeError
 _WARM_UP_SECONDS = 1
 _SETTLE_SECONDS = 1.0
 _REGION_BYTES = 1 << 24
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """Needs of a row: the sides (gpubridge first), the client, the effort, a folder."""
-
-    sides: Sequence[Contender]
-    client: Client
-    rounds: int
-    seconds: int
-    folder: Path
-    environment_python: str = sys.executable
-
-    def environment(self, models: Sequence[Model]) -> Path | None:
-        """Return the Python environment that some of the models need; None if none does."""
-        if not any(model.own_environment for model in models):
-            return None
-        packages = [f"numpy=={np.__version__}"]
-        if self.environment_python != sys.executable:
-            packages = ["numpy"]
-        environment = self.folder / "environment"
-        make_environment(environment, self.environment_python, packages)
-        return environment
-
-    def server(self, side: int, repository: Path, *given: str, tls: bool = False) -> ServerProcess:
-        """Return a side's server, whose gRPC may have TLS; it is not yet started."""
-        flags = [*given, *(tls_flags(self.folder) if tls else [])]
-        return ServerProcess(self.sides[side], repository, self.folder / f"{side}.log", flags)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,7 +119,7 @@ def _measure(row: LoadRow, bench: Bench) -> Result:
         with contextlib.ExitStack() as stack:
             servers = [
                 stack.enter_context(
-                    bench.server(side, _repository(row, traffic, bench), *row.flags, tls=row.tls)
+                    bench.server(side, repository(row, traffic, bench), *row.flags, tls=row.tls)
                 )
                 for side in range(len(samples))
             ]
@@ -164,13 +129,13 @@ def _measure(row: LoadRow, bench: Bench) -> Result:
             for server in servers:
                 server.wait_ready()
                 register(regions, server.http_port)
-                port = _port(server, traffic)
+                port = port_of(server, traffic)
                 bench.client.run(traffic, port, row.connections, _WARM_UP_SECONDS, tls=row.tls)
-            _compare_answers(traffic, servers, regions)
+            compare_answers(traffic, servers, regions)
             for _ in range(bench.rounds):
                 for server, taken in zip(servers, samples, strict=True):
-                    port = _port(server, traffic)
-                    taken.append(_load(traffic, row, server, port, bench))
+                    port = port_of(server, traffic)
+                    taken.append(load(traffic, row, server, port, bench))
     except BridgeError as error:
         return Result(row, [], [], str(error))
     return Result(row, samples[0], samples[1] if len(samples) > 1 else [])
@@ -188,7 +153,7 @@ def _measure_own(row: OwnRow, bench: Bench) -> OwnResult:
         with contextlib.ExitStack() as stack:
             server = stack.enter_context(bench.server(0, repository))
             server.wait_ready()
-            ports = [_port(server, traffic) for _, traffic in works]
+            ports = [port_of(server, traffic) for _, traffic in works]
             if row.proxied is not None:
                 proxy = proxied(server.ports.grpc, bench.folder, row.proxied)
                 ports[0] = stack.enter_context(proxy)
@@ -196,7 +161,7 @@ def _measure_own(row: OwnRow, bench: Bench) -> OwnResult:
                 for (work, traffic), port, taken in zip(works, ports, samples, strict=True):
                     seconds = _WARM_UP_SECONDS if warm else bench.seconds
                     effort = replace(bench, seconds=seconds)
-                    sample = _load(traffic, work, server, port, effort)
+                    sample = load(traffic, work, server, port, effort)
                     if not warm:
                         taken.append(sample)
     except BridgeError as error:
@@ -220,94 +185,6 @@ def _measure_start(row: StartRow, bench: Bench) -> StartResult:
     except BridgeError as error:
         return StartResult(row, [], [], str(error))
     return StartResult(row, samples[0], samples[1] if len(samples) > 1 else [])
-
-
-def _repository(row: LoadRow, traffic: Traffic, bench: Bench) -> Path:
-    models = [MODELS[name]() for name in (*traffic.models, *row.models)]
-    return write_repository(models, bench.folder / row.name)
-
-
-def _port(server: ServerProcess, traffic: Traffic) -> int:
-    return server.ports.of(traffic.protocol)
-
-
-def _load(traffic: Traffic, row: LoadRow, server: ServerProcess, port: int, bench: Bench) -> Sample:
-    """Load a server for a round; its figures, with the CPU time spent on a request."""
-    counted, spent = _inferences(traffic, server), cpu_seconds(server.pid)
-    figures: LoadFigures = bench.client.run(
-        traffic, port, row.connections, bench.seconds, tls=row.tls
-    )
-    spent = cpu_seconds(server.pid) - spent
-    counted = _inferences(traffic, server) - counted
-    server.check_alive()
-    if figures.failed or counted < figures.requests:
-        raise BridgeError(
-            f"{server.name}: {figures.failed} failed requests; {figures.requests} answered, "
-            f"{counted} executed; a figure needs answers without failures"
-        )
-    return {
-        "rate": figures.requests_per_second * traffic.responses,
-        "cpu_us": spent / (figures.requests * traffic.responses) * 1e6,
-        "p50_us": figures.p50_us,
-        "p99_us": figures.p99_us,
-        "mean_us": figures.mean_us,
-    }
-
-
-def _inferences(traffic: Traffic, server: ServerProcess) -> int:
-    count = 0
-    for model in set(traffic.models):
-        address = f"http://127.0.0.1:{server.http_port}/v2/models/{model}/stats"
-        with urllib.request.urlopen(address, timeout=60) as answer:
-            entry = json.load(answer)["model_stats"][0]
-            count += entry["inference_count"] + entry["inference_stats"]["cache_hit"]["count"]
-    return count
-
-
-def _compare_answers(
-    traffic: Traffic, servers: Sequence[ServerProcess], regions: tuple[str, ...]
-) -> None:
-    """Ask each server the first request; they must answer alike, and as long as it is HTTP, with 200."""
-    if traffic.path or traffic.in_order:
-        return
-    answers = []
-    for server in servers:
-        clear_outputs(regions)
-        answers.append(_outputs(traffic.requests[0].filled(), server))
-        if regions:
-            check_output(regions, server.name)
-    if any(answer != answers[0] for answer in answers):
-        raise BridgeError(f"answers differ: {[str(answer)[:200] for answer in answers]}")
-
-
-def _outputs(request: bytes, server: ServerProcess) -> object:
-    """Return the outputs of an answer, by name, or its events."""
-    head, _, body = request.partition(b"\r\n\r\n")
-    lines = head.decode().split("\r\n")
-    headers = dict(line.split(": ", 1) for line in lines[1:])
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
-    try:
-        connection.request("POST", lines[0].split()[1], body, headers)
-        answer = connection.getresponse()
-        data = answer.read()
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise BridgeError(f"{server.name}: status {answer.status}: {data[:300]!r}")
-    if answer.headers.get_content_type() == "text/event-stream":
-        return [json.loads(line[6:]) for line in data.splitlines() if line.startswith(b"data: ")]
-    length = int(answer.headers.get("Inference-Header-Content-Length", len(data)))
-    described = json.loads(data[:length])
-    outputs: dict[str, object] = {}
-    # Triton answers with the outputs in any order.
-    for output in described.get("outputs", []):
-        size = output.get("parameters", {}).get("binary_data_size", 0)
-        if output["datatype"] == "FP32":
-            # Decimals that are the same float are the same value.
-            output["data"] = np.float32(output.get("data", [])).tolist()
-        outputs[output["name"]] = (output, data[length : length + size])
-        length += size
-    return outputs or described
 
 
 if __name__ == "__main__":

@@ -11,7 +11,17 @@ from typing import Any
 
 from benchmarks.varied_rows import LoadRow, OwnRow, StartRow
 
-__all__ = ["OwnResult", "Result", "Sample", "StartResult", "document", "failures", "page"]
+__all__ = [
+    "OwnResult",
+    "Result",
+    "Sample",
+    "StartResult",
+    "document",
+    "failures",
+    "number",
+    "page",
+    "table",
+]
 
 Sample = dict[str, float]
 
@@ -117,7 +127,7 @@ def page(
         ),
         f"- client: {about['client']}, on the same machine",
         "",
-        *_table(
+        *table(
             (
                 "work",
                 "CPU",
@@ -134,11 +144,11 @@ def page(
             ),
             [_cells(result) for result in results],
         ),
-        *_table(
+        *table(
             ("gpubridge alone", "CPU", "over", "ratio", "at most", "aim", ""),
             [_own_cells(result) for result in own],
         ),
-        *_table(
+        *table(
             ("starts", "s", "Triton", "ratio", "at most s", "MiB PSS", "Triton"),
             [_start_cells(result) for result in starts],
         ),
@@ -186,7 +196,8 @@ def _median(samples: Sequence[Sample], figure: str) -> float | None:
     return statistics.median(sample[figure] for sample in samples) if samples else None
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table and an empty one; nothing without rows."""
     if not rows:
         return []
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
@@ -196,18 +207,18 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def _cells(result: Result) -> list[str]:
     cells = [result.row.title]
     for figure, ratio in (("cpu_us", result.cpu_ratio), ("rate", result.rate_ratio)):
-        cells += [_number(_median(side, figure)) for side in (result.ours, result.theirs)]
-        cells.append(_number(ratio))
+        cells += [number(_median(side, figure)) for side in (result.ours, result.theirs)]
+        cells.append(number(ratio))
         if figure == "cpu_us":
-            cells += [_number(result.row.minimum), _number(result.row.aim), result.verdict]
-    cells += [_number(_median(side, "p50_us")) for side in (result.ours, result.theirs)]
+            cells += [number(result.row.minimum), number(result.row.aim), result.verdict]
+    cells += [number(_median(side, "p50_us")) for side in (result.ours, result.theirs)]
     return cells
 
 
 def _own_cells(result: OwnResult) -> list[str]:
     row = result.row
     sides = (_median(result.one, "cpu_us"), _median(result.other, "cpu_us"), result.ratio)
-    return [row.title, *map(_number, (*sides, row.at_most, row.aim)), result.verdict]
+    return [row.title, *map(number, (*sides, row.at_most, row.aim)), result.verdict]
 
 
 def _start_cells(result: StartResult) -> list[str]:
@@ -215,7 +226,7 @@ def _start_cells(result: StartResult) -> list[str]:
     memory = [_median(side, "pss_mib") for side in (result.ours, result.theirs)]
     ratio = _ratio(result.ours, result.theirs, "seconds")
     figures = (*seconds, ratio, result.row.at_most_seconds, *memory)
-    return [result.row.title, *map(_number, figures)]
+    return [result.row.title, *map(number, figures)]
 
 
 def _further_stubs(starts: Sequence[StartResult]) -> list[str]:
@@ -239,7 +250,8 @@ def _further_stubs(starts: Sequence[StartResult]) -> list[str]:
     return lines
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Return three digits of a figure."""
     if value is None:
         return _NONE
     if abs(value) >= 100:

@@ -88,8 +88,8 @@ class Client:
         given.write_bytes(schedule.astype("<i8").tobytes())
         seconds = int(schedule[-1] / 1e9) + 1
         seen = self._run(traffic, port, connections, seconds, str(given), str(taken))
-        records = np.fromfile(taken, "<i8").reshape(-1, 4)
-        return Followed(*records.T, failed=seen["failed"], first=seen["first"])
+        meant, sendable, sent, answered = np.fromfile(taken, "<i8").reshape(-1, 4).T
+        return Followed(meant, sendable, sent, answered, seen["failed"], seen["first"])
 
     def _run(
         self,
