@@ -60,7 +60,7 @@ class ServerProcess(server_process.ServerProcess):
     def __init__(
         self, contender: Contender, repository: Path, log: Path, flags: Sequence[str] = ()
     ) -> None:
-        self.ports = Ports(*_free_ports(3))
+        self.ports = Ports(*free_ports(3))
         self.http_port = self.ports.http
         launch = contender.launch(repository, self.ports)
         # As installed: modules are compiled once, not at each start.
@@ -91,7 +91,7 @@ def _is_ready(port: int) -> bool:
         connection.close()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports that were free a moment ago (all held at once, so they differ)."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]

@@ -25,6 +25,7 @@ __all__ = [
     "binary_request",
     "grpc_request",
     "json_request",
+    "raw_request",
     "shared_request",
     "write_traffic",
 ]
@@ -138,8 +139,12 @@ def binary_request(
 
 def json_request(path: str, document: str) -> Request:
     """Return a request over HTTP whose body is JSON, in which marks may stand for digits."""
-    body = document.encode()
-    head = _head(path, len(body), None)
+    return raw_request(path, "application/json", document.encode())
+
+
+def raw_request(path: str, kind: str, body: bytes) -> Request:
+    """Return a request over HTTP of a content type, in whose body marks may stand for digits."""
+    head = _head(path, len(body), None, kind)
     return Request(head + body, tuple(_marked(body, len(head))))
 
 
@@ -195,8 +200,9 @@ def _tensor(given: NDArray[np.float32] | bytes) -> tuple[str, list[int], bytes]:
     return "FP32", list(given.shape), given.tobytes()
 
 
-def _head(path: str, length: int, header_length: int | None) -> bytes:
-    kind = "application/json" if header_length is None else "application/octet-stream"
+def _head(
+    path: str, length: int, header_length: int | None, kind: str = "application/octet-stream"
+) -> bytes:
     lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Type: {kind}"]
     lines.append(f"Content-Length: {length}")
     if header_length is not None:
