@@ -146,7 +146,7 @@ def log_changes(body: bytes) -> dict[str, Any]:
     As in Triton, unknown and null members are ignored.
     """
     given = _members(body)
-    if "log_file" in given:
+    if given.get("log_file") is not None:
         raise fixed_location("log")
     changes: dict[str, Any] = {}
     for severity in SEVERITIES:
@@ -190,9 +190,12 @@ def trace_document(settings: TraceSettings) -> JsonObject:
 def trace_changes(body: bytes) -> dict[str, Any]:
     """Parse a change of trace settings into fields of `TraceSettings`; None clears one.
 
-    Raises BridgeError: with Triton's text.
+    As in Triton, an empty list of levels changes nothing. Raises BridgeError: with Triton's text.
     """
-    return read_trace_changes(_members(body), _text, _names)
+    given = _members(body)
+    if given.get("trace_level") == []:
+        del given["trace_level"]
+    return read_trace_changes(given, _text, _names)
 
 
 def read_trace_changes(

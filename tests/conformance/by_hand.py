@@ -124,6 +124,8 @@ a new certificate
     the next equal request gets a response without outputs | errors are not stored | a defect of Triton
 `response_cache`: requests with tensors in clients' shared memory
     are looked up and stored | are executed | a client could change them after they were compared
+an unknown `trace_level` in a change of the trace settings
+    is ignored | 400, with the levels that there are | a misspelt level would trace nothing
 `mode=opentelemetry`, and a `traceparent` whose sampled flag is not set
     is traced, as marked in its export | is not traced | the caller has decided, as W3C's parent-based
     sampling says

@@ -1,4 +1,4 @@
-"""Requests that load and unload models, as both protocols spell them; configurations from clients."""
+"""Requests that load and unload models, as both protocols spell them; settings and configurations from clients."""
 
 import base64
 import json
@@ -79,6 +79,12 @@ def unload_message(**parameters):
     for name, (kind, value) in parameters.items():
         setattr(message.parameters[name], kind, value)
     return message
+
+
+def test_settings_that_change_nothing():
+    assert http.log_changes(b'{"log_file":null,"log_info":null}') == {}
+    assert http.trace_changes(b'{"trace_level":[]}') == {}
+    assert http.trace_changes(b'{"trace_level":["OFF"]}') == {"level": ()}
 
 
 def test_parameters_over_grpc():
