@@ -51,6 +51,8 @@
 // - net/http1_inference.h and net/grpc_inference_binding.cpp take a message to its model, and the
 //   response back, without Python code. A message that has no template, or fails a check, goes to
 //   Python with its bytes, or with the memory that a large one was received into.
+// - net/grpc_stream_binding.cpp sends the responses of decoupled models on streams of gRPC, but for
+//   the last of each request; what comes on streams is Python's.
 // - request/templates_binding.h makes the InferRequest: it fills in ids, dims and sizes,
 //   and gets the values of parameters from the RequestTemplate in Python.
 // - A response cache would look a request up before the model's `submit`: in Inference::submit and
@@ -76,10 +78,10 @@ namespace gpubridge {
 // Each adds what the file of its name has to the module.
 using Binding = void(nb::module_& module);
 Binding bind_bls_records, bind_bytes_codec, bind_call_channel, bind_context, bind_datagrams,
-    bind_dlpack_capsule, bind_growing_memory, bind_grpc_inference, bind_heap_limits,
-    bind_http1_connection, bind_http1_inference, bind_http2, bind_in_flight, bind_infer_request,
-    bind_item_batcher, bind_lease_book, bind_model_counters, bind_place, bind_records,
-    bind_request_dispatch, bind_message_receiver, bind_responses, bind_result_arena,
+    bind_dlpack_capsule, bind_growing_memory, bind_grpc_inference, bind_grpc_stream,
+    bind_heap_limits, bind_http1_connection, bind_http1_inference, bind_http2, bind_in_flight,
+    bind_infer_request, bind_item_batcher, bind_lease_book, bind_model_counters, bind_place,
+    bind_records, bind_request_dispatch, bind_message_receiver, bind_responses, bind_result_arena,
     bind_slot_lists, bind_stub, bind_stub_loop, bind_templates, bind_tensor_values,
     bind_trace_sampling, bind_watched_pages;
 

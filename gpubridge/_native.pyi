@@ -1037,6 +1037,20 @@ class JsonResponseTemplate:
         - ``values``: of each output its bytes, or its JSON.
         """
 
+class StreamResponses:
+    """The ``on_partial`` of a request on a stream of gRPC: sends plain responses without Python code.
+
+    Gives the model credit for each, by ``request.passed_on``, unless the stream has more to be sent.
+
+    - ``stream``: its number on the connection.
+    - ``hooks``: `gpubridge.frontend.grpc.stream.StreamHooks`.
+    """
+
+    def __init__(
+        self, http2: Http2Connection, stream: int, request: InferRequest, hooks: object, /
+    ) -> None: ...
+    def __call__(self, outcome: Any, /) -> None: ...
+
 class MessageResponseTemplate:
     """The frame of ModelInferResponses with the same outputs; see `JsonResponseTemplate`.
 

@@ -38,6 +38,7 @@ from gpubridge._native import (
     RequestTemplates,
     SendTurn,
     SlotLists,
+    StreamResponses,
     TraceSampling,
     format_json_string,
     format_json_values,

@@ -85,7 +85,7 @@ class InferEndpoint(GrpcInferEndpoint):
     @staticmethod
     def plain_template(known: KnownRequest, signature: Signature) -> MessageResponseTemplate | None:
         """Return the template of responses without formatted outputs, if they are such."""
-        return plain_template(known.form, signature, known.model.config, known.model.version)
+        return plain_template(known.form, known.model.config, known.model.version, signature)
 
     @staticmethod
     def failure(error: Exception) -> HeaderFields:

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
+from gpubridge.dataplane import MessageResponseTemplate, StreamResponses
 from gpubridge.engine.models.tracing import Received
 from gpubridge.engine.workers import HEAVY_BYTES
 from gpubridge.errors import ArenaFull, BridgeError
@@ -35,10 +36,13 @@ from gpubridge.protocol.grpc.infer_response import (
     error_frame,
     failure_frame,
     final_frame,
+    final_parameter,
+    plain_template,
 )
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
+from gpubridge.transport.signatures import Signature
 
 _OF_REQUEST = 2048
 """Bytes of memory of an open request beside its tensors, about."""
@@ -85,6 +89,27 @@ class _QueuedResponse:
 
     frame: FrameSegments | BridgeError | None = None
     nbytes: int = 0
+
+
+class StreamHooks(NamedTuple):
+    """What the compiled `StreamResponses` of a request uses.
+
+    - ``parameters``: the encoded parameters of a response that is not the last.
+    - ``most_unsent``: from so many unsent bytes of the stream on, the model gets no credit.
+    - ``outgoing``: the stream's queued responses; while there are any, all are left to ``respond``.
+    - ``template_of``: returns the template of plain responses with a signature; None if they are not plain.
+    - ``respond``: sends any other response.
+    - ``flush_soon``: has the connection send what is queued.
+    - ``leave_unread``: notes a response that was sent, and for which the model gets no credit yet.
+    """
+
+    parameters: bytes
+    most_unsent: int
+    outgoing: deque[_QueuedResponse]
+    template_of: Callable[[Signature], MessageResponseTemplate | None]
+    respond: Callable[[Outcome], None]
+    flush_soon: Callable[[], None]
+    leave_unread: Callable[[], None]
 
 
 class StreamCall(Call):
@@ -321,7 +346,7 @@ class StreamCall(Call):
             flow = _DecoupledRequest(known, request)
             self._flows.add(flow)
             request.account = self._connection.account
-            request.on_partial = partial(self._respond, flow)
+            request.on_partial = self._on_partial(flow)
             request.on_done = partial(self._finish_decoupled, flow)
         now = time.monotonic_ns()
         known.model.submit(request, Received("GRPC", now, now, self._context))
@@ -404,6 +429,23 @@ class StreamCall(Call):
 
     # -- responses of decoupled models -----------------------------------------------------------
 
+    def _on_partial(self, flow: _DecoupledRequest) -> Callable[[Outcome], None]:
+        """Return what gets the responses that are not the last; plain ones do not come to Python."""
+        respond = partial(self._respond, flow)
+        if self._packing is not None:
+            return respond
+        known, connection = flow.known, self._connection
+        hooks = StreamHooks(
+            final_parameter(False),
+            _UNSENT_BYTES,
+            self._outgoing,
+            partial(plain_template, known.form, known.model.config, known.model.version),
+            respond,
+            connection.flush_soon,
+            partial(self._leave_unread, flow),
+        )
+        return StreamResponses(connection.http2, self._stream_id, flow.request, hooks)
+
     def _respond(self, flow: _DecoupledRequest, outcome: Outcome) -> None:
         """Send a response that is not the last."""
         if self._done:
@@ -412,8 +454,12 @@ class StreamCall(Call):
         if self._is_read():
             flow.request.passed_on(1)
         else:
-            flow.unsent += 1
-            self._flows.unread[flow] = None
+            self._leave_unread(flow)
+
+    def _leave_unread(self, flow: _DecoupledRequest) -> None:
+        """Give the model no credit for a response until the client has read more."""
+        flow.unsent += 1
+        self._flows.unread[flow] = None
 
     def _finish_decoupled(self, flow: _DecoupledRequest, outcome: Outcome | None) -> None:
         """Send the last response, or an empty final one if the client asked for that."""

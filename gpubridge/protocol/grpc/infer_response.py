@@ -32,11 +32,18 @@ _ERROR_MESSAGE = 1 << 3 | 2
 
 
 def plain_template(
-    form: RequestForm, signature: Signature, config: ModelConfig, version: int
+    form: RequestForm, config: ModelConfig, version: int, signature: Signature
 ) -> MessageResponseTemplate | None:
-    """Return the template of responses without formatted outputs; None if some are formatted."""
-    encoding = _encoding(form, signature, config, version)
-    return encoding.template if encoding.plain and not classes_of(form.outputs) else None
+    """Return the template of responses without formatted outputs; None if some are formatted.
+
+    ``form`` keeps the last one.
+    """
+    if classes_of(form.outputs):
+        return None
+    encoding: ResponseEncoding | None = form.encoding
+    if encoding is None or encoding.signature is not signature:
+        encoding = form.encoding = _encoding(form, signature, config, version)
+    return encoding.template if encoding.plain else None
 
 
 def encode_frame(message: bytes) -> bytes:
@@ -65,7 +72,7 @@ def encode_response(
     """
     given = response.parameters
     rest: list[bytes] = []
-    parameters = b"" if final is None else _final_parameter(final)
+    parameters = b"" if final is None else final_parameter(final)
     if isinstance(given, LongParameters):
         # After the outputs, so that long parameters are not copied. The last of equal names counts.
         rest = [
@@ -91,7 +98,8 @@ def encode_response(
 
 
 @functools.cache
-def _final_parameter(final: bool) -> bytes:
+def final_parameter(final: bool) -> bytes:
+    """Return the encoded parameter that says whether a response of a stream is its request's last."""
     return _parameters({_FINAL: final})
 
 
