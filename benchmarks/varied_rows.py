@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +25,8 @@ from benchmarks.varied_models import SHAPE_DIMS
 
 __all__ = ["NAMES", "OWN_ROWS", "REGIONS", "ROWS", "START_ROWS", "LoadRow", "OwnRow", "StartRow"]
 
-#: Begin the names of the regions of shared memory that hold inputs, and outputs.
-REGIONS = ("gpubridge-bench-in-", "gpubridge-bench-out-")
+#: Begin the names of the regions of shared memory that hold inputs, and outputs; of this run alone.
+REGIONS = (f"gpubridge-bench-{os.getpid()}-in-", f"gpubridge-bench-{os.getpid()}-out-")
 
 _SERVICE = "/inference.GRPCInferenceService"
 _INFER = f"{_SERVICE}/ModelInfer"

@@ -5,10 +5,12 @@ import re
 import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from benchmarks.client import Client
+from benchmarks.shared_regions import check_output, clear_outputs, shared_regions
 from benchmarks.traffic import TURN, Traffic, json_request
 from benchmarks.varied import main
 from benchmarks.varied_models import MODELS, copies, write_repository
@@ -81,6 +83,25 @@ def test_models_are_written_whole(tmp_path):
         assert code.exists() is bool(model.code)
         if model.code:
             compile(code.read_text(), str(code), "exec")
+
+
+def test_regions_are_checked_and_removed():
+    with shared_regions(2, 64) as names:
+        assert [Path("/dev/shm", name).stat().st_size for name in names] == [64] * 4
+        check_output(names, "a server")
+        clear_outputs(names)
+        with pytest.raises(
+            BridgeError, match=f"a server: the output in {names[2]} is not the input"
+        ):
+            check_output(names, "a server")
+    assert not any(Path("/dev/shm", name).exists() for name in names)
+
+
+def test_a_model_with_an_environment_of_its_own_finds_it(tmp_path):
+    write_repository([MODELS["add_sub_environment"]()], tmp_path, tmp_path)
+    folder = tmp_path / "add_sub_environment"
+    path = re.search(r'string_value: "([^"]+)"', (folder / "config.pbtxt").read_text())[1]
+    assert Path(path.replace("$$TRITON_MODEL_DIRECTORY", str(folder))).samefile(tmp_path)
 
 
 def test_ratios_are_medians_of_the_rounds():
