@@ -13,6 +13,8 @@ namespace {
 // by less than the widest item has.
 constexpr std::uint64_t kAlignment = 64;
 constexpr std::uint64_t kWidest = 8;
+// The text of a longer answer is charged: _LONG of gpubridge/frontend/answer_texts.py.
+constexpr std::size_t kLongText = std::size_t{1} << 16U;
 
 }  // namespace
 
@@ -101,6 +103,11 @@ void Inference::answer(Exchange& exchange, nb::handle outcome) const {
         const SentBuffers all(values->all);
         const ResponseOutputs outputs(shapes, all, encoder.forms());
         const std::string header = encoder.encode(view_of_text(identifier), {}, outputs.all());
+        if (header.size() > kLongText) {
+          attribute<"respond_text">(served_->given)(nb::find(exchange), long_bytes_object(header),
+                                                    values->following);
+          return;
+        }
         std::optional<SentBuffers> some;
         if (!values->following.is(values->all)) some.emplace(values->following);
         exchange.respond_tensors(header, some ? *some : all, values->following);

@@ -19,6 +19,8 @@ def charged(budget: Budget, texts: Pieces) -> list[bytes | memoryview] | BridgeE
     the frames of its traceback.
     """
     nbytes = sum(len(text) for text in texts if len(text) > _LONG)
+    if not nbytes:
+        return list(texts)
     try:
         budget.take(nbytes, large=True)
     except BridgeError as error:

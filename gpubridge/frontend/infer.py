@@ -101,13 +101,21 @@ class ServedModel:
             own = copy(form)
             self._workers.run(
                 lambda: encode_response(own, identifier, outcome, model.config, model.version),
-                partial(self._send_long, exchange),
+                partial(self._send, exchange),
             )
             return
-        _send(exchange, encode_response(form, identifier, outcome, model.config, model.version))
+        encoded = encode_response(form, identifier, outcome, model.config, model.version)
+        self._send(exchange, encoded)
 
-    def _send_long(self, exchange: HttpExchange, encoded: EncodedResponse | BridgeError) -> None:
-        """Send a response with a long JSON."""
+    def respond_text(
+        self, exchange: HttpExchange, header: bytes, outputs: Sequence[bytes | memoryview]
+    ) -> None:
+        """Send a response whose JSON is long."""
+        nbytes = sum(map(len, outputs)) or -1
+        self._send(exchange, EncodedResponse(b"", [header], outputs, len(header), nbytes))
+
+    def _send(self, exchange: HttpExchange, encoded: EncodedResponse | BridgeError) -> None:
+        """Send a response, and charge the long texts of it until the client has read them."""
         if isinstance(encoded, EncodedResponse):
             texts = charged(self._memory.arenas.budget, encoded.texts)
             if isinstance(texts, BridgeError):

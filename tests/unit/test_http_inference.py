@@ -3,6 +3,7 @@
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import orjson
 import pytest
 
@@ -211,10 +212,12 @@ CLIENTS = {
         b"accept-encoding: gzip, deflate",
     ],
     "requests": [b"Accept-Encoding: gzip, deflate, br", b"Content-Type: application/json"],
-    "httpx": [b"accept-encoding: gzip, deflate, br, zstd", b"content-type: application/json"],
+    "kserve": [b"Accept-Encoding: gzip, deflate", b"content-type: application/json"],
     "tritonclient": [b"User-Agent: python/gevent-http-client-2.6.1"],
 }
 SPELLINGS = {
+    "kserve": '{"id":"%s","model_name":"m","inputs":[{"name":"A","shape":[2],"datatype":"FP32",'
+    '"data":[0.10000000149011612,2.0]}],"outputs":[{"name":"OUT"}]}',
     "plain": '{"inputs":[{"name":"A","shape":[2],"datatype":"FP32","data":[%s,2.0]}]}',
     "spaces": '{"inputs": [{"name": "A", "shape": [2], "datatype": "FP32", "data": [%s, 2.0]}]}',
     "outputs": '{"id":"%s","inputs":[{"name":"A","shape":[2],"datatype":"FP32","data":[0.1,2]}],'
@@ -472,6 +475,25 @@ def test_long_json_is_charged_as_its_body_was(unrouted):
         unrouted.model.answer()
     assert [head["outputs"][0]["shape"] for _, head, _ in unrouted.answers()] == [[1], [50_000]]
     assert (held(unrouted), unrouted.lent) == (0, 0)
+
+
+@pytest.mark.parametrize("fields", [{}, {"parameters": {"mine": 1}}], ids=["plain", "parameters"])
+def test_the_text_of_a_long_answer_is_charged(server, monkeypatch, fields):
+    ask(server, [infer_json([0.25])] * 2)
+    charges = []
+    budget = type(server.regions.budget)
+    monkeypatch.setattr(budget, "take", lambda _, nbytes, **__: charges.append(nbytes))
+    monkeypatch.setattr(budget, "give_back", lambda _, nbytes: charges.append(-nbytes))
+    values = np.arange(50_000, dtype=np.float32)
+    server.receive(infer_json([0.25]))
+    request = server.model.waiting.pop()
+    server.model.take(request)
+    request.finish(InferResponse(OUT, ((50_000,),), [memoryview(values.tobytes())], **fields))
+    _, header, _ = server.answers()[-1]
+    assert header["outputs"] == [json_output("FP32", values.tolist())]
+    assert charges[0] > 6 * 50_000
+    # The transport of this test keeps a copy.
+    assert charges == [charges[0], -charges[0]]
 
 
 async def test_long_json_is_parsed_by_a_worker_and_known_from_then_on(server):
