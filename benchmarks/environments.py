@@ -18,17 +18,20 @@ _SECONDS = 1800
 def make_environment(folder: Path, python: str, packages: Sequence[str]) -> Path:
     """Return the interpreter of an environment in ``folder``; one with these packages is kept.
 
+    ``python`` may be that of another environment: the new one is made of what that was made of.
+
     Raises
     ------
     BridgeError
         If ``python`` makes none, or a package cannot be installed; the reason is pip's.
     """
-    record, wanted = folder / _RECORD, json.dumps([python, *packages])
+    base = str(Path(shutil.which(python) or python).resolve())
+    record, wanted = folder / _RECORD, json.dumps([base, *packages])
     interpreter = folder / "bin" / "python"
     if record.exists() and record.read_text() == wanted:
         return interpreter
     shutil.rmtree(folder, ignore_errors=True)
-    _run([python, "-m", "venv", str(folder)], folder)
+    _run([base, "-m", "venv", str(folder)], folder)
     _run([str(interpreter), "-m", "pip", "install", "--quiet", *packages], folder)
     record.write_text(wanted)
     return interpreter

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,7 +135,8 @@ def test_an_environment_that_cannot_be_had_is_told_with_the_reason(tmp_path, mon
         "Triton",
         "LitServe",
     }
-    assert programs[0] == [sys.executable, "-m", "venv", str(tmp_path / "litserve")]
+    base = str(Path(sys.executable).resolve())
+    assert programs[0] == [base, "-m", "venv", str(tmp_path / "litserve")]
 
 
 def test_an_environment_is_kept_until_its_packages_change(tmp_path, monkeypatch):
