@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from asyncio import _get_running_loop
+from asyncio import _get_running_loop, get_running_loop
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -60,7 +60,9 @@ class Answer(Ready):
         take: Callable[[ResponseSource], Any],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(source, loop)
+        # As the base class does, whose call would take longer; there are many answers.
+        asyncio.Future.__init__(self, loop=loop)
+        self._source = source
         self._take = take
         self._open = _open_answers(loop)
         source.add_waiter(self)
@@ -90,7 +92,10 @@ class Answer(Ready):
 
     def _let_go(self) -> ResponseSource | None:
         self._open.discard(self)
-        return super()._let_go()
+        source, self._source = self._source, None
+        if source is not None:
+            source.remove_waiter(self)
+        return source
 
 
 _Open = tuple[set[Answer], AsyncGenerator[None, None]]
@@ -133,7 +138,7 @@ async def _until_all_came(answers: set[Answer]) -> AsyncGenerator[None, None]:
 
 async def until_ready(source: ResponseSource) -> None:
     """Wait in a coroutine until there is something to take from a source."""
-    ready = Ready(source, asyncio.get_running_loop())
+    ready = Ready(source, get_running_loop())
     source.add_waiter(ready)
     try:
         if not source.ready:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import functools
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 from gpubridge.pb_utils import host
@@ -529,7 +531,8 @@ class InferenceRequest(_Fields):
         TritonModelException
             Outside of a server, in ``initialize`` and in ``finalize``.
         """
-        decoupled = truth(decoupled, "decoupled")
+        if decoupled is not False:
+            decoupled = truth(decoupled, "decoupled")
         source = self._caller().call(self, decoupled)
         if decoupled:
             return ResponseIterator._of(source)
@@ -556,16 +559,15 @@ class InferenceRequest(_Fields):
         TritonModelException
             Outside of a server, in ``initialize`` and in ``finalize``.
         """
-        # Only models that call others so load asyncio.
-        from asyncio import get_running_loop  # noqa: PLC0415
-
-        from gpubridge.pb_utils.answers import Answer  # noqa: PLC0415
-
-        decoupled = truth(decoupled, "decoupled")
+        if decoupled is not False:
+            decoupled = truth(decoupled, "decoupled")
         caller = self._caller()
-        loop = get_running_loop()
+        answers = _answers()
+        loop = answers.get_running_loop()
         source = caller.call(self, decoupled, loop)
-        return Answer(source, ResponseIterator._of if decoupled else _first, loop)
+        taken = ResponseIterator._of if decoupled else _first
+        future: asyncio.Future[Any] = answers.Answer(source, taken, loop)
+        return future
 
     @staticmethod
     def _caller() -> host.ModelCaller:
@@ -575,9 +577,15 @@ class InferenceRequest(_Fields):
         return server.caller
 
 
-def _first(source: host.ResponseSource) -> InferenceResponse:
-    response: InferenceResponse = source.next()
-    return response
+_first = methodcaller("next")
+
+
+@functools.cache
+def _answers() -> Any:
+    """Return the module of awaited answers; only models that call others so load asyncio."""
+    from gpubridge.pb_utils import answers  # noqa: PLC0415
+
+    return answers
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | Any:

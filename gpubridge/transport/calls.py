@@ -53,6 +53,7 @@ BLOCKS = 1 << 63
 
 
 _FRAME = struct.Struct("<BxxxI")
+_ONE_CALL = struct.Struct("<BxxxIQ")
 _PIECE = 1 << 20
 
 
@@ -64,6 +65,8 @@ def encode_records(kind: int, records: Sequence[bytes]) -> bytes:
 def encode_calls(records: Sequence[bytes], batches: Sequence[int]) -> bytes:
     """Join encoded calls to a message; each is made for the requests of a batch, 0 for none."""
     count = len(records)
+    if count == 1:
+        return _ONE_CALL.pack(CallKind.CALL, 1, batches[0]) + records[0]
     return b"".join(
         (_FRAME.pack(CallKind.CALL, count), struct.pack(f"<{count}Q", *batches), *records)
     )

@@ -111,6 +111,8 @@ class Channel:
             raise
         except OSError as error:
             raise ChannelClosed from error
+        if message and not (fds or cut) and message[0] != _SPILL_KIND:
+            return message, fds
         return self.whole(message, fds, cut, longest)
 
     def whole(

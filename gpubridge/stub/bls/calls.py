@@ -87,7 +87,10 @@ class Call(Outcome):
     __slots__ = ("_responses", "credit", "dropped", "inputs", "number", "sent")
 
     def __init__(self, number: int, inputs: Any, decoupled: bool) -> None:
-        super().__init__()
+        # As the base class does, whose call would take longer; there are many calls.
+        self._waiters = []
+        self._failure = None
+        self.ended = False
         self.number = number
         self.inputs = inputs
         self.sent = self.dropped = False
@@ -119,8 +122,8 @@ class Call(Outcome):
                 self.credit.add(_nbytes(copied))
         if ended:
             self.inputs = None
-            self._end()
-        else:
+            self.ended = True
+        if self._waiters:
             self._wake()
 
     def _copied(self, response: InferenceResponse) -> InferenceResponse | None:
@@ -248,26 +251,28 @@ class CallResponses:
     @property
     def ready(self) -> bool:
         """Return whether `next` need not wait: there is a response, or there will be none."""
-        return self._call.ready
+        return self._call.ended or self._call.ready
 
     def wait(self) -> None:
         """Wait until it is ready."""
-        if not self._call.ready:
+        if not self.ready:
             self._client.wait(self._call)
 
     def add_waiter(self, waiter: LoopWaiter) -> None:
         """Wake a waiter of the running event loop whenever something comes; that loop reads."""
         self._client.read_on(waiter.get_loop())
-        self._call.add_waiter(waiter)
+        self._call._waiters.append(waiter)
 
     def remove_waiter(self, waiter: LoopWaiter) -> None:
         """Wake it no longer."""
-        self._call.remove_waiter(waiter)
+        waiters = self._call._waiters
+        if waiter in waiters:
+            waiters.remove(waiter)
 
     def next(self) -> InferenceResponse | None:
         """Wait for the next response; None when there are no more."""
         call = self._call
-        if not call.ready:
+        if not (call.ended or call.ready):
             self._client.wait(call)
         response = call.take()
         if call.credit is not None:

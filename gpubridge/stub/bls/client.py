@@ -43,6 +43,7 @@ _FOREIGN = (
     "expected the process that the server has started, got a child that the model forked; {} in the "
     "model's own process"
 )
+_U32 = 0xFFFF_FFFF
 _CLOSED = "the server is gone, and answers no more"
 
 
@@ -114,12 +115,17 @@ class BlsClient:
 
         Raises ChannelClosed when the server is gone.
         """
-        call = Call(self._new_number(), list(request._inputs), decoupled)
+        number = next(self._numbers) & _U32
+        while number in self._calls:
+            # So many calls later, one is still open.
+            number = next(self._numbers) & _U32
+        call = Call(number, list(request._inputs), decoupled)
         responses = CallResponses(self, call)
         try:
             # Before memory for its inputs is allocated, which is announced to the server.
-            _check_length(len(request._model_name))
-            record = self._records.encode(call.number, request, decoupled)
+            if len(request._model_name) > LONGEST_CONTROL:
+                _check_length(len(request._model_name))
+            record = self._records.encode(number, request, decoupled)
             if len(record) > LONGEST_CONTROL:
                 # The server does not parse long parameters.
                 _check_length(len(record) - len(request._parameters.encode(errors="replace")))
@@ -136,7 +142,7 @@ class BlsClient:
             # There is no memory for its inputs.
             _refuse(call, request, error.message, error_code(error.code))
             return responses
-        self._calls[call.number] = call
+        self._calls[number] = call
         batch = BATCH.get()
         if batch and loop is None and not decoupled and self.waits.by_this_thread():
             batch |= BLOCKS
@@ -201,20 +207,14 @@ class BlsClient:
             call.sent = True
             self._outbox.drop(call)
 
-    def _new_number(self) -> int:
-        number = next(self._numbers) & 0xFFFF_FFFF
-        while number in self._calls:
-            # So many calls later, one is still open.
-            number = next(self._numbers) & 0xFFFF_FFFF
-        return number
-
     # -- receiving ---------------------------------------------------------------------------------
 
     def wait(self, outcome: Outcome) -> None:
         """Wait until a call or control request is ready."""
         if os.getpid() != self._process:
             raise ChannelClosed(_FOREIGN.format("take its responses"))
-        self._outbox.flush()
+        if self._outbox.unsent:
+            self._outbox.flush()
         if isinstance(outcome, Call) and outcome.credit is not None and BATCH.get():
             with self.waits.during(outcome):
                 self._reader.wait(outcome)
@@ -271,6 +271,9 @@ class BlsClient:
 
         A signal handler of the model may raise at any point, which ends what its own thread waits for.
         """
+        if len(responses) == 1:
+            self._deliver(responses[0])
+            return
         left = iter(responses)
         raised: BaseException | None = None
         while True:

@@ -30,6 +30,7 @@ class Outbox:
 
     Finalizers of calls run at any point of any thread, so they take no lock here.
 
+    - ``unsent``: the calls that are not sent yet, each with its record and its batch.
     - ``lose``: ends a call of which it is unknown whether it was sent, and why.
     """
 
@@ -38,7 +39,7 @@ class Outbox:
         self._lose = lose
         # Reentrant: a signal handler or a finalizer of the model may call, too.
         self._lock = threading.RLock()
-        self._unsent: list[tuple[Call, bytes, int]] = []
+        self.unsent: list[tuple[Call, bytes, int]] = []
         self._turn = threading.local()
         self._gathered: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
@@ -60,21 +61,21 @@ class Outbox:
             if long:
                 # The server reads a long text only where its call is alone in a message.
                 self._flush()
-            self._unsent.append((call, record, batch))
+            self.unsent.append((call, record, batch))
             if (
                 loop is None
                 or long
                 or at_once
-                or len(self._unsent) >= _SENT_TOGETHER
+                or len(self.unsent) >= _SENT_TOGETHER
                 or self._begins_turn(loop)
             ):
                 self._flush()
-            elif len(self._unsent) == 1:
+            elif len(self.unsent) == 1:
                 self._wake_sender()
 
     def flush(self) -> None:
         """Send the calls that are gathered; raises ChannelClosed."""
-        if self._unsent:
+        if self.unsent:
             with self._lock:
                 self._flush()
 
@@ -96,7 +97,7 @@ class Outbox:
         self._gathered.put(False)
 
     def _flush(self) -> None:
-        taken, self._unsent = self._unsent, []
+        taken, self.unsent = self.unsent, []
         if not taken:
             return
         try:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from gpubridge.stub.bls.calls import Outcome
 from gpubridge.transport.channel import Channel, ChannelClosed, DescriptorsLost
@@ -58,6 +58,8 @@ class ChannelReader:
         self._closed = False
         # Event loops that read; the model's, which may drop them without closing them.
         self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+        # Gives that of them which asked last, if it is there still.
+        self._latest: Callable[[], asyncio.AbstractEventLoop | None] = _none
 
     def close(self) -> None:
         """Stop event loops from reading; before the channel is closed."""
@@ -71,7 +73,7 @@ class ChannelReader:
         """Wait until something is ready: read for all who wait, or let another thread."""
         waiter: threading.Event | None = None
         try:
-            while not outcome.ready:
+            while not (outcome.ended or outcome.ready):
                 if self._reading.acquire(blocking=False):
                     try:
                         self._read_until(outcome)
@@ -89,11 +91,15 @@ class ChannelReader:
             if waiter is not None:
                 self._waiting.pop(waiter, None)
                 outcome.remove_waiter(waiter)
-            self._pass_on()
+            if self._waiting:
+                self._pass_on()
 
     def read_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Read from a running event loop whenever the channel is readable."""
-        if loop in self._loops or self._closed:
+        if self._latest() is loop or self._closed:
+            return
+        self._latest = ref(loop)
+        if loop in self._loops:
             return
         self._loops.add(loop)
         loop.add_reader(self._descriptor, self._read_one, loop)
@@ -114,7 +120,7 @@ class ChannelReader:
         answers = self._answers
         answers.alone = self._requests.alone
         awake = answers.begin(time.monotonic_ns())
-        while not outcome.ready:
+        while not (outcome.ended or outcome.ready):
             if awake:
                 awake = self._channel.poll(self._awake_ns, answers)
             if not awake:
@@ -154,3 +160,7 @@ class ChannelReader:
         if self._waiting:
             for waiter in list(self._waiting)[:1]:
                 waiter.set()
+
+
+def _none() -> None:
+    """Stand for a reference to no loop."""
