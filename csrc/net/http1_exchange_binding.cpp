@@ -11,7 +11,8 @@ namespace {
 constexpr std::size_t kCopied = 2048;
 constexpr std::size_t kCopiedBuffer = 1024;
 constexpr std::size_t kUsualHead = 128;
-// Bodies of fewer bytes are not compressed: with their head they are one packet either way.
+// Bodies of fewer bytes are not compressed for clients that accept several codings: with their head
+// they are one packet either way.
 constexpr std::size_t kCompressed = 1024;
 constexpr std::string_view kLastChunk = "0\r\n\r\n";
 
@@ -151,7 +152,8 @@ void Exchange::send_whole(int status, std::string_view fields, std::string_view 
   if (connection_ == nullptr || answered_) return;
   handler = nb::none();
   const std::size_t length = body.size() + sent.total();
-  if (!plain && length >= kCompressed && head_ != nullptr && head_->accepts != Coding::kNone) {
+  const bool may_pack = !plain && head_ != nullptr && head_->accepts != Coding::kNone;
+  if (may_pack && length >= (head_->accepts_one ? 1 : kCompressed)) {
     const nb::object pack = connection_->pack_;
     pack(nb::find(*this), status, bytes_object(fields), bytes_object(body), buffers);
     return;

@@ -329,7 +329,10 @@ void HeadParser::mean(std::string_view name, std::string_view value) {
   if (same(name, "expect")) expects_ = same(value, "100-continue");
   if (same(name, "connection")) mean_connection(value);
   if (same(name, "content-length")) mean_length(value);
-  if (same(name, "accept-encoding")) head_.accepts = accepted_coding(value);
+  if (same(name, "accept-encoding")) {
+    head_.accepts = accepted_coding(value);
+    head_.accepts_one = value.find(',') == std::string_view::npos;
+  }
   if (same(name, "content-encoding")) head_.coded = value != "identity";
   if (same(name, "transfer-encoding")) {
     if (head_.chunked || !same(value, "chunked")) fail(Fault::kTransferCoding);

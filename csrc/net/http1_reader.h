@@ -73,6 +73,8 @@ class Head {
   bool expects = false;
   // Compression that the client prefers for the answer.
   Coding accepts = Coding::kNone;
+  // It accepts this coding and names no other: clients with a list accept what their library can.
+  bool accepts_one = false;
 
  private:
   friend class HeadParser;

@@ -122,7 +122,7 @@ PIPELINED_GETS = Difference(
     "pipelined GETs", "answers the first only", "answers all", "a defect of Triton"
 )
 SHORT_ANSWERS = _difference("""
-    an answer of less than 1 KiB to a client that accepts gzip or deflate | is compressed | is not | it
+    an answer of less than 1 KiB to a client that accepts several codings | is compressed | is not | it
     is one packet either way, and costs several times as much
 """)
 BAD_COMPRESSION = _difference("""

@@ -138,11 +138,12 @@ CODINGS = [
         "gzip;q=junk",
     ),
     infer("accept: error is not compressed", "add_sub", b"junk", headers=ACCEPTING_GZIP),
+    infer("accept: short answer", "add_sub", ADD_SUB, headers=ACCEPTING_GZIP),
     infer(
-        "accept: short answer",
+        "accept: short answer, several codings",
         "add_sub",
         ADD_SUB,
-        headers=ACCEPTING_GZIP,
+        headers=(("Accept-Encoding", "gzip, deflate"),),
         differs=why.SHORT_ANSWERS,
     ),
     infer(
