@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,6 @@ __all__ = ["README", "replaced", "section"]
 
 README = RESULTS.parent.parent / "README.md"
 _BEGIN, _END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
-_WIDTH = 120
 
 # Works of `benchmarks.peers`, and rows of `benchmarks.varied`; the first stands in for it where there is no run of peers.
 _OF_PEERS = {
@@ -51,13 +49,13 @@ def section(varied: Document, peers: Document | None) -> str:
     )
     names = [] if peers is None else [server.name for server in PEERS]
     lines = [
-        *_wrapped(opening),
+        opening,
         "",
         *_table(names, [*_peer_rows(peers, names), *_varied_rows(varied, peers, names)]),
     ]
     missed = list(_missed(varied))
     if missed:
-        lines += ["", *_wrapped(f"Not reached in that run: {'; '.join(missed)}.")]
+        lines += ["", f"Not reached in that run: {'; '.join(missed)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -83,10 +81,6 @@ def _run(about: Document) -> str:
     return (
         f"commit {about['commit'][:7]}; {about['rounds']} rounds of {about['seconds']} s, in turn"
     )
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
