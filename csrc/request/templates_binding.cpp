@@ -100,17 +100,26 @@ void copy_attributes(nb::handle from, nb::handle to) {
   (set_attribute<Names>(to, attribute<Names>(from)), ...);
 }
 
-// The options of a template's first request, with the shapes of another.
-nb::object with_shapes(const nb::object& form, const nb::object& dims) {
+// The options of a request with the shapes of another; `form` is that of its template.
+nb::object with_shapes(const nb::object& form, const nb::object& given, const nb::object& dims) {
   const nb::object first = attribute<"options">(form);
-  auto* const type = reinterpret_cast<PyTypeObject*>(first.type().ptr());
+  auto* const type = reinterpret_cast<PyTypeObject*>(given.type().ptr());
   const auto create = reinterpret_cast<newfunc>(PyType_GetSlot(type, Py_tp_new));
   nb::object options = checked(create(type, nb::tuple().ptr(), nullptr));
-  copy_attributes<"priority", "timeout_us", "correlation_id", "start", "end">(first, options);
+  copy_attributes<"priority", "timeout_us", "correlation_id", "start", "end">(given, options);
   set_attribute<"shape_id">(options, nb::none());
   set_attribute<"shapes">(
       options, nb::cast(RequestShapes(attribute<"shapes">(first), nb::borrow<nb::bytes>(dims))));
   return options;
+}
+
+// Texts of one request that a template keeps, in case the next one has the same.
+constexpr std::size_t kKeptTexts = 1024;
+
+std::size_t text_bytes(const std::vector<ScannedValue>& values) {
+  std::size_t nbytes = 0;
+  for (const ScannedValue& value : values) nbytes += value.text.size();
+  return nbytes;
 }
 
 bool same_places(const std::vector<InputPlace>& some, const std::vector<InputPlace>& others) {
@@ -280,12 +289,18 @@ MadeRequest PythonTemplates::make(const RequestTarget& target, std::uint64_t sta
   nb::object context = known.context;
   nb::object options = known.options;
   const nb::object values = others();
-  if (!values.is_none()) {
+  if (!known.values.equal(values)) {
     const nb::object varied = attribute<"varied">(known.given)(known.dims, values);
     context = varied[0];
     options = varied[1];
+    known.values = nb::none();
+    if (text_bytes(scan_.others) <= kKeptTexts) {
+      known.values = values;
+      known.context = context;
+      known.options = options;
+    }
   } else if (!same_dims) {
-    options = known.options = with_shapes(known.form, known.dims);
+    options = known.options = with_shapes(known.form, known.options, known.dims);
   }
   if (known.shared) made.regions = attribute<"regions">(known.given)(values);
   const nb::object id = text_object(identifier);

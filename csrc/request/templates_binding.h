@@ -26,7 +26,7 @@ struct KnownTemplate {
   }
 
   int traverse(visitproc visit, void* arg) const {
-    return visit_all({&given, &form, &signature, &context, &options, &dims, &place_objects,
+    return visit_all({&given, &form, &signature, &context, &options, &values, &dims, &place_objects,
                       &answer_signature, &answer_template},
                      visit, arg);
   }
@@ -34,10 +34,12 @@ struct KnownTemplate {
   nb::object given;
   nb::object form = attribute<"form">(given);
   nb::object signature = attribute<"signature">(form);
-  nb::object context = attribute<"context">(form);
   bool shared = nb::cast<bool>(attribute<"shared">(form));
-  // Of the last request, since the next mostly has the same.
+  // Of the last request, since the next mostly has the same. Context and options are those of its
+  // values beside ids, dims and sizes, if it has any.
+  nb::object context = attribute<"context">(form);
   nb::object options = attribute<"options">(form);
+  nb::object values = nb::none();
   nb::object dims = attribute<"dims">(form);
   std::vector<InputPlace> places;
   nb::object place_objects = nb::none();

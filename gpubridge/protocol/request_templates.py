@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpubridge.config import ModelConfig
@@ -78,14 +79,20 @@ class RequestTemplate:
     def vary(self, varying: VaryingValues, outputs: int) -> bool:
         """Set the values other than ids, dims and sizes that differ between requests.
 
+        The texts of the first request, which may be long, are dropped: a template's size is that of its key.
+
         Returns False if this cannot be a template because an output is requested twice: an index of
         ``outputs`` would then not identify the output of a region.
         """
         if outputs != len(self.form.outputs or ()):
             return False
         self._varying = [_VaryingValue(*value) for value in varying]
+        self.form = replace(self.form, identifier="")
         if varying and (given := self.form.context.parameters):
-            self._parameters = json.loads(given if isinstance(given, str) else bytes(given))
+            parameters = json.loads(given if isinstance(given, str) else bytes(given))
+            vary = {name: None for role, _, name in self._varying if role in _CUSTOM}
+            self._parameters = {**parameters, **vary}
+            self.form.context = self.form.context.changed(parameters="")
         return True
 
     def varied(self, dims: bytes, values: Sequence[Any]) -> tuple[RequestContext, RequestOptions]:

@@ -545,3 +545,26 @@ def test_inputs_move_to_where_they_are_aligned():
     assert (request.copied, request.places) == (16, ((0, 5), (8, 16)))
     assert contents(sent, request.start, request.places) == [data[:5], data[5:]]
     assert Sent(header, data, room=0).match(cache) is None
+
+
+def test_a_template_keeps_no_text_of_its_first_request_and_reuses_equal_parameters():
+    cache = FormCache(model_config("A FP32 [-1]"))
+    entry = {"name": "A", "datatype": "FP32"}
+
+    def ask(identifier, text, count=1):
+        given = {**entry, "shape": [count], "data": [1] * count}
+        document = {"id": identifier, "inputs": [given], "parameters": {"fixed": 1.5, "text": text}}
+        header = orjson.dumps(document)
+        matched = Sent(header, b"").match(cache)
+        if matched is None:
+            return cache.parse(header, 0)
+        assert json.loads(matched[1].context.parameters) == document["parameters"]
+        assert tuple(matched[1].options.shapes) == (("A", (count,)),)
+        return matched
+
+    ask("first" * 100, "x" * 1000)
+    template, first, _ = ask("i", "y")
+    assert (template.form.identifier, template.form.context.parameters) == ("", "")
+    assert ask("j", "y")[1].context is first.context
+    for other in (("j", "z"), ("j", "y", 2), ("j", "y"), ("j", "long" * 1000), ("j", "y")):
+        assert ask(*other)[1].context is not first.context

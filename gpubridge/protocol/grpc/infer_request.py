@@ -149,12 +149,12 @@ class FormCache:
         """Parse a request and keep it as a template; raises BridgeError."""
         read = self.read_once(head)
         form, model = read.form, read.model
-        known = self._known(read)
         rules = input_rules(form, model.config)
         if rules is not None:
             batch = model.config.max_batch_size
-            self.templates.add_fields(bytes(head.form), head.sizes, batch, rules, known)
-        return known
+            template = self._known(read)
+            self.templates.add_fields(bytes(head.form), head.sizes, batch, rules, template)
+        return self._known(read)
 
     def read_once(self, head: RequestHead) -> ReadRequest:
         """Parse a request without keeping it; thread-safe; raises BridgeError."""
