@@ -821,9 +821,12 @@ class RequestTemplates:
     - ``limit``: bytes that all templates may take; the least recently used ones go first. No
       template may take more than an eighth.
     - ``alignment``: of the places that inputs are given.
+    - ``inputs``: if JSON is that of generate requests: the names of the model's inputs.
     """
 
-    def __init__(self, limit: int, alignment: int, /) -> None: ...
+    def __init__(
+        self, limit: int, alignment: int, inputs: Sequence[str] | None = ..., /
+    ) -> None: ...
     def __len__(self) -> int: ...
     nbytes: int
     """Bytes that the templates take."""
@@ -1051,6 +1054,24 @@ class StreamResponses:
     ) -> None: ...
     def __call__(self, outcome: Any, /) -> None: ...
 
+class GeneratedTemplate:
+    """The JSON object of responses to generate requests with the same outputs.
+
+    ``members``: the JSON of each name, and its value: JSON, None for the request's id, or index and datatype of an output.
+    """
+
+    def __init__(
+        self, members: Sequence[tuple[bytes, bytes | tuple[int, str] | None]], /
+    ) -> None: ...
+    def encode(
+        self,
+        identifier: str,
+        shapes: Sequence[Sequence[int]],
+        buffers: Sequence[bytes | memoryview],
+        /,
+    ) -> bytes | None:
+        """Return the object; None where Python has to encode it."""
+
 class MessageResponseTemplate:
     """The frame of ModelInferResponses with the same outputs; see `JsonResponseTemplate`.
 
@@ -1220,6 +1241,8 @@ class HttpExchange:
         - ``filler``: bytes that mean nothing within it: sent once in a while to a client that sends
           no more, to learn whether it is still there.
         """
+    def go_on(self, on_sent: Callable[[], None], /) -> None:
+        """Go on with an answer that the plane has begun; ``on_sent`` as for `begin`."""
     def send(self, buffers: Sequence[bytes | memoryview], /) -> None:
         """Send more of an answer that was begun."""
     def end(self) -> None:
@@ -1241,17 +1264,22 @@ class HttpExchange:
         ``body``: where in the slot the body begins, its bytes, and those of its JSON header.
         """
     def __call__(self, outcome: Any, /) -> None:
-        """Answer an inference request that the plane has taken by its outcome."""
+        """Answer a request that the plane has taken by an outcome.
+
+        A generate request may have several: all but the last come while it has its ``on_done``.
+        """
 
 class HttpInferEndpoint:
-    """Where inference requests for a model, or for one version of it, go.
+    """Where inference or generate requests for a model, or for one version of it, go.
 
-    ``arena``: where bodies are received.
+    - ``arena``: where bodies are received.
+    - ``kind``: 0 for inference, 1 for generate requests, 2 for those that are answered by events. Generate requests of more
+      than 64 KiB are left to the owner.
     """
 
-    def __init__(self, arena: Any, /) -> None: ...
+    def __init__(self, arena: Any, kind: int = ..., /) -> None: ...
     def set_model(self, served: object, /) -> None:
-        """Let a `gpubridge.frontend.infer.ServedModel` take the place of another, also for bodies that come."""
+        """Let what is served, as `gpubridge.frontend.infer.ServedModel`, take the place of another, also for bodies that come."""
 
 class InferTargets:
     """The endpoints of inference by the targets of requests, as clients write them.

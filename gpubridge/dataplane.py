@@ -12,6 +12,7 @@ from gpubridge._native import (
     Call,
     CallChannel,
     DynamicBatcher,
+    GeneratedTemplate,
     GrowingMemory,
     GrpcConnectionState,
     GrpcInferEndpoint,

@@ -57,6 +57,13 @@ class Exchange {
   void give_up(nb::object error);
   // Sends an answer to an inference request: its header, and the outputs' bytes behind it.
   void respond_tensors(std::string_view header, const SentBuffers& sent, nb::handle buffers);
+  // Sends the JSON of a generate request's only response.
+  void respond_json(std::string_view json);
+  // Sends an event, or nothing, and the end with the last one; begins the answer if it is the
+  // first.
+  void send_event(std::string_view event, bool last);
+  // Has another told from now on when the client has read on.
+  void go_on(nb::object on_sent) { on_sent_ = std::move(on_sent); }
   void begin(int status, nb::bytes fields, nb::object on_sent, nb::bytes filler);
   // Sends more of an answer, as one chunk if it has chunks.
   void send(nb::object buffers);
@@ -98,11 +105,16 @@ class Exchange {
   // `buffers` are those of which `sent` knows the bytes.
   void send_whole(int status, std::string_view fields, std::string_view body,
                   const SentBuffers& sent, nb::handle buffers, bool plain);
+  // Lets go of who answered: nothing more is to come.
+  void drop_handler();
   void ready();
+  // Says that what was sent of an unfinished answer has left.
+  void report_sent();
 
   Connection* connection_;
   std::unique_ptr<const Head> head_;
-  std::unique_ptr<Inference> inference_;
+  // Shared with its own calls, which may end it.
+  std::shared_ptr<Inference> inference_;
   // The bytes of the answer that are there and were not sent.
   std::vector<nb::object> parts_;
   nb::object on_sent_ = nb::none();

@@ -162,7 +162,9 @@ bool Connection::take_inference(Exchange& exchange) {
       nb::cast<InferEndpoint&>(endpoint).traced(head)) {
     return false;
   }
-  const auto header = header_size(head, length_);
+  const bool generates = nb::cast<InferEndpoint&>(endpoint).generates();
+  if (generates && length_ > kHeavy) return false;
+  const auto header = generates ? length_ : header_size(head, length_);
   if (!header) return false;
   nb::object charged = nb::none();
   if (length_ > kHeavy) charged = owner_.attr("new_body")(current_.object);
@@ -381,7 +383,7 @@ void Connection::flush() {
     }
     write(std::move(parts));
     if (!finished) {
-      if (!stalled_) call(exchange.on_sent_);
+      if (!stalled_) exchange.report_sent();
     } else if (exchange.close_) {
       done_ = true;
       break;
@@ -407,7 +409,7 @@ void Connection::set_stalled(bool stalled) {
   report_changes();
   if (stalled || answers_.empty()) return;
   const Place place = answers_.front();
-  if (place.exchange->unfinished_ && !place.exchange->ready_) call(place.exchange->on_sent_);
+  if (place.exchange->unfinished_ && !place.exchange->ready_) place.exchange->report_sent();
 }
 
 void Connection::probe() {
@@ -505,6 +507,7 @@ void bind_http1_connection(nb::module_& module) {
       .def("give_up", &Exchange::give_up)
       .def("begin", &Exchange::begin, nb::arg("status"), nb::arg("fields"), nb::arg("on_sent"),
            nb::arg("filler") = nb::bytes("", 0))
+      .def("go_on", &Exchange::go_on)
       .def("send", &Exchange::send)
       .def("end", &Exchange::end);
   nb::class_<Connection>(module, "HttpConnectionState", nb::type_slots(collected<Connection>()))

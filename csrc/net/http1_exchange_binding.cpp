@@ -14,6 +14,7 @@ constexpr std::size_t kUsualHead = 128;
 // Bodies of fewer bytes are not compressed for clients that accept several codings: with their head
 // they are one packet either way.
 constexpr std::size_t kCompressed = 1024;
+constexpr std::string_view kJsonFields = "Content-Type: application/json\r\n";
 constexpr std::string_view kLastChunk = "0\r\n\r\n";
 
 // "Not Allowed" is Triton's word.
@@ -138,7 +139,7 @@ void Exchange::respond(int status, nb::bytes fields, nb::bytes body, nb::object 
 
 void Exchange::respond_tensors(std::string_view header, const SentBuffers& sent,
                                nb::handle buffers) {
-  std::string fields = "Content-Type: application/json\r\n";
+  std::string fields(kJsonFields);
   // Without a byte after it, the JSON is the whole answer: so it is at Triton.
   if (sent.total() != 0) {
     fields = "Content-Type: application/octet-stream\r\nInference-Header-Content-Length: " +
@@ -150,7 +151,7 @@ void Exchange::respond_tensors(std::string_view header, const SentBuffers& sent,
 void Exchange::send_whole(int status, std::string_view fields, std::string_view body,
                           const SentBuffers& sent, nb::handle buffers, bool plain) {
   if (connection_ == nullptr || answered_) return;
-  handler = nb::none();
+  drop_handler();
   const std::size_t length = body.size() + sent.total();
   const bool may_pack = !plain && head_ != nullptr && head_->accepts != Coding::kNone;
   if (may_pack && length >= (head_->accepts_one ? 1 : kCompressed)) {
@@ -173,8 +174,7 @@ void Exchange::fail(nb::object error, nb::object status) {
   const nb::object failure = connection_->failure_;
   const nb::object answer = failure(error, status, nb::find(*this));
   const SentBuffers body(answer[1]);
-  put(nb::cast<int>(answer[0]), {body.total(), false}, "Content-Type: application/json\r\n", {},
-      body);
+  put(nb::cast<int>(answer[0]), {body.total(), false}, kJsonFields, {}, body);
 }
 
 // -- inference ------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ void Exchange::fail(nb::object error, nb::object status) {
 std::uint64_t Exchange::begin_inference(nb::handle endpoint, std::uint64_t header,
                                         nb::handle charged) {
   try {
-    inference_ = std::make_unique<Inference>(nb::borrow(endpoint), head_->length, header, charged);
+    inference_ = std::make_shared<Inference>(nb::borrow(endpoint), head_->length, header, charged);
   } catch (nb::python_error& error) {
     fail(nb::borrow(error.value()), nb::none());
     return 0;
@@ -202,7 +202,7 @@ std::uint64_t Exchange::grow_inference(std::uint64_t arrived) {
 void Exchange::complete_inference(std::uint64_t copied) {
   inference_->complete();
   if (submit_inference(copied, nb::none())) return;
-  const std::unique_ptr<Inference> inference = std::move(inference_);
+  const std::shared_ptr<Inference> inference = std::move(inference_);
   inference->hand_over(nb::find(*this), copied);
 }
 
@@ -219,7 +219,7 @@ bool Exchange::submit_inference(std::uint64_t copied, nb::handle origin) {
 
 bool Exchange::infer(nb::object endpoint, nb::object slot, const InferenceBody& body,
                      std::uint64_t copied, nb::handle origin) {
-  inference_ = std::make_unique<Inference>(std::move(endpoint), std::move(slot), body);
+  inference_ = std::make_shared<Inference>(std::move(endpoint), std::move(slot), body);
   if (submit_inference(copied, origin)) {
     handler = nb::none();
     return true;
@@ -229,12 +229,52 @@ bool Exchange::infer(nb::object endpoint, nb::object slot, const InferenceBody& 
 }
 
 void Exchange::answer(nb::handle outcome) {
-  const auto inference = std::move(inference_);
+  const std::shared_ptr<Inference> inference = inference_;
   if (inference == nullptr) return;
+  if (inference->has_last()) inference_.reset();
   try {
     inference->answer(*this, outcome);
   } catch (nb::python_error& error) {
     fail(nb::borrow(error.value()), nb::none());
+  }
+}
+
+void Exchange::drop_handler() {
+  const nb::object dropped = std::exchange(handler, nb::none());
+  inference_.reset();
+}
+
+void Exchange::respond_json(std::string_view json) {
+  const nb::tuple nothing;
+  send_whole(200, kJsonFields, json, SentBuffers(nothing), nothing, true);
+}
+
+void Exchange::send_event(std::string_view event, bool last) {
+  constexpr std::string_view kEventFields = "Content-Type: text/event-stream; charset=utf-8\r\n";
+  if (connection_ == nullptr) return;
+  std::string text;
+  if (!answered_) {
+    chunked_ = modern();
+    if (!chunked_) close_ = true;
+    filler_ = bytes_object(":\n\n");  // A comment, which readers of events ignore.
+    text = response_head(200, kEventFields, {std::nullopt, chunked_}, persistence());
+  }
+  unfinished_ = !last;
+  if (!event.empty() && chunked_) text.append(chunk_line(event.size()));
+  text.append(event);
+  if (!event.empty() && chunked_) text.append("\r\n");
+  if (last && chunked_) text.append(kLastChunk);
+  if (!text.empty()) parts_.push_back(bytes_object(text));
+  probed_ = false;
+  ready();
+}
+
+void Exchange::report_sent() {
+  const nb::object on_sent = on_sent_;
+  if (!on_sent.is_none()) {
+    on_sent();
+  } else if (const std::shared_ptr<Inference> inference = inference_) {
+    inference->pass_on();
   }
 }
 
@@ -267,7 +307,7 @@ void Exchange::send(nb::object buffers) {
 
 void Exchange::end() {
   if (connection_ == nullptr) return;
-  handler = nb::none();
+  drop_handler();
   unfinished_ = false;
   if (chunked_ && !bodiless()) parts_.push_back(bytes_object(kLastChunk));
   probed_ = false;

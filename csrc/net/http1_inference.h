@@ -1,6 +1,6 @@
-// Plain inference requests over HTTP/1, from the head of a message to its answer, without Python
-// code: those that have a template, and whose outputs go back as binary data. All others are handed
-// to Python, which parses the same bytes anew.
+// Plain inference and generate requests over HTTP/1, from the head of a message to its answer,
+// without Python code: those that have a template, and whose outputs a template writes. All others
+// are handed to Python, which parses the same bytes anew.
 #pragma once
 
 #include "heap_type.h"
@@ -32,10 +32,20 @@ struct ServedModel {
   std::uint64_t inputs = nb::cast<std::uint64_t>(given.attr("inputs"));
 };
 
-// Where requests for a model, or for one version of it, go; the base of the class InferEndpoint.
+// The text of a longer answer is charged: _LONG of gpubridge/frontend/answer_texts.py.
+inline constexpr std::size_t kLongText = std::size_t{1} << 16U;
+
+// What an endpoint answers: inference requests; generate requests by one response, or by events.
+enum class EndpointKind : std::uint8_t { kInfer = 0, kGenerate = 1, kGenerateStream = 2 };
+
+// Where requests for a model, or for one version of it, go; the base of the classes InferEndpoint
+// and GenerateEndpoint.
 class InferEndpoint {
  public:
-  explicit InferEndpoint(nb::object arena) : arena_(std::move(arena)) {}
+  InferEndpoint(nb::object arena, EndpointKind kind) : arena_(std::move(arena)), kind_(kind) {}
+
+  [[nodiscard]] EndpointKind kind() const { return kind_; }
+  [[nodiscard]] bool generates() const { return kind_ != EndpointKind::kInfer; }
 
   // Another takes the model's place, also for requests whose body is still being received.
   void set_model(nb::object served) {
@@ -61,6 +71,7 @@ class InferEndpoint {
 
  private:
   nb::object arena_;
+  EndpointKind kind_;
   std::shared_ptr<const ServedModel> served_;
 };
 
@@ -134,17 +145,28 @@ class Inference {
     const nb::object slot = std::move(slot_);
     attribute<"take_over">(endpoint_object_)(exchange, slot, body_.start, body_.length, copied);
   }
-  // Answers by an outcome.
-  void answer(Exchange& exchange, nb::handle outcome) const;
+  // Answers by an outcome. A generate request has several, all of which but the last come while it
+  // has an `on_done`.
+  void answer(Exchange& exchange, nb::handle outcome);
+  [[nodiscard]] bool has_last() const;
+  // Lets the model send more: the client has read the events so far. This may be gone then.
+  void pass_on();
   void abort();
 
   int traverse(visitproc visit, void* arg) const {
     Py_VISIT(slot_.ptr());
     Py_VISIT(request_.ptr());
-    return visit_all({&endpoint_object_}, visit, arg);
+    return visit_all({&endpoint_object_, &only_, &follower_}, visit, arg);
   }
 
  private:
+  void answer_infer(Exchange& exchange, nb::handle outcome) const;
+  // Writes what is to be sent for an outcome of a generate request; false where that is Python's.
+  [[nodiscard]] bool write(nb::handle outcome, bool last, std::string& text) const;
+  void send(Exchange& exchange, nb::handle outcome, bool last, std::string_view text);
+  [[nodiscard]] bool append_json(nb::handle outcome, std::string& json) const;
+  [[nodiscard]] nb::object identifier() const;
+
   nb::object endpoint_object_;
   InferEndpoint& endpoint_;
   nb::object slot_;
@@ -154,6 +176,11 @@ class Inference {
   std::shared_ptr<const ServedModel> served_;
   std::shared_ptr<KnownTemplate> known_;
   nb::object request_;
+  // Of a generate request: the response that came before the end, the events that were not passed
+  // on, and the handler that answers once Python does.
+  nb::object only_ = nb::none();
+  long long unsent_ = 0;
+  nb::object follower_ = nb::none();
 };
 
 }  // namespace gpubridge::http1

@@ -13,8 +13,6 @@ namespace {
 // by less than the widest item has.
 constexpr std::uint64_t kAlignment = 64;
 constexpr std::uint64_t kWidest = 8;
-// The text of a longer answer is charged: _LONG of gpubridge/frontend/answer_texts.py.
-constexpr std::size_t kLongText = std::size_t{1} << 16U;
 
 }  // namespace
 
@@ -83,13 +81,22 @@ bool Inference::submit(nb::handle exchange, std::uint64_t copied, nb::handle ori
   slot_.reset();
   if (!made.regions.is_none()) attribute<"share">(served->given)(made.request, made.regions);
   request_ = made.request;
+  if (endpoint_.generates()) {
+    InferRequest& request = infer_request(request_);
+    request.set(InferRequest::kOnPartial, exchange);
+    request.set(InferRequest::kAccount, nb::cast<Exchange&>(exchange).account());
+  }
   // This may be gone when that returns.
   served->submit(made.request, origin);
   return true;
 }
 
-void Inference::answer(Exchange& exchange, nb::handle outcome) const {
-  const nb::object identifier = nb::borrow(infer_request(request_).get(InferRequest::kIdentifier));
+nb::object Inference::identifier() const {
+  return nb::borrow(infer_request(request_).get(InferRequest::kIdentifier));
+}
+
+void Inference::answer_infer(Exchange& exchange, nb::handle outcome) const {
+  const nb::object identifier = this->identifier();
   if (is_infer_response(outcome)) {
     const InferResponse& response = infer_response(outcome);
     const nb::handle signature = response.get(InferResponse::kSignature);
@@ -119,6 +126,8 @@ void Inference::answer(Exchange& exchange, nb::handle outcome) const {
 }
 
 void Inference::abort() {
+  // The handler that answers ends the request itself.
+  if (!follower_.is_none()) return;
   if (request_.is_valid()) {
     infer_request(request_).cancel();
   } else if (slot_.is_valid()) {
@@ -134,7 +143,15 @@ void bind_http1_inference(nb::module_& module) {
   using http1::InferEndpoint;
   using http1::InferTargets;
   nb::class_<InferEndpoint>(module, "HttpInferEndpoint", nb::type_slots(collected<InferEndpoint>()))
-      .def(nb::init<nb::object>())
+      .def(
+          "__init__",
+          [](InferEndpoint* self, nb::object arena, unsigned kind) {
+            if (kind > static_cast<unsigned>(http1::EndpointKind::kGenerateStream)) {
+              throw nb::value_error("no kind of an endpoint");
+            }
+            new (self) InferEndpoint(std::move(arena), static_cast<http1::EndpointKind>(kind));
+          },
+          nb::arg(), nb::arg() = 0)
       .def("set_model", &InferEndpoint::set_model);
   nb::class_<InferTargets>(module, "InferTargets", nb::type_slots(collected<InferTargets>()))
       .def(nb::init<const nb::bytes&, const nb::bytes&>(), nb::arg("required_name") = nb::bytes(""),

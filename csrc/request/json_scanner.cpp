@@ -86,14 +86,23 @@ class Scanner {
   Scanner(std::string_view text, RequestScan& scan) : text_(text), cursor_(text), scan_(scan) {}
 
   bool run() {
+    return document([&] { return object(kRequest); });
+  }
+
+  bool run_generated(std::span<const std::string> inputs) {
+    return document([&] { return flat_object(inputs, false); });
+  }
+
+ private:
+  template <typename Members>
+  bool document(Members&& members) {
     cursor_.skip_space();
-    if (!cursor_.take('{') || !object(kRequest)) return false;
+    if (!cursor_.take('{') || !members()) return false;
     cursor_.skip_space();
     if (!cursor_.at_end()) return false;
     return extend_key(text_.size() - literal_);
   }
 
- private:
   bool value(const Node& node) {
     if (node.array != Role::kNone) return values(node);
     switch (cursor_.peek()) {
@@ -142,6 +151,11 @@ class Scanner {
 
   bool member(const Node& owner, std::size_t first_name) {
     std::string_view name;
+    return member_name(name, first_name) && value(member_of(owner, name));
+  }
+
+  // Takes a member's name, which is none of those since `first_name`, and what is before its value.
+  bool member_name(std::string_view& name, std::size_t first_name) {
     bool escaped = false;
     if (!string(name, escaped) || escaped) return false;
     const auto begin = names_.begin() + static_cast<std::ptrdiff_t>(first_name);
@@ -151,7 +165,57 @@ class Scanner {
     cursor_.skip_space();
     if (!cursor_.take(':')) return false;
     cursor_.skip_space();
-    return value(member_of(owner, name));
+    return true;
+  }
+
+  // The members of a generate request, and those of its parameters, whose names are of one space.
+  bool flat_object(std::span<const std::string> inputs, bool nested) {
+    return items('}', [&] {
+      std::string_view name;
+      if (!member_name(name, 0)) return false;
+      if (name == "parameters" && !nested) return cursor_.take('{') && flat_object(inputs, true);
+      if (std::ranges::find(inputs, name) != inputs.end()) return flat_input();
+      if (name == "id" && !nested) return flat_id();
+      return cursor_.peek() != '{' && cursor_.peek() != '[' && value(kCustom);
+    });
+  }
+
+  bool flat_input() {
+    owner_ = scan_.inputs++;
+    scan_.ranks.push_back(0);
+    const std::size_t begin = cursor_.position();
+    std::uint64_t count = 1;
+    if (cursor_.take('[') ? !flat_values(count) : !flat_value()) return false;
+    scan_.counts.push_back(count);
+    return replace(begin, {.role = Role::kValues, .owner = owner_, .text = cursor_.from(begin)});
+  }
+
+  // Counts the values of an array, whose bracket has been taken, by their commas.
+  bool flat_values(std::uint64_t& count) {
+    cursor_.skip_space();
+    count = cursor_.peek() == ']' ? 0 : 1;
+    while (!cursor_.at_end()) {
+      const char letter = cursor_.next();
+      if (letter == '[' || letter == '{') return false;
+      if (letter == '"' && !cursor_.raw_string()) return false;
+      if (letter == ',') ++count;
+      if (letter == ']') return true;
+    }
+    return false;
+  }
+
+  bool flat_value() {
+    if (cursor_.take('"')) return cursor_.raw_string().has_value();
+    return cursor_.take("true") || cursor_.take("false") || cursor_.number().has_value();
+  }
+
+  bool flat_id() {
+    const std::size_t begin = cursor_.position();
+    std::string_view content;
+    bool escaped = false;
+    if (!string(content, escaped) || escaped || !is_utf8(content)) return false;
+    scan_.id = content;
+    return replace(begin, {.role = Role::kCustomText, .text = content, .name = names_.back()});
   }
 
   bool array(const Node& node) {
@@ -248,6 +312,11 @@ class Scanner {
 bool scan_json(std::string_view text, RequestScan& scan) {
   scan.clear();
   return text.size() <= kLongestJson && Scanner(text, scan).run();
+}
+
+bool scan_generated(std::string_view text, std::span<const std::string> inputs, RequestScan& scan) {
+  scan.clear();
+  return text.size() <= kLongestJson && Scanner(text, scan).run_generated(inputs);
 }
 
 }  // namespace gpubridge

@@ -453,6 +453,10 @@ bool pack_values(std::string_view array, ElementType type, std::size_t count, st
   return count <= array.size() / 2 && append_numbers(cursor, type, count, out);
 }
 
+bool pack_value(std::string_view text, ElementType type, std::string& out) {
+  return pack_values(std::string(1, '[').append(text).append("]"), type, 1, out);
+}
+
 bool format_values(std::string_view bytes, ElementType type, std::size_t count, std::string& out) {
   out.assign(1, '[');
   if (type.kind == ElementKind::kString) {

@@ -52,6 +52,9 @@ struct SplitDocument {
 [[nodiscard]] bool pack_values(std::string_view array, ElementType type, std::size_t count,
                                std::string& out);
 
+// Appends one value as an element, as `pack_values` does those of an array.
+[[nodiscard]] bool pack_value(std::string_view text, ElementType type, std::string& out);
+
 // Writes elements as a flat JSON array. Floats have the shortest digits that give the same double;
 // those that are not finite are NaN, Infinity and -Infinity. Strings are escaped as JSON has to be,
 // their other bytes go out as they are. False where a BYTES tensor is malformed or holds another

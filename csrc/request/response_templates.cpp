@@ -66,6 +66,26 @@ std::string JsonResponseTemplate::encode(std::string_view id, std::string_view p
   return json;
 }
 
+void GeneratedTemplate::append(std::string_view id, std::span<const std::string> outputs,
+                               std::string& json) const {
+  json.push_back('{');
+  bool first = true;
+  for (const GeneratedMember& member : members_) {
+    if (member.source == GeneratedMember::kId && id.empty()) continue;
+    if (!first) json.push_back(',');
+    first = false;
+    json.append(member.name);
+    if (member.source == GeneratedMember::kText) {
+      json.append(member.text);
+    } else if (member.source == GeneratedMember::kId) {
+      append_json_text(id, json);
+    } else {
+      json.append(outputs[static_cast<std::size_t>(member.source)]);
+    }
+  }
+  json.push_back('}');
+}
+
 ResponseFrame MessageResponseTemplate::encode(std::string_view id, std::string_view parameters,
                                               std::span<const ResponseOutput> outputs, bool stream,
                                               std::uint64_t following) const {

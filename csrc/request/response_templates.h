@@ -52,6 +52,33 @@ class JsonResponseTemplate : public ResponseTemplate {
   std::vector<std::optional<ElementType>> types_;
 };
 
+// A member of the flat JSON object of a generate request's response: its name with a colon, and its
+// text, the request's id, or the values of an output.
+struct GeneratedMember {
+  static constexpr int kText = -1;
+  static constexpr int kId = -2;
+
+  std::string name;
+  int source = kText;  // Else the index of the output.
+  std::string text = {};
+  std::optional<ElementType> type = {};  // Of the output's elements.
+};
+
+// The flat JSON objects of responses with one signature.
+class GeneratedTemplate {
+ public:
+  // `members`: in the order in which they are written.
+  explicit GeneratedTemplate(std::vector<GeneratedMember> members) : members_(std::move(members)) {}
+
+  [[nodiscard]] const std::vector<GeneratedMember>& members() const { return members_; }
+
+  // Appends a response's object: the id, which may be empty, and the JSON values of each output.
+  void append(std::string_view id, std::span<const std::string> outputs, std::string& json) const;
+
+ private:
+  std::vector<GeneratedMember> members_;
+};
+
 // A frame: its first bytes, and what comes before the bytes of each output. `nbytes` are those of
 // its message, all of it.
 struct ResponseFrame {

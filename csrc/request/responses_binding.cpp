@@ -47,6 +47,25 @@ JsonResponseTemplate json_template(const nb::bytes& names, const std::vector<nb:
   return {template_of(names, openings, forms), std::move(types)};
 }
 
+// Members by their encoded names: a text, None for the id, or the index and datatype of an output.
+GeneratedTemplate generated_template(
+    const std::vector<std::tuple<nb::bytes, nb::object>>& members) {
+  std::vector<GeneratedMember> made;
+  for (const auto& [name, source] : members) {
+    GeneratedMember& member = made.emplace_back(GeneratedMember{std::string(view_of(name)) + ':'});
+    if (source.is_none()) {
+      member.source = GeneratedMember::kId;
+    } else if (PyBytes_Check(source.ptr())) {
+      member.text = view_of(nb::borrow<nb::bytes>(source));
+    } else {
+      const auto [index, datatype] = nb::cast<std::tuple<unsigned, std::string>>(source);
+      member.source = static_cast<int>(index);
+      member.type = json_type(datatype);
+    }
+  }
+  return GeneratedTemplate(std::move(made));
+}
+
 // The elements of an output; nothing where they are more than any has.
 std::optional<std::size_t> element_count(nb::handle shape) {
   constexpr std::int64_t kMost = std::int64_t{1} << 40U;
@@ -119,6 +138,28 @@ std::optional<SentValues> sent_values(const JsonResponseTemplate& response, nb::
   return SentValues{std::move(all), std::move(following)};
 }
 
+bool append_generated(const GeneratedTemplate& response, std::string_view id, nb::handle shapes,
+                      nb::handle buffers, std::string& json) {
+  const SentBuffers given(buffers);
+  if (given.total() > kLongestJson || nb::len(shapes) != given.count()) return false;
+  std::vector<std::string> outputs(given.count());
+  std::string bytes;
+  for (const GeneratedMember& member : response.members()) {
+    if (member.source < 0) continue;
+    const auto index = static_cast<std::size_t>(member.source);
+    if (index >= outputs.size()) throw nb::value_error("expected a buffer for each output");
+    const auto count = element_count(shapes[index]);
+    if (!member.type || !count) return false;
+    // A copy: the model may write to it meanwhile.
+    bytes.clear();
+    given.append_to(bytes, index);
+    if (!format_values(bytes, *member.type, *count, outputs[index])) return false;
+    if (*count == 1) outputs[index] = outputs[index].substr(1, outputs[index].size() - 2);
+  }
+  response.append(id, outputs, json);
+  return true;
+}
+
 EncodedFrame encode_frame(const MessageResponseTemplate& response, std::string_view id,
                           std::string_view parameters, nb::handle shapes, nb::handle values,
                           bool stream, nb::handle following) {
@@ -140,6 +181,15 @@ void bind_responses(nb::module_& module) {
   nb::class_<JsonResponseTemplate>(module, "JsonResponseTemplate")
       .def(nb::new_(&json_template))
       .def("encode", &encode_header);
+  nb::class_<GeneratedTemplate>(module, "GeneratedTemplate")
+      .def(nb::new_(&generated_template))
+      .def("encode",
+           [](const GeneratedTemplate& self, std::string_view id, nb::handle shapes,
+              nb::handle buffers) -> nb::object {
+             std::string json;
+             if (!append_generated(self, id, shapes, buffers, json)) return nb::none();
+             return bytes_object(json);
+           });
   nb::class_<MessageResponseTemplate>(module, "MessageResponseTemplate")
       .def(nb::new_([](const nb::bytes& names, const std::vector<nb::bytes>& openings,
                        const nb::bytes& forms) {

@@ -36,6 +36,11 @@ struct SentValues {
 std::optional<SentValues> sent_values(const JsonResponseTemplate& response, nb::handle shapes,
                                       nb::handle buffers);
 
+// Appends the JSON of a response to a generate request. False, with the text as it was, where that
+// is a worker's, or cannot be done.
+[[nodiscard]] bool append_generated(const GeneratedTemplate& response, std::string_view id,
+                                    nb::handle shapes, nb::handle buffers, std::string& json);
+
 // A frame in pieces, the last of which are the fields `following`, or how many bytes its message
 // has, where those are too many for one.
 struct EncodedFrame {

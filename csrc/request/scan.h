@@ -56,6 +56,7 @@ struct RequestScan {
   std::vector<std::uint32_t> size_owners;
   std::vector<std::string_view> arrays;  // With their brackets; the values are still to be read.
   std::vector<std::uint32_t> array_owners;
+  std::vector<std::uint64_t> counts;  // Values of each input, where its dims follow from them.
   std::vector<ScannedValue> others;
   std::uint32_t inputs = 0;
   std::uint32_t outputs = 0;
@@ -69,6 +70,7 @@ struct RequestScan {
     size_owners.clear();
     arrays.clear();
     array_owners.clear();
+    counts.clear();
     others.clear();
     inputs = outputs = 0;
   }
@@ -111,6 +113,14 @@ constexpr std::size_t kLongestScanned = std::size_t{256} << 10U;
 // deep, has an input's `data` that is no array, a member twice, very many members in one object, an
 // escape in a name or in the id, a control character, or a varying text that is not UTF-8.
 [[nodiscard]] bool scan_json(std::string_view text, RequestScan& scan);
+
+// Scans the flat JSON object of a generate request to a model with these inputs in one pass.
+//
+// Inputs (a value, or an array of values), numbers and strings vary, also those of the member
+// `parameters`; an id is a parameter, too. All else is part of the key, and false is returned, as
+// above. So it is for a name that comes twice, and for values in more than one array.
+[[nodiscard]] bool scan_generated(std::string_view text, std::span<const std::string> inputs,
+                                  RequestScan& scan);
 
 // Scans the fields of a ModelInferRequest in one pass.
 //

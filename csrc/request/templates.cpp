@@ -31,13 +31,15 @@ std::size_t bytes_of(const std::string& key, const TemplateRules& rules) {
 // Checks that each input has the values that its check needs, and no others.
 bool checkable(const RequestScan& scan, const TemplateRules& rules) {
   if (scan.inputs != rules.inputs.size()) return false;
+  const bool flat = !scan.counts.empty();
+  if (flat && scan.counts.size() != scan.inputs) return false;
   std::vector<std::size_t> sizes(rules.inputs.size());
   std::vector<std::size_t> arrays(rules.inputs.size());
   for (const std::uint32_t owner : scan.size_owners) ++sizes[owner];
   for (const std::uint32_t owner : scan.array_owners) ++arrays[owner];
   for (std::size_t i = 0; i < rules.inputs.size(); ++i) {
     const InputRule& rule = rules.inputs[i];
-    if (scan.ranks[i] != rule.dims.size()) return false;
+    if (scan.ranks[i] != (flat ? 0U : rule.dims.size())) return false;
     if (sizes[i] != (rule.in_region || rule.json ? 0U : 1U)) return false;
     if (arrays[i] != (rule.json ? 1U : 0U)) return false;
     if (rules.max_batch_size != 0 && rule.dims.empty()) return false;
@@ -81,8 +83,8 @@ class Check {
 
   bool input(std::size_t index) {
     const InputRule& rule = rules_.inputs[index];
-    const std::span<const std::uint64_t> shape(scan_.dims.data() + dim_at_, rule.dims.size());
-    dim_at_ += rule.dims.size();
+    if (!find_shape(index)) return false;
+    const std::span<const std::uint64_t> shape(shape_);
     std::uint64_t elements = 1;
     for (std::size_t i = 0; i < shape.size(); ++i) {
       const std::int64_t wanted = rule.dims[i];
@@ -102,6 +104,31 @@ class Check {
     const std::uint64_t given = rule.in_region ? region_bytes_[index] : scan_.sizes[size_at_++];
     if (rule.item_size != 0 && needed != given) return false;
     return rule.in_region || place(index, given, elements);
+  }
+
+  // The dims of an input are those of the request, or those that its number of values fills: the
+  // last variable one takes what the others leave.
+  bool find_shape(std::size_t index) {
+    const std::vector<std::int64_t>& wanted = rules_.inputs[index].dims;
+    if (scan_.counts.empty()) {
+      const std::uint64_t* const dims = scan_.dims.data() + dim_at_;
+      shape_.assign(dims, dims + wanted.size());
+      dim_at_ += wanted.size();
+      return true;
+    }
+    std::uint64_t left = scan_.counts[index];
+    shape_.assign(wanted.size(), 1);
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      if (wanted[i] < 0) continue;
+      shape_[i] = static_cast<std::uint64_t>(wanted[i]);
+      if (shape_[i] == 0 || left % shape_[i] != 0) return false;
+      left /= shape_[i];
+    }
+    const auto variable = std::ranges::find_if(wanted.rbegin(), wanted.rend(),
+                                               [](std::int64_t dim) { return dim < 0; });
+    if (variable == wanted.rend()) return left == 1;
+    shape_[static_cast<std::size_t>(wanted.rend() - variable) - 1] = left;
+    return true;
   }
 
   bool batch(std::size_t index, std::uint64_t size) {
@@ -150,6 +177,7 @@ class Check {
   const TemplateRules& rules_;
   MatchedRequest& matched_;
   std::vector<std::uint64_t> region_bytes_;
+  std::vector<std::uint64_t> shape_;
   std::size_t dim_at_ = 0;
   std::size_t size_at_ = 0;
 };

@@ -39,10 +39,10 @@ struct InputPlace {
   std::uint32_t item_size = 0;
 };
 
-// The values of an input that came as JSON.
+// The values of an input that came as JSON: an array, or the only value.
 struct JsonInput {
   std::size_t place = 0;  // Its index among the places.
-  std::string_view array;
+  std::string_view values;
   ElementType type{};
   std::uint64_t count = 0;
 };

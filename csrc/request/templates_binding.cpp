@@ -173,7 +173,7 @@ MadeRequest PythonTemplates::match_json(const RequestTarget& target, std::uint64
   if (following > bytes.size() - start) return {};
   header_.assign(reinterpret_cast<const char*>(bytes.data() + begin),
                  static_cast<std::size_t>(size));
-  if (!scan_json(header_, scan_) || !templates_.match(scan_, matched_)) return {};
+  if (!scan(header_) || !templates_.match(scan_, matched_)) return {};
   if (!matched_.json.empty()) {
     return pack(target, bytes.subspan(start, static_cast<std::size_t>(following)));
   }
@@ -192,7 +192,10 @@ MadeRequest PythonTemplates::pack(const RequestTarget& target,
   for (const JsonInput& json : matched_.json) {
     const std::size_t begin = packed_.size();
     const auto count = static_cast<std::size_t>(json.count);
-    if (!pack_values(json.array, json.type, count, packed_)) return {};
+    if (json.values.starts_with('[') ? !pack_values(json.values, json.type, count, packed_)
+                                     : !pack_value(json.values, json.type, packed_)) {
+      return {};
+    }
     matched_.places[json.place].nbytes = packed_.size() - begin;
   }
   std::uint64_t nbytes = 0;
@@ -350,7 +353,8 @@ void bind_templates(nb::module_& module) {
       .def(nb::init<nb::object, nb::bytes>())
       .def("__iter__", &RequestShapes::iterate);
   nb::class_<Self>(module, "RequestTemplates", nb::type_slots(collected<Self>()))
-      .def(nb::init<std::size_t, std::uint64_t>())
+      .def(nb::init<std::size_t, std::uint64_t, std::optional<std::vector<std::string>>>(),
+           nb::arg(), nb::arg(), nb::arg().none() = nb::none())
       .def("add_json", &Self::add_json)
       .def("add_fields", &Self::add_fields)
       .def("remove_if", &Self::remove_if)

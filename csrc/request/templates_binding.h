@@ -73,16 +73,18 @@ struct RequestTarget {
 using InputFields = std::tuple<std::vector<std::int64_t>, std::optional<std::vector<std::int64_t>>,
                                std::uint32_t, std::int64_t, std::optional<std::string>>;
 
-// Request templates of HTTP (JSON headers) or of gRPC (protobuf messages).
+// Request templates of HTTP (JSON headers, or generate requests to a model with these inputs) or of
+// gRPC (protobuf messages).
 class PythonTemplates {
  public:
-  PythonTemplates(std::size_t limit, std::uint64_t alignment)
-      : templates_(limit), alignment_(alignment) {}
+  PythonTemplates(std::size_t limit, std::uint64_t alignment,
+                  std::optional<std::vector<std::string>> generated_inputs)
+      : templates_(limit), alignment_(alignment), generated_inputs_(std::move(generated_inputs)) {}
 
   // Adds a RequestTemplate, if it accepts what varies.
   void add_json(const nb::bytes& header, std::uint64_t max_batch_size,
                 std::vector<InputFields> inputs, nb::handle given) {
-    if (scan_json(view_of(header), scan_)) add(max_batch_size, std::move(inputs), given);
+    if (scan(view_of(header))) add(max_batch_size, std::move(inputs), given);
   }
   void add_fields(const nb::bytes& fields, const std::vector<std::uint64_t>& sizes,
                   std::uint64_t max_batch_size, std::vector<InputFields> inputs, nb::handle given) {
@@ -109,6 +111,10 @@ class PythonTemplates {
   [[nodiscard]] std::size_t bytes() const { return templates_.bytes(); }
 
  private:
+  [[nodiscard]] bool scan(std::string_view json) {
+    return generated_inputs_ ? scan_generated(json, *generated_inputs_, scan_)
+                             : scan_json(json, scan_);
+  }
   void add(std::uint64_t max_batch_size, std::vector<InputFields> inputs, nb::handle given);
   MadeRequest match_json(const RequestTarget& target, std::uint64_t begin, std::uint64_t size,
                          std::uint64_t following);
@@ -120,6 +126,7 @@ class PythonTemplates {
 
   RequestTemplates templates_;
   std::uint64_t alignment_;
+  std::optional<std::vector<std::string>> generated_inputs_;
   std::string header_;
   std::string packed_;
   RequestScan scan_;

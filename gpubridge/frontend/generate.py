@@ -27,6 +27,7 @@ from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
 
 _Result = TypeVar("_Result")
+Parse = Callable[[bytes, ModelConfig], RequestForm]
 
 _EVENTS = b"Content-Type: text/event-stream; charset=utf-8\r\n"
 _COMMENT = b":\n\n"
@@ -39,6 +40,7 @@ class _Generation(PrivateBody, ABC):
     - ``find``: returns the served model once the body is complete.
     - ``parameters``: forwarded headers.
     - ``context``: the headers of a trace context, if they matter.
+    - ``parse``: returns the form of a body; thread-safe for bodies of more than `LARGE_BYTES`.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class _Generation(PrivateBody, ABC):
         workers: Workers,
         parameters: Mapping[str, str],
         context: tuple[bytes, bytes] | None,
+        parse: Parse = parse_generate,
     ) -> None:
         super().__init__()
         self._began = time.monotonic_ns()
@@ -56,11 +59,26 @@ class _Generation(PrivateBody, ABC):
         self._parameters = parameters
         self._aborted = False
         self._find = find
+        self._parse_body = parse
         self._model: Model
         self._arena_of = arena_of
         self._request: InferRequest | None = None
         self._exchange: HttpExchange
-        self._form: RequestForm
+
+    def follow(self, exchange: HttpExchange, request: InferRequest, model: Model) -> None:
+        """Answer a request that the plane has submitted, from the next outcome on."""
+        self._exchange, self._request, self._model = exchange, request, model
+        exchange.handler = self
+
+    def take_outcome(self, outcome: Outcome | Exception | None, last: bool) -> None:
+        """Send an outcome of a request that this follows; an exception is a bug of the plane."""
+        if isinstance(outcome, Exception):
+            outcome = request_error(outcome)
+        if last:
+            self._done(outcome)
+        else:
+            assert outcome is not None
+            self._respond(outcome)
 
     def complete(self, exchange: HttpExchange, copied: int) -> None:
         """Parse the body and submit the request; raises BridgeError."""
@@ -79,7 +97,7 @@ class _Generation(PrivateBody, ABC):
 
     def _parse(self, body: bytes, config: ModelConfig) -> RequestForm:
         """Return the form of the request; thread-safe; raises BridgeError."""
-        return parse_generate(body, config)
+        return self._parse_body(body, config)
 
     async def _parse_in_worker(self, body: memoryview) -> None:
         """Parse a long body in a worker, then submit the request."""
@@ -107,7 +125,6 @@ class _Generation(PrivateBody, ABC):
 
     def _submit(self, form: RequestForm, inputs: InputCopy) -> None:
         """Submit the request to the model."""
-        self._form = form
         self.release()
         request = self._request = form.request(
             inputs.slot, 0, inputs.places, self._done, inputs.copied
@@ -129,7 +146,9 @@ class _Generation(PrivateBody, ABC):
         """Encode a response in pieces; raises BridgeError."""
         if not isinstance(outcome, InferResponse):
             raise outcome.copy()
-        return encode_generated(self._form, outcome, self._model.config, self._model.version)
+        assert self._request is not None
+        identifier = self._request.identifier
+        return encode_generated(identifier, outcome, self._model.config, self._model.version)
 
     @abstractmethod
     def _respond(self, outcome: Outcome) -> None: ...
@@ -142,6 +161,10 @@ class GenerateHandler(_Generation):
     """Responds with the single response of the model."""
 
     _only: InferResponse | None = None
+
+    def keep(self, only: InferResponse | None) -> None:
+        """Go on where the plane has the response already."""
+        self._only = only
 
     def _respond(self, outcome: Outcome) -> None:
         assert self._request is not None
@@ -164,14 +187,14 @@ class GenerateHandler(_Generation):
                 raise _not_one()
             only = self._only if outcome is None else outcome
             if isinstance(only, InferResponse) and _is_long(only):
-                self._workers.run(partial(self._encoded, only), self._answer_long)
+                self._workers.run(partial(self._encoded, only), self._answer_charged)
                 return
             assert only is not None
-            self._answer(self._encoded(only))
+            self._answer_charged(self._encoded(only))
         except Exception as error:
             self._fail(error)
 
-    def _answer_long(self, body: Pieces | BridgeError) -> None:
+    def _answer_charged(self, body: Pieces | BridgeError) -> None:
         if not isinstance(body, BridgeError):
             body = charged(self._arena_of(self._model.name).budget, body)
         self._answer(body)
@@ -199,6 +222,13 @@ class GenerateStreamHandler(_Generation):
         super().__init__(*given)
         # Responses after that one, in order; None for the end.
         self._waiting: deque[Outcome | None] = deque()
+
+    def go_on(self, unsent: int) -> None:
+        """Go on where the plane has begun to answer, with so many events that are not passed on."""
+        if self._exchange.lost:
+            self._begun = True
+            self._unsent = unsent
+            self._exchange.go_on(self._sent)
 
     def _respond(self, outcome: Outcome) -> None:
         self._waiting.append(outcome)

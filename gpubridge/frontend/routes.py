@@ -10,14 +10,13 @@ from gpubridge.config import Restrictions
 from gpubridge.dataplane import HttpExchange, InferTargets
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.models.model import Model
-from gpubridge.engine.models.tracing import trace_context
 from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode, Pieces, not_found, unsupported
 from gpubridge.frontend.control import Answer, ControlCall, ControlTasks
 from gpubridge.frontend.control_routes import MODEL, ControlRoutes, Route, named
 from gpubridge.frontend.forwarded_headers import NO_HEADERS, ForwardedHeaders
-from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
+from gpubridge.frontend.generate_endpoint import GenerateEndpoint
 from gpubridge.frontend.http.message import RequestHandler
 from gpubridge.frontend.infer import InferEndpoint
 from gpubridge.frontend.openai import OpenAiRoutes, is_openai
@@ -30,6 +29,9 @@ from gpubridge.telemetry.exposition import CONTENT_TYPE
 from gpubridge.telemetry.metrics import ModelState, metrics_page
 
 _ROUTES_KEPT = 1024
+
+_EndpointKey = tuple[str, int | None, str]
+"""Model, version, and the last part of the path."""
 
 
 class _Refused(BridgeError):
@@ -91,7 +93,7 @@ class V2Router(_Router):
         self.targets = InferTargets(
             *((inference.name, inference.value) if inference is not None else ())
         )
-        self._endpoints: dict[tuple[str, int | None], InferEndpoint] = {}
+        self._endpoints: dict[_EndpointKey, InferEndpoint | GenerateEndpoint] = {}
         self.serving = False
         self._routes: list[Route] = [
             Route("inference", re.compile(MODEL + rb"/infer"), b"POST", self._open_infer),
@@ -129,8 +131,9 @@ class V2Router(_Router):
         for key in [key for key in self._endpoints if key[0] == name]:
             endpoint = self._endpoints[key]
             try:
-                model = self._repository.find(*key)
-                _check_coupled(model)
+                model = self._repository.find(*key[:2])
+                if isinstance(endpoint, InferEndpoint):
+                    _check_coupled(model)
             except BridgeError:
                 del self._endpoints[key]
                 self.targets.remove(endpoint)
@@ -140,7 +143,7 @@ class V2Router(_Router):
     def route(self, head: HttpExchange) -> RequestHandler:
         """Return the handler of a request; raises BridgeError."""
         target = head.target
-        endpoint: InferEndpoint | None = self.targets.find(target)
+        endpoint: InferEndpoint | GenerateEndpoint | None = self.targets.find(target)
         if endpoint is not None and head.method == b"POST":
             self.check("inference", head)
             return endpoint.request(head)
@@ -158,22 +161,37 @@ class V2Router(_Router):
         raise _Refused("Method Not Allowed", 405) if known else not_found("Not Found")
 
     def _open_generate(self, path: re.Match[bytes], head: HttpExchange) -> RequestHandler:
-        find = partial(self._repository.find, *named(path))
-        find()
-        kind = GenerateStreamHandler if path[3] else GenerateHandler
-        parameters = self._headers.of(head.fields()) if self._headers.active else {}
-        context = trace_context(self._repository.telemetry.traces, head.field)
-        return kind(find, self._memory.arenas.arena, self._workers, parameters, context)
+        name, version = named(path)
+        find = partial(self._repository.find, name, version)
+        model = find()
+        events = path[3] is not None
+        key = name, version, "generate_stream" if events else "generate"
+        endpoint = self._endpoints.get(key)
+        if endpoint is None:
+            arena_of = self._memory.arenas.arena
+            endpoint = self._endpoints[key] = GenerateEndpoint(
+                model, find, arena_of, self._workers, self._headers, events=events
+            )
+        return self._request(endpoint, head)
 
     def _open_infer(self, path: re.Match[bytes], head: HttpExchange) -> RequestHandler:
-        key = named(path)
-        model = self._repository.find(*key)
+        name, version = named(path)
+        model = self._repository.find(name, version)
         _check_coupled(model)
-        # Different spellings of a path share one endpoint, and its bounded templates.
+        key = name, version, "infer"
         endpoint = self._endpoints.get(key)
         if endpoint is None:
             endpoint = InferEndpoint(model, self._memory, self._workers, self._headers)
             self._endpoints[key] = endpoint
+        return self._request(endpoint, head)
+
+    def _request(
+        self, endpoint: InferEndpoint | GenerateEndpoint, head: HttpExchange
+    ) -> RequestHandler:
+        """Return the handler of a request; the plane takes further ones for its target.
+
+        Different spellings of a path share one endpoint, and its bounded templates.
+        """
         if len(self.targets) >= _ROUTES_KEPT:
             self.targets.clear()
         self.targets.add(head.target, endpoint)

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from gpubridge.config import ModelConfig, TensorSpec
+from gpubridge.dataplane import GeneratedTemplate, RequestTemplates
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.model_io import InputForm, as_configured
 from gpubridge.protocol.fields import JsonObject, checked_id, internal, json_parameters, parse_json
@@ -16,15 +17,38 @@ from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.infer_response import json_members
 from gpubridge.protocol.json_tensor import data_to_json, input_from_json
 from gpubridge.protocol.request_form import RequestForm
+from gpubridge.protocol.request_templates import TEMPLATE_BYTES, RequestTemplate, input_rules
+from gpubridge.protocol.response_encoding import reshapes
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, InferResponse, LongParameters
 from gpubridge.tensor.dtypes import element_count
 from gpubridge.transport.context import RequestContext
+from gpubridge.transport.signatures import Signature
 
 _NESTED = "parameters"
 _LONG_TEXT = 1 << 16
 """Bytes of a response above which its pieces are not joined."""
 _FEW_NAMES = 32
 """Names up to which each is searched for in the whole body; the cost is quadratic."""
+
+
+class GenerateForms:
+    """Bounded cache of generate requests of one model version, as `FormCache` for inference.
+
+    ``templates``: makes requests from bodies that match a template, without `parse`.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self.templates = RequestTemplates(TEMPLATE_BYTES, 1, tuple(config.inputs_by_name))
+
+    def parse(self, body: bytes) -> RequestForm:
+        """Parse a body, and keep it as a template; raises BridgeError as `parse_generate` does."""
+        form = parse_generate(body, self._config)
+        rules = input_rules(form, self._config)
+        if rules is not None:
+            template = RequestTemplate(form.without_data())
+            self.templates.add_json(body, self._config.max_batch_size, rules, template)
+        return form
 
 
 def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
@@ -160,19 +184,34 @@ def _shape(spec: TensorSpec, count: int, config: ModelConfig) -> tuple[int, ...]
     return tuple(dims) if count == 1 else None
 
 
+def generated_template(
+    signature: Signature, config: ModelConfig, version: int
+) -> GeneratedTemplate | None:
+    """Return the template of responses without parameters; None if outputs may be reshaped."""
+    if reshapes(config):
+        return None
+    members: dict[str, bytes | tuple[int, str] | None] = {**_model_members(config, version)}
+    members["id"] = None
+    for index, spec in enumerate(signature.tensors):
+        members[spec.name] = index, spec.datatype
+    # Triton's order.
+    return GeneratedTemplate([(orjson.dumps(name), members[name]) for name in sorted(members)])
+
+
+def _model_members(config: ModelConfig, version: int) -> dict[str, bytes]:
+    return {"model_name": orjson.dumps(config.name), "model_version": b'"%d"' % version}
+
+
 def encode_generated(
-    form: RequestForm, response: InferResponse, config: ModelConfig, version: int
+    identifier: str, response: InferResponse, config: ModelConfig, version: int
 ) -> list[bytes | memoryview]:
     """Encode a response as one JSON object: outputs of one element as a value, others as flat lists.
 
     Returns the text in pieces. Raises BridgeError for an output that JSON cannot represent.
     """
-    members: dict[str, bytes | memoryview] = {
-        "model_name": orjson.dumps(config.name),
-        "model_version": b'"%d"' % version,
-    }
-    if form.identifier:
-        members["id"] = orjson.dumps(form.identifier)
+    members: dict[str, bytes | memoryview] = {**_model_members(config, version)}
+    if identifier:
+        members["id"] = orjson.dumps(identifier)
     parameters = response.parameters or {}
     if not isinstance(parameters, LongParameters):
         for name, value in parameters.items():

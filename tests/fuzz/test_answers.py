@@ -9,7 +9,7 @@ from hypothesis import given
 
 from gpubridge.errors import ErrorCode
 from gpubridge.protocol.classification import classified
-from gpubridge.protocol.generate import encode_generated
+from gpubridge.protocol.generate import encode_generated, generated_template
 from gpubridge.protocol.infer_request import parse_request
 from gpubridge.protocol.infer_response import encode_response
 from gpubridge.request import InferResponse
@@ -51,7 +51,11 @@ def test_answers_are_encoded_in_every_form_or_refused(datatype, shape, classes, 
     values = _values_of(spec, count, content)
 
     header = _told(lambda: encode_response(form, form.identifier, response, config, 1).header)
-    generated = _told(lambda: encode_generated(form, response, config, 1))
+    generated = _told(lambda: encode_generated("", response, config, 1))
+    template = generated_template(response.signature, config, 1)
+    plain = template.encode("", response.shapes, response.buffers)
+    assert (plain is None) == (generated is None)
+    assert parameters or plain is None or repr(_told(lambda: plain)) == repr(generated)
     assert (header is None) == (generated is None) == (values is None)
     if values is not None:
         (output,) = header["outputs"]

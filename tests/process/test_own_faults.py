@@ -24,10 +24,10 @@ if "serve" in sys.orig_argv:
     from gpubridge.engine.memory.region_announcer import RegionAnnouncer
     from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
     from gpubridge.engine.models.model import StubModel
-    from gpubridge.frontend import generate, infer
+    from gpubridge.frontend import generate, generate_endpoint, infer
     from gpubridge.frontend.bls.requests import CalledModels
     from gpubridge.frontend.grpc import infer as grpc_infer, packing
-    from gpubridge.protocol import infer_request
+    from gpubridge.protocol import generate as protocol_generate, infer_request
     from gpubridge.protocol.grpc import infer_request as grpc_request
     from gpubridge.transport.context import RequestContext
 
@@ -44,12 +44,13 @@ if "serve" in sys.orig_argv:
     plant(infer_request.FormCache, "parse", lambda self, *_: self._config.name, "parse")
     plant(grpc_request.FormCache, "known", lambda _, read: read.model.config.name, "parse")
     plant(grpc_request.FormCache, "_known", lambda _, read: read.model.config.name, "parse")
-    plant(generate, "parse_generate", lambda _, config: config.name, "parse")
+    plant(protocol_generate, "parse_generate", lambda _, config: config.name, "parse")
     for module in (infer, grpc_infer):
         plant(module, "plain_template", lambda form, signature, config, _: config.name, "encode")
     for module in (infer, packing):
         plant(module, "encode_response", lambda *given: given[3].name, "encode")
     plant(generate, "encode_generated", lambda *given: given[2].name, "encode")
+    plant(generate_endpoint, "generated_template", lambda _, config, version: config.name, "encode")
     plant(EnsembleModel, "response", lambda self, *_: self.name, "flow")
     plant(EnsembleModel, "member_request", lambda self, call, *_: call.step.model, "second")
     plant(EnsembleModel, "begin", lambda self, *_: self.name, "taken")

@@ -34,10 +34,10 @@ class Model:
     """Keeps requests until the test lets it answer them with their input."""
 
     name = "m"
-    config = CONFIG
 
-    def __init__(self, arena, version=1):
+    def __init__(self, arena, version=1, config=CONFIG):
         self.arena = arena
+        self.config = config
         self.version = version
         self.traces = SimpleNamespace(sampling=TraceSampling())
         self.sampling = self.traces.sampling
@@ -81,7 +81,7 @@ class Server:
         self.model = Model(self.arena)
         registry = ClientRegions(self.regions, DeviceManager(0), allowed=True, most=4)
         memory = RequestMemory(self.regions, registry)
-        self.endpoint = InferEndpoint(self.model, memory, WORKERS)
+        self.endpoint = self.endpoint_of(memory)
         self.route = self.endpoint.request
         targets = InferTargets()
         targets.add(b"/infer", self.endpoint)
@@ -90,6 +90,9 @@ class Server:
         self.connection = HttpConnection(listener, set())
         self.transport = Transport()
         self.connection.connection_made(self.transport)
+
+    def endpoint_of(self, memory):
+        return InferEndpoint(self.model, memory, WORKERS)
 
     def failure(self, error, status, _):
         return status or http_status(error.code), error_body(error)

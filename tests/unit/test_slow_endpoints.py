@@ -13,7 +13,7 @@ from gpubridge.host_shm import Account
 from gpubridge.request import InferRequest, InferResponse
 from gpubridge.transport.messages import ResponseFlag
 from gpubridge.transport.signatures import Signature, TensorSpec
-from tests.fuzz.fake_stub import CONFIG, FORMS, record
+from tests.fuzz.fake_stub import CONFIG, record
 from tests.unit.test_response_store import Asked, Stub
 from tests.waits import until
 
@@ -51,7 +51,7 @@ async def test_events_keep_their_order_behind_one_that_a_worker_encodes():
     stub = Stub(ResponseStore(1 << 30), workers)
     handler = GenerateStreamHandler(str, None, workers, {}, None)
     exchange = handler._exchange = Exchange()
-    handler._form, handler._model = FORMS[0], SimpleNamespace(config=CONFIG, version=1)
+    handler._model = SimpleNamespace(config=CONFIG, version=1)
     asked = Asked(stub, exchange.account)
     handler._request = asked.request
     asked.request.on_partial, asked.request.on_done = handler._respond, handler._done

@@ -453,7 +453,13 @@ def test_heads_that_find_no_memory_end_their_connection():
 
 NO_WAY_BACK = {
     *("GrowingMemory", "GrpcMethods", "HeaderFields", "Http2Limits", "IdleConnections"),
-    *("JsonResponseTemplate", "LeaseBook", "MessageResponseTemplate", "ModelCounters"),
+    *(
+        "GeneratedTemplate",
+        "JsonResponseTemplate",
+        "LeaseBook",
+        "MessageResponseTemplate",
+        "ModelCounters",
+    ),
     *("RequestHeaders", "RequestShapes", "SlotLists", "TraceSampling", "WatchedPages"),
 }
 """Types that hold no object of Python, or only such as cannot lead back to them."""

@@ -32,8 +32,11 @@ void check_scan(const gpubridge::RequestScan& scan, std::string_view text) {
   expect(scan.arrays.size() == scan.array_owners.size(), "each array has an owner");
   for (const std::uint32_t owner : scan.array_owners) expect(owner < scan.inputs, "owners exist");
   for (const std::string_view array : scan.arrays) {
-    expect(inside(array) && array.front() == '[', "an array is a view of the request");
+    const bool value = !scan.counts.empty();
+    expect(inside(array) && !array.empty() && (value || array.front() == '['),
+           "an array is a view of the request");
   }
+  expect(scan.counts.empty() || scan.counts.size() == scan.inputs, "each input has a count");
   for (const auto& value : scan.others) {
     expect(inside(value.text), "a value is a view of the request");
   }
@@ -76,7 +79,7 @@ void check_template(const gpubridge::RequestScan& scan, const gpubridge::Request
   gpubridge::TemplateRules rules;
   std::size_t dim = 0;
   for (std::uint32_t i = 0; i < scan.inputs; ++i) {
-    const std::uint32_t rank = scan.ranks[i];
+    const std::uint32_t rank = scan.counts.empty() ? scan.ranks[i] : 1;
     gpubridge::InputRule rule;
     rule.dims.assign(rank, -1);
     rule.item_size = 4;
@@ -97,7 +100,10 @@ void check_template(const gpubridge::RequestScan& scan, const gpubridge::Request
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   gpubridge::fuzz::Input input(data, size);
-  const bool json = (input.byte() & 1U) == 0;
+  const std::uint8_t kind = input.byte();
+  const bool json = (kind & 1U) == 0;
+  const bool generated = json && (kind & 0x80U) != 0;
+  const std::vector<std::string> inputs{"a", "IN"};
   const std::string_view text = input.text();
   gpubridge::RequestScan scan;
   gpubridge::RequestScan again;
@@ -105,6 +111,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto read = [&](gpubridge::RequestScan& into) {
     into.clear();
     offsets.clear();
+    if (generated) return gpubridge::scan_generated(text, inputs, into);
     return json ? gpubridge::scan_json(text, into) : gpubridge::scan_message(text, into, offsets);
   };
   if (!read(scan)) return 0;
