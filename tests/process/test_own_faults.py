@@ -45,8 +45,8 @@ if "serve" in sys.orig_argv:
     plant(grpc_request.FormCache, "known", lambda _, read: read.model.config.name, "parse")
     plant(grpc_request.FormCache, "_known", lambda _, read: read.model.config.name, "parse")
     plant(protocol_generate, "parse_generate", lambda _, config: config.name, "parse")
-    for module in (infer, grpc_infer):
-        plant(module, "plain_template", lambda form, signature, config, _: config.name, "encode")
+    plant(infer, "plain_template", lambda *given: given[2].name, "encode")
+    plant(grpc_infer, "plain_template", lambda *given: given[1].name, "encode")
     for module in (infer, packing):
         plant(module, "encode_response", lambda *given: given[3].name, "encode")
     plant(generate, "encode_generated", lambda *given: given[2].name, "encode")
