@@ -26,7 +26,7 @@ from gpubridge.model_io import InputForm
 from gpubridge.protocol.generate import generate_form
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.json_tensor import data_to_json
-from gpubridge.protocol.request_form import RequestForm
+from gpubridge.protocol.request_form import LENGTH_BYTES, RequestForm
 from gpubridge.protocol.status import http_status
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, InferResponse
 from gpubridge.tensor import bytes_codec
@@ -283,6 +283,9 @@ class OpenAiAnswer:
         self.nbytes = 0
         self._begun = self._calls = False
         self._rows: list[memoryview] = []
+        # Of each event around its choice.
+        self._opening = b'data: %b,"choices":[' % orjson.dumps(self._head(streamed=True))[:-1]
+        self._ending = b'],"usage":null}\n\n' if request.with_usage else b"]}\n\n"
 
     def add(self, response: InferResponse) -> Pieces:
         """Take a response of the model; return its events for a client that streams.
@@ -371,10 +374,7 @@ class OpenAiAnswer:
             "logprobs": self._fields.pop("logprobs", None),
             "finish_reason": reason,
         }
-        members = {**self._head(streamed=True), "choices": [choice]}
-        if self._request.with_usage:
-            members["usage"] = None
-        return _event(orjson.dumps(members))
+        return b"%b%b%b" % (self._opening, orjson.dumps(choice), self._ending)
 
     def _reason(self) -> str:
         reason: str = self._fields.get("finish_reason", "tool_calls" if self._calls else "stop")
@@ -481,7 +481,14 @@ def _index(entry: Any) -> int | None:
 
 def _joined(buffer: memoryview) -> bytes:
     """Return the elements of a BYTES tensor as one."""
+    if len(buffer) >= LENGTH_BYTES and _length(buffer) == len(buffer) - LENGTH_BYTES:
+        # One element, as of most pieces of a stream.
+        return bytes(buffer[LENGTH_BYTES:])
     return b"".join(bytes_codec.decode(buffer).tolist())
+
+
+def _length(buffer: memoryview) -> int:
+    return int.from_bytes(buffer[:LENGTH_BYTES], "little")
 
 
 def _event(data: bytes) -> bytes:
