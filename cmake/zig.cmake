@@ -31,6 +31,8 @@ if(NOT GPUBRIDGE_ZIG_TARGET)
 endif()
 
 set(CMAKE_CXX_COMPILER "${GPUBRIDGE_ZIG}" c++ -target "${GPUBRIDGE_ZIG_TARGET}" -mcpu=baseline)
+# nanobind names `stderr`, which Python.h of the stable ABI does not bring, nor zig's C++ library.
+set(CMAKE_CXX_FLAGS_INIT "-include stdio.h")
 # CMake takes one path for ar and ranlib, where zig wants a path and a word.
 set(CMAKE_CXX_ARCHIVE_CREATE "\"${GPUBRIDGE_ZIG}\" ar qc <TARGET> <OBJECTS>")
 set(CMAKE_CXX_ARCHIVE_APPEND "\"${GPUBRIDGE_ZIG}\" ar q <TARGET> <OBJECTS>")

@@ -14,6 +14,7 @@ from gpubridge.engine.environments.provider import ModelEnvironments
 from gpubridge.engine.environments.store import EntryFacts, EnvironmentStore, open_store
 from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.errors import BridgeError
+from gpubridge.tensor.native import native_path
 from tests.process.environments import borrowing_environment, pack
 
 DIGEST = "a" * 64
@@ -154,6 +155,8 @@ async def test_an_environment_is_unpacked_again_for_the_next_stub_when_the_cache
     )
     environments = ModelEnvironments(tmp_path / "cache", 1 << 20, LoadThreads())
     environment = await environments.of_model(model, config)
+    # It is our interpreter, whose module fits.
+    assert environment.variables["GPUBRIDGE_STUB_MODULE"] == native_path()
     made = await environments.stat_interpreter(environment)
     # Nothing is missing: nothing is made again.
     assert await environments.restored(environment) == environment
@@ -168,6 +171,7 @@ async def test_an_environment_is_unpacked_again_for_the_next_stub_when_the_cache
     assert other.root != environment.root
     assert other.python == str(other.root / "bin" / "python3")
     assert other.variables["VIRTUAL_ENV"] == str(other.root)
+    assert other.variables["GPUBRIDGE_STUB_MODULE"] == native_path()
     await environments.close()
 
 

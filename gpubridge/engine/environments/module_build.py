@@ -31,6 +31,9 @@ _FLAGS = [
     "-ffunction-sections",
     "-fdata-sections",
     "-w",
+    # nanobind names `stderr`, which Python.h of the stable ABI does not bring.
+    "-include",
+    "stdio.h",
 ]
 _LINK = ["-shared", "-Wl,--gc-sections", "-Wl,-s"]
 _STATIC = ("-static-libstdc++", "-static-libgcc")

@@ -23,6 +23,7 @@ from typing import Any
 
 import gpubridge
 from gpubridge.engine.cache_directory import open_cache, trusted_caches
+from gpubridge.engine.environments import module_build
 from gpubridge.engine.environments.compilers import compiler_command
 from gpubridge.engine.environments.interpreter import STABLE_ABI, Interpreter
 from gpubridge.engine.environments.module_build import Recipe
@@ -265,8 +266,8 @@ def _key(interpreter: Interpreter) -> str:
 
 @cache
 def _digest(source: Path) -> str:
-    """Return a digest of the files' names and contents; they do not change while a server runs."""
-    digest = hashlib.sha256(gpubridge.__version__.encode())
+    """Return a digest of the sources and of what compiles them; they do not change while a server runs."""
+    digest = hashlib.sha256(Path(module_build.__file__).read_bytes())
     for path in sorted(source.rglob("*")):
         if path.is_file():
             digest.update(f"\0{path.relative_to(source)}\0".encode())
