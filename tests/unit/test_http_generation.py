@@ -3,6 +3,7 @@
 import asyncio
 import struct
 import sys
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from gpubridge.errors import invalid
 from gpubridge.frontend.forwarded_headers import NO_HEADERS
 from gpubridge.frontend.generate_endpoint import GenerateEndpoint
+from gpubridge.frontend.routes import V2Router
 from gpubridge.request import InferResponse
 from gpubridge.transport.signatures import Signature, TensorSpec
 from tests.unit.http_endpoint import post
@@ -294,3 +296,23 @@ def test_a_body_comes_in_pieces_or_is_wrong_and_the_next_is_taken(server):
     server.receive(post(b'{"A": [1.0, "x"], "id": "i"}', b"/infer"))
     assert server.take_sent().startswith(b"HTTP/1.1 500 ")
     assert server.lent == 0
+
+
+@events
+def test_the_router_gives_further_requests_for_a_path_to_the_plane_while_its_model_is_there(server):
+    def find(*_):
+        if server.model is None:
+            raise invalid("gone")
+        return server.model
+
+    repository = SimpleNamespace(regions=server.regions, find=find, telemetry=None)
+    router = V2Router(repository, None, WORKERS, strict_readiness=False)
+    head = SimpleNamespace(method=b"POST", field=lambda _: None)
+    for head.target in (b"/v2/models/m/generate", b"/v2/models/m/versions/1/generate_stream"):
+        router.route(head)
+        assert isinstance(router.targets.find(head.target), GenerateEndpoint)
+    router.model_changed("m")
+    assert len(router.targets) == 2
+    server.model = None
+    router.model_changed("m")
+    assert len(router.targets) == 0
