@@ -93,7 +93,7 @@ def _request(model: str, elements: int, *, announced: int = 0) -> bytes:
     asked = {"inputs": [tensor], "outputs": [{"name": "OUT", "parameters": {"binary_data": True}}]}
     body = json.dumps(asked).encode()
     return (
-        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\n"
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Length: {announced or len(body)}\r\n\r\n"
     ).encode() + body
 

@@ -1204,6 +1204,8 @@ class HttpExchange:
     """True if the request came with all of its body; only while it is being taken."""
     coding: str | None
     """The content coding that the client would like for the answer."""
+    from_page: bool
+    """True if a browser sent it for a page: it has Origin or Sec-Fetch-Site."""
     lost: bool
     """True if the client is gone, or has its answer."""
     account: Account | None
@@ -1297,6 +1299,15 @@ class InferTargets:
     def clear(self) -> None: ...
     def find(self, target: bytes, /) -> Any: ...
 
+class HttpOrigins:
+    """Which web pages may send requests, and for which hosts.
+
+    - ``listed``: origins as browsers send them; ``*`` for all.
+    - ``names``: hosts, in lower case, that requests may be for beside addresses and names of loopback; None for all.
+    """
+
+    def __init__(self, listed: Sequence[str] = ..., names: Sequence[str] | None = ...) -> None: ...
+
 class HttpConnectionState:
     """The protocol of one HTTP/1 connection: bytes in, requests and bytes out.
 
@@ -1314,6 +1325,7 @@ class HttpConnectionState:
     - ``receive``: where bytes that have no other place yet are received; may be shared.
     - ``idle``: has this connection while it has no request.
     - ``targets``: the endpoints whose requests are taken without the owner.
+    - ``origins``: decides on each request first. ``owner.refuse_asker(exchange, by_host)`` fails what it refuses.
     - ``body_limit``: bytes of a body.
     """
 
@@ -1323,6 +1335,7 @@ class HttpConnectionState:
         receive: bytearray,
         idle: IdleConnections,
         targets: InferTargets,
+        origins: HttpOrigins,
         body_limit: int,
         /,
     ) -> None: ...

@@ -23,6 +23,7 @@ from gpubridge._native import (
     HttpConnectionState,
     HttpExchange,
     HttpInferEndpoint,
+    HttpOrigins,
     IdleConnections,
     InferRequest,
     InferResponseFields,

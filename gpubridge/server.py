@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import gpubridge
 from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, ServerSettings
 from gpubridge.config.connections import TlsSettings
+from gpubridge.config.origins import host_names
+from gpubridge.dataplane import HttpOrigins
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.event_sharing import EventSharing
 from gpubridge.engine.devices.manager import DeviceManager
@@ -340,9 +342,10 @@ async def _open_endpoints(
         )
     if settings.http.allow:
         budget = repository.regions.budget
-        listener = HttpListener(router, http, workers, budget, router.targets)
-        requests: _MakeProtocol = partial(HttpConnection, listener)
         address, port = settings.http.address, settings.http.port
+        origins = await _origins(settings, address)
+        listener = HttpListener(router, http, workers, budget, router.targets, origins)
+        requests: _MakeProtocol = partial(HttpConnection, listener)
         most, seconds = http.connections.max_connections, http.connections.header_timeout
         tls = _tls_listener(settings.http.tls, "http/1.1", most, seconds, PLAIN_TO_TLS)
         reuse = settings.http.reuse_port
@@ -352,9 +355,11 @@ async def _open_endpoints(
             )
         )
     if settings.metrics_endpoint.allow:
-        listener = HttpListener(metrics, http, workers, repository.regions.budget)
-        pages: _MakeProtocol = partial(HttpConnection, listener)
         address, port = settings.metrics_endpoint.address, settings.metrics_endpoint.port
+        origins = await _origins(settings, address)
+        budget = repository.regions.budget
+        listener = HttpListener(metrics, http, workers, budget, origins=origins)
+        pages: _MakeProtocol = partial(HttpConnection, listener)
         endpoints.append(await _open_endpoint(_METRICS, address, port, pages, backlog=backlog))
     if status is not None:
         status.endpoints = {
@@ -366,6 +371,20 @@ async def _open_endpoints(
             for each in endpoints
         }
     warn_if_public(endpoints, settings)
+
+
+async def _origins(settings: ServerSettings, address: str) -> HttpOrigins:
+    """Return the pages, and on a loopback address the hosts, whose requests an endpoint takes."""
+    listed = settings.http.allowed_origins
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            address or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError:
+        # The endpoint does not open, and says why.
+        found = []
+    local = all(ip_address(entry[4][0]).is_loopback for entry in found)
+    return HttpOrigins(listed, [address.lower(), *host_names(listed)] if local else None)
 
 
 def _tls_listener(

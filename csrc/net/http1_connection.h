@@ -9,6 +9,7 @@
 #include "memory/kept_bytes.h"
 #include "memory/sent_buffers.h"
 #include "net/http1_inference.h"
+#include "net/http1_origins.h"
 #include "net/http1_reader.h"
 #include "net/idle_connections.h"
 #include "python_object.h"
@@ -42,6 +43,7 @@ class Exchange {
   // Bytes of a body that is received as it is; none for one in chunks or with a coding.
   [[nodiscard]] std::optional<std::uint64_t> length() const;
   [[nodiscard]] bool whole() const;
+  [[nodiscard]] bool from_page() const { return head_ != nullptr && head_->from_page(); }
   [[nodiscard]] const char* coding() const {
     if (head_ == nullptr || head_->accepts == Coding::kNone) return nullptr;
     return head_->accepts == Coding::kGzip ? "gzip" : "deflate";
@@ -91,6 +93,8 @@ class Exchange {
     if (close_) return Persistence::kClose;
     return modern() ? Persistence::kDefault : Persistence::kKeepAlive;
   }
+  // Answers a browser that asks whether a listed page may send a request; false if it does not ask.
+  [[nodiscard]] bool answer_preflight();
   // Begins to receive an inference request, whose body is charged to `charged`, if it is large;
   // does not where that fails, which is answered. Returns how much of the body there is memory for.
   std::uint64_t begin_inference(nb::handle endpoint, std::uint64_t header, nb::handle charged);
@@ -121,6 +125,7 @@ class Exchange {
   nb::object filler_ = nb::none();
   // Bytes of its memory, with its head.
   std::uint64_t kept_ = 0;
+  Asker asker_ = Asker::kOwn;
   bool close_;
   bool answered_ = false;
   bool ready_ = false;
@@ -133,7 +138,7 @@ class Connection {
  public:
   // A connection takes bodies of at most `body_limit` bytes.
   Connection(nb::object owner, nb::object receive, nb::object idle, nb::object targets,
-             std::uint64_t body_limit);
+             nb::object origins, std::uint64_t body_limit);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -179,7 +184,9 @@ class Connection {
   Place place(std::unique_ptr<const Head> head);
   void feed(const char* at, const char* end);
   void take_head(const char*& at, const char* end);
-  // Takes the message whose head is there, if it is an inference request for the plane.
+  // Takes the message whose head is there, unless it is one for the owner. All requests pass here.
+  [[nodiscard]] bool take_alone(const Place& message);
+  // Takes it if it is an inference request for the plane.
   [[nodiscard]] bool take_inference(Exchange& exchange);
   void take_body(std::string_view piece);
   void complete();
@@ -207,8 +214,11 @@ class Connection {
   IdlePlace idle_;
   nb::object targets_object_;
   InferTargets* targets_ = nb::cast<InferTargets*>(targets_object_);
+  nb::object origins_object_;
+  Origins* origins_ = nb::cast<Origins*>(origins_object_);
   std::uint64_t body_limit_;
   nb::object take_ = owner_.attr("take");
+  nb::object refuse_asker_ = owner_.attr("refuse_asker");
   nb::object check_unread_ = owner_.attr("check_unread");
   nb::object complete_ = owner_.attr("complete");
   nb::object collect_ = owner_.attr("collect");

@@ -32,11 +32,12 @@ void call(nb::object callback, Arguments&&... arguments) {
 }  // namespace
 
 Connection::Connection(nb::object owner, nb::object receive, nb::object idle, nb::object targets,
-                       std::uint64_t body_limit)
+                       nb::object origins, std::uint64_t body_limit)
     : owner_(std::move(owner)),
       receive_(std::move(receive)),
       idle_(std::move(idle)),
       targets_object_(std::move(targets)),
+      origins_object_(std::move(origins)),
       body_limit_(body_limit) {}
 
 Connection::~Connection() {
@@ -136,7 +137,7 @@ void Connection::take_head(const char*& at, const char* end) {
     return;
   }
   at_hand_ = {at, static_cast<std::size_t>(std::min<std::uint64_t>(length_, here))};
-  if (!take_inference(*message.exchange)) call(take_, message.object);
+  if (!take_alone(message)) call(take_, message.object);
   at_hand_ = {};
   if (stopped_) return;
   at += copied_;
@@ -152,6 +153,17 @@ void Connection::let_continue() {
   if (!waits_to_continue_ || !turn || closing_ || done_) return;
   waits_to_continue_ = false;
   if (current_.exchange->taken()) call(write_, bytes_object(kContinue));
+}
+
+bool Connection::take_alone(const Place& message) {
+  Exchange& exchange = *message.exchange;
+  exchange.asker_ = origins_->asker(*exchange.head_);
+  if (exchange.asker_ == Asker::kOther || exchange.asker_ == Asker::kOtherHost) {
+    call(refuse_asker_, message.object, exchange.asker_ == Asker::kOtherHost);
+    return true;
+  }
+  if (exchange.asker_ == Asker::kListed && exchange.answer_preflight()) return true;
+  return take_inference(exchange);
 }
 
 bool Connection::take_inference(Exchange& exchange) {
@@ -309,8 +321,8 @@ void Connection::lose() {
   answers_.clear();
   kept_ = 0;
   // From here on nothing of this connection's owner is held, which holds this connection.
-  drop_all({&owner_, &take_, &complete_, &collect_, &grow_, &pack_, &failure_, &refuse_, &changed_,
-            &charge_, &write_, &write_lines_, &check_unread_});
+  drop_all({&owner_, &take_, &refuse_asker_, &complete_, &collect_, &grow_, &pack_, &failure_,
+            &refuse_, &changed_, &charge_, &write_, &write_lines_, &check_unread_});
   for (const Place& place : answers) place.exchange->connection_ = nullptr;
   for (const Place& place : answers) {
     try {
@@ -327,9 +339,9 @@ int Connection::traverse(visitproc visit, void* arg) const {
   idle_.traverse(visit, arg);
   for (const Place& place : answers_) Py_VISIT(place.object.ptr());
   Py_VISIT(current_.object.ptr());
-  return visit_all({&owner_, &receive_, &targets_object_, &take_, &complete_, &collect_, &grow_,
-                    &pack_, &failure_, &refuse_, &changed_, &charge_, &write_, &write_lines_,
-                    &check_unread_, &memory_, &collected_},
+  return visit_all({&owner_, &receive_, &targets_object_, &origins_object_, &take_, &refuse_asker_,
+                    &complete_, &collect_, &grow_, &pack_, &failure_, &refuse_, &changed_, &charge_,
+                    &write_, &write_lines_, &check_unread_, &memory_, &collected_},
                    visit, arg);
 }
 
@@ -341,8 +353,8 @@ void Connection::clear() {
   const std::deque<Place> answers = std::move(answers_);
   answers_.clear();
   const Place message = drop_message();
-  drop_all({&owner_, &take_, &complete_, &collect_, &grow_, &pack_, &failure_, &refuse_, &changed_,
-            &charge_, &write_, &write_lines_, &check_unread_});
+  drop_all({&owner_, &take_, &refuse_asker_, &complete_, &collect_, &grow_, &pack_, &failure_,
+            &refuse_, &changed_, &charge_, &write_, &write_lines_, &check_unread_});
 }
 
 bool Connection::close() {
@@ -479,12 +491,16 @@ void bind_http1_connection(nb::module_& module) {
       .def(nb::init<>())
       .def("first", &IdleConnections::first)
       .def("__len__", &IdleConnections::size);
+  nb::class_<http1::Origins>(module, "HttpOrigins")
+      .def(nb::init<std::vector<std::string>, std::optional<std::vector<std::string>>>(),
+           nb::arg("listed") = std::vector<std::string>(), nb::arg("names") = nb::none());
   nb::class_<Exchange>(module, "HttpExchange", nb::type_slots(called<Exchange>()))
       .def_prop_ro("method", &Exchange::method)
       .def_prop_ro("target", &Exchange::target)
       .def_prop_ro("length", &Exchange::length)
       .def_prop_ro("whole", &Exchange::whole)
       .def_prop_ro("coding", &Exchange::coding)
+      .def_prop_ro("from_page", &Exchange::from_page)
       .def_prop_ro("lost", &Exchange::lost)
       .def_prop_ro("account", &Exchange::account)
       .def_rw("handler", &Exchange::handler)
@@ -511,7 +527,7 @@ void bind_http1_connection(nb::module_& module) {
       .def("send", &Exchange::send)
       .def("end", &Exchange::end);
   nb::class_<Connection>(module, "HttpConnectionState", nb::type_slots(collected<Connection>()))
-      .def(nb::init<nb::object, nb::object, nb::object, nb::object, std::uint64_t>())
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, std::uint64_t>())
       .def("start", &Connection::start)
       .def("get_buffer", &Connection::get_buffer)
       .def("buffer_updated", &Connection::buffer_updated)

@@ -18,7 +18,7 @@ constexpr std::string_view kJsonFields = "Content-Type: application/json\r\n";
 constexpr std::string_view kLastChunk = "0\r\n\r\n";
 
 // "Not Allowed" is Triton's word.
-constexpr std::array<std::pair<int, std::string_view>, 14> kReasons{{
+constexpr std::array<std::pair<int, std::string_view>, 15> kReasons{{
     {200, "OK"},
     {400, "Bad Request"},
     {401, "Unauthorized"},
@@ -28,6 +28,7 @@ constexpr std::array<std::pair<int, std::string_view>, 14> kReasons{{
     {408, "Request Timeout"},
     {411, "Length Required"},
     {413, "Content Too Large"},
+    {415, "Unsupported Media Type"},
     {429, "Too Many Requests"},
     {431, "Request Header Fields Too Large"},
     {500, "Internal Server Error"},
@@ -121,6 +122,11 @@ void Exchange::receive_into(nb::handle memory, std::uint64_t granted) {
 void Exchange::put(int status, Framing framing, std::string_view fields, std::string_view body,
                    const SentBuffers& buffers) {
   const bool joined = buffers.total() <= kCopied;
+  std::string readable;
+  if (asker_ == Asker::kListed) {
+    readable = readable_fields(*head_).append(fields);
+    fields = readable;
+  }
   std::string opening = response_head(status, fields, framing, persistence());
   opening.reserve(opening.size() + body.size() + (joined ? buffers.total() : 0));
   if (!bodiless()) opening.append(body);
@@ -175,6 +181,14 @@ void Exchange::fail(nb::object error, nb::object status) {
   const nb::object answer = failure(error, status, nb::find(*this));
   const SentBuffers body(answer[1]);
   put(nb::cast<int>(answer[0]), {body.total(), false}, kJsonFields, {}, body);
+}
+
+bool Exchange::answer_preflight() {
+  const auto fields = preflight_fields(*head_);
+  if (!fields) return false;
+  connection_->drop_body(*this);
+  put(200, {0, false}, *fields, {}, SentBuffers(nb::tuple()));
+  return true;
 }
 
 // -- inference ------------------------------------------------------------------------------------

@@ -326,18 +326,44 @@ void HeadParser::end_field() {
 }
 
 void HeadParser::mean(std::string_view name, std::string_view value) {
-  if (same(name, "expect")) expects_ = same(value, "100-continue");
-  if (same(name, "connection")) mean_connection(value);
-  if (same(name, "content-length")) mean_length(value);
-  if (same(name, "accept-encoding")) {
-    head_.accepts = accepted_coding(value);
-    head_.accepts_one = value.find(',') == std::string_view::npos;
+  switch (name.size()) {
+    case 4:
+      if (same(name, "host")) {
+        head_.host_ = field_.value;
+        ++head_.hosts_;
+      }
+      break;
+    case 6:
+      if (same(name, "expect")) expects_ = same(value, "100-continue");
+      if (same(name, "origin")) head_.from_page_ = true;
+      break;
+    case 10:
+      if (same(name, "connection")) mean_connection(value);
+      break;
+    case 14:
+      if (same(name, "content-length")) mean_length(value);
+      if (same(name, "sec-fetch-site")) head_.from_page_ = true;
+      break;
+    case 15:
+      if (same(name, "accept-encoding")) {
+        head_.accepts = accepted_coding(value);
+        head_.accepts_one = value.find(',') == std::string_view::npos;
+      }
+      break;
+    case 16:
+      if (same(name, "content-encoding")) head_.coded = value != "identity";
+      break;
+    case 17:
+      if (same(name, "transfer-encoding")) mean_transfer_coding(value);
+      break;
+    default:
+      break;
   }
-  if (same(name, "content-encoding")) head_.coded = value != "identity";
-  if (same(name, "transfer-encoding")) {
-    if (head_.chunked || !same(value, "chunked")) fail(Fault::kTransferCoding);
-    head_.chunked = true;
-  }
+}
+
+void HeadParser::mean_transfer_coding(std::string_view value) {
+  if (head_.chunked || !same(value, "chunked")) fail(Fault::kTransferCoding);
+  head_.chunked = true;
 }
 
 void HeadParser::mean_length(std::string_view value) {

@@ -56,6 +56,12 @@ class Head {
     return sizeof(*this) + bytes_.capacity() + fields_.capacity() * sizeof(Field);
   }
 
+  // The value of the last Host, empty where there is none, and how many there are.
+  [[nodiscard]] std::string_view host() const { return view(host_); }
+  [[nodiscard]] std::uint32_t hosts() const { return hosts_; }
+  // A browser sent it for a page: it has Origin or Sec-Fetch-Site.
+  [[nodiscard]] bool from_page() const { return from_page_; }
+
   // Names and values of all fields, in their order, as they came.
   [[nodiscard]] std::vector<std::pair<std::string_view, std::string_view>> fields() const;
 
@@ -96,6 +102,9 @@ class Head {
   std::string bytes_;
   Span method_;
   Span target_;
+  Span host_;
+  std::uint32_t hosts_ = 0;
+  bool from_page_ = false;
   std::vector<Field> fields_;
 };
 
@@ -160,6 +169,7 @@ class HeadParser {
   void end_field();
   void mean(std::string_view name, std::string_view value);
   void mean_length(std::string_view value);
+  void mean_transfer_coding(std::string_view value);
   void mean_connection(std::string_view value);
   void finish();
   // The place of a byte of this piece within the head.

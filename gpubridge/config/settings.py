@@ -23,6 +23,7 @@ from gpubridge.config.connections import (
     HttpTls,
 )
 from gpubridge.config.normalise import GpuFallback
+from gpubridge.config.origins import read_origins
 from gpubridge.config.remote_url import RemoteUrl, read_remote_url
 from gpubridge.config.restrictions import (
     Restrictions,
@@ -275,6 +276,13 @@ class HttpEndpoint:
         metavar="API[,API...]:KEY=VALUE",
         read=read_http_restrictions,
         name="http-restricted-api",
+    )
+    allowed_origins: tuple[str, ...] = flag(
+        (),
+        "origins of web pages that may use the HTTP and metrics ports, as https://gpu.example.com; * for "
+        "all; may be given several times (docs/reference/protocol.md#web-pages)",
+        metavar="ORIGIN[,ORIGIN...]",
+        read=read_origins,
     )
     tls: HttpTls = flags_of(HttpTls)
     connections: HttpConnections = flags_of(HttpConnections)

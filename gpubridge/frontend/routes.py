@@ -29,6 +29,8 @@ from gpubridge.telemetry.exposition import CONTENT_TYPE
 from gpubridge.telemetry.metrics import ModelState, metrics_page
 
 _ROUTES_KEPT = 1024
+_ANY_TYPE = ("inference", "openai")
+"""Groups whose requests may have a body of any type; all others are control requests."""
 
 _EndpointKey = tuple[str, int | None, str]
 """Model, version, and the last part of the path."""
@@ -42,6 +44,13 @@ class _Refused(BridgeError):
         self.status = status
 
 
+class _Restricted(_Refused):
+    """A request without the header that its group of endpoints requires."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, 403)
+
+
 class _Router:
     """Restricted groups of endpoints, and the form of errors."""
 
@@ -52,15 +61,18 @@ class _Router:
         """Refuse a request that lacks the header its group of endpoints requires."""
         restriction = self._restrictions.get(group)
         if restriction is not None and not restriction.admits(head.field(restriction.name)):
-            raise _Refused(restriction.refusal, 403)
+            raise _Restricted(restriction.refusal)
 
     def failure(
         self, error: BridgeError, status: int | None, head: HttpExchange
     ) -> tuple[int, Pieces]:
         """Return the status and the JSON body of an error, in the terms of the API asked for."""
+        openai = is_openai(head.target)
         if isinstance(error, _Refused):
             status = error.status
-        if is_openai(head.target):
+        if isinstance(error, _Restricted) and openai:
+            status = 401
+        if openai:
             return openai_failure(error, status)
         return status or http_status(error.code), error_body(error)
 
@@ -156,6 +168,7 @@ class V2Router(_Router):
             if match is not None:
                 self.check(route.group, head)
                 if head.method == route.method:
+                    _check_type(route, head)
                     return route.open(match, head)
                 known = True
         raise _Refused("Method Not Allowed", 405) if known else not_found("Not Found")
@@ -245,6 +258,15 @@ class MetricsRouter(_Router):
             )
             for model in self._repository.loaded()
         ]
+
+
+def _check_type(route: Route, head: HttpExchange) -> None:
+    """Refuse a browser's control request of a type that pages may send to any server unasked."""
+    if route.method != b"POST" or not head.from_page or route.group in _ANY_TYPE:
+        return
+    given = head.field(b"content-type") or b""
+    if given.partition(b";")[0].strip().lower() != b"application/json":
+        raise _Refused("expected Content-Type: application/json from a web page", 415)
 
 
 def _check_coupled(model: Model) -> None:

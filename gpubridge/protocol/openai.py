@@ -62,8 +62,8 @@ def openai_failure(error: BridgeError, status: int | None) -> tuple[int, Pieces]
         status, param, code = error.status, error.param, error.openai_code
     elif isinstance(error, QueueFull):
         status, code = 429, "rate_limit_exceeded"
-    elif status == 403:
-        status, code = 401, "invalid_api_key"
+    elif status == 401:
+        code = "invalid_api_key"
     status = status or http_status(error.code)
     kind = "server_error" if status >= 500 else "invalid_request_error"
     if status == 429:

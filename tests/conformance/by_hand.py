@@ -24,6 +24,9 @@ a header that is forwarded twice, or has the name of a parameter
     parsers take the last one, too
 the header of a restricted endpoint, where the pattern of forwarded headers matches it
     reaches models | does not | its value is a secret
+a web page of another origin sends a request, as text or a form; a page whose name leads to this machine
+    is served, also loads of models | 403, unless `--http-allowed-origins` lists it
+    ([web pages](protocol.md#web-pages)) | who visits a page does not mean to load its code
 the header of a restricted endpoint, sent twice
     the first counts | the last counts | as for every other header
 statistics: requests that a model answers with an error, and no response before it

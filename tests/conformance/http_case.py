@@ -61,7 +61,7 @@ class Case:
         named = {key.lower() for key, _ in self.headers}
         lines = [f"{self.method} {self.path} {self.version}"]
         if "host" not in named:
-            lines.append("Host: conformance")
+            lines.append("Host: localhost")
         lines += [f"{key}: {value}" for key, value in self.headers]
         framed = named & {"content-length", "transfer-encoding"}
         if not framed and (self.body or self.method != "GET"):

@@ -24,7 +24,7 @@ def pieces(name: str, *parts: bytes, **fields: Any) -> Case:
 
 
 def head(*headers: str, line: str = f"POST {INFER} HTTP/1.1") -> bytes:
-    return "".join(f"{part}\r\n" for part in (line, "Host: conformance", *headers, "")).encode(
+    return "".join(f"{part}\r\n" for part in (line, "Host: localhost", *headers, "")).encode(
         "latin-1"
     )
 
@@ -177,7 +177,7 @@ WIRE = [
         responses=2,
     ),
     pieces("unknown path, then health", head(line="GET /nope HTTP/1.1"), live(), responses=2),
-    pieces("no Host", WHOLE.replace(b"Host: conformance\r\n", b"")),
+    pieces("no Host", WHOLE.replace(b"Host: localhost\r\n", b"")),
     pieces("GET with a body", live("Content-Length: 5") + b"hello", live(), responses=2),
     pieces("header without colon", live("nocolon"), differs=why.MALFORMED),
     pieces("blank before the colon", live("X-Blank : x"), differs=why.MALFORMED),

@@ -28,7 +28,7 @@ _BINARY = (
 
 
 def _post(target: bytes, body: bytes, fields: bytes = b"") -> bytes:
-    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%b\r\n%b" % (
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%b\r\n%b" % (
         target,
         len(body),
         fields,

@@ -32,7 +32,11 @@ def is_held(sock: socket.socket) -> bool:
 def inference(model: str, body: bytes, *fields: str, length: int | None = None) -> bytes:
     """Return the bytes of an inference request; ``length`` is what Content-Length says."""
     length = len(body) if length is None else length
-    lines = [f"POST /v2/models/{model}/infer HTTP/1.1", "Host: x", f"Content-Length: {length}"]
+    lines = [
+        f"POST /v2/models/{model}/infer HTTP/1.1",
+        "Host: localhost",
+        f"Content-Length: {length}",
+    ]
     return "\r\n".join([*lines, *fields, "", ""]).encode() + body
 
 

@@ -169,7 +169,9 @@ def test_a_client_that_does_not_read_holds_up_a_model_that_wants_to_wait(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(150)
         sock.connect((host, int(port)))
-        head = "POST /v2/models/m/generate_stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head = (
+            "POST /v2/models/m/generate_stream HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        )
         sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         wait_until(path.exists, "the model to send", server)
         if waits:

@@ -126,9 +126,7 @@ def ask(kind, place):
         tensor = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": [str(place)]}
         return inference(kind, json.dumps({"inputs": [tensor]}).encode())
     body = json.dumps({"IN": str(place)}).encode()
-    head = (
-        f"POST /v2/models/stream/{kind} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
+    head = f"POST /v2/models/stream/{kind} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

@@ -235,7 +235,7 @@ def test_an_async_generator_is_closed_when_its_client_leaves(server, tmp_path):
     left = tmp_path / "left"
     with connected(server.http_address) as client:
         body = json.dumps({"PLACE": str(left)}).encode()
-        head = f"POST /v2/models/waits/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}"
+        head = f"POST /v2/models/waits/generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
         client.sendall(f"{head}\r\n\r\n".encode() + body)
         answer = b""
         while b"first" not in answer:

@@ -410,9 +410,7 @@ def test_a_client_that_leaves_cancels_its_request(server, tmp_path):
     body = json.dumps(chat_body(("text", "a"), ("until_cancelled", str(mark)), stream=True))
     host, _, port = server.http_url.partition(":")
     with socket.create_connection((host, int(port)), timeout=150) as sock:
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         sock.sendall((head + body).encode())
         received = b""
         while b"data: " not in received:

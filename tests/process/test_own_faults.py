@@ -130,7 +130,7 @@ def answers(server, asked):
     """Send requests in one go; returns the status and the body of each answer."""
     with connected(server.http_url) as client:
         for path, body in asked:
-            head = b"POST %s HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
+            head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
             client.sendall(head % (path.encode(), len(body)) + body)
         yield from read_answers(client, len(asked))
 

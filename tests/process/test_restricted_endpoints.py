@@ -27,6 +27,7 @@ GROUPS = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository",
     "statistics", "trace", "logging",
 )  # fmt: skip
+PAGE = "https://app.example"
 SECRET = "p4ss:w=rd, with a blank"
 TENSOR = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
 INFER, GENERATE = json.dumps({"inputs": [TENSOR]}), '{"IN": 1.0}'
@@ -93,6 +94,7 @@ def server(repository):
     write_ensemble(repository, "chain", "m IN=IN > OUT=OUT", inputs="IN", outputs="OUT")
     flags = [f"--http-restricted-api={group}:K-{group}={SECRET}" for group in (*GROUPS, "metrics")]
     flags += [f"--grpc-restricted-protocol={group}:K-{group}={SECRET}" for group in GROUPS]
+    flags += [f"--http-allowed-origins={PAGE}"]
     explicit = ("--model-control-mode=explicit", "--load-model=*")
     # Readiness is restricted, too.
     with running_server(repository, *flags, *explicit, ready=False) as running:
@@ -122,6 +124,23 @@ def test_over_http(server, group, method, path, body):
         assert (status, json.loads(said)) == (403, refusal(group))
     status, _, said = server.request(method, path, body, key(group))
     assert status == 200 or "'a'" in said.decode(), said
+
+
+@pytest.mark.parametrize(("group", "method", "path", "body"), HTTP)
+def test_web_pages_over_http(server, group, method, path, body):
+    text = {"Content-Type": "text/plain"}
+    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+        status, _, said = server.request(method, path, body, {**key(group), **text, **headers})
+        assert status == 403
+        assert b"--http-allowed-origins=http://evil.example" in said
+    own = {"Origin": f"http://{server.http_url}", "Sec-Fetch-Site": "same-origin"}
+    for headers in ({"Origin": PAGE}, own):
+        control = method == "POST" and group != "inference"
+        status, _, said = server.request(method, path, body, {**key(group), **text, **headers})
+        assert (status == 415) == control, said
+        json_type = {"Content-Type": "application/json; charset=utf-8"}
+        status, _, said = server.request(method, path, body, {**key(group), **json_type, **headers})
+        assert status == 200 or "'a'" in said.decode(), said
 
 
 def test_absent_resources_are_restricted_before_they_are_looked_up(server):
@@ -172,6 +191,15 @@ def test_metrics_and_the_status(server):
         assert fetch(server.metrics_url, path, "metrics")[0] == 200
     for groups in (["metrics"], ["statistics"], ["metrics", "statistics"]):
         assert fetch(server.http_url, status, *groups)[0] == (200 if len(groups) == 2 else 403)
+
+
+def test_web_pages_on_the_metrics_port(server):
+    for path in ("/metrics", "/v2/gpubridge/status", "/", "/v2/models/m"):
+        for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
+            both = {**headers, **key("metrics")}
+            assert send_request(server.metrics_url, "GET", path, None, both)[0] == 403
+        headers = {**key("metrics"), **key("metadata"), "Origin": PAGE}
+        assert send_request(server.metrics_url, "GET", path, None, headers)[0] == 200
 
 
 def test_openais_api_is_inference_and_metadata(server):

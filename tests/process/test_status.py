@@ -207,7 +207,9 @@ def test_hundreds_of_tabs_cost_nobody_else(server):
 
     async def tab():
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % PATH.encode())
+        writer.write(
+            b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % PATH.encode()
+        )
         answer = await reader.read()
         writer.close()
         head, _, body = answer.partition(b"\r\n\r\n")

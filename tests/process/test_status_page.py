@@ -351,9 +351,12 @@ def test_a_request_is_tried(server, page):
 def test_requests_of_other_pages_are_refused(server):
     connection_headers = {"Content-Type": "text/plain", "Origin": "http://evil.example"}
     code, headers, body = send(server.metrics_url, connection_headers)
+    assert code == 403
+    assert b"got a request of a page from http://evil.example" in body
+    assert not [name for name in headers if name.lower().startswith("access-control")]
+    code, _, body = send(server.metrics_url, {"Content-Type": "text/plain"})
     assert code == 400
     assert b"only the status page" in body
-    assert not [name for name in headers if name.lower().startswith("access-control")]
     assert send(server.metrics_url, {"Gpubridge-Page": "1"})[0] == 200
 
 

@@ -60,7 +60,7 @@ def test_a_slow_reader_does_not_keep_the_server(tmp_path):
     body = json.dumps({"inputs": [tensor]}).encode()
     with running_server(tmp_path, "--exit-timeout-secs=1", own=True) as server:
         with connected(server.http_url, 1 << 18) as client:
-            head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             client.sendall(head.encode() + body)
             got = len(client.recv(1 << 16))
             server.process.send_signal(signal.SIGTERM)

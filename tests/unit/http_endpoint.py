@@ -4,6 +4,7 @@ import socket
 import zlib
 
 from gpubridge.config import HttpConnections
+from gpubridge.dataplane import HttpOrigins
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener
@@ -167,13 +168,14 @@ class Endpoint:
         body_limit: int = BODY_LIMIT,
         arena_limit: int = 1 << 30,
         descriptor: int = 3,
+        origins: HttpOrigins | None = None,
     ) -> None:
         self.deferred = deferred
         self.handlers: list[Handler] = []
         self.connections: set[HttpConnection] = set() if beside is None else beside.connections
         settings = HttpSettings(body_limit, connections)
         budget = Budget(arena_limit) if beside is None else beside.listener.budget
-        self.listener = HttpListener(self, settings, WORKERS, budget)
+        self.listener = HttpListener(self, settings, WORKERS, budget, origins=origins)
         if beside is not None:
             # What is idle is known to both; each has its own handlers.
             self.listener.idle = beside.listener.idle

@@ -7,7 +7,7 @@ import httptools
 import pytest
 from hypothesis import given, strategies as st
 
-from gpubridge.dataplane import HttpConnectionState, IdleConnections, InferTargets
+from gpubridge.dataplane import HttpConnectionState, HttpOrigins, IdleConnections, InferTargets
 from gpubridge.frontend.http.message import FAULTS
 from tests.fuzz.budget import fuzzed, mutations, splits
 
@@ -45,9 +45,12 @@ class Requests:
         self.requests = []
         self.fault = None
         self.state = HttpConnectionState(
-            self, bytearray(4096), IdleConnections(), InferTargets(), 1 << 30
+            self, bytearray(4096), IdleConnections(), InferTargets(), HttpOrigins(), 1 << 30
         )
         self.state.start(lambda data: None, lambda parts: None)
+
+    def refuse_asker(self, exchange, by_host):
+        raise AssertionError
 
     def take(self, exchange):
         exchange.handler = self

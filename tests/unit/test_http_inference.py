@@ -160,6 +160,13 @@ def header_of(identifier, size, version="1"):
     }
 
 
+def test_pages_of_other_origins_are_refused_before_the_plane_takes_them(server):
+    server.receive(infer(b"abcd", "page", b"Origin: http://evil.example"))
+    server.receive(infer(b"abcd", "page", b"Sec-Fetch-Site: cross-site"))
+    assert [status for status, *_ in parse_answers(bytes(server.transport.sent))] == [403, 403]
+    assert not server.model.waiting
+
+
 def ask(server, requests):
     """Send requests and answer each; returns the functions of the frontend that were called."""
     called = []

@@ -17,6 +17,7 @@ from gpubridge.config import HttpConnections
 from gpubridge.dataplane import (
     HttpConnectionState,
     HttpExchange,
+    HttpOrigins,
     IdleConnections,
     InferTargets,
 )
@@ -24,7 +25,15 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, Pieces, invalid
 from gpubridge.frontend.connection_limits import Room, longest_idle, room_for, shortage
 from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody
-from gpubridge.frontend.http.message import FAULTS, Fault, HttpSettings, RequestHandler, Router
+from gpubridge.frontend.http.message import (
+    FAULTS,
+    Fault,
+    HttpSettings,
+    RequestHandler,
+    Router,
+    other_host,
+    other_page,
+)
 from gpubridge.frontend.kept_bytes import KeptBytes
 from gpubridge.frontend.timeouts import Deadline, MinimumRate, SendStall, bytes_per_second
 from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget
@@ -91,7 +100,8 @@ class ConnectionTimeouts:
 class HttpListener:
     """State shared by all connections of one listening socket.
 
-    ``targets``: the inference endpoints, whose plain requests do not reach the router.
+    - ``targets``: the inference endpoints, whose plain requests do not reach the router.
+    - ``origins``: the pages and hosts whose requests are taken.
 
     Attribute ``receive``: the receive buffer; each connection consumes its bytes before it returns
     to the event loop.
@@ -104,9 +114,11 @@ class HttpListener:
         workers: Workers,
         budget: Budget,
         targets: InferTargets | None = None,
+        origins: HttpOrigins | None = None,
     ) -> None:
         self.router = router
         self.targets = InferTargets() if targets is None else targets
+        self.origins = HttpOrigins() if origins is None else origins
         self.settings = settings
         self.budget = budget
         self.receive = bytearray(_RECEIVE_BYTES)
@@ -133,6 +145,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             listener.receive,
             listener.idle,
             listener.targets,
+            listener.origins,
             self._settings.body_limit,
         )
         # Called for every read, so without a Python method between.
@@ -290,6 +303,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         if exchange.whole:
             assert length is not None
             self.complete(exchange, length)
+
+    def refuse_asker(self, exchange: HttpExchange, by_host: bool) -> None:
+        """Refuse a request that a page of another origin sent, or that is for another host."""
+        text = other_host(exchange) if by_host else other_page(exchange)
+        exchange.fail(invalid(text), 403)
 
     def _receive_large(self, exchange: HttpExchange, handler: RequestHandler, length: int) -> None:
         """Receive a body whose memory is charged as it arrives."""

@@ -66,11 +66,38 @@ class Router(Protocol):
         """Return the status and the JSON body of an error; ``status`` replaces its own."""
 
 
+_SHOWN = 200
+"""Bytes of a client's header in an error."""
+
+
 class Fault(enum.IntEnum):
     """Numbers of ``http1::Fault`` (``csrc/net/http1_reader.h``) whose texts name sizes."""
 
     BODY_TOO_LONG = 16
     CHUNKS_TOO_LONG = 17
+
+
+def other_page(head: HttpExchange) -> str:
+    """Return the text for a request of a page whose origin is not allowed."""
+    origin = _shown(head.field(b"origin"))
+    which = f"from {origin}" if origin else "of another origin"
+    return (
+        f"expected a program or a page of this server, got a request of a page {which}: "
+        f"--http-allowed-origins={origin or 'ORIGIN'} lets its pages ask this server"
+    )
+
+
+def other_host(head: HttpExchange) -> str:
+    """Return the text for a request to a host that is not this server's."""
+    host = _shown(head.field(b"host"))
+    return (
+        f"expected localhost or an address as the host, got '{host}': this server listens for this machine "
+        f"only; --http-allowed-origins=http://{host} lets it be asked for by that name"
+    )
+
+
+def _shown(text: bytes | None) -> str:
+    return "" if text is None else text[:_SHOWN].decode("latin-1")
 
 
 _MALFORMED = "malformed HTTP request: "
