@@ -211,7 +211,7 @@ class RequestHeaders:
     fields: tuple[tuple[bytes, bytes], ...]
     """All fields in their order, pseudo-header fields included."""
     plain: bool
-    """True without compression and without a time-out."""
+    """True for a POST with a content type of gRPC, without compression and without a time-out."""
     admitted: bool
     """True if the field that the method requires is there."""
     coding: bytes

@@ -38,6 +38,13 @@ bool is_trailers(std::string_view value) {
                     [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a + 32 : a) == b; });
 }
 
+// Pages may send other types to any server unasked, but none of these.
+bool is_grpc_type(std::string_view value) {
+  constexpr std::string_view kType = "application/grpc";
+  if (!value.starts_with(kType)) return false;
+  return value.size() == kType.size() || value[kType.size()] == '+' || value[kType.size()] == ';';
+}
+
 std::optional<std::uint64_t> read_length(std::string_view text) {
   std::uint64_t length = 0;
   if (text.empty() || text.size() > kLengthDigits) return std::nullopt;
@@ -120,6 +127,7 @@ bool RequestHeaders::read_pseudo(std::size_t& next) {
   const auto& [method, scheme, path, authority] = values;
   if (method == "CONNECT") return !scheme && !path && authority && !authority->empty();
   path_ = path.value_or("");
+  post_ = method == "POST";
   return method && !method->empty() && scheme && !scheme->empty() && !path_.empty();
 }
 
@@ -129,6 +137,7 @@ void RequestHeaders::note(std::string_view name, std::string_view value) {
   if (name == "grpc-encoding") coding_ = value;
   if (name == "grpc-accept-encoding") accepted_codings_ = value;
   if (name == "traceparent") traceparent_ = value;
+  if (name == "content-type") typed_ = is_grpc_type(value);
 }
 
 }  // namespace gpubridge

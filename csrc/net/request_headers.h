@@ -70,9 +70,9 @@ class RequestHeaders {
   [[nodiscard]] std::optional<std::string_view> timeout() const { return timeout_; }
   // The W3C trace context as it came; none where there is none.
   [[nodiscard]] std::optional<std::string_view> traceparent() const { return traceparent_; }
-  // Neither compression nor a time-out.
+  // A POST with a content type of gRPC, with neither compression nor a time-out.
   [[nodiscard]] bool plain() const {
-    return !timeout_ && (coding_.empty() || coding_ == "identity");
+    return post_ && typed_ && !timeout_ && (coding_.empty() || coding_ == "identity");
   }
 
  private:
@@ -83,6 +83,8 @@ class RequestHeaders {
   std::string_view path_;
   int method_ = GrpcMethods::kUnknown;
   bool admitted_ = true;
+  bool post_ = false;
+  bool typed_ = false;
   std::optional<std::uint64_t> content_length_;
   std::string_view coding_;
   std::string_view accepted_codings_;

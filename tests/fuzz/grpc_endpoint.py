@@ -63,11 +63,11 @@ def frame(kind, flags, stream_id, payload=b""):
     )
 
 
-def head(stream_id, method, *fields, end=False):
+def head(stream_id, method, *fields, end=False, verb="POST"):
     """The HEADERS of a call."""
     block = Encoder().encode(
         [
-            (":method", "POST"),
+            (":method", verb),
             (":scheme", "http"),
             (":path", f"/inference.GRPCInferenceService/{method}"),
             (":authority", "x"),
@@ -230,16 +230,16 @@ class GrpcEndpoint:
         self.closed = True
         self.connection.connection_lost(None)
 
-    def statuses(self) -> dict[int, list[int]]:
-        """The grpc-status of each stream that has one."""
+    def statuses(self, name: str = "grpc-status") -> dict[int, list[int]]:
+        """The grpc-status, or another number, of each stream that has one."""
         found: dict[int, list[int]] = {}
         decoder = Decoder()
         for kind, flags, stream_id, payload in self._frames():
             if kind == 1:
                 assert flags & 4
                 fields = dict(decoder.decode(payload))
-                if "grpc-status" in fields:
-                    found.setdefault(stream_id, []).append(int(fields["grpc-status"]))
+                if name in fields:
+                    found.setdefault(stream_id, []).append(int(fields[name]))
         return found
 
     def data(self, stream_id: int) -> bytes:

@@ -47,7 +47,8 @@ def test_a_request_says_what_it_is():
         (b"grpc-accept-encoding", b"identity,gzip"),
         (b"grpc-timeout", b"1S"),
     )
-    server, _ = opened(encode_headers(fields), BLOCK)
+    call = encode_headers((*REQUEST, (b"content-type", b"application/grpc")))
+    server, _ = opened(encode_headers(fields), call)
     found, plain = server.recorder.headers[1], server.recorder.headers[3]
     assert found.path == b"/service/method"
     assert found.fields == fields

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final
@@ -48,6 +49,9 @@ CLOSED: Final = 10
 LARGE: Final = 11
 """A large message begins, received in pieces: its size, whether it is compressed."""
 
+_GRPC_TYPE = re.compile(rb"application/grpc(?:[+;]|\Z)")
+_SHOWN = 100
+"""Bytes of a client's header in an error."""
 _CODINGS = (b"", b"identity", b"gzip", b"deflate")
 _KEEPALIVE_PING = b"keepaliv"
 _ENHANCE_YOUR_CALM = 11
@@ -395,7 +399,17 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
 
 def _check(headers: RequestHeaders) -> None:
-    """Raise CallFailed for an unknown encoding or a malformed timeout."""
+    """Raise CallFailed for what is no call, an unknown encoding or a malformed timeout."""
+    fields = dict(headers.fields)
+    method, kind = fields[b":method"], fields.get(b"content-type", b"")
+    if method != b"POST":
+        text = f"expected POST, got {method[:_SHOWN]!r}: this port serves gRPC"
+        raise CallFailed(Status.INTERNAL, text, 405)
+    if not _GRPC_TYPE.match(kind):
+        text = (
+            f"expected content-type: application/grpc, got {kind[:_SHOWN]!r}: this port serves gRPC"
+        )
+        raise CallFailed(Status.INTERNAL, text, 415)
     if headers.coding not in _CODINGS:
         raise CallFailed(
             Status.UNIMPLEMENTED,

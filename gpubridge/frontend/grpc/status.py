@@ -51,10 +51,11 @@ class Status(enum.IntEnum):
 
 
 class CallFailed(Exception):
-    """Failure of a call at the level of gRPC."""
+    """Failure of a call at the level of gRPC; ``http`` is the status of a request that is no call."""
 
-    def __init__(self, status: Status, message: str) -> None:
+    def __init__(self, status: Status, message: str, http: int = 200) -> None:
         super().__init__(message)
+        self.http = http
         self.status = status
         self.message = message
 
@@ -64,8 +65,10 @@ def failure(error: Exception, *, begun: bool) -> HeaderFields:
 
     ``begun``: whether response headers have been sent; otherwise the fields include them.
     """
+    opening = _STATUS
     if isinstance(error, CallFailed):
         number, text = int(error.status), error.message
+        opening = (b":status", b"%d" % error.http)
     else:
         error = request_error(error)
         # One character more than is sent, so that `grpc_message` marks the cut.
@@ -73,7 +76,7 @@ def failure(error: Exception, *, begun: bool) -> HeaderFields:
         if isinstance(error, NoMemory):
             number = int(Status.RESOURCE_EXHAUSTED)
     fields = [(b"grpc-status", b"%d" % number), (b"grpc-message", grpc_message(text))]
-    return HeaderFields(fields if begun else [_STATUS, _CONTENT_TYPE, *fields])
+    return HeaderFields(fields if begun else [opening, _CONTENT_TYPE, *fields])
 
 
 def framing_failure(fault: int, value: int, limit: int) -> Exception:
