@@ -191,8 +191,20 @@ class GrpcMethods:
     """
 
     def __init__(self, methods: Iterable[tuple[bytes, int, int]]) -> None: ...
-    def require(self, method: int, name: bytes, value: bytes, /) -> None:
-        """Have no call of a method ``admitted`` without a field; its name is in lower case."""
+    def require(self, method: int, field: RequiredField, /) -> None:
+        """Have no call of a method ``admitted`` without a field, once."""
+
+class RequiredField:
+    """A header field that requests must have, with one of some values, which are secrets.
+
+    - ``name``: in lower case.
+    """
+
+    def __init__(self, name: bytes, values: Iterable[bytes]) -> None: ...
+    def set_values(self, values: Iterable[bytes], /) -> None:
+        """Admit requests with these values from now on."""
+    def admits(self, given: bytes, /) -> bool:
+        """Return whether a value is one of them, in a time that does not tell which is nearly right."""
 
 class HeaderFields:
     """Header fields to be sent, not checked: names in lower case, pseudo-header fields first.
@@ -1212,6 +1224,8 @@ class HttpExchange:
     """Whom the answer is charged to while it waits for its client; None once that is gone."""
     def field(self, name: bytes, /) -> bytes | None:
         """Return the value of the last field of a name, which is given in lower case."""
+    def sole_field(self, name: bytes, /) -> bytes | None:
+        """Return the same; None where there are several of the name."""
     def fields(self) -> list[tuple[bytes, bytes]]:
         """Return names and values of all fields, in their order, as they came."""
     def receive_into(self, memory: memoryview | GrowingMemory, granted: int, /) -> None:
@@ -1287,11 +1301,10 @@ class InferTargets:
     """The endpoints of inference by the targets of requests, as clients write them.
 
     A connection gives POSTs to these targets, whose body comes as it is, to the endpoint itself. What that does not take goes
-    to its ``take_over(exchange, slot, start, length, copied)``. Requests without the required field, whose name is in lower
-    case, are left to Python.
+    to its ``take_over(exchange, slot, start, length, copied)``. Requests without the required field are left to Python.
     """
 
-    def __init__(self, required_name: bytes = ..., required_value: bytes = ...) -> None: ...
+    def __init__(self, required: RequiredField | None = ...) -> None: ...
     def __len__(self) -> int: ...
     def add(self, target: bytes, endpoint: HttpInferEndpoint, /) -> None: ...
     def remove(self, endpoint: HttpInferEndpoint, /) -> None:

@@ -38,6 +38,7 @@ from gpubridge._native import (
     RequestHeaders,
     RequestShapes,
     RequestTemplates,
+    RequiredField,
     SendTurn,
     SlotLists,
     StreamResponses,

@@ -132,7 +132,7 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry, parent: in
     sweeper = TimeoutSweeper([*settings.http.connections.times, *settings.grpc.connections.times])
     try:
         await _open_endpoints(settings, repository, served, workers, endpoints)
-        _check_timeouts(endpoints, sweeper)
+        _check_timeouts(endpoints, sweeper, settings)
         sweeper.add([service.health])
         await _load(repository, stop)
         _log_backends(repository, settings)
@@ -175,8 +175,10 @@ def _addresses(endpoints: Sequence[Endpoint]) -> dict[str, tuple[str, int]]:
     return {_NAMES[endpoint.name]: (endpoint.host, endpoint.port) for endpoint in endpoints}
 
 
-def _check_timeouts(endpoints: Sequence[Endpoint], sweeper: TimeoutSweeper) -> None:
-    """Have the timeouts of all connections checked, and reload certificates on SIGHUP."""
+def _check_timeouts(
+    endpoints: Sequence[Endpoint], sweeper: TimeoutSweeper, settings: ServerSettings
+) -> None:
+    """Have the timeouts of all connections checked, and reload certificates and keys on SIGHUP."""
     listeners = [endpoint.tls for endpoint in endpoints if endpoint.tls is not None]
     for group in (
         *(endpoint.connections for endpoint in endpoints),
@@ -184,9 +186,13 @@ def _check_timeouts(endpoints: Sequence[Endpoint], sweeper: TimeoutSweeper) -> N
     ):
         sweeper.add(group)
 
+    restricted = [*settings.http.restrictions.values(), *settings.grpc.restrictions.values()]
+
     def reload() -> None:
         for tls in listeners:
             tls.reload()
+        for restriction in dict.fromkeys(restricted):
+            restriction.reload()
 
     # Without TLS, too: SIGHUP ends a process that does not handle it.
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)

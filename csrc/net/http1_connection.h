@@ -39,6 +39,7 @@ class Exchange {
   [[nodiscard]] nb::bytes method() const { return bytes_object(head_ ? head_->method() : ""); }
   [[nodiscard]] nb::bytes target() const { return bytes_object(head_ ? head_->target() : ""); }
   [[nodiscard]] nb::object field(nb::bytes name) const;
+  [[nodiscard]] nb::object sole_field(nb::bytes name) const;
   [[nodiscard]] nb::list fields() const;
   // Bytes of a body that is received as it is; none for one in chunks or with a coding.
   [[nodiscard]] std::optional<std::uint64_t> length() const;

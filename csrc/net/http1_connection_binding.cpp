@@ -505,6 +505,7 @@ void bind_http1_connection(nb::module_& module) {
       .def_prop_ro("account", &Exchange::account)
       .def_rw("handler", &Exchange::handler)
       .def("field", &Exchange::field)
+      .def("sole_field", &Exchange::sole_field)
       .def("fields", &Exchange::fields)
       .def("receive_into", &Exchange::receive_into)
       .def(

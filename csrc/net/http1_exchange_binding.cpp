@@ -88,6 +88,11 @@ nb::object Exchange::field(nb::bytes name) const {
   return value ? nb::object(bytes_object(*value)) : nb::none();
 }
 
+nb::object Exchange::sole_field(nb::bytes name) const {
+  const auto value = head_ == nullptr ? std::nullopt : head_->sole_field(view_of(name));
+  return value ? nb::object(bytes_object(*value)) : nb::none();
+}
+
 nb::object Exchange::account() const {
   return connection_ == nullptr ? nb::none() : nb::object(connection_->owner_.attr("account"));
 }

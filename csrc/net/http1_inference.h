@@ -5,6 +5,7 @@
 
 #include "heap_type.h"
 #include "net/http1_reader.h"
+#include "net/required_field.h"
 #include "python_object.h"
 #include "request/templates_binding.h"
 #include "request/trace_sampling.h"
@@ -78,9 +79,8 @@ class InferEndpoint {
 // The endpoints by the targets of their requests, as clients write them.
 class InferTargets {
  public:
-  // Requests without a field, whose name is in lower case, are for Python; with an empty name none.
-  InferTargets(const nb::bytes& required_name, const nb::bytes& required_value)
-      : required_name_(view_of(required_name)), required_value_(view_of(required_value)) {}
+  // Requests without a required field are for Python.
+  explicit InferTargets(std::shared_ptr<RequiredField> required) : required_(std::move(required)) {}
   void add(const nb::bytes& target, nb::object endpoint) {
     endpoints_.insert_or_assign(std::string(view_of(target)), std::move(endpoint));
   }
@@ -98,12 +98,11 @@ class InferTargets {
     const auto found = endpoints_.find(target);
     return found == endpoints_.end() ? nb::handle() : nb::handle(found->second);
   }
-  // The required field is there.
+  // The required field is there, once.
   [[nodiscard]] bool admits(const Head& head) const;
 
  private:
-  std::string required_name_;
-  std::string required_value_;
+  std::shared_ptr<const RequiredField> required_;
   std::unordered_map<std::string, nb::object, TextHash, std::equal_to<>> endpoints_;
 };
 

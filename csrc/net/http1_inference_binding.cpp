@@ -23,9 +23,9 @@ nb::object InferEndpoint::allocate(std::uint64_t nbytes, nb::handle charged) con
 }
 
 bool InferTargets::admits(const Head& head) const {
-  if (required_name_.empty()) return true;
-  const auto given = head.field(required_name_);
-  return given && equal_secret(*given, required_value_);
+  if (required_ == nullptr) return true;
+  const auto given = head.sole_field(required_->name());
+  return given && required_->admits(*given);
 }
 
 std::optional<std::uint64_t> header_size(const Head& head, std::uint64_t length) {
@@ -154,8 +154,7 @@ void bind_http1_inference(nb::module_& module) {
           nb::arg(), nb::arg() = 0)
       .def("set_model", &InferEndpoint::set_model);
   nb::class_<InferTargets>(module, "InferTargets", nb::type_slots(collected<InferTargets>()))
-      .def(nb::init<const nb::bytes&, const nb::bytes&>(), nb::arg("required_name") = nb::bytes(""),
-           nb::arg("required_value") = nb::bytes(""))
+      .def(nb::init<std::shared_ptr<RequiredField>>(), nb::arg("required").none() = nb::none())
       .def("add", &InferTargets::add)
       .def("remove", &InferTargets::remove)
       .def("clear", &InferTargets::clear)

@@ -107,6 +107,11 @@ std::optional<std::string_view> Head::field(std::string_view name) const {
   return std::nullopt;
 }
 
+std::optional<std::string_view> Head::sole_field(std::string_view name) const {
+  const auto named = [&](const Field& field) { return same(view(field.name), name); };
+  return std::ranges::count_if(fields_, named) == 1 ? field(name) : std::nullopt;
+}
+
 std::vector<std::pair<std::string_view, std::string_view>> Head::fields() const {
   std::vector<std::pair<std::string_view, std::string_view>> all;
   all.reserve(fields_.size());

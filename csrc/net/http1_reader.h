@@ -51,6 +51,9 @@ class Head {
   // The value of the last field of a name, which is given in lower case.
   [[nodiscard]] std::optional<std::string_view> field(std::string_view name) const;
 
+  // The same, nothing where there are several.
+  [[nodiscard]] std::optional<std::string_view> sole_field(std::string_view name) const;
+
   // Bytes of memory.
   [[nodiscard]] std::size_t memory() const {
     return sizeof(*this) + bytes_.capacity() + fields_.capacity() * sizeof(Field);

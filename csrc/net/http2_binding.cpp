@@ -181,6 +181,12 @@ std::vector<std::pair<std::string, std::string>> fields_of(nb::handle fields) {
   return made;
 }
 
+std::vector<std::string> texts_of(nb::handle values) {
+  std::vector<std::string> texts;
+  for (const nb::handle value : values) texts.emplace_back(view_of(nb::cast<nb::bytes>(value)));
+  return texts;
+}
+
 std::shared_ptr<GrpcMethods> methods_of(nb::handle methods) {
   auto made = std::make_shared<GrpcMethods>();
   for (const nb::handle method : methods) {
@@ -201,6 +207,16 @@ void bind_headers(nb::module_& module) {
              return std::make_shared<HeaderFields>(fields_of(fields), repeat);
            }),
            nb::arg("fields"), nb::arg("repeat") = false);
+  nb::class_<RequiredField>(module, "RequiredField")
+      .def(nb::new_([](const nb::bytes& name, nb::handle values) {
+             return std::make_shared<RequiredField>(std::string(view_of(name)), texts_of(values));
+           }),
+           nb::arg("name"), nb::arg("values"))
+      .def("set_values",
+           [](RequiredField& self, nb::handle values) { self.set_values(texts_of(values)); })
+      .def("admits", [](const RequiredField& self, const nb::bytes& given) {
+        return self.admits(view_of(given));
+      });
   nb::class_<RequestHeaders>(module, "RequestHeaders")
       .def_prop_ro("path", [](const RequestHeaders& self) { return bytes_object(self.path()); })
       .def_prop_ro("plain", &RequestHeaders::plain)
@@ -239,10 +255,9 @@ void bind_settings(nb::module_& module) {
       .def_rw("idle_frames_per_second", &Limits::idle_frames_per_second);
   nb::class_<GrpcMethods>(module, "GrpcMethods")
       .def(nb::new_(&methods_of), nb::arg("methods"))
-      .def("require",
-           [](GrpcMethods& self, int number, const nb::bytes& name, const nb::bytes& value) {
-             self.require(number, std::string(view_of(name)), std::string(view_of(value)));
-           });
+      .def("require", [](GrpcMethods& self, int number, std::shared_ptr<RequiredField> field) {
+        self.require(number, std::move(field));
+      });
 }
 
 void bind_connection(nb::module_& module) {

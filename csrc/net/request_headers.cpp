@@ -62,10 +62,8 @@ int GrpcMethods::add(std::string path, GrpcMethod method) {
   return number;
 }
 
-void GrpcMethods::require(int number, std::string name, std::string value) {
-  GrpcMethod& method = methods_.at(static_cast<std::size_t>(number));
-  method.required_name = std::move(name);
-  method.required_value = std::move(value);
+void GrpcMethods::require(int number, std::shared_ptr<const RequiredField> field) {
+  methods_.at(static_cast<std::size_t>(number)).required = std::move(field);
 }
 
 bool check_fields(const HeaderList& fields, std::size_t first,
@@ -99,15 +97,16 @@ std::shared_ptr<const RequestHeaders> RequestHeaders::read(HeaderList fields,
     return nullptr;
   }
   headers->method_ = methods.find(headers->path_);
-  const GrpcMethod* method =
-      headers->method_ == GrpcMethods::kUnknown ? nullptr : &methods[headers->method_];
-  headers->admitted_ = method == nullptr || method->required_name.empty();
+  if (headers->method_ != GrpcMethods::kUnknown) {
+    headers->required_ = methods[headers->method_].required;
+  }
   for (; next < headers->fields_.count(); ++next) {
     const std::string_view name = headers->fields_.name(next);
     const std::string_view value = headers->fields_.value(next);
     headers->note(name, value);
-    if (method != nullptr && name == method->required_name) {
-      headers->admitted_ = equal_secret(value, method->required_value);
+    if (headers->required_ != nullptr && name == headers->required_->name()) {
+      headers->required_value_ = value;
+      ++headers->required_fields_;
     }
   }
   return headers;

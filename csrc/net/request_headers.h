@@ -3,6 +3,7 @@
 #pragma once
 
 #include "net/hpack.h"
+#include "net/required_field.h"
 #include "std.h"
 #include "text.h"
 
@@ -18,9 +19,8 @@ enum class GrpcKind : std::uint8_t {
 struct GrpcMethod {
   GrpcKind kind;
   std::uint64_t limit;  // bytes of the longest message
-  // A field that its calls must have; without a name none.
-  std::string required_name{};
-  std::string required_value{};
+  // A field that its calls must have, if any.
+  std::shared_ptr<const RequiredField> required{};
 };
 
 // The methods of a server, by path; what a path stands for is its number here.
@@ -34,8 +34,8 @@ class GrpcMethods {
     const auto found = numbers_.find(path);
     return found == numbers_.end() ? kUnknown : found->second;
   }
-  // Has a method's calls refused that do not have a field, whose name is in lower case.
-  void require(int number, std::string name, std::string value);
+  // Has a method's calls refused that do not have a field, once.
+  void require(int number, std::shared_ptr<const RequiredField> field);
   [[nodiscard]] const GrpcMethod& operator[](int number) const {
     return methods_[static_cast<std::size_t>(number)];
   }
@@ -61,8 +61,10 @@ class RequestHeaders {
   // The number of the path's method, or GrpcMethods::kUnknown.
   [[nodiscard]] int method() const { return method_; }
   [[nodiscard]] std::optional<std::uint64_t> content_length() const { return content_length_; }
-  // The method's required field is there, if it has one.
-  [[nodiscard]] bool admitted() const { return admitted_; }
+  // The method's required field is there, if it has one, once and with a value that counts now.
+  [[nodiscard]] bool admitted() const {
+    return required_ == nullptr || (required_fields_ == 1 && required_->admits(required_value_));
+  }
   // grpc-encoding and grpc-accept-encoding; empty where there are none.
   [[nodiscard]] std::string_view coding() const { return coding_; }
   [[nodiscard]] std::string_view accepted_codings() const { return accepted_codings_; }
@@ -82,7 +84,9 @@ class RequestHeaders {
   HeaderList fields_;
   std::string_view path_;
   int method_ = GrpcMethods::kUnknown;
-  bool admitted_ = true;
+  std::shared_ptr<const RequiredField> required_;
+  std::string_view required_value_;
+  std::size_t required_fields_ = 0;
   bool post_ = false;
   bool typed_ = false;
   std::optional<std::uint64_t> content_length_;

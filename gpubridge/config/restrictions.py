@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import hmac
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from gpubridge.dataplane import RequiredField
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.flags import invalid_flag
+
+_logger = logging.getLogger(__name__)
 
 _TRITON = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository",
@@ -17,6 +21,9 @@ _TRITON = (
 )  # fmt: skip
 _OF_OURS = {"settings": ("trace", "logging")}
 """Our names for several of Triton's groups."""
+_ALL = "all"
+_FILE, _VARIABLE = "@", "@env:"
+_FILE_BYTES = 1 << 16
 _GRPC_PREFIX = "triton-grpc-protocol-"
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?")
@@ -26,11 +33,15 @@ _VALUE = re.compile(rb"[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?")
 class Restriction:
     """A header that requests for a group of endpoints must have.
 
-    ``refusal``: the error text for other requests.
+    - ``required``: has the header's values, of which each admits a request. The plane compares with it, too.
+    - ``source``: where the values are from: a value, ``@FILE`` or ``@env:NAME``.
+    - ``refusal``: the error text for other requests.
     """
 
     header: str
-    value: bytes = field(repr=False)
+    required: RequiredField = field(repr=False)
+    source: str = field(repr=False)
+    flag: str
     refusal: str
 
     @property
@@ -40,7 +51,16 @@ class Restriction:
 
     def admits(self, given: bytes | None) -> bool:
         """Return whether a request with this value of the header, or None, is admitted."""
-        return given is not None and hmac.compare_digest(given, self.value)
+        return given is not None and self.required.admits(given)
+
+    def reload(self) -> None:
+        """Take the values that their file has now; where that fails, log why, and change nothing."""
+        try:
+            values = _values(self.flag, self.header, self.source)
+        except BridgeError as error:
+            _logger.error("SIGHUP: the keys stay as they are: %s", error)  # noqa: TRY400
+        else:
+            self.required.set_values(values)
 
 
 Restrictions = Mapping[str, Restriction]
@@ -51,11 +71,16 @@ def read_http_restrictions(texts: Iterable[str]) -> Restrictions:
     """Parse ``API[,API...]:KEY=VALUE``; raises INVALID_ARG.
 
     The group ``openai`` replaces ``inference`` and ``metadata`` for OpenAI's API, where its model list
-    is the group ``openai-models``.
+    is the group ``openai-models``. Metrics tell what statistics tell, so that they need its header
+    where they have none of their own.
     """
     found = _read(texts, "--http-restricted-api", "API", "", (*_TRITON, "metrics", "openai"))
-    for group, instead in (("openai-models", "metadata"), ("openai", "inference")):
-        restriction = found.get("openai") or found.get(instead)
+    openai = found.get("openai")
+    for group, restriction in (
+        ("openai-models", openai or found.get("metadata")),
+        ("openai", openai or found.get("inference")),
+        ("metrics", found.get("metrics") or found.get("statistics")),
+    ):
         if restriction is not None:
             found[group] = restriction
     return found
@@ -76,11 +101,12 @@ def _read(
         key, _, value = pair.partition("=")
         if not (names and key and value):
             raise invalid(f"{flag} option format is '<config name>:<setting>=<value>'")
-        restriction = _restriction(flag, kind, prefix + key, os.fsencode(value))
+        restriction = _restriction(flag, kind, prefix + key, value)
+        several = {**_OF_OURS, _ALL: known}
         for name in names.split(","):
-            if name not in known and name not in _OF_OURS:
-                raise _unknown(kind, name, (*known, *_OF_OURS))
-            for group in _OF_OURS.get(name, (name,)):
+            if name not in known and name not in several:
+                raise _unknown(kind, name, (*known, *several))
+            for group in several.get(name, (name,)):
                 if group in found:
                     raise invalid(
                         f"restricted {kind.lower()} '{group}' can not be specified in multiple config groups"
@@ -89,13 +115,45 @@ def _read(
     return found
 
 
-def _restriction(flag: str, kind: str, header: str, value: bytes) -> Restriction:
+def _restriction(flag: str, kind: str, header: str, source: str) -> Restriction:
     if not _NAME.fullmatch(header):
         raise invalid_flag(flag, "the name of a header before '='", repr(header))
-    if not _VALUE.fullmatch(value) or (kind == "protocol" and header.lower().endswith("-bin")):
-        raise invalid(f"{flag}: no client can send a header {header!r} with that value")
+    values = _values(flag, header, source)
     text = f"This {kind} is restricted, expecting header '{header}'"
-    return Restriction(header, value, text)
+    required = RequiredField(header.lower().encode(), values)
+    return Restriction(header, required, source, flag, text)
+
+
+def _values(flag: str, header: str, source: str) -> list[bytes]:
+    """Return the values that a source has: the lines of a file, or of a variable, or itself."""
+    if source.startswith(_VARIABLE):
+        name = source[len(_VARIABLE) :]
+        text = os.environb.get(name.encode())
+        if text is None:
+            raise invalid(f"{flag}: the environment has no variable {name!r}")
+        values = text.split(b"\n")
+    elif source.startswith(_FILE):
+        path = Path(source[len(_FILE) :])
+        try:
+            with path.open("rb") as file:
+                text = file.read(_FILE_BYTES + 1)
+        except OSError as error:
+            raise invalid(f"{flag}: cannot read {path}: {error.strerror}") from error
+        if len(text) > _FILE_BYTES:
+            raise invalid(
+                f"{flag}: {path} has more than {_FILE_BYTES} bytes; expected a value a line"
+            )
+        values = text.split(b"\n")
+    else:
+        values = [os.fsencode(source)]
+    if source.startswith(_FILE):
+        values = [value.strip() for value in values if value.strip()]
+        if not values:
+            raise invalid(f"{flag}: {source} has no value; expected one or several, a line each")
+    binary = flag.startswith("--grpc") and header.lower().endswith("-bin")
+    if binary or not all(map(_VALUE.fullmatch, values)):
+        raise invalid(f"{flag}: no client can send a header {header!r} with that value")
+    return values
 
 
 def _unknown(kind: str, name: str, known: tuple[str, ...]) -> BridgeError:

@@ -272,7 +272,8 @@ class HttpEndpoint:
         dict,
         "endpoints that require the header KEY: VALUE: health metadata inference "
         "shared-memory model-config model-repository statistics trace logging, ours: settings (trace "
-        "and logging) metrics openai; may be given several times",
+        "and logging) metrics openai all; @FILE or @env:NAME has a value on each line, files are read again "
+        "on SIGHUP; may be given several times",
         metavar="API[,API...]:KEY=VALUE",
         read=read_http_restrictions,
         name="http-restricted-api",

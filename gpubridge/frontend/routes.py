@@ -29,6 +29,8 @@ from gpubridge.telemetry.exposition import CONTENT_TYPE
 from gpubridge.telemetry.metrics import ModelState, metrics_page
 
 _ROUTES_KEPT = 1024
+_OF_STATUS = ("statistics", "metadata", "model-config")
+"""Groups whose answers are part of the status document."""
 _ANY_TYPE = ("inference", "openai")
 """Groups whose requests may have a body of any type; all others are control requests."""
 
@@ -60,8 +62,19 @@ class _Router:
     def check(self, group: str, head: HttpExchange) -> None:
         """Refuse a request that lacks the header its group of endpoints requires."""
         restriction = self._restrictions.get(group)
-        if restriction is not None and not restriction.admits(head.field(restriction.name)):
+        if restriction is None or restriction.admits(head.sole_field(restriction.name)):
+            return
+        # What clients of OpenAI's API send their key by.
+        scheme, _, key = (head.sole_field(b"authorization") or b"").partition(b" ")
+        if not (
+            group.startswith("openai") and scheme.lower() == b"bearer" and restriction.admits(key)
+        ):
             raise _Restricted(restriction.refusal)
+
+    def check_status(self, head: HttpExchange) -> None:
+        """Refuse a request for the status without the headers of all that the status tells."""
+        for group in _OF_STATUS:
+            self.check(group, head)
 
     def failure(
         self, error: BridgeError, status: int | None, head: HttpExchange
@@ -102,9 +115,7 @@ class V2Router(_Router):
         self._memory = RequestMemory(repository.regions, regions)
         self._strict = strict_readiness
         inference = restrictions.get("inference")
-        self.targets = InferTargets(
-            *((inference.name, inference.value) if inference is not None else ())
-        )
+        self.targets = InferTargets(None if inference is None else inference.required)
         self._endpoints: dict[_EndpointKey, InferEndpoint | GenerateEndpoint] = {}
         self.serving = False
         self._routes: list[Route] = [
@@ -120,10 +131,10 @@ class V2Router(_Router):
         ]
 
     def serve_status(self, document: StatusDocument) -> None:
-        """Serve the status document, which tells what the statistics and the metrics tell."""
+        """Serve the status document over HTTP; the route's group is checked besides those of the document."""
 
         def open_status(_: re.Match[bytes], head: HttpExchange) -> RequestHandler:
-            self.check("statistics", head)
+            self.check_status(head)
             return document.open(head)
 
         self._routes.append(Route("metrics", re.compile(STATUS_PATH), b"GET", open_status))
@@ -228,7 +239,10 @@ class MetricsRouter(_Router):
     def route(self, head: HttpExchange) -> RequestHandler:
         """Return the handler of a request; raises BridgeError."""
         self.check("metrics", head)
-        if head.method == b"GET" and head.target.partition(b"?")[0] == b"/metrics":
+        path = head.target.partition(b"?")[0]
+        if path == STATUS_PATH:
+            self.check_status(head)
+        if head.method == b"GET" and path == b"/metrics":
             return ControlCall(self._page, self._tasks)
         handler = None if self._status_page is None else self._status_page.route(head)
         if handler is None:

@@ -28,7 +28,9 @@ a web page of another origin sends a request, as text or a form; a page whose na
     is served, also loads of models | 403, unless `--http-allowed-origins` lists it
     ([web pages](protocol.md#web-pages)) | who visits a page does not mean to load its code
 the header of a restricted endpoint, sent twice
-    the first counts | the last counts | as for every other header
+    the first counts | is refused | proxies and servers may take different ones
+a restricted endpoint's value that begins with `@`
+    is that value | names a file, or with `@env:` a variable | other users see command lines
 statistics: requests that a model answers with an error, and no response before it
     are successes | are failures | their clients got an error
 statistics: requests that find the queue full, or are of a sequence that has not begun

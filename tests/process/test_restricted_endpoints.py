@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 
 import grpc
 import numpy as np
@@ -187,10 +188,12 @@ def test_metrics_and_the_status(server):
         code, _, said = fetch(server.metrics_url, path)
         assert (code, json.loads(said)) == (403, refusal("metrics"))
     assert b"nv_inference" in fetch(server.metrics_url, "/metrics", "metrics")[2]
-    for path in (status, "/"):
-        assert fetch(server.metrics_url, path, "metrics")[0] == 200
-    for groups in (["metrics"], ["statistics"], ["metrics", "statistics"]):
-        assert fetch(server.http_url, status, *groups)[0] == (200 if len(groups) == 2 else 403)
+    assert fetch(server.metrics_url, "/", "metrics")[0] == 200
+    told = ("metrics", "statistics", "metadata", "model-config")
+    for url in (server.metrics_url, server.http_url):
+        assert fetch(url, status, *told)[0] == 200
+        for missing in told:
+            assert fetch(url, status, *(group for group in told if group != missing))[0] == 403
 
 
 def test_web_pages_on_the_metrics_port(server):
@@ -198,7 +201,8 @@ def test_web_pages_on_the_metrics_port(server):
         for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
             both = {**headers, **key("metrics")}
             assert send_request(server.metrics_url, "GET", path, None, both)[0] == 403
-        headers = {**key("metrics"), **key("metadata"), "Origin": PAGE}
+        keys = [key(group) for group in ("metrics", "statistics", "metadata", "model-config")]
+        headers = {**dict(pair for each in keys for pair in each.items()), "Origin": PAGE}
         assert send_request(server.metrics_url, "GET", path, None, headers)[0] == 200
 
 
@@ -211,6 +215,28 @@ def test_openais_api_is_inference_and_metadata(server):
         for other in ("inference", "metadata"):
             status, _, _ = server.request(*asked, key(other))
             assert (status == 401) == (other != group)
+        for value in (SECRET, "wrong"):
+            status, _, _ = server.request(*asked, {"Authorization": f"bearer {value}"})
+            assert (status == 401) == (value != SECRET)
+
+
+def test_a_header_that_is_given_twice_is_refused(server):
+    twice = [("K-inference", SECRET)] * 2
+    body = INFER.encode()
+    with socket.create_connection(server.http_url.split(":")) as sock:
+        for fields, status in ((twice, 403), (twice[:1], 200), (twice, 403)):
+            lines = [f"{name}: {value}" for name, value in fields]
+            head = ["POST /v2/models/m/infer HTTP/1.1", *lines, f"Content-Length: {len(body)}"]
+            sock.sendall("\r\n".join([*head, "", ""]).encode() + body)
+            response = http.client.HTTPResponse(sock)
+            response.begin()
+            assert response.status == status
+            response.read()
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        for _ in range(2):
+            assert outcome(call, CALL, metadata=metadata("inference") * 2) == closed("inference")
+            assert not isinstance(outcome(call, CALL, metadata=metadata("inference")), tuple)
 
 
 def outcome(call, *arguments, **options):

@@ -14,12 +14,14 @@ GRPC = ("--grpc-restricted-protocol", "protocol", read_grpc_restrictions)
 
 def test_groups_share_a_header():
     found = read_http_restrictions(["health,trace:Key=value", "metrics:other=a:b=c,d"])
-    assert {group: (each.header, each.value) for group, each in found.items()} == {
-        "health": ("Key", b"value"),
-        "trace": ("Key", b"value"),
-        "metrics": ("other", b"a:b=c,d"),
+    assert {group: each.header for group, each in found.items()} == {
+        "health": "Key",
+        "trace": "Key",
+        "metrics": "other",
     }
     assert found["health"].name == b"key"
+    assert found["trace"].admits(b"value")
+    assert found["metrics"].admits(b"a:b=c,d")
     assert found["health"].refusal == "This API is restricted, expecting header 'Key'"
 
 
@@ -110,3 +112,52 @@ def test_values_are_in_no_description_of_the_settings():
     )
     assert "secret" not in repr(settings)
     assert "secret" not in repr(replace(settings, http=replace(settings.http, port=1)))
+
+
+@pytest.mark.parametrize(("_", "kind", "read"), [HTTP, GRPC])
+def test_all_groups_at_once(_, kind, read):
+    found = read(["all:key=value"])
+    assert {"health", "inference", "logging", "model-repository", "trace"} < set(found)
+    assert ("metrics" in found) == ("openai" in found) == (kind == "api")
+    with pytest.raises(BridgeError, match="in multiple config groups"):
+        read(["all:key=value", "health:other=value"])
+
+
+def test_metrics_are_as_closed_as_statistics():
+    found = read_http_restrictions(["statistics:key=value"])
+    assert found["metrics"] is found["statistics"]
+    found = read_http_restrictions(["statistics:key=value", "metrics:other=value"])
+    assert found["metrics"].header == "other"
+
+
+def test_keys_are_the_lines_of_a_file_which_is_read_again(tmp_path, caplog):
+    file = tmp_path / "keys"
+    file.write_bytes(b"old\r\n\n  new \n")
+    found = read_http_restrictions([f"health,trace:key=@{file}"])["trace"]
+    assert [found.admits(key) for key in (b"old", b"new", b"", b"next", None)] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+    file.write_bytes(b"new\nnext")
+    found.reload()
+    assert [found.admits(key) for key in (b"old", b"new", b"next")] == [False, True, True]
+    for broken in (b"", b"a\0b", b"a" * 70_000):
+        file.write_bytes(broken)
+        found.reload()
+        assert found.admits(b"next")
+    file.unlink()
+    found.reload()
+    assert found.admits(b"next")
+    assert caplog.text.count("SIGHUP: the keys stay as they are: --http-restricted-api") == 4
+
+
+def test_keys_are_in_the_environment(monkeypatch):
+    monkeypatch.setenv("THE_KEYS", "one\ntwo")
+    found = read_grpc_restrictions(["inference:key=@env:THE_KEYS"])["inference"]
+    assert found.admits(b"one")
+    assert found.admits(b"two")
+
+
+@pytest.mark.parametrize("source", ["@/nowhere", "@/", "@env:NO_SUCH_VARIABLE", "@/dev/null"])
+def test_keys_that_cannot_be_read_end_the_start(source):
+    with pytest.raises(BridgeError, match=r"^--http-restricted-api: "):
+        read_http_restrictions([f"health:key={source}"])

@@ -86,7 +86,7 @@ class GrpcService:
         self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
         for number, method in enumerate(self._methods):
             if (restriction := self._restrictions.get(method.group)) is not None:
-                self.methods.require(number, restriction.name, restriction.value)
+                self.methods.require(number, restriction.required)
         traces = repository.telemetry.traces
         sampling = headers.sampling if headers.active else traces.sampling
         self.infer = InferEndpoint(0, forms, memory, sampling, self.coder)
