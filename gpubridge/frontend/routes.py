@@ -276,7 +276,7 @@ class MetricsRouter(_Router):
 
 def _check_type(route: Route, head: HttpExchange) -> None:
     """Refuse a browser's control request of a type that pages may send to any server unasked."""
-    if route.method != b"POST" or not head.from_page or route.group in _ANY_TYPE:
+    if route.method != b"POST" or route.group in _ANY_TYPE or not head.from_page:
         return
     given = head.field(b"content-type") or b""
     if given.partition(b";")[0].strip().lower() != b"application/json":
