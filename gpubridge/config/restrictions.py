@@ -8,10 +8,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpubridge.dataplane import RequiredField
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.flags import invalid_flag
+
+if TYPE_CHECKING:
+    from gpubridge.dataplane import RequiredField
 
 _logger = logging.getLogger(__name__)
 
@@ -120,6 +123,9 @@ def _restriction(flag: str, kind: str, header: str, source: str) -> Restriction:
         raise invalid_flag(flag, "the name of a header before '='", repr(header))
     values = _values(flag, header, source)
     text = f"This {kind} is restricted, expecting header '{header}'"
+    # The configuration is read without the compiled module, too: by the doctor, and to say that it is missing.
+    from gpubridge.dataplane import RequiredField  # noqa: PLC0415
+
     required = RequiredField(header.lower().encode(), values)
     return Restriction(header, required, source, flag, text)
 

@@ -72,7 +72,7 @@ class RequestAtStub:
             for encode in (
                 lambda: encode_http(FORMS[0], "", outcome, CONFIG, 1),
                 lambda: encode_http(FORMS[1], "", outcome, CONFIG, 1),
-                lambda: encode_generated(FORMS[0], outcome, CONFIG, 1),
+                lambda: encode_generated("", outcome, CONFIG, 1),
                 lambda: encode_grpc(replace(FORMS[0], encoding=None), "", outcome, CONFIG, 1),
             ):
                 with suppress(BridgeError):

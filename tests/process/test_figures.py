@@ -60,7 +60,7 @@ def are_counted(server):
 @pytest.fixture(scope="module")
 def page(server):
     """Samples of each model by their names with the other labels; those of the machine at ""."""
-    text = send_request(server.metrics_url, "GET", "/metrics")[2].decode()
+    text = send_request(server.metrics_url, "GET", "/metrics", None, KEY)[2].decode()
     helped = dict(re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE))
     samples = {}
     for name, labels, value in re.findall(r"^([a-z]\w+)(?:{(.*)})? (\S+)$", text, re.MULTILINE):
@@ -83,7 +83,9 @@ def statistics(server):
 @pytest.fixture(scope="module")
 def status(server):
     def read():
-        return json.loads(send_request(server.metrics_url, "GET", "/v2/gpubridge/status")[2])
+        return json.loads(
+            send_request(server.metrics_url, "GET", "/v2/gpubridge/status", None, KEY)[2]
+        )
 
     first = found = read()
 

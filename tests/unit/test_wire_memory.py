@@ -460,7 +460,8 @@ NO_WAY_BACK = {
         "MessageResponseTemplate",
         "ModelCounters",
     ),
-    *("RequestHeaders", "RequestShapes", "SlotLists", "TraceSampling", "WatchedPages"),
+    *("HttpOrigins", "RequestHeaders", "RequestShapes", "RequiredField", "SlotLists"),
+    *("TraceSampling", "WatchedPages"),
 }
 """Types that hold no object of Python, or only such as cannot lead back to them."""
 OF_A_STUB = {
