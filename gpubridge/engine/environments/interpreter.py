@@ -51,7 +51,7 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """What an interpreter says of itself.
+    """An interpreter, as it describes itself.
 
     - ``flags``: letters of its ABI: ``t`` of free threading, ``d`` of debugging.
     - ``tag``: names its ABI in the names of compiled modules; empty if it has none.
@@ -76,7 +76,7 @@ class Interpreter:
 
     @property
     def has_stable_abi(self) -> bool:
-        """Whether it loads modules of the stable ABI of CPython 3.12."""
+        """True if it loads modules of the stable ABI of CPython 3.12."""
         return self.numbers[:2] >= _OLDEST_STABLE and not self.flags
 
     def refusal(self) -> str:

@@ -53,7 +53,7 @@ class BuildFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is built.
+    """The steps that build one module.
 
     - ``name``: the file's name.
     - ``compiler``: its command.

@@ -7,8 +7,8 @@
     CACHE/KEY.new-XXXXXX/       an entry that is being built; a killed process may leave it
     CACHE/KEY.lock              locked by the process that builds
 
-What is loaded from here runs as the server's user. An entry is used only if that user, or root, owns it, nobody
-else may write to it, and the module has its digest: else it is built anew.
+What is loaded from here runs as the server's user. An entry is used only if that user, or root, owns it, no other
+user may write to it, and the module has its digest: else it is built anew.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ LoadFailure = Callable[[str], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """How to build a module from ``source``, and the entry of the cache that it becomes."""
+    """The build of a module from ``source``, and the entry of the cache that it becomes."""
 
     key: str
     recipe: Recipe

@@ -92,7 +92,7 @@ class _QueuedResponse:
 
 
 class StreamHooks(NamedTuple):
-    """What the compiled `StreamResponses` of a request uses.
+    """Objects that the compiled `StreamResponses` of a request uses.
 
     - ``parameters``: the encoded parameters of a response that is not the last.
     - ``most_unsent``: from so many unsent bytes of the stream on, the model gets no credit.
