@@ -19,6 +19,7 @@ import gpubridge
 from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, ServerSettings
 from gpubridge.config.connections import TlsSettings
 from gpubridge.config.origins import host_names
+from gpubridge.config.restrictions import header_names
 from gpubridge.dataplane import HttpOrigins
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.event_sharing import EventSharing
@@ -303,7 +304,9 @@ def _build_endpoints(
         regions,
         workers,
         strict_readiness=settings.process.strict_readiness,
-        headers=ForwardedHeaders(settings.http.header_forward_pattern, settings.http.restrictions),
+        headers=ForwardedHeaders(
+            settings.http.header_forward_pattern, header_names(settings.http.restrictions)
+        ),
         restrictions=settings.http.restrictions,
     )
     service = GrpcService(repository, router.ready, regions, workers, settings)

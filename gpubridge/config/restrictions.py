@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpubridge.config.files import read_regular
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.flags import invalid_flag
 
@@ -25,6 +26,7 @@ _TRITON = (
 _OF_OURS = {"settings": ("trace", "logging")}
 """Our names for several of Triton's groups."""
 _ALL = "all"
+_HTTP_FLAG, _GRPC_FLAG = "--http-restricted-api", "--grpc-restricted-protocol"
 _FILE, _VARIABLE = "@", "@env:"
 _FILE_BYTES = 1 << 16
 _GRPC_PREFIX = "triton-grpc-protocol-"
@@ -74,15 +76,15 @@ def read_http_restrictions(texts: Iterable[str]) -> Restrictions:
     """Parse ``API[,API...]:KEY=VALUE``; raises INVALID_ARG.
 
     The group ``openai`` replaces ``inference`` and ``metadata`` for OpenAI's API, where its model list
-    is the group ``openai-models``. Metrics tell what statistics tell, so that they need its header
-    where they have none of their own.
+    is the group ``openai-models``. Metrics tell what statistics tell, and the models and versions that
+    metadata tells: without a header of their own they need that of statistics, or else of metadata.
     """
-    found = _read(texts, "--http-restricted-api", "API", "", (*_TRITON, "metrics", "openai"))
+    found = _read(texts, _HTTP_FLAG, "API", "", (*_TRITON, "metrics", "openai"))
     openai = found.get("openai")
     for group, restriction in (
         ("openai-models", openai or found.get("metadata")),
         ("openai", openai or found.get("inference")),
-        ("metrics", found.get("metrics") or found.get("statistics")),
+        ("metrics", found.get("metrics") or found.get("statistics") or found.get("metadata")),
     ):
         if restriction is not None:
             found[group] = restriction
@@ -91,7 +93,26 @@ def read_http_restrictions(texts: Iterable[str]) -> Restrictions:
 
 def read_grpc_restrictions(texts: Iterable[str]) -> Restrictions:
     """Parse ``PROTOCOL[,PROTOCOL...]:KEY=VALUE``; raises INVALID_ARG."""
-    return _read(texts, "--grpc-restricted-protocol", "protocol", _GRPC_PREFIX, _TRITON)
+    return _read(texts, _GRPC_FLAG, "protocol", _GRPC_PREFIX, _TRITON)
+
+
+def header_names(restrictions: Restrictions) -> set[bytes]:
+    """Return the names of the headers, whose values are secrets, in lower case."""
+    return {restriction.name for restriction in restrictions.values()}
+
+
+def open_groups(http: Restrictions | None, grpc: Restrictions | None) -> Iterator[str]:
+    """Yield a log line for each endpoint that has open groups while others, here or there, are closed.
+
+    ``http``, ``grpc``: None where the endpoint is not served.
+    """
+    for flag, found, known in (
+        (_HTTP_FLAG, http, (*_TRITON, "metrics", "openai")),
+        (_GRPC_FLAG, grpc, _TRITON),
+    ):
+        groups = [] if found is None else [group for group in known if group not in found]
+        if groups and (http or grpc):
+            yield f"{flag}: every client may still use {', '.join(groups)}; the group 'all' closes all"
 
 
 def _read(
@@ -141,15 +162,9 @@ def _values(flag: str, header: str, source: str) -> list[bytes]:
     elif source.startswith(_FILE):
         path = Path(source[len(_FILE) :])
         try:
-            with path.open("rb") as file:
-                text = file.read(_FILE_BYTES + 1)
+            values = read_regular(path, _FILE_BYTES).split(b"\n")
         except OSError as error:
             raise invalid(f"{flag}: cannot read {path}: {error.strerror}") from error
-        if len(text) > _FILE_BYTES:
-            raise invalid(
-                f"{flag}: {path} has more than {_FILE_BYTES} bytes; expected a value a line"
-            )
-        values = text.split(b"\n")
     else:
         values = [os.fsencode(source)]
     if source.startswith(_FILE):

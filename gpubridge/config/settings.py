@@ -27,6 +27,7 @@ from gpubridge.config.origins import read_origins
 from gpubridge.config.remote_url import RemoteUrl, read_remote_url
 from gpubridge.config.restrictions import (
     Restrictions,
+    open_groups,
     read_grpc_restrictions,
     read_http_restrictions,
 )
@@ -492,7 +493,11 @@ class ServerSettings:
     def notices(self) -> list[str]:
         """Return a log line for each given flag without effect."""
         tls = [*self.http.tls.notices(), *self.grpc.tls.notices()]
-        return [*flags_without_effect(self.triton), *tls, *self.backends.notices()]
+        closed = open_groups(
+            self.http.restrictions if self.http.allow else None,
+            self.grpc.restrictions if self.grpc.allow else None,
+        )
+        return [*flags_without_effect(self.triton), *tls, *self.backends.notices(), *closed]
 
     def __post_init__(self) -> None:
         metrics = self.metrics_endpoint

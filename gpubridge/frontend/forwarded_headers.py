@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
-from gpubridge.config import Restrictions
 from gpubridge.dataplane import TraceSampling
 from gpubridge.protocol.fields import json_parameters
 from gpubridge.request import InferRequest
@@ -18,18 +17,22 @@ _TRANSPORT = re.compile(rb":.*|grpc-.*|te|content-type")
 class ForwardedHeaders:
     """Selects headers whose whole name matches a pattern, in any case; an empty pattern selects none.
 
-    ``restrictions``: their headers are secrets and never forwarded.
+    ``secret``: names of headers, in lower case, that are never forwarded.
 
     Attributes: ``active``, whether any header may be forwarded; ``sampling``, by which Python sees every
     request then, instead of those that are traced.
     """
 
-    def __init__(self, pattern: str = "", restrictions: Restrictions | None = None) -> None:
+    def __init__(self, pattern: str = "", secret: Iterable[bytes] = ()) -> None:
         self.active = bool(pattern)
         self.sampling = TraceSampling()
         self.sampling.active = self.sampling.every = self.active
-        self._secret = {restriction.name for restriction in (restrictions or {}).values()}
+        self._secret = frozenset(secret)
         self._pattern = re.compile(pattern.encode(), re.IGNORECASE)
+
+    def without(self, name: bytes) -> ForwardedHeaders:
+        """Return the same, with one more header that is never forwarded."""
+        return ForwardedHeaders(self._pattern.pattern.decode(), self._secret | {name})
 
     def of(self, fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
         """Return the selected headers of a request by name; the last of equal names counts."""

@@ -29,8 +29,12 @@ from gpubridge.telemetry.exposition import CONTENT_TYPE
 from gpubridge.telemetry.metrics import ModelState, metrics_page
 
 _ROUTES_KEPT = 1024
-_OF_STATUS = ("statistics", "metadata", "model-config")
+_OF_STATUS = (
+    "health", "statistics", "metadata", "model-config", "model-repository", "shared-memory",
+)  # fmt: skip
 """Groups whose answers are part of the status document."""
+_AUTHORIZATION = b"authorization"
+"""What clients of OpenAI's API send their key by."""
 _ANY_TYPE = ("inference", "openai")
 """Groups whose requests may have a body of any type; all others are control requests."""
 
@@ -64,8 +68,7 @@ class _Router:
         restriction = self._restrictions.get(group)
         if restriction is None or restriction.admits(head.sole_field(restriction.name)):
             return
-        # What clients of OpenAI's API send their key by.
-        scheme, _, key = (head.sole_field(b"authorization") or b"").partition(b" ")
+        scheme, _, key = (head.sole_field(_AUTHORIZATION) or b"").partition(b" ")
         if not (
             group.startswith("openai") and scheme.lower() == b"bearer" and restriction.admits(key)
         ):
@@ -115,6 +118,7 @@ class V2Router(_Router):
         self._memory = RequestMemory(repository.regions, regions)
         self._strict = strict_readiness
         inference = restrictions.get("inference")
+        for_openai = headers.without(_AUTHORIZATION) if "openai" in restrictions else headers
         self.targets = InferTargets(None if inference is None else inference.required)
         self._endpoints: dict[_EndpointKey, InferEndpoint | GenerateEndpoint] = {}
         self.serving = False
@@ -127,7 +131,7 @@ class V2Router(_Router):
                 self._open_generate,
             ),
             *ControlRoutes(repository, regions, self.ready).routes,
-            *OpenAiRoutes(repository, self._memory.arenas.arena, workers, headers).routes,
+            *OpenAiRoutes(repository, self._memory.arenas.arena, workers, for_openai).routes,
         ]
 
     def serve_status(self, document: StatusDocument) -> None:

@@ -5,10 +5,11 @@ from tests import run_folder
 AGED = (
     "--grpc-max-connection-age=300",
     "--grpc-max-connection-age-grace=3000",
-    "--http-restricted-api=openai:authorization=Bearer secret",
+    "--http-restricted-api=openai:api-key=secret",
     "--http-restricted-api=inference:k=1",
+    "--http-header-forward-pattern=auth.*|x-a",
 )
-"""Connections of gRPC end soon, and inference over HTTP needs a key."""
+"""Connections of gRPC end soon, and inference over HTTP needs a key and has headers."""
 BARE = ("--allow-status-page=false", "--client-shm-max-regions=3")
 """No page of its status, and few regions of clients' memory."""
 FORWARDING = (

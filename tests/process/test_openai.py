@@ -11,6 +11,7 @@ import pytest
 from tests.process.controlled import only, refusal
 from tests.process.flag_sets import AGED
 from tests.process.gates import Gate
+from tests.process.model_sources import answering
 from tests.process.openai_models import (
     chat_body,
     declared,
@@ -428,8 +429,11 @@ def test_the_model_is_told_when_its_own_error_ends_the_answer(server, tmp_path):
 
 def test_a_key_is_asked_for_as_openais(tmp_path):
     write_openai_models(tmp_path)
+    told = answering("return respond(text_output=np.array([request.parameters()], np.object_))")
+    tensors = "openai_request STRING [1] > text_output STRING [1]"
+    write_model(tmp_path, "told", told, tensors=tensors, config=declared("chat"))
     # The key of inference is not asked for, too.
-    with running_server(tmp_path, *AGED, *only("chat")) as server:
+    with running_server(tmp_path, *AGED, *only("chat", "told")) as server:
         for headers, expected in (({}, 401), ({"Authorization": "Bearer secret"}, 200)):
             body = json.dumps(chat_body(("text", "a")))
             answers = [
@@ -442,6 +446,15 @@ def test_a_key_is_asked_for_as_openais(tmp_path):
                 codes = {json.loads(answer[2])["error"]["code"] for answer in answers}
                 assert codes == {"invalid_api_key"}
         assert server.request("GET", "/v2/models/chat")[0] == 200
+        # Models see headers, but not the key.
+        for key in (
+            {"Authorization": "Bearer secret"},
+            {"Api-Key": "secret", "authorization": "b"},
+        ):
+            _, answer = ask(
+                server, "chat/completions", chat_body(model="told"), **key, **{"X-A": "1"}
+            )
+            assert json.loads(answer["choices"][0]["message"]["content"]) == {"X-A": "1"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import signal
 import socket
 
 import grpc
@@ -28,6 +29,7 @@ GROUPS = (
     "health", "metadata", "inference", "shared-memory", "model-config", "model-repository",
     "statistics", "trace", "logging",
 )  # fmt: skip
+OF_STATUS = [group for group in GROUPS if group not in ("inference", "trace", "logging")]
 PAGE = "https://app.example"
 SECRET = "p4ss:w=rd, with a blank"
 TENSOR = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
@@ -87,14 +89,23 @@ def message_of(name):
 
 
 @pytest.fixture(scope="module")
-def server(repository):
+def keys(tmp_path_factory):
+    """The file that has the key of the group trace, over HTTP and gRPC."""
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text(SECRET)
+    return file
+
+
+@pytest.fixture(scope="module")
+def server(repository, keys):
     for name, source in (("m", SOURCE), ("spare", SOURCE), ("caller", CALLER)):
         write_model(repository, name, source)
     decoupled = "model_transaction_policy { decoupled: true }"
     write_model(repository, "stream", STREAM, config=decoupled)
     write_ensemble(repository, "chain", "m IN=IN > OUT=OUT", inputs="IN", outputs="OUT")
-    flags = [f"--http-restricted-api={group}:K-{group}={SECRET}" for group in (*GROUPS, "metrics")]
-    flags += [f"--grpc-restricted-protocol={group}:K-{group}={SECRET}" for group in GROUPS]
+    values = {**dict.fromkeys((*GROUPS, "metrics"), SECRET), "trace": f"@{keys}"}
+    flags = [f"--http-restricted-api={group}:K-{group}={v}" for group, v in values.items()]
+    flags += [f"--grpc-restricted-protocol={group}:K-{group}={values[group]}" for group in GROUPS]
     flags += [f"--http-allowed-origins={PAGE}"]
     explicit = ("--model-control-mode=explicit", "--load-model=*")
     # Readiness is restricted, too.
@@ -189,7 +200,7 @@ def test_metrics_and_the_status(server):
         assert (code, json.loads(said)) == (403, refusal("metrics"))
     assert b"nv_inference" in fetch(server.metrics_url, "/metrics", "metrics")[2]
     assert fetch(server.metrics_url, "/", "metrics")[0] == 200
-    told = ("metrics", "statistics", "metadata", "model-config")
+    told = ["metrics", *OF_STATUS]
     for url in (server.metrics_url, server.http_url):
         assert fetch(url, status, *told)[0] == 200
         for missing in told:
@@ -201,7 +212,7 @@ def test_web_pages_on_the_metrics_port(server):
         for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}):
             both = {**headers, **key("metrics")}
             assert send_request(server.metrics_url, "GET", path, None, both)[0] == 403
-        keys = [key(group) for group in ("metrics", "statistics", "metadata", "model-config")]
+        keys = [key(group) for group in ("metrics", *OF_STATUS)]
         headers = {**dict(pair for each in keys for pair in each.items()), "Origin": PAGE}
         assert send_request(server.metrics_url, "GET", path, None, headers)[0] == 200
 
@@ -323,6 +334,31 @@ def test_models_call_and_load_each_other_as_ever(server, model):
     path = f"/v2/models/{model}/infer"
     status, _, body = server.request("POST", path, INFER, key("inference"))
     assert status == 200, body
+
+
+def test_a_running_server_takes_the_keys_that_a_file_has_now(server, keys):
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        call = service_pb2_grpc.GRPCInferenceServiceStub(channel).TraceSetting
+
+        def admitted(value):
+            http = server.request("GET", "/v2/trace/setting", None, key("trace", value=value))
+            given = metadata("trace", value=value)
+            answer = outcome(call, messages.TraceSettingRequest(), metadata=given)
+            return http[0] == 200, not isinstance(answer, tuple)
+
+        for content, old, new in (
+            (f"{SECRET}\nnext", True, True),
+            ("next", False, True),
+            ("", False, True),
+            (SECRET, True, False),
+        ):
+            keys.write_text(content)
+            before = server.log().count("SIGHUP")
+            server.process.send_signal(signal.SIGHUP)
+            if not content:
+                wait_until(lambda n=before: server.log().count("SIGHUP") > n, "an error", server)
+            expected = [(old, old), (new, new)]
+            wait_until(lambda e=expected: [*map(admitted, (SECRET, "next"))] == e, "keys", server)
 
 
 def test_the_line_for_each_model_names_the_header(server):

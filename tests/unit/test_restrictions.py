@@ -128,6 +128,32 @@ def test_metrics_are_as_closed_as_statistics():
     assert found["metrics"] is found["statistics"]
     found = read_http_restrictions(["statistics:key=value", "metrics:other=value"])
     assert found["metrics"].header == "other"
+    found = read_http_restrictions(["metadata:key=value", "inference:other=value"])
+    assert found["metrics"] is found["metadata"]
+
+
+def notices(http=(), grpc=(), **changes):
+    changes = {"http.restrictions": read_http_restrictions(http), **changes}
+    changes = {"grpc.restrictions": read_grpc_restrictions(grpc), **changes}
+    return [line for line in server_settings(changes).notices() if "restricted" in line]
+
+
+def test_what_stays_open_beside_what_is_closed_is_said():
+    http, grpc = notices(["inference,metadata:key=value"])
+    assert http.startswith(
+        "--http-restricted-api: every client may still use health, shared-memory"
+    )
+    assert "logging" in http
+    assert "metadata" not in http
+    assert "metrics" not in http
+    assert grpc.startswith(
+        "--grpc-restricted-protocol: every client may still use health, metadata"
+    )
+    closed = ["all:key=value"]
+    assert notices(closed) == [grpc]
+    assert notices(closed, **{"grpc.allow": False}) == []
+    assert notices(closed, closed) == []
+    assert notices() == []
 
 
 def test_keys_are_the_lines_of_a_file_which_is_read_again(tmp_path, caplog):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.config import ServerSettings
+from gpubridge.config.restrictions import header_names
 from gpubridge.dataplane import GrpcMethods, IdleConnections, RequestHeaders
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.models.model import Model
@@ -71,7 +72,9 @@ class GrpcService:
         settings: ServerSettings,
     ) -> None:
         self._restrictions = settings.grpc.restrictions
-        headers = ForwardedHeaders(settings.grpc.header_forward_pattern, self._restrictions)
+        headers = ForwardedHeaders(
+            settings.grpc.header_forward_pattern, header_names(self._restrictions)
+        )
         self._repository = repository
         self._headers = headers
         self._regions = regions
