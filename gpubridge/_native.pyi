@@ -438,6 +438,41 @@ class Http2Connection:
     def close(self, code: int, text: str, /) -> None:
         """End the connection now, with GOAWAY and a text for the peer; open streams are dropped."""
 
+class BusyPoll:
+    """Keeps the event loop awake for a moment between the short messages of one stub and its clients.
+
+    It learns how long these take. While a callback is scheduled, the loop polls for events without
+    sleeping; events of other connections are handled as usual. Each turn offers the processor to others.
+
+    - ``call_soon``: schedules a callback in the loop's next turn.
+    - ``events``: a descriptor that is readable while the loop has events; -1 for none.
+    - ``awake_ns``: the longest time to poll; 0: never.
+    - ``taken_ns``: if the processor was away for longer, another thread wanted it.
+    - ``clock``: the time in ns, for tests.
+    """
+
+    def __init__(
+        self,
+        call_soon: Callable[[Callable[[], None]], object],
+        events: int,
+        awake_ns: int,
+        taken_ns: int = ...,
+        clock: Callable[[], int] | None = None,
+    ) -> None: ...
+    def sent(self, alone: bool) -> bool:
+        """Record a batch sent to the stub; ``alone``: the stub was idle.
+
+        Returns whether the next batch is likely to follow soon after the response, alone again.
+        """
+    def resumed(self) -> None:
+        """Record that the stub continues its batch: it got the response to its BLS call."""
+    def paused(self) -> None:
+        """Record a message by which the stub pauses: it waits for a BLS call."""
+    def answered(self) -> None:
+        """Record that the stub has completed all its batches."""
+    def turn(self) -> None:
+        """Look for events in a turn of the loop that is kept awake."""
+
 class InFlightRequests:
     """The requests at one stub: which there are, how far each is, and the memory lent for them.
 
@@ -495,8 +530,8 @@ class InFlightRequests:
 
         All responses are given to the hook ``decode`` from then on, until both are None.
         """
-    def poll_with(self, waits: Any, /) -> None:
-        """Call ``sent`` of ``waits`` for batches, and ``answered`` when all are; None for neither.
+    def poll_with(self, poll: BusyPoll | None, /) -> None:
+        """Tell ``poll`` of batches that are sent, and when all are answered; None for neither.
 
         Of batches that follow others it hears only once, until one comes alone.
         """

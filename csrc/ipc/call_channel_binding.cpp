@@ -169,7 +169,7 @@ class CallChannel {
   void take(const nb::list& records, const std::vector<std::uint64_t>& batches) {
     const auto hooks = hooks_;
     if (hooks == nullptr) return;
-    attribute<"paused">(attribute<"busy_poll">(hooks->connection))();
+    if (BusyPoll* poll = requests_.busy_poll()) poll->paused();
     try {
       for (std::size_t index = 0; index < batches.size(); ++index) {
         begin(*hooks, nb::object(records[index]), batches[index]);
@@ -419,7 +419,7 @@ class CallChannel {
     } else if (answered_ == 1) {
       hooks.call_soon(nb::find(this).attr("flush"));
     }
-    if (last) attribute<"resumed">(attribute<"busy_poll">(hooks.connection))();
+    if (BusyPoll* poll = requests_.busy_poll(); poll != nullptr && last) poll->resumed();
   }
 
   // Lends the outputs to the caller, and writes their record.

@@ -1,12 +1,8 @@
 #include "ipc/datagrams.h"
 
-#include <poll.h>
-#include <sched.h>
-
 #include <cerrno>
 
 #include "buffer_view.h"
-#include "clock.h"
 
 namespace gpubridge {
 namespace {
@@ -95,33 +91,6 @@ nb::tuple receive_message(int descriptor, nb::handle scratch) {
   return message_of(received, memory);
 }
 
-// Looks for something to read until there is, or for `nanoseconds`, and offers the processor to
-// others each time; ends when they have had it for longer than `patience`. Returns whether there is
-// something, and for how long they had it the last time.
-static nb::tuple stay_awake(int descriptor, std::int64_t nanoseconds, std::int64_t patience) {
-  pollfd looked{descriptor, POLLIN, 0};
-  bool readable = false;
-  std::int64_t away = 0;
-  {
-    const nb::gil_scoped_release unlocked;
-    std::int64_t before = monotonic_ns();
-    const std::int64_t end = before + nanoseconds;
-    do {
-      readable = poll(&looked, 1, 0) > 0;
-      if (readable) break;
-      before = monotonic_ns();
-      sched_yield();
-      const std::int64_t after = monotonic_ns();
-      away = after - before;
-      before = after;
-    } while (away <= patience && before < end);
-  }
-  return nb::make_tuple(readable, away);
-}
-
-void bind_datagrams(nb::module_& module) {
-  module.def("receive_message", &receive_message);
-  module.def("stay_awake", &stay_awake);
-}
+void bind_datagrams(nb::module_& module) { module.def("receive_message", &receive_message); }
 
 }  // namespace gpubridge

@@ -1,4 +1,4 @@
-// The hot half of gpubridge.transport.channel: whole messages, and being awake when they come.
+// The hot half of gpubridge.transport.channel: whole messages.
 #pragma once
 
 #include <sys/socket.h>

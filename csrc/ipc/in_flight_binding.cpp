@@ -138,9 +138,8 @@ void RequestsAtStub::tell(const Taken& taken, Duration now, const nb::object& er
       nb::cast<InstanceFeed&>(feed).answered(taken.answered, static_cast<Nanoseconds>(now));
     });
   }
-  if (taken.answered.batches != 0 && core_.idle() && !waits_.is_none()) {
-    run([&] { waits_.attr("answered")(); });
-  }
+  const bool is_idle = taken.answered.batches != 0 && core_.idle();
+  if (is_idle && busy_poll_ != nullptr) run([&] { busy_poll_->answered(); });
   if (!error.is_none()) run([&] { failed(error); });
   if (raised) throw nb::python_error(*raised);
 }
@@ -541,7 +540,8 @@ nb::tuple RequestsAtStub::close(std::uint64_t started_last) {
   }
   note_work();
   hooks_.reset();
-  waits_ = on_kept_ = on_ended_ = store_ = nb::none();
+  poll_with(nb::none());
+  on_kept_ = on_ended_ = store_ = nb::none();
   buffers_.reset();
   return nb::make_tuple(std::move(started), std::move(unstarted));
 }

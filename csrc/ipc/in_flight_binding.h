@@ -4,6 +4,7 @@
 #include "buffer_view.h"
 #include "clock.h"
 #include "heap_type.h"
+#include "ipc/busy_poll_binding.h"
 #include "ipc/datagrams.h"
 #include "ipc/in_flight.h"
 #include "ipc/infer_request_binding.h"
@@ -202,12 +203,15 @@ class RequestsAtStub {
     on_kept_ = std::move(on_kept);
     on_ended_ = std::move(on_ended);
   }
-  // Tells `waits` of each batch that comes alone, of the first that does not, and when all are
+  // Tells a BusyPoll of each batch that comes alone, of the first that does not, and when all are
   // answered; None to tell nothing.
-  void poll_with(nb::object waits) {
-    waits_ = std::move(waits);
+  void poll_with(nb::object poll) {
+    busy_poll_ = poll.is_none() ? nullptr : &nb::cast<BusyPoll&>(poll);
+    busy_poll_object_ = std::move(poll);
     alone_ = together_ = false;
   }
+  // What it tells; null for nothing.
+  [[nodiscard]] BusyPoll* busy_poll() const { return busy_poll_; }
   // Has responses stored whose readers are slow: `store` makes what stores those of a request.
   void store_with(nb::object store) { store_ = std::move(store); }
   // True if messages wait for the channel, so that others have to wait behind them.
@@ -357,9 +361,10 @@ class RequestsAtStub {
   ExecuteFrame frame_;
   int descriptor_;
   std::vector<char> received_ = std::vector<char>(kDatagramLimit);
-  nb::object waits_ = nb::none();
+  nb::object busy_poll_object_ = nb::none();
+  BusyPoll* busy_poll_ = nullptr;
   bool alone_ = false;
-  bool together_ = false;  // whether `waits_` knows that batches do not come alone
+  bool together_ = false;  // whether it knows that batches do not come alone
   bool blocked_ = false;
   bool flush_due_ = false;
   bool working_ = false;  // as last reported to the turn

@@ -55,8 +55,8 @@ std::vector<RequestsAtStub::Unsent> RequestsAtStub::submit(nb::handle requests) 
   // Where one request follows the other, the next one does not come before the answer.
   const bool alone = core_.idle() && hooks_ && (alone_ || turn().is_quiet());
   // A crowd that goes on is nothing new.
-  if (!waits_.is_none() && (alone || !together_)) {
-    alone_ = nb::cast<bool>(waits_.attr("sent")(alone));
+  if (busy_poll_ != nullptr && (alone || !together_)) {
+    alone_ = busy_poll_->sent(alone);
     together_ = !alone;
   }
   std::vector<Unsent> unsent;

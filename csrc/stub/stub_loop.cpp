@@ -2,7 +2,6 @@
 
 #include <poll.h>
 
-#include <array>
 #include <cerrno>
 
 #include "buffer_view.h"
@@ -12,8 +11,8 @@
 #include "ipc/datagrams.h"
 #include "ipc/messages.h"
 #include "ipc/records.h"
+#include "ipc/wait_predictor.h"
 #include "list_items.h"
-#include "little_endian.h"
 #include "python_object.h"
 #include "stub/in_model.h"
 #include "stub/output_pool.h"
@@ -37,7 +36,7 @@ struct LoopParts {
   nb::object executor;  // Executor: runs what is not plain, and knows the model
   nb::object outputs;   // OutputMemory
   nb::object control;   // ControlPage
-  nb::object waits;     // WaitPredictor
+  nb::object waits;     // the compiled WaitPredictor
   nb::object reader;    // RecordReader
   nb::object decode;    // decode_execute, which words what is wrong with a message
   nb::object batch;     // the class Batch
@@ -97,7 +96,7 @@ class StubLoop {
   // when the descriptor of `wake_by` is readable, since threads of the model may use the GPU first.
   nb::object next_message() {
     for (bool ran = false;; ran = true) {
-      if (soon_) parts_.channel.attr("poll")(wait_ns_, parts_.waits);
+      if (soon_) waits_.poll(descriptor_, wait_ns_);
       if (ran && (uses_device_ || !wait_for_message())) {
         soon_ = false;
         return nb::make_tuple(nb::bytes(""), nb::list());
@@ -189,8 +188,8 @@ class StubLoop {
   }
 
   void run(nb::handle message) {
-    parts_.waits.attr("end")(monotonic_ns());
-    parts_.waits.attr("alone") = view_of_bytes(message)[1] != 0;
+    waits_.end(monotonic_ns());
+    waits_.alone = view_of_bytes(message)[1] != 0;
     const std::vector<BatchView> batches = this->batches(message);
     bool called = false;
     for (std::size_t index = 0; index < batches.size(); ++index) {
@@ -212,7 +211,7 @@ class StubLoop {
     soon_ = false;
     // Only now: the server waits for what was sent.
     if (reclaims_) reclaims_ = nb::cast<bool>(parts_.outputs.attr("reclaim")());
-    soon_ = nb::cast<bool>(parts_.waits.attr("begin")(monotonic_ns()));
+    soon_ = waits_.begin(monotonic_ns());
     wait_ns_ = called ? 2 * awake_ns_ : awake_ns_;
   }
 
@@ -506,6 +505,7 @@ class StubLoop {
   }
 
   LoopParts parts_;
+  WaitPredictor& waits_ = nb::cast<WaitPredictor&>(parts_.waits);
   LeaseBook& book_;
   std::unique_ptr<OutputPool> pool_;
   RequestReader reader_;

@@ -22,7 +22,7 @@ from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import Batch, comes_alone, decode_execute
 from gpubridge.transport.records import RecordReader, record_reader
 from gpubridge.transport.signatures import parse_signature
-from gpubridge.transport.wait_predictor import WaitPredictor
+from gpubridge.transport.wait_predictor import wait_predictor
 
 if TYPE_CHECKING:
     from gpubridge.stub.device.memory import StubDevice
@@ -55,7 +55,7 @@ class BatchRunner:
         self.results = ResultSender(channel, control)
         self.signals = SignalHandlers()
         self._awake_ns = awake_ns // _AWAKE_SHARE
-        self.waits = WaitPredictor(_AWAKE_SHARE * self._awake_ns)
+        self.waits = wait_predictor(_AWAKE_SHARE * self._awake_ns)
         self._wait_ns = 0
         self._executor: Executor | None = None
         self._loop: NativeStubLoop | None = None

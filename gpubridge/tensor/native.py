@@ -105,6 +105,7 @@ class NativeModule(CapsuleEngine, Protocol):
     """Contents of ``gpubridge._native``; a class with a Python counterpart has the same interface."""
 
     StubLoop: Callable[..., NativeStubLoop]
+    WaitPredictor: Callable[..., Any]
     WatchedPages: Callable[..., Any]
     CallWriter: Callable[..., Any]
     CallResponseReader: Callable[..., Any]
@@ -150,9 +151,6 @@ class NativeModule(CapsuleEngine, Protocol):
         self, descriptor: int, scratch: bytearray, /
     ) -> tuple[bytes, list[int], bool]:
         """Receive a message; see `gpubridge.transport.channel`."""
-
-    def stay_awake(self, descriptor: int, nanoseconds: int, patience: int, /) -> tuple[bool, int]:
-        """Poll a descriptor; see `gpubridge.transport.wait_predictor`."""
 
 
 _requiring: list[bool] = []

@@ -155,10 +155,7 @@ class Channel:
 
         Stops early if other threads need the processor, which ``waits`` detects.
         """
-        readable = waits.stay_awake(self.socket.fileno(), nanoseconds)
-        if not (readable or waits.taken):
-            waits.give_up()
-        return readable
+        return waits.poll(self.socket.fileno(), nanoseconds)
 
     def wait(self, seconds: float | None, other: int | None = None) -> bool:
         """Wait until `receive` would not wait; return whether it would not.

@@ -15,9 +15,7 @@ from gpubridge.tensor.native import native
 _RUN = 8
 """Polling begins after this many short waits in a row, each for a single request."""
 _TAKEN_NS = 20_000
-"""If sched_yield takes longer than this, another thread ran."""
 _CONTENDED_NS = 500_000
-"""If sched_yield takes longer than this, other work ran, not just the client of this request."""
 _PENALTY = 200
 """Waits without polling after other work was found on the processor."""
 _MOST = 4 * _RUN
@@ -31,25 +29,43 @@ def busy_poll_ns(microseconds: int) -> int:
     return microseconds * 1000 if len(os.sched_getaffinity(0)) > 1 else 0
 
 
+def wait_predictor(awake_ns: int) -> WaitPredictor:
+    """Return a predictor of waits: the compiled one where the module is there."""
+    compiled = native()
+    return (WaitPredictor if compiled is None else compiled.WaitPredictor)(awake_ns)
+
+
 class WaitPredictor:
-    """Predicts from the last waits whether the next one is short.
+    """Predicts from the last waits whether the next one is short; the compiled module has an equivalent class.
 
     - ``awake_ns``: time to poll for; 0 for never.
+    - ``taken_ns``, ``contended_ns``: if sched_yield takes longer, another thread ran, or other work than the
+      client of a request.
     - ``alone``: whether one request is in flight at a time.
     - ``taken``: whether another thread used the processor during the last poll.
     """
 
-    __slots__ = ("_limit", "_look", "_run", "_since", "_waiting", "alone", "taken")
+    __slots__ = (
+        "_contended_ns",
+        "_limit",
+        "_run",
+        "_since",
+        "_taken_ns",
+        "_waiting",
+        "alone",
+        "taken",
+    )
 
-    def __init__(self, awake_ns: int) -> None:
+    def __init__(
+        self, awake_ns: int, taken_ns: int = _TAKEN_NS, contended_ns: int = _CONTENDED_NS
+    ) -> None:
         self._limit = _SHORT * awake_ns
+        self._taken_ns, self._contended_ns = taken_ns, contended_ns
         self._since = 0
         self._run = 0
         self._waiting = False
         self.alone = True
         self.taken = False
-        compiled = native()
-        self._look = _look if compiled is None else compiled.stay_awake
 
     def begin(self, now: int) -> bool:
         """Begin a wait; returns whether it is likely to be short."""
@@ -72,10 +88,17 @@ class WaitPredictor:
 
     def stay_awake(self, descriptor: int, nanoseconds: int) -> bool:
         """Poll a descriptor, yielding the processor; returns whether it is readable."""
-        readable, away = self._look(descriptor, nanoseconds, _TAKEN_NS)
-        self.taken = away > _TAKEN_NS
-        if away > _CONTENDED_NS:
+        readable, away = _look(descriptor, nanoseconds, self._taken_ns)
+        self.taken = away > self._taken_ns
+        if away > self._contended_ns:
             self._run = -_PENALTY
+        return readable
+
+    def poll(self, descriptor: int, nanoseconds: int) -> bool:
+        """Poll as `stay_awake`; a wait that did not end meanwhile was in vain."""
+        readable = self.stay_awake(descriptor, nanoseconds)
+        if not (readable or self.taken):
+            self.give_up()
         return readable
 
     def give_up(self) -> None:
@@ -89,7 +112,7 @@ class WaitPredictor:
 
 
 def _look(descriptor: int, nanoseconds: int, patience: int) -> tuple[bool, int]:
-    """Poll a descriptor; as the compiled `stay_awake`."""
+    """Poll a descriptor; return whether it is readable, and how long sched_yield took the last time."""
     looked = select.poll()
     if descriptor >= 0:
         looked.register(descriptor, select.POLLIN)

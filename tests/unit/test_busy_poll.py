@@ -9,10 +9,10 @@ import pytest
 import uvloop
 
 from gpubridge.config.python_backend import PythonBackendSettings
-from gpubridge.engine.ipc.busy_poll import BusyPoll, descriptor_of_events
+from gpubridge.dataplane import BusyPoll
+from gpubridge.engine.ipc.busy_poll import descriptor_of_events
 from gpubridge.errors import BridgeError
 from gpubridge.tensor.native import absence, native
-from gpubridge.transport import wait_predictor
 from gpubridge.transport.channel import Channel, ChannelClosed, pair
 from gpubridge.transport.wait_predictor import WaitPredictor, busy_poll_ns
 from tests.fuzz.fake_stub import FakeStub, record
@@ -21,19 +21,10 @@ AWAKE = 1000
 
 
 class Clock:
-    """Time that passes when a test says so; others take the processor for ``taken``."""
+    """Time that passes when a test says so."""
 
     def __init__(self):
         self.now = 0
-        self.taken = 0
-        self.offers = 0
-
-    def monotonic_ns(self):
-        return self.now
-
-    def sched_yield(self):
-        self.offers += 1
-        self.now += self.taken
 
 
 class Loop:
@@ -52,16 +43,6 @@ class Loop:
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("time.monotonic_ns", clock.monotonic_ns)
-    monkeypatch.setattr("os.sched_yield", clock.sched_yield)
-    # Compiled code has its own.
-    monkeypatch.setattr(wait_predictor, "native", lambda: None)
-    return clock
-
-
-@pytest.fixture
 def ends():
     channels = tuple(Channel(end) for end in pair())
     yield channels
@@ -70,37 +51,31 @@ def ends():
 
 
 @pytest.fixture(params=["compiled", "in Python"])
-def waits(request, monkeypatch):
-    """Waits of either kind: both look in the same way."""
+def kind(request):
+    """Predictors of either kind: both do the same."""
     if request.param == "in Python":
-        monkeypatch.setattr(wait_predictor, "native", lambda: None)
-    elif native() is None:
+        return WaitPredictor
+    if native() is None:
         pytest.skip(f"the compiled module is not there: {absence()}")
-    return WaitPredictor(AWAKE)
+    return native().WaitPredictor
 
 
-def offered(waits):
-    """Offer the processor once; returns whether others wanted it."""
-    assert not waits.stay_awake(-1, 0)
-    return waits.taken
-
-
-def after_short_waits(count):
-    waits = WaitPredictor(AWAKE)
+def after_short_waits(kind, count, **limits):
+    waits = kind(AWAKE, **limits)
     for _ in range(count):
         waits.begin(0)
         waits.end(2 * AWAKE - 1)
     return waits
 
 
-def test_a_run_of_short_waits_makes_the_next_likely_to_be_short():
-    assert not after_short_waits(7).begin(0)
-    assert after_short_waits(8).begin(0)
+def test_a_run_of_short_waits_makes_the_next_likely_to_be_short(kind):
+    assert not after_short_waits(kind, 7).begin(0)
+    assert after_short_waits(kind, 8).begin(0)
 
 
 @pytest.mark.parametrize("spoil", ["a long wait", "a crowd"])
-def test_a_run_begins_anew_after(spoil):
-    waits = after_short_waits(8)
+def test_a_run_begins_anew_after(spoil, kind):
+    waits = after_short_waits(kind, 8)
     if spoil == "a crowd":
         waits.crowd()
     else:
@@ -117,8 +92,8 @@ def in_vain(waits, count):
     return waits
 
 
-def test_a_wait_now_and_then_may_be_spent_awake_in_vain():
-    waits = after_short_waits(32)
+def test_a_wait_now_and_then_may_be_spent_awake_in_vain(kind):
+    waits = after_short_waits(kind, 32)
     for _ in range(10):
         assert in_vain(waits, 1).begin(0)
         for _ in range(8):
@@ -126,48 +101,51 @@ def test_a_wait_now_and_then_may_be_spent_awake_in_vain():
 
 
 @pytest.mark.parametrize("run", [32, 1000])
-def test_polls_in_vain_are_not_repeated(run):
-    waits = in_vain(after_short_waits(run), 4)
+def test_polls_in_vain_are_not_repeated(run, kind):
+    waits = in_vain(after_short_waits(kind, run), 4)
     for _ in range(4):
         assert not waits.begin(0)
         waits.end(0)
     assert waits.begin(0)
 
 
-def test_a_wait_that_has_ended_was_not_in_vain():
-    waits = after_short_waits(8)
+def test_a_wait_that_has_ended_was_not_in_vain(kind):
+    waits = after_short_waits(kind, 8)
     waits.give_up()
     assert waits.begin(0)
 
 
-def test_work_that_is_done_at_once_is_not_polled_for():
-    waits = after_short_waits(8)
+def test_work_that_is_done_at_once_is_not_polled_for(kind):
+    waits = after_short_waits(kind, 8)
     waits.alone = False
     assert not waits.begin(0)
 
 
-def test_a_poll_of_no_time_is_none():
-    waits = WaitPredictor(0)
+def test_a_poll_of_no_time_is_none(kind):
+    waits = kind(0)
     for _ in range(20):
         waits.begin(5)
         waits.end(5)
     assert not waits.begin(5)
 
 
-def test_other_work_on_the_processor_is_left_alone_for_long(clock):
-    waits = after_short_waits(8)
-    clock.taken = 600_000
-    assert offered(waits)
+def test_other_work_on_the_processor_is_left_alone_for_long(kind):
+    # No time is too short: other work had the processor for longer.
+    waits = after_short_waits(kind, 8, contended_ns=-1)
+    assert not waits.stay_awake(-1, 0)
     for _ in range(200):
         waits.end(0)
         assert not waits.begin(0)
+    waits.end(0)
 
 
-def test_a_client_that_takes_the_processor_is_no_other_work(clock):
-    waits = after_short_waits(8)
-    assert not offered(waits)
-    clock.taken = 50_000
-    assert offered(waits)
+def test_a_client_that_takes_the_processor_is_no_other_work(kind):
+    waits = after_short_waits(kind, 8, taken_ns=10**12, contended_ns=10**12)
+    assert not waits.stay_awake(-1, 0)
+    assert not waits.taken
+    waits = after_short_waits(kind, 8, taken_ns=-1, contended_ns=10**12)
+    assert not waits.stay_awake(-1, 0)
+    assert waits.taken
     assert waits.begin(0)
 
 
@@ -176,6 +154,16 @@ def test_a_single_processor_is_never_kept_awake(monkeypatch):
     assert busy_poll_ns(200) == 200_000
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
     assert busy_poll_ns(200) == 0
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def polling(loop, clock, taken_ns=10**12):
+    """Make what keeps a loop awake; the other work on this machine is no reason to sleep."""
+    return BusyPoll(loop.call_soon, -1, AWAKE, taken_ns, lambda: clock.now)
 
 
 def one_after_the_other(poll, clock, count):
@@ -188,7 +176,7 @@ def one_after_the_other(poll, clock, count):
 
 def test_the_loop_stays_awake_where_one_request_follows_the_other(clock):
     loop = Loop()
-    poll = BusyPoll(loop, AWAKE)
+    poll = polling(loop, clock)
     one_after_the_other(poll, clock, 7)
     poll.sent(alone=True)
     assert not loop.due
@@ -199,12 +187,11 @@ def test_the_loop_stays_awake_where_one_request_follows_the_other(clock):
     clock.now += AWAKE
     loop.turn()
     assert not loop.due
-    assert clock.offers == 5
 
 
 def test_the_loop_sleeps_where_it_stayed_awake_in_vain(clock):
     loop = Loop()
-    poll = BusyPoll(loop, AWAKE)
+    poll = polling(loop, clock)
     one_after_the_other(poll, clock, 9)
     # The client is not to be heard for as long as the loop stays awake for it.
     clock.now += AWAKE
@@ -220,9 +207,26 @@ def test_the_loop_sleeps_where_it_stayed_awake_in_vain(clock):
     assert not loop.due
 
 
+def test_the_loop_stays_awake_while_a_stub_that_called_goes_on(clock):
+    loop = Loop()
+    poll = polling(loop, clock)
+    for _ in range(4):
+        poll.sent(alone=True)
+        clock.now += AWAKE
+        poll.paused()
+        clock.now += 9 * AWAKE
+        assert not loop.due
+        poll.resumed()
+        clock.now += AWAKE
+        poll.answered()
+        clock.now += AWAKE
+    poll.sent(alone=True)
+    assert loop.due
+
+
 def test_the_loop_sleeps_where_requests_come_together(clock):
     loop = Loop()
-    poll = BusyPoll(loop, AWAKE)
+    poll = polling(loop, clock)
     for _ in range(20):
         poll.sent(alone=True)
         poll.sent(alone=False)
@@ -233,44 +237,41 @@ def test_the_loop_sleeps_where_requests_come_together(clock):
 
 def test_the_loop_sleeps_when_somebody_wants_the_processor(clock):
     loop = Loop()
-    poll = BusyPoll(loop, 10 * wait_predictor._TAKEN_NS)
+    # No time is too short: another process had the processor for longer.
+    poll = polling(loop, clock, -1)
     one_after_the_other(poll, clock, 9)
     poll.sent(alone=True)
-    clock.taken = 2 * wait_predictor._TAKEN_NS
+    assert loop.due
     loop.turn()
-    assert clock.offers
     assert not loop.due
 
 
-def test_poll_leaves_the_message_to_receive(ends, waits):
+def test_poll_leaves_the_message_to_receive(ends, kind):
     here, there = ends
+    waits = kind(AWAKE)
     there.send(b"\x20message")
     assert here.poll(10**12, waits)
     assert here.receive() == (b"\x20message", [])
 
 
-def test_poll_leaves_a_closed_channel_to_receive(ends, waits):
+def test_poll_leaves_a_closed_channel_to_receive(ends, kind):
     here, there = ends
     there.close()
-    assert here.poll(10**12, waits)
+    assert here.poll(10**12, kind(AWAKE))
     with pytest.raises(ChannelClosed):
         here.receive()
 
 
-def test_poll_ends_without_a_message(ends, waits):
+def test_poll_ends_without_a_message(ends, kind):
     here, there = ends
-    assert not here.poll(1000, waits)
+    assert not here.poll(1000, kind(AWAKE))
     there.send(b"\x20later")
     assert here.receive() == (b"\x20later", [])
 
 
-def test_poll_without_a_message_was_in_vain(ends, waits, monkeypatch):
+def test_poll_without_a_message_was_in_vain(ends, kind):
     # Other processes that run meanwhile are no reason to sleep.
-    monkeypatch.setattr(wait_predictor, "_TAKEN_NS", 10**12)
-    monkeypatch.setattr(wait_predictor, "_CONTENDED_NS", 10**12)
-    for _ in range(8):
-        waits.begin(0)
-        waits.end(0)
+    waits = after_short_waits(kind, 8, taken_ns=10**12, contended_ns=10**12)
     assert waits.begin(0)
     ends[1].send(b"\x20message")
     assert ends[0].poll(0, waits)
@@ -280,9 +281,9 @@ def test_poll_without_a_message_was_in_vain(ends, waits, monkeypatch):
     assert not waits.begin(0)
 
 
-def test_poll_sees_what_comes_while_it_looks(ends, waits, monkeypatch):
+def test_poll_sees_what_comes_while_it_looks(ends, kind):
     # Other processes that run meanwhile are no reason to sleep.
-    monkeypatch.setattr(wait_predictor, "_TAKEN_NS", 10**12)
+    waits = kind(AWAKE, taken_ns=10**12)
     here, there = ends
     later = threading.Timer(0.01, there.send, [b"\x20later"])
     later.start()
@@ -291,9 +292,9 @@ def test_poll_sees_what_comes_while_it_looks(ends, waits, monkeypatch):
     assert here.receive() == (b"\x20later", [])
 
 
-def test_poll_ends_when_somebody_wants_the_processor(ends, waits, monkeypatch):
+def test_poll_ends_when_somebody_wants_the_processor(ends, kind):
     # No time is too short: another process had the processor for longer.
-    monkeypatch.setattr(wait_predictor, "_TAKEN_NS", -1)
+    waits = kind(AWAKE, taken_ns=-1)
     assert not ends[0].poll(10**12, waits)
     assert waits.taken
 
@@ -336,25 +337,25 @@ def test_the_time_is_a_setting():
         read({"busy-poll-us": "soon"})
 
 
-def test_the_requests_at_a_stub_say_when_they_come_alone():
-    told = []
-
-    class Waits:
-        def sent(self, alone):
-            told.append(alone)
-            return False
-
-        def answered(self):
-            told.append("answered")
-
+def test_the_requests_at_a_stub_say_when_they_come_alone(clock):
+    loop = Loop()
     fake_stub = FakeStub()
-    fake_stub.in_flight.poll_with(Waits())
-    for _ in range(2):
-        # Of a crowd that goes on it is enough to hear once.
-        for _ in range(3):
+    fake_stub.in_flight.poll_with(polling(loop, clock))
+
+    def round_of(requests):
+        for _ in range(requests):
             fake_stub.enter(1)
+        clock.now += AWAKE // 2
         for sequence, (asked,) in list(fake_stub.flights.items()):
             fake_stub.complete((sequence, [record(asked.request.ticket)]))
         fake_stub.flights.clear()
-    assert told == 2 * [True, False, "answered"]
+        clock.now += AWAKE // 2
+
+    for requests in (3, 3, 3, 3):
+        round_of(requests)
+    # Each has answered soon.
+    assert not loop.due
+    for _ in range(5):
+        round_of(1)
+    assert loop.due
     fake_stub.close()

@@ -45,10 +45,7 @@ class Server:
         self.reshape = None
         self.caller = SimpleNamespace(waits_for={}, settings=SimpleNamespace(model="caller"))
         self.busy = SimpleNamespace(waits_for={})
-        polls = SimpleNamespace(paused=lambda: None, resumed=lambda: None)
-        self.connection = SimpleNamespace(
-            busy_poll=polls, device=None, catch_up=self.catch_up, account=None
-        )
+        self.connection = SimpleNamespace(device=None, catch_up=self.catch_up, account=None)
         names = SimpleNamespace(known={REGION})
         self.budget = Budget(512 << 10)
         self.charged = ChargedCalls(self.budget, Account(int), "caller")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpubridge.dataplane import InFlightRequests, SendTurn
 from gpubridge.engine.devices.edge_events import StubEvents, add_event_waits
 from gpubridge.engine.devices.stub_arena import StubArena
-from gpubridge.engine.ipc.busy_poll import BusyPoll
+from gpubridge.engine.ipc.busy_poll import busy_poll
 from gpubridge.engine.ipc.decode_response import decode_response, failure_reason
 from gpubridge.engine.ipc.in_flight import InFlightHooks, requests_at_stub
 from gpubridge.engine.ipc.long_messages import LongMessages, LongTexts, ReadMessage, read_message
@@ -141,7 +141,6 @@ class StubConnection:
         self.account = Account(int)
         self._device_events: StubEvents | None = None
         self._send_queue = SendQueue(self._channel, workers, self._close_early, self.requests.block)
-        self.busy_poll = BusyPoll(asyncio.get_running_loop(), 0)
         self.on_abandoned: Callable[[int], None] | None = None
         # Coroutines of decoupled models may wait for it.
         self._tells_cancellations = False
@@ -166,8 +165,8 @@ class StubConnection:
         self._tells_cancellations = settings.model.decoupled
         self.uploads = gpu is not None and settings.input_placement == "device"
         awake_ns = busy_poll_ns(settings.busy_poll_us)
-        self.busy_poll = BusyPoll(asyncio.get_running_loop(), awake_ns)
-        self.requests.poll_with(self.busy_poll if awake_ns else None)
+        if awake_ns:
+            self.requests.poll_with(busy_poll(asyncio.get_running_loop(), awake_ns))
         memory = MemorySettings(self.owner, self._outputs.limit, gpu)
         message = encode_initialize(settings, memory, output_token)
         self._send_queue.send(message, (self._control.segment.fd, calls))

@@ -16,7 +16,7 @@ from weakref import WeakSet, ref
 
 from gpubridge.stub.bls.calls import Outcome
 from gpubridge.transport.channel import Channel, ChannelClosed, DescriptorsLost
-from gpubridge.transport.wait_predictor import WaitPredictor
+from gpubridge.transport.wait_predictor import WaitPredictor, wait_predictor
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,7 +47,7 @@ class ChannelReader:
         self._lost = lost
         self._ended = ended
         self._requests = requests
-        self._answers = WaitPredictor(awake_ns)
+        self._answers = wait_predictor(awake_ns)
         self._awake_ns = awake_ns
         # Reentrant: a signal handler of the model may wait while its thread reads.
         self._reading = threading.RLock()
