@@ -18,9 +18,7 @@ from typing import Any, NamedTuple
 import gpubridge
 from gpubridge.config import PYTHON_BACKEND, Backends, PythonBackendSettings, ServerSettings
 from gpubridge.config.connections import TlsSettings
-from gpubridge.config.origins import host_names
 from gpubridge.config.restrictions import header_names
-from gpubridge.dataplane import HttpOrigins
 from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.devices.event_sharing import EventSharing
 from gpubridge.engine.devices.manager import DeviceManager
@@ -45,6 +43,7 @@ from gpubridge.frontend.grpc.connection import GrpcConnection
 from gpubridge.frontend.grpc.service import GrpcService
 from gpubridge.frontend.http.connection import HttpConnection, HttpListener
 from gpubridge.frontend.http.message import PLAIN_TO_TLS, HttpSettings
+from gpubridge.frontend.http.origins import origins_at
 from gpubridge.frontend.routes import MetricsRouter, V2Router
 from gpubridge.frontend.status.document import StatusDocument
 from gpubridge.frontend.status.page import StatusPage
@@ -352,7 +351,7 @@ async def _open_endpoints(
     if settings.http.allow:
         budget = repository.regions.budget
         address, port = settings.http.address, settings.http.port
-        origins = await _origins(settings, address)
+        origins = await origins_at(address, settings.http.allowed_origins)
         listener = HttpListener(router, http, workers, budget, router.targets, origins)
         requests: _MakeProtocol = partial(HttpConnection, listener)
         most, seconds = http.connections.max_connections, http.connections.header_timeout
@@ -365,7 +364,7 @@ async def _open_endpoints(
         )
     if settings.metrics_endpoint.allow:
         address, port = settings.metrics_endpoint.address, settings.metrics_endpoint.port
-        origins = await _origins(settings, address)
+        origins = await origins_at(address, settings.http.allowed_origins)
         budget = repository.regions.budget
         listener = HttpListener(metrics, http, workers, budget, origins=origins)
         pages: _MakeProtocol = partial(HttpConnection, listener)
@@ -380,20 +379,6 @@ async def _open_endpoints(
             for each in endpoints
         }
     warn_if_public(endpoints, settings)
-
-
-async def _origins(settings: ServerSettings, address: str) -> HttpOrigins:
-    """Return the pages, and on a loopback address the hosts, whose requests an endpoint takes."""
-    listed = settings.http.allowed_origins
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            address or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except OSError:
-        # The endpoint does not open, and says why.
-        found = []
-    local = all(ip_address(entry[4][0]).is_loopback for entry in found)
-    return HttpOrigins(listed, [address.lower(), *host_names(listed)] if local else None)
 
 
 def _tls_listener(

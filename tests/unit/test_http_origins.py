@@ -5,6 +5,7 @@ import pytest
 from gpubridge.config.origins import host_names, read_origins
 from gpubridge.dataplane import HttpOrigins
 from gpubridge.errors import BridgeError
+from gpubridge.frontend.http.origins import origins_at
 from tests.unit.http_endpoint import Endpoint, parse_answers
 
 LISTED = "https://app.example:8443"
@@ -49,6 +50,42 @@ def test_names_that_lead_here_from_outside(host):
     assert asked("Host: localhost", f"Host: {host}")[0] == 403
     assert asked(f"Host: {host}", "Host: localhost")[0] == 403
     assert asked(f"Host: {host}", listed=["*"])[0] == 200
+
+
+PROGRAMS = {
+    "tritonclient": ("User-Agent: python/gevent-http-client-2.6.1",),
+    "tritonclient.aio": ("Accept: */*", "Accept-Encoding: gzip, deflate", "User-Agent: aiohttp/3.14"),
+    "curl": ("User-Agent: curl/8", "Accept: */*", "Content-Type: application/x-www-form-urlencoded"),
+    "KServe": (
+        "Accept: */*", "Accept-Encoding: gzip, deflate", "Connection: keep-alive",
+        "User-Agent: python-httpx/0.27.2", "Content-Type: application/json",
+    ),
+    "Prometheus": (
+        "User-Agent: Prometheus/3.5.0", "Accept-Encoding: gzip",
+        "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3",
+        "X-Prometheus-Scrape-Timeout-Seconds: 10",
+    ),
+    "kubelet": ("User-Agent: kube-probe/1.31", "Accept: */*", "Connection: close"),
+    "a gateway": (
+        "X-Forwarded-For: 203.0.113.9", "X-Forwarded-Host: models.example", "X-Forwarded-Proto: https",
+        "X-Request-Id: 1", "Forwarded: for=203.0.113.9;host=models.example",
+    ),
+    "Node.js": ("Accept: */*", "Accept-Language: *", "Sec-Fetch-Mode: cors", "User-Agent: node"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+def test_programs_notice_nothing(fields, method):
+    here = "localhost:8000", "127.0.0.1:8000", "[::1]:8000"
+    elsewhere = "10.42.0.7:8000", "[fd00::7]:8000", "m.ns.svc.cluster.local", "models.example"
+    for host in (*here, *elsewhere):
+        for local in {host in here, False}:
+            status, header, _ = asked(f"Host: {host}", *fields, method=method, local=local)
+            assert status == 200
+            assert not any(name.startswith((b"Access-", b"Vary")) for name in header)
+    # Health checks of balancers name no host.
+    assert asked(*fields, method=method)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -106,6 +143,24 @@ def test_browsers_may_ask_before_they_send():
     assert header[b"Access-Control-Allow-Headers"] == b"a,b"
     assert header[b"Access-Control-Allow-Origin"].decode() == LISTED
     assert asked("Origin: http://evil.example", *wanted, method=b"OPTIONS")[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        ("127.0.0.1", 403),
+        ("localhost", 403),
+        ("::1", 403),
+        ("0.0.0.0", 200),
+        ("::", 200),
+        ("", 200),
+    ],
+)
+async def test_only_servers_for_this_machine_look_at_hosts(address, status):
+    endpoint = Endpoint(origins=await origins_at(address, ()))
+    for host, expected in ((b"10.42.0.7:8000", 200), (b"m.ns.svc", status)):
+        endpoint.receive(b"GET /echo HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+        assert endpoint.answers()[-1][0] == expected
 
 
 def test_origins_are_read_as_browsers_send_them():
