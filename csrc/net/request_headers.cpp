@@ -45,6 +45,18 @@ bool is_grpc_type(std::string_view value) {
   return value.size() == kType.size() || value[kType.size()] == '+' || value[kType.size()] == ';';
 }
 
+// A request names whom it is for: by :authority, by one Host, or by both alike.
+bool names_authority(const HeaderList& fields, std::size_t next,
+                     std::optional<std::string_view> authority) {
+  bool host = false;
+  for (; next < fields.count(); ++next) {
+    if (fields.name(next) != "host") continue;
+    if (host || (authority && *authority != fields.value(next))) return false;
+    host = true;
+  }
+  return host || authority;
+}
+
 std::optional<std::uint64_t> read_length(std::string_view text) {
   std::uint64_t length = 0;
   if (text.empty() || text.size() > kLengthDigits) return std::nullopt;
@@ -112,7 +124,8 @@ std::shared_ptr<const RequestHeaders> RequestHeaders::read(HeaderList fields,
   return headers;
 }
 
-// Reads the pseudo-header fields; `next` is the first field behind them.
+// Reads the pseudo-header fields, and Host, which says what one of them says; `next` is the first
+// field behind them.
 bool RequestHeaders::read_pseudo(std::size_t& next) {
   constexpr std::array<std::string_view, 4> kPseudo = {":method", ":scheme", ":path", ":authority"};
   std::array<std::optional<std::string_view>, kPseudo.size()> values;
@@ -124,6 +137,7 @@ bool RequestHeaders::read_pseudo(std::size_t& next) {
     value = fields_.value(next);
   }
   const auto& [method, scheme, path, authority] = values;
+  if (!names_authority(fields_, next, authority)) return false;
   if (method == "CONNECT") return !scheme && !path && authority && !authority->empty();
   path_ = path.value_or("");
   post_ = method == "POST";

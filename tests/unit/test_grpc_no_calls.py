@@ -4,6 +4,7 @@ import pytest
 
 from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message
 from tests.unit.grpc_requests import raw
+from tests.unit.http2_frames import encode_headers
 
 REQUEST = message(raw(("A", "FP32", [1], b"abcd")).SerializeToString())
 OK, INTERNAL = 0, 13
@@ -47,5 +48,21 @@ async def test_types_of_grpc_are_taken(type_):
     endpoint.receive(PREFACE, opening, frame(0, 1, 1, REQUEST))
     await endpoint.settle()
     assert endpoint.statuses() == {1: [OK]}
+    endpoint.lose()
+    endpoint.regions.close()
+
+
+@pytest.mark.parametrize("trailer", [(":path", "/"), ("x", "a\0b"), ("connection", "close")])
+async def test_a_call_ends_whose_trailers_are_malformed(trailer):
+    endpoint = GrpcEndpoint(deferred=True)
+    endpoint.receive(PREFACE)
+    block = encode_headers([tuple(part.encode() for part in trailer)])
+    for number in (1, 3):
+        endpoint.receive(head(number, "ModelInfer"), frame(0, 0, number, REQUEST))
+        endpoint.receive(frame(1, 5, number, block))
+        await endpoint.settle()
+        assert bytes(endpoint.sent).endswith(frame(3, 0, number, b"\0\0\0\1"))
+    assert len(endpoint.cancelled) == endpoint.submitted == 2
+    assert endpoint.statuses() == {}
     endpoint.lose()
     endpoint.regions.close()

@@ -1,12 +1,14 @@
 """The h2 library as the client: whatever it does, both sides have seen the same."""
 
 import contextlib
+from collections import Counter
+from itertools import product, repeat
 
 import h2.config
 import h2.connection
 import h2.events
 import h2.exceptions
-from hypothesis import given, settings as test_settings, strategies as st
+from hypothesis import assume, given, settings as test_settings, strategies as st
 
 from tests.unit import http2_frames as frames
 from tests.unit.http2_frames import Http2ErrorCode
@@ -240,3 +242,112 @@ def test_frames_that_h2_refuses_are_refused(sequence):
         if complained:
             assert whole[3] in (frames.HEADERS, frames.CONTINUATION), (whole, ours.recorder.events)
             return
+
+
+# -- requests that break rules of RFC 9113, section 8
+
+WELL_FORMED = [*REQUEST, (b"x", b"y")]
+FIELDS_OF_BOTH = [
+    *REQUEST,
+    *((b":method", method) for method in (b"CONNECT", b"GET", b"")),
+    *((name, b"") for name in (b":path", b":authority", b"x", b"host", b"te", b"content-length")),
+    (b":path", b"/ "), (b":authority", b"there"), (b":scheme", b"a\rb"),
+    (b":status", b"200"), (b":protocol", b"websocket"), (b":other", b"y"), (b":", b"y"), (b"", b"y"),
+    (b"Upper", b"y"), (b"a b", b"y"), (b"a:b", b"y"), (b"\x7f", b"y"), (b"a\0", b"y"), (b"\xe9", b"y"),
+    *((b"x", value) for value in (b"a\0b", b"a\nb", b"a\r", b" a", b"a\t", b"a b", b"\xff", b"\x7f")),
+    *((name, b"y") for name in (b"connection", b"proxy-connection", b"keep-alive", b"upgrade")),
+    (b"transfer-encoding", b"chunked"), (b"te", b"trailers"), (b"te", b"Trailers"),
+    (b"te", b"trailers, gzip"), (b"te", b"gzip"), (b"host", b"here"), (b"host", b"there"),
+    *((b"content-length", value) for value in (b"0", b"3", b"4", b"-3", b"+3", b"3, 3", b"0x3", b" 3")),
+    (b"expect", b"100-continue"),
+]  # fmt: skip
+
+
+def changed(fields, changes):
+    """Return a list of fields with some put in, left out or moved."""
+    fields = list(fields)
+    for kind, place, field in changes:
+        at = place % (len(fields) + 1)
+        if kind == "put":
+            fields.insert(at, field)
+        elif at < len(fields):
+            moved = fields.pop(at)
+            if kind == "move":
+                fields.append(moved)
+    return fields
+
+
+PLACES = range(7)
+CHANGE = st.tuples(
+    st.sampled_from(["put", "put", "leave out", "move"]),
+    st.sampled_from(PLACES),
+    st.sampled_from(FIELDS_OF_BOTH),
+)
+TRAILER = (b"x", b"y")
+TRAILERS = st.none() | st.lists(CHANGE, max_size=2).map(lambda some: changed([TRAILER], some))
+
+
+def sent(fields, pieces, trailers, *, ends, split_at):
+    """Return the frames of a request; with ``ends`` false, its last one does not say that it is."""
+    block, bodies = frames.encode_headers(fields), [data(1, piece) for piece in pieces]
+    if trailers is not None:
+        last = headers(1, end=ends, block=frames.encode_headers(trailers))
+    elif ends:
+        last = data(1, b"", end=True)
+    else:
+        last = b""
+    if split_at is None:
+        first = headers(1, block=block)
+    else:
+        first = frames.frame(1, 0, 1, block[:split_at]) + frames.frame(9, 4, 1, block[split_at:])
+    return first + b"".join(bodies) + last
+
+
+def is_whole_to_h2(request):
+    """Return whether h2 takes the bytes as a whole request, or else what it finds wrong."""
+    server = h2.connection.H2Connection(
+        h2.config.H2Configuration(client_side=False, header_encoding=None)
+    )
+    try:
+        events = server.receive_data(frames.PREFACE + frames.frame(4, 0, 0) + request)
+    except h2.exceptions.ProtocolError as error:
+        return repr(error)
+    return any(isinstance(event, h2.events.StreamEnded) for event in events)
+
+
+def check(fields, pieces=(), trailers=None, *, ends=True, split_at=None):
+    """See that h2 and our connection find the same requests whole, and which is reset."""
+    request = sent(fields, pieces, trailers, ends=ends, split_at=split_at)
+    expected = is_whole_to_h2(request)
+    server = Server()
+    server.feed(request)
+    reset = (frames.RST_STREAM, 0, 1, Http2ErrorCode.PROTOCOL_ERROR.to_bytes(4, "big"))
+    assert (reset in server.frames()) is isinstance(expected, str), expected
+    assert (1 in server.recorder.ended) is (expected is True)
+    # Only the stream ends.
+    server.open(3)
+    assert server.recorder.events[-1][:2] == ("headers", 3)
+    return expected
+
+
+def test_each_rule_that_one_change_breaks():
+    found = Counter()
+    kinds = [*zip(repeat("put"), FIELDS_OF_BOTH), ("leave out", None), ("move", None)]
+    for at, (kind, field) in product(PLACES, kinds):
+        change = [(kind, at, field)]
+        found[check(changed(WELL_FORMED, change), [b"abc"])] += 1
+        found[check(WELL_FORMED, [b"abc"], changed([TRAILER], change))] += 1
+    assert found[True] > 100
+    assert sum(count for text, count in found.items() if text is not True) > 400
+
+
+@SAME
+@given(
+    st.lists(CHANGE, max_size=3), st.lists(st.sampled_from([b"", b"a", b"abc"]), max_size=2), TRAILERS,
+    st.sampled_from([True, True, True, False]), st.none() | st.integers(0, 30),
+)  # fmt: skip
+def test_requests_that_break_several_rules(changes, pieces, trailers, ends, split_at):
+    fields = changed(WELL_FORMED, changes)
+    # h2 does not compare a length with a body that trailers end.
+    assume(trailers is None or all(name != b"content-length" for name, _ in fields))
+    check(fields, pieces, trailers, ends=ends, split_at=split_at)
