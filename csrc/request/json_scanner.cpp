@@ -8,6 +8,9 @@ namespace {
 
 constexpr int kDeepest = 16;
 constexpr std::size_t kMostMembers = 64;
+constexpr std::size_t kUsualNames = 16;
+// The places of more values are not kept for the next header; 500 tensors have about 2,000.
+constexpr std::size_t kMostPlaces = 4096;
 
 struct Member;
 
@@ -81,9 +84,77 @@ const Node& member_of(const Node& owner, std::string_view name) {
   return owner.others == nullptr ? kNothing : *owner.others;
 }
 
+// Takes a string without control characters; says whether it has escapes.
+bool take_string(JsonCursor& cursor, std::string_view& content, bool& escaped) {
+  if (!cursor.take('"')) return false;
+  const auto raw = cursor.raw_string();
+  if (!raw) return false;
+  content = *raw;
+  bool control = false;
+  for (const char letter : *raw) {
+    control |= static_cast<unsigned char>(letter) < 0x20;
+    escaped |= letter == '\\';
+  }
+  return !control;
+}
+
+// Takes an array, of which only the end is looked for.
+bool take_array(JsonCursor& cursor) { return cursor.take('[') && cursor.skip_nested(); }
+
+// Takes a number that may vary; nothing where it is another one.
+std::optional<std::uint64_t> varying_number(const JsonNumber& number) {
+  return number.negative ? std::nullopt : number.as<std::uint64_t>();
+}
+
+// Reads a header along the key and the places of the one that was scanned before.
+class Follower {
+ public:
+  Follower(std::string_view text, RequestScan& scan) : text_(text), cursor_(text), scan_(scan) {}
+
+  // False, with a part of the values, where the header has another key.
+  bool run() {
+    scan_.clear_values();
+    std::string_view key = scan_.key;
+    for (const ScannedPlace& place : scan_.places) {
+      if (!cursor_.take(key.substr(0, place.literal)) || !value(place)) return false;
+      key.remove_prefix(place.literal + 1);
+    }
+    return cursor_.take(key) && cursor_.at_end();
+  }
+
+ private:
+  bool value(const ScannedPlace& place) {
+    const std::size_t begin = cursor_.position();
+    ScannedValue value{.role = place.role,
+                       .owner = place.owner,
+                       .name = text_.substr(begin - place.name_before, place.name_size)};
+    if (place.role == Role::kValues) {
+      if (!take_array(cursor_)) return false;
+      value.text = cursor_.from(begin);
+    } else if (is_text(place.role)) {
+      bool escaped = false;
+      if (!take_string(cursor_, value.text, escaped) || escaped) return false;
+      if (!is_utf8(value.text)) return false;
+    } else {
+      const auto number = cursor_.number();
+      const auto varying = number ? varying_number(*number) : std::nullopt;
+      if (!varying) return false;
+      value.number = *varying;
+    }
+    scan_.add(value);
+    return true;
+  }
+
+  std::string_view text_;
+  JsonCursor cursor_;
+  RequestScan& scan_;
+};
+
 class Scanner {
  public:
-  Scanner(std::string_view text, RequestScan& scan) : text_(text), cursor_(text), scan_(scan) {}
+  Scanner(std::string_view text, RequestScan& scan) : text_(text), cursor_(text), scan_(scan) {
+    names_.reserve(kUsualNames);
+  }
 
   bool run() {
     return document([&] { return object(kRequest); });
@@ -157,7 +228,7 @@ class Scanner {
   // Takes a member's name, which is none of those since `first_name`, and what is before its value.
   bool member_name(std::string_view& name, std::size_t first_name) {
     bool escaped = false;
-    if (!string(name, escaped) || escaped) return false;
+    if (!take_string(cursor_, name, escaped) || escaped) return false;
     const auto begin = names_.begin() + static_cast<std::ptrdiff_t>(first_name);
     if (names_.size() - first_name >= kMostMembers) return false;
     if (std::find(begin, names_.end(), name) != names_.end()) return false;
@@ -213,7 +284,7 @@ class Scanner {
     const std::size_t begin = cursor_.position();
     std::string_view content;
     bool escaped = false;
-    if (!string(content, escaped) || escaped || !is_utf8(content)) return false;
+    if (!take_string(cursor_, content, escaped) || escaped || !is_utf8(content)) return false;
     scan_.id = content;
     return replace(begin, {.role = Role::kCustomText, .text = content, .name = names_.back()});
   }
@@ -228,7 +299,7 @@ class Scanner {
 
   bool values(const Node& node) {
     const std::size_t begin = cursor_.position();
-    if (!cursor_.take('[') || !cursor_.skip_nested()) return false;
+    if (!take_array(cursor_)) return false;
     return replace(begin, {.role = node.array, .owner = owner_, .text = cursor_.from(begin)});
   }
 
@@ -241,25 +312,11 @@ class Scanner {
     }
   }
 
-  // Takes a string without control characters; says whether it has escapes.
-  bool string(std::string_view& content, bool& escaped) {
-    if (!cursor_.take('"')) return false;
-    const auto raw = cursor_.raw_string();
-    if (!raw) return false;
-    content = *raw;
-    bool control = false;
-    for (const char letter : *raw) {
-      control |= static_cast<unsigned char>(letter) < 0x20;
-      escaped |= letter == '\\';
-    }
-    return !control;
-  }
-
   bool text(const Node& node) {
     const std::size_t begin = cursor_.position();
     std::string_view content;
     bool escaped = false;
-    if (!string(content, escaped)) return false;
+    if (!take_string(cursor_, content, escaped)) return false;
     if (node.text == Role::kId && escaped) return false;
     if (node.text == Role::kNone || escaped) return true;
     if (!is_utf8(content)) return false;
@@ -271,8 +328,7 @@ class Scanner {
     const std::size_t begin = cursor_.position();
     const auto number = cursor_.number();
     if (!number) return false;
-    if (node.number == Role::kNone || number->negative) return true;
-    const auto value = number->as<std::uint64_t>();
+    const auto value = node.number == Role::kNone ? std::nullopt : varying_number(*number);
     if (!value) return true;
     return replace(begin,
                    {.role = node.number, .owner = owner_, .number = *value, .name = name_of(node)});
@@ -284,11 +340,22 @@ class Scanner {
 
   // Puts the marker into the key instead of what was read since `begin`.
   bool replace(std::size_t begin, const ScannedValue& value) {
-    if (!extend_key(begin - literal_)) return false;
+    const std::size_t literal = begin - literal_;
+    if (!extend_key(literal)) return false;
     scan_.key.push_back(static_cast<char>(value.role));
+    scan_.places.push_back({.role = value.role,
+                            .owner = value.owner,
+                            .literal = literal,
+                            .name_before = name_before(begin, value.name),
+                            .name_size = value.name.size()});
     literal_ = cursor_.position();
     scan_.add(value);
     return true;
+  }
+
+  [[nodiscard]] std::size_t name_before(std::size_t begin, std::string_view name) const {
+    if (name.empty()) return 0;
+    return begin - static_cast<std::size_t>(name.data() - text_.data());
   }
 
   // Appends the next bytes of the text as they stand; false where the key becomes too long.
@@ -302,7 +369,7 @@ class Scanner {
   JsonCursor cursor_;
   std::size_t literal_ = 0;  // where what is not in the key yet begins
   RequestScan& scan_;
-  std::vector<std::string_view> names_;
+  std::vector<std::string_view> names_;  // Of the members of all objects around this place.
   std::uint32_t owner_ = 0;
   int depth_ = 0;
 };
@@ -310,13 +377,22 @@ class Scanner {
 }  // namespace
 
 bool scan_json(std::string_view text, RequestScan& scan) {
+  if (text.size() > kLongestJson) return false;
+  if (!scan.places.empty() && Follower(text, scan).run()) return true;
   scan.clear();
-  return text.size() <= kLongestJson && Scanner(text, scan).run();
+  if (!Scanner(text, scan).run()) {
+    scan.clear();
+    return false;
+  }
+  if (scan.places.size() > kMostPlaces) scan.places = {};
+  return true;
 }
 
 bool scan_generated(std::string_view text, std::span<const std::string> inputs, RequestScan& scan) {
   scan.clear();
-  return text.size() <= kLongestJson && Scanner(text, scan).run_generated(inputs);
+  const bool scanned = text.size() <= kLongestJson && Scanner(text, scan).run_generated(inputs);
+  scan.places.clear();
+  return scanned;
 }
 
 }  // namespace gpubridge

@@ -44,6 +44,16 @@ struct ScannedValue {
   std::string_view name = {};
 };
 
+// Where a value stands in a text: behind `literal` bytes of the key, which follow the value before
+// it. The name of a custom parameter begins `name_before` bytes before its value.
+struct ScannedPlace {
+  Role role = Role::kNone;
+  std::uint32_t owner = 0;
+  std::size_t literal = 0;
+  std::size_t name_before = 0;
+  std::size_t name_size = 0;
+};
+
 // A scanned request. Requests with equal keys differ in their values only: they have the same
 // number of values, with the same roles, owners and names, in the same order. Dims, sizes, arrays
 // of JSON values and the id are kept apart from the other values: every request has some of them.
@@ -58,21 +68,29 @@ struct RequestScan {
   std::vector<std::uint32_t> array_owners;
   std::vector<std::uint64_t> counts;  // Values of each input, where its dims follow from them.
   std::vector<ScannedValue> others;
+  std::vector<ScannedPlace> places;  // Of all values, in their order; none unless of a JSON header.
   std::uint32_t inputs = 0;
   std::uint32_t outputs = 0;
 
   void clear() {
+    clear_values();
     key.clear();
+    ranks.clear();
+    places.clear();
+    inputs = outputs = 0;
+  }
+
+  // Forgets what requests with this key may differ in.
+  void clear_values() {
     id = {};
     dims.clear();
-    ranks.clear();
+    std::ranges::fill(ranks, 0U);
     sizes.clear();
     size_owners.clear();
     arrays.clear();
     array_owners.clear();
     counts.clear();
     others.clear();
-    inputs = outputs = 0;
   }
 
   void add(const ScannedValue& value) {
@@ -102,7 +120,8 @@ struct RequestScan {
 // 100 KB.
 constexpr std::size_t kLongestScanned = std::size_t{256} << 10U;
 
-// Scans the JSON header of a v2 inference request in one pass.
+// Scans the JSON header of a v2 inference request in one pass. Where `scan` has the result of a
+// header with the same key, as it mostly has, only what stands at the places of its values is read.
 //
 // The key is the text with each value that may vary replaced by the marker of its role. Such values
 // are non-negative integers below 2^64 and strings without escapes, at the paths that have a role,

@@ -75,6 +75,32 @@ std::string text_of(const gpubridge::RequestScan& scan) {
   return text;
 }
 
+bool equal_values(const gpubridge::RequestScan& one, const gpubridge::RequestScan& other) {
+  const auto equal = [](const gpubridge::ScannedValue& left, const gpubridge::ScannedValue& right) {
+    return left.role == right.role && left.owner == right.owner && left.number == right.number &&
+           left.text == right.text && left.name == right.name;
+  };
+  return one.key == other.key && one.id == other.id && one.dims == other.dims &&
+         one.ranks == other.ranks && one.sizes == other.sizes &&
+         one.size_owners == other.size_owners && one.arrays == other.arrays &&
+         one.array_owners == other.array_owners && one.inputs == other.inputs &&
+         one.outputs == other.outputs && std::ranges::equal(one.others, other.others, equal);
+}
+
+// Reads a header after another one as if it came alone.
+void check_following(std::string_view text, std::size_t at) {
+  gpubridge::RequestScan after;
+  for (const char letter : std::string_view("-0.e\"\\,]} x\x01")) {
+    gpubridge::RequestScan alone;
+    if (!gpubridge::scan_json(text, after) || text.empty()) return;
+    std::string changed(text);
+    changed[at++ % changed.size()] = letter;
+    const bool scanned = gpubridge::scan_json(changed, alone);
+    expect(gpubridge::scan_json(changed, after) == scanned, "a header is read alike after another");
+    expect(!scanned || equal_values(alone, after), "it has the same key and values");
+  }
+}
+
 void check_template(const gpubridge::RequestScan& scan, const gpubridge::RequestScan& again) {
   gpubridge::TemplateRules rules;
   std::size_t dim = 0;
@@ -105,6 +131,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const bool generated = json && (kind & 0x80U) != 0;
   const std::vector<std::string> inputs{"a", "IN"};
   const std::string_view text = input.text();
+  if (json && !generated) check_following(text, size * kind);
   gpubridge::RequestScan scan;
   gpubridge::RequestScan again;
   std::vector<std::uint64_t> offsets;
