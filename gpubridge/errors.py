@@ -30,6 +30,9 @@ class ErrorCode(enum.IntEnum):
 
 
 _LONGEST_CHARACTER = 4
+_LONGEST_NAME = 128
+_MOST_NAMES = 16
+"""Names that a message lists."""
 _OPENING = b'{"error":"'
 Pieces = Sequence[Union[bytes, memoryview]]
 
@@ -96,6 +99,13 @@ class LongError(BridgeError):
 def invalid(message: str) -> BridgeError:
     """Return an error with the code INVALID_ARG."""
     return BridgeError(message, ErrorCode.INVALID_ARG)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names in quotes for a message; of many, or of long ones, the beginning."""
+    shown = [f"'{name[:_LONGEST_NAME]}'" for name in names[:_MOST_NAMES]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def not_found(message: str) -> BridgeError:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
 from gpubridge.config import ModelConfig, TensorSpec
-from gpubridge.errors import BridgeError, invalid
+from gpubridge.errors import BridgeError, invalid, listed
 from gpubridge.tensor.dtypes import element_count, item_size
 
 _logger = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ _BATCH_NOTE = (
 )
 
 
+_NO_INPUTS = "it declares none, in config.pbtxt or by auto_complete_config"
 _ELEMENT_LIMIT = 1 << 63
 """Stubs and responses count elements in 63 bits."""
 
@@ -106,10 +107,13 @@ class _Check:
             raise self.error(
                 f"{expected} for model '{name}'. Got input(s) {_listed(given)}, but missing required "
                 f"input(s) {_listed(missing)}. Please provide all required input(s)."
+                f"{_unknown(given, specs)}"
             )
         for entry in given:
             if entry not in specs:
-                raise invalid(f"unexpected inference input '{entry}' for model '{name}'")
+                raise invalid(
+                    f"unexpected inference input '{entry}' for model '{name}': {_there_are(specs)}"
+                )
         if missing and not self._config.backend:
             raise self.error(
                 f"expected {len(required)} required inputs for ensemble '{name}'. Got input(s) "
@@ -169,6 +173,23 @@ class _Check:
                 f"input byte size mismatch for input '{shown}' for model '{name}'. Expected "
                 f"{needed}, got {entry.nbytes}"
             )
+
+
+def unexpected_output(name: str, config: ModelConfig) -> BridgeError:
+    """Return the error for an output that a request asks for and the model does not have."""
+    there = f"its outputs are {listed(list(config.outputs_by_name))}"
+    if not config.outputs_by_name:
+        there = "it declares no outputs"
+    return invalid(f"unexpected inference output '{name}' for model '{config.name}': {there}")
+
+
+def _unknown(given: Sequence[str], inputs: Mapping[str, TensorSpec]) -> str:
+    names = [entry for entry in given if entry not in inputs]
+    return f" It has no input(s) {listed(names)}: {_there_are(inputs)}." if names else ""
+
+
+def _there_are(inputs: Mapping[str, TensorSpec]) -> str:
+    return f"its inputs are {listed(list(inputs))}" if inputs else _NO_INPUTS
 
 
 def _dims(shape: Sequence[int]) -> str:

@@ -28,7 +28,7 @@ from gpubridge.frontend.control import (
 from gpubridge.frontend.http.message import RequestHandler
 from gpubridge.protocol import control, metadata
 from gpubridge.protocol.control import read_load, read_unload
-from gpubridge.protocol.fields import internal, parse_json
+from gpubridge.protocol.fields import parse_json, wrong_type
 
 MODEL = rb"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
 _REPOSITORY = rb"/v2/repository/models/(?P<model>[^/]+)/"
@@ -194,9 +194,10 @@ class ControlRoutes:
             return _done(self._regions.register_device(name, *_device_memory(given)))
         key = _field(given, "key")
         if type(key) is not str:
-            raise internal("attempt to access JSON non-string as string")
-        nbytes = _number(_field(given, "byte_size"))
-        self._regions.register(name, key, _number(given.get("offset", 0)), nbytes)
+            raise wrong_type(key, "string", where=" as 'key'")
+        nbytes = _number(given, "byte_size")
+        offset = _number(given, "offset") if "offset" in given else 0
+        self._regions.register(name, key, offset, nbytes)
         return Answer()
 
     def _unregister(self, path: re.Match[bytes], body: bytes) -> _Answer:
@@ -249,7 +250,7 @@ def _device_memory(given: Any) -> tuple[bytes, int, int]:
         handle = b""
     if len(handle) != _HANDLE_BYTES:
         raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
-    return handle, _number(_field(given, "device_id")), _number(_field(given, "byte_size"))
+    return handle, _number(given, "device_id"), _number(given, "byte_size")
 
 
 def _field(document: object, name: str) -> object:
@@ -258,7 +259,8 @@ def _field(document: object, name: str) -> object:
     return document[name]
 
 
-def _number(value: object) -> int:
+def _number(document: Any, name: str) -> int:
+    value = _field(document, name)
     if type(value) is not int or not 0 <= value < 1 << 64:
-        raise internal("attempt to access JSON non-unsigned-integer as unsigned-integer")
+        raise wrong_type(value, "unsigned-integer", where=f" as '{name}'")
     return value

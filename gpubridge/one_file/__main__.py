@@ -8,7 +8,8 @@ import sys
 
 from gpubridge.errors import BridgeError
 from gpubridge.one_file.adapter import load_file
-from gpubridge.stub.loader import model_error_text, register_aliases
+from gpubridge.stub.error_text import model_error_text
+from gpubridge.stub.loader import register_aliases
 
 
 def main(path: str) -> None:

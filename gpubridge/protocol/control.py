@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from gpubridge.errors import BridgeError, invalid, unavailable, unsupported
-from gpubridge.protocol.fields import JsonObject, internal, parse_json
+from gpubridge.protocol.fields import JsonObject, parse_json, shown, wrong_type
 from gpubridge.protocol.long_strings import LongStrings
 from gpubridge.telemetry.logs import LOG_FORMATS, LogSettings
 from gpubridge.telemetry.settings import (
@@ -39,8 +39,7 @@ class LoadParameters(NamedTuple):
 def read_load(body: bytes) -> LoadParameters:
     """Parse the body of a load request, which may be empty.
 
-    Raises BridgeError: INTERNAL, with Triton's text, for a malformed body; INVALID_ARG for a file that
-    is not in base64.
+    Raises BridgeError: INVALID_ARG for a malformed body, or a file that is not in base64.
     """
     long = LongStrings(body)
     try:
@@ -60,12 +59,12 @@ def _read_load(long: LongStrings) -> LoadParameters:
     files: dict[str, bytes] = {}
     for name, value in _load_parameters(long.document).items():
         if name != "config" and not name.startswith("file:"):
-            raise internal(
+            raise invalid(
                 f"unexpected error on creating Triton parameter: unrecognized load parameter '{name}', "
                 "expected config or file:<version>/<path>"
             )
         if type(value) is not str:
-            raise internal("attempt to access JSON non-string as string")
+            raise wrong_type(value, "string", where=f" as parameter '{name}'")
         raw = long.text(value)
         text: str | memoryview = value if raw is None else raw
         if raw is not None and (name == "config" or _ESCAPE in bytes(raw)):
@@ -105,13 +104,13 @@ def decode_base64(text: str | memoryview) -> bytes:
 def read_unload(body: bytes) -> bool:
     """Parse the body of an unload request; return whether its dependents are unloaded, too.
 
-    Raises BridgeError: INTERNAL, with Triton's text, for a malformed body.
+    Raises BridgeError: INVALID_ARG, with Triton's text, for a malformed body.
     """
     value = _load_parameters(body, optional=True).get("unload_dependents")
     if value is None:
         return False
     if type(value) is not bool:
-        raise internal("attempt to access JSON non-boolean as boolean")
+        raise wrong_type(value, "boolean", where=" as parameter 'unload_dependents'")
     return value
 
 
@@ -124,7 +123,10 @@ def _load_parameters(body: bytes, *, optional: bool = False) -> dict[str, Any]:
     if parameters is None and optional:
         return {}
     if type(parameters) is not dict:
-        raise internal("attempt to get members for non-object")
+        raise invalid(
+            "attempt to get members for non-object: expected an object as 'parameters', got "
+            f"{shown(parameters)}"
+        )
     return parameters
 
 
@@ -154,17 +156,17 @@ def log_changes(body: bytes) -> dict[str, Any]:
         if value is None:
             continue
         if type(value) is not bool:
-            raise internal("attempt to access JSON non-boolean as boolean")
+            raise wrong_type(value, "boolean", where=f" as 'log_{severity}'")
         changes[severity] = value
     verbose = given.get("log_verbose_level")
     if verbose is not None:
         if type(verbose) is not int or verbose < 0:
-            raise internal("attempt to access JSON non-unsigned-integer as unsigned-integer")
+            raise wrong_type(verbose, "unsigned-integer", where=" as 'log_verbose_level'")
         changes["verbose_level"] = verbose & _UINT32
     form = given.get("log_format")
     if form is not None:
         if type(form) is not str:
-            raise internal("attempt to access JSON non-string as string")
+            raise wrong_type(form, "string", where=" as 'log_format'")
         if form not in LOG_FORMATS:
             raise unavailable(f"invalid argument for --log_format, got: {form}")
         changes["format"] = form
@@ -242,13 +244,14 @@ def _members(body: bytes) -> JsonObject:
 
 def _names(value: Any) -> Sequence[str]:
     if type(value) is not list:
-        raise internal("attempt to access JSON non-array as array")
-    if any(type(name) is not str for name in value):
-        raise internal("attempt to access JSON non-string as string")
+        raise wrong_type(value, "array", where=" of levels as 'trace_level'")
+    for name in value:
+        if type(name) is not str:
+            raise wrong_type(name, "string", where=" for each level of 'trace_level'")
     return value
 
 
-def _text(_: str, value: Any) -> str:
+def _text(name: str, value: Any) -> str:
     if type(value) is not str:
-        raise internal("attempt to access JSON non-string as string")
+        raise wrong_type(value, "string", where=f" as '{name}'")
     return value

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gpubridge.errors import BridgeError, ErrorCode, invalid, unsupported
+from gpubridge.errors import BridgeError, ErrorCode, invalid, listed, unsupported
 from gpubridge.transport.context import LONG_TEXT
 
 LONGEST_ID = 1 << 20
@@ -27,9 +27,41 @@ MALFORMED = "Unable to parse request"
 NO_TEXTS: Mapping[str, bytes] = {}
 
 
-def internal(message: str) -> BridgeError:
-    """Return an INTERNAL error (HTTP 500), as Triton's JSON parser reports."""
-    return BridgeError(message, ErrorCode.INTERNAL)
+def wrong_type(value: Any, kind: str, before: str = "", where: str = "") -> BridgeError:
+    """Return the error for a JSON value of a wrong type: Triton's text, then what was expected, where.
+
+    - ``kind``: a key of `_EXPECTED`.
+    - ``before``: what precedes Triton's words.
+    - ``where``: whose value it is.
+    """
+    words = f"attempt to access JSON non-{kind} as {'double' if kind == 'number' else kind}"
+    return invalid(f"{before}{words}: expected {_EXPECTED[kind]}{where}, got {shown(value)}")
+
+
+_EXPECTED = {
+    "array": "an array",
+    "boolean": "true or false",
+    "number": "a number",
+    "object": "an object",
+    "signed-integer": "an integer of 64 bits",
+    "string": "a string",
+    "unsigned-integer": "an integer of 0 or more, of 64 bits",
+}
+
+
+def shown(value: Any) -> str:
+    """Return a JSON value in few characters: the beginning of a text, the kind of a structure."""
+    if type(value) in _STRUCTURES:
+        return _STRUCTURES[type(value)]
+    if type(value) is str:
+        return json.dumps(value if len(value) <= _SHOWN else value[:_SHOWN] + "...")
+    return json.dumps(value) if type(value) in _SCALARS else "an array"
+
+
+_SHOWN = 32
+"""Characters of a client's text that an error repeats."""
+_STRUCTURES: dict[type, str] = {dict: "an object", list: "an array"}
+_SCALARS = (bool, int, float, type(None))
 
 
 def parse_json(body: bytes) -> Any:
@@ -55,8 +87,9 @@ def parse_json(body: bytes) -> Any:
                 pass
             else:
                 return document
-        raise internal(
-            f"failed to parse the request JSON buffer: {error.msg} at {error.pos}"
+        beginning = shown(body[error.pos : error.pos + 4 * _SHOWN].decode(errors="replace"))
+        raise invalid(
+            f"failed to parse the request JSON buffer: {error.msg} at {error.pos}: {beginning}"
         ) from error
 
 
@@ -73,45 +106,46 @@ def _integer(digits: str) -> int | float:
     return float(digits)
 
 
-def _member(owner: JsonObject, name: str) -> Any:
+def _member(owner: JsonObject, name: str, where: str) -> Any:
     try:
         return owner[name]
     except (KeyError, TypeError, IndexError):
-        raise internal(
-            f"Unable to parse '{name}': attempt to access non-existing object member '{name}'"
+        found = shown(owner)
+        if type(owner) is dict:
+            found = f"the members {listed(list(owner))}" if owner else "no members"
+        raise invalid(
+            f"Unable to parse '{name}': attempt to access non-existing object member '{name}'{where}: "
+            f"got {found}"
         ) from None
 
 
-def string(owner: JsonObject, name: str) -> str:
-    """Return a member that must be a string."""
-    value = _member(owner, name)
+def string(owner: JsonObject, name: str, where: str = "") -> str:
+    """Return a member that must be a string; ``where`` says whose it is in the error."""
+    value = _member(owner, name, where)
     if type(value) is not str:
-        raise internal(f"Unable to parse '{name}': attempt to access JSON non-string as string")
+        raise wrong_type(value, "string", f"Unable to parse '{name}': ", where)
     return value
 
 
-def array(owner: JsonObject, name: str) -> list[Any]:
+def array(owner: JsonObject, name: str, where: str = "") -> list[Any]:
     """Return a member that must be an array."""
-    value = _member(owner, name)
+    value = _member(owner, name, where)
     if type(value) is not list:
-        raise internal(f"Unable to parse '{name}': attempt to access JSON non-array as array")
+        raise wrong_type(value, "array", f"Unable to parse '{name}': ", where)
     return value
 
 
-def unsigned(value: Any, name: str) -> int:
+def unsigned(value: Any, name: str, where: str = "") -> int:
     """Return a value that must be a number of 0 or more."""
     if type(value) is not int or not 0 <= value < 1 << 64:
-        raise internal(
-            f"Unable to parse '{name}': attempt to access JSON non-unsigned-integer as "
-            "unsigned-integer"
-        )
+        raise wrong_type(value, "unsigned-integer", f"Unable to parse '{name}': ", where)
     return value
 
 
-def boolean(value: Any, name: str) -> bool:
+def boolean(value: Any, name: str, where: str = "") -> bool:
     """Return a value that must be true or false."""
     if type(value) is not bool:
-        raise internal(f"Unable to parse '{name}': attempt to access JSON non-boolean as boolean")
+        raise wrong_type(value, "boolean", f"Unable to parse '{name}': ", where)
     return value
 
 

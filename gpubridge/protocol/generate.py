@@ -12,7 +12,15 @@ from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.dataplane import GeneratedTemplate, RequestTemplates
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.model_io import InputForm, as_configured
-from gpubridge.protocol.fields import JsonObject, checked_id, internal, json_parameters, parse_json
+from gpubridge.protocol.example_inputs import generate_example
+from gpubridge.protocol.fields import (
+    JsonObject,
+    checked_id,
+    json_parameters,
+    parse_json,
+    shown,
+    wrong_type,
+)
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.infer_response import json_members
 from gpubridge.protocol.json_tensor import data_to_json, input_from_json
@@ -27,6 +35,8 @@ from gpubridge.transport.signatures import Signature
 _NESTED = "parameters"
 _LONG_TEXT = 1 << 16
 """Bytes of a response above which its pieces are not joined."""
+_SHOWN_INPUTS = 4
+"""Inputs of a model that an example in an error has."""
 _FEW_NAMES = 32
 """Names up to which each is searched for in the whole body; the cost is quadratic."""
 
@@ -59,11 +69,21 @@ def parse_generate(body: bytes, config: ModelConfig) -> RequestForm:
 
     Raises BridgeError: with Triton's text.
     """
-    document = parse_json(body)
+    try:
+        document = parse_json(body)
+    except BridgeError as error:
+        raise invalid(f"{error.message}. {_expected(config)}") from error
     if type(document) is not dict:
-        raise internal("attempt to get members for non-object")
+        text = f"attempt to get members for non-object: got {shown(document)}"
+        raise invalid(f"{text}. {_expected(config)}")
     _check_unique(body, document, config.inputs_by_name)
     return generate_form(document, config)
+
+
+def _expected(config: ModelConfig) -> str:
+    """Say what a request of a model looks like."""
+    example = generate_example(config, _SHOWN_INPUTS)
+    return f"Expected a JSON object of inputs and parameters, such as {json.dumps(example)}"
 
 
 def generate_form(document: JsonObject, config: ModelConfig, identifier: str = "") -> RequestForm:
@@ -76,7 +96,7 @@ def generate_form(document: JsonObject, config: ModelConfig, identifier: str = "
             inputs.append(_input(specs[name], value, config))
         elif name == "id" and not nested:
             if type(value) is not str:
-                raise internal("Unable to parse 'id': attempt to access JSON non-string as string")
+                raise wrong_type(value, "string", "Unable to parse 'id': ")
             # Models get it among the parameters, too, as in Triton.
             identifier = parameters[name] = checked_id(value)
         elif type(value) in (bool, int, str, float):
@@ -155,10 +175,7 @@ def _members(document: JsonObject) -> Iterator[tuple[str, Any, bool]]:
         elif type(value) is dict:
             yield from ((inner, each, True) for inner, each in value.items())
         else:
-            raise internal(
-                f"Expected JSON object for keyword: '{_NESTED}': attempt to access JSON non-object as "
-                "object"
-            )
+            raise wrong_type(value, "object", f"Expected JSON object for keyword: '{_NESTED}': ")
 
 
 def _input(spec: TensorSpec, value: Any, config: ModelConfig) -> InputForm:

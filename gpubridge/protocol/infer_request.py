@@ -13,19 +13,20 @@ from typing import Any
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.dataplane import RequestTemplates
 from gpubridge.errors import BridgeError, invalid
-from gpubridge.model_io import InputForm, check_inputs
+from gpubridge.model_io import InputForm, check_inputs, unexpected_output
 from gpubridge.protocol.body import check_json_strings
 from gpubridge.protocol.fields import (
     JsonObject,
     array,
     boolean,
     checked_id,
-    internal,
     json_parameters,
     parse_json,
+    shown,
     string,
     text_of_sequence,
     unsigned,
+    wrong_type,
 )
 from gpubridge.protocol.json_tensor import (
     JSON_DATATYPES,
@@ -218,14 +219,15 @@ def _has(document: Any, name: str) -> bool:
 def _input(entry: Any, check_region: CheckRegion) -> InputForm:
     if type(entry) is not dict:
         raise _no_data("But no field is set")
-    name = string(entry, "name")
-    shape = tuple([unsigned(dim, "shape") for dim in array(entry, "shape")])
+    name = string(entry, "name", " of an input")
+    where = f" of input '{name}'"
+    shape = tuple([unsigned(dim, "shape", where) for dim in array(entry, "shape", where)])
     if max(shape, default=0) >= _DIM_LIMIT:
         # Not representable, even without elements.
         raise invalid(f"the shape {list(shape)} of input '{name}' has a dim beyond 63 bits")
-    datatype = string(entry, "datatype")
+    datatype = string(entry, "datatype", where)
     if datatype not in DATATYPES:
-        raise invalid(f"invalid datatype for input {name}")
+        raise invalid(f"invalid datatype for input {name}: expected one of {', '.join(DATATYPES)}")
     parameters = _members(entry.get("parameters", _NONE))
     size = parameters.get("binary_data_size")
     region = parameters.get("shared_memory_region")
@@ -254,8 +256,8 @@ def _input(entry: Any, check_region: CheckRegion) -> InputForm:
             data = values.pack(datatype, _count(shape))
             return InputForm(name, datatype, shape, len(data), data)
         _count(shape)
-        return input_from_json(name, datatype, shape, array(entry, "data"))
-    return InputForm(name, datatype, shape, unsigned(size, "binary_data_size"))
+        return input_from_json(name, datatype, shape, array(entry, "data", where))
+    return InputForm(name, datatype, shape, unsigned(size, "binary_data_size", where))
 
 
 _NONE: JsonObject = {}
@@ -268,7 +270,10 @@ def _members(parameters: Any) -> JsonObject:
 
 def _object(parameters: Any) -> JsonObject:
     if type(parameters) is not dict:
-        raise internal("failed to get request params.: attempt to get members for non-object")
+        raise invalid(
+            "failed to get request params.: attempt to get members for non-object: expected an object "
+            f"as 'parameters', got {shown(parameters)}"
+        )
     return parameters
 
 
@@ -294,13 +299,13 @@ def _outputs(
     known = config.outputs_by_name
     outputs = {}
     for entry in array(document, "outputs"):
-        name = string(entry, "name")
+        name = string(entry, "name", " of an output")
         if name not in known:
-            raise invalid(f"unexpected inference output '{name}' for model '{config.name}'")
+            raise unexpected_output(name, config)
         parameters = _members(entry.get("parameters", _NONE))
         binary = False
         if "binary_data" in parameters:
-            binary = boolean(parameters["binary_data"], "binary_data")
+            binary = boolean(parameters["binary_data"], "binary_data", f" of output '{name}'")
         classes = _classes(parameters)
         region = region_of(parameters)
         if region is not None:
@@ -318,10 +323,7 @@ def _classes(parameters: JsonObject) -> int:
         return 0
     classes = parameters["classification"]
     if type(classes) is not int or not 0 <= classes < 1 << 64:
-        raise internal(
-            "Unable to set 'classification': attempt to access JSON non-unsigned-integer as "
-            "unsigned-integer"
-        )
+        raise wrong_type(classes, "unsigned-integer", "Unable to set 'classification': ")
     if classes and "shared_memory_region" in parameters:
         raise invalid("Output can't set both 'shared_memory_region' and 'classification'")
     return classes
@@ -389,7 +391,9 @@ def _sequence_id(value: Any) -> str | int:
         return text_of_sequence(value)
     if type(value) is int and 0 <= value < 1 << 64:
         return value
-    raise internal("Unable to parse 'sequence_id': attempt to access JSON non-string as string")
+    raise wrong_type(
+        value, "string", "Unable to parse 'sequence_id': ", " or an integer of 0 or more"
+    )
 
 
 def _parameter(name: str, value: Any) -> Any:

@@ -6,7 +6,7 @@ Python parses the rest of the JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from gpubridge import dataplane
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.model_io import InputForm
-from gpubridge.protocol.fields import internal, parse_json
+from gpubridge.protocol.fields import parse_json, wrong_type
 from gpubridge.protocol.long_strings import LongStrings
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import DATATYPES, element_count, numbers_to_bytes
@@ -43,14 +43,17 @@ def input_from_json(name: str, datatype: str, shape: tuple[int, ...], data: list
     count = element_count(shape)
     values = list(_flat(data))
     # As in Triton, surplus values are an error whatever their type.
-    _check_values(datatype, values[:count])
+    _check_values(name, datatype, values[:count])
     if datatype == "BYTES":
-        _check_values(datatype, values)
+        _check_values(name, datatype, values)
         encoded = bytes_codec.encode(np.array(values, dtype=object))
         miscounted = len(values) != count
         return InputForm(name, datatype, shape, len(encoded), encoded, miscounted=miscounted)
     if len(values) != count:
-        raise internal("Unable to parse 'data': Shape does not match true shape of 'data' field")
+        raise invalid(
+            f"Unable to parse 'data': Shape does not match true shape of 'data' field: input '{name}' has "
+            f"the shape {list(shape)}, which is {count} values, got {len(values)}"
+        )
     packed = numbers_to_bytes(name, datatype, values)
     return InputForm(name, datatype, shape, len(packed), packed)
 
@@ -68,26 +71,39 @@ def _flat(data: list[Any]) -> Iterator[Any]:
             stack.pop()
 
 
-def _check_values(datatype: str, values: list[Any]) -> None:
-    kinds = set(map(type, values))
-    wrong: str | None = None
-    if datatype == "BYTES":
-        if kinds - {str}:
-            raise internal(
-                "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+def _check_values(name: str, datatype: str, values: list[Any]) -> None:
+    kind, types, numbers = _kind(datatype)
+    fits = set(map(type, values)) <= types
+    if fits and (numbers is None or all(value in numbers for value in values)):
+        return
+    # The first value that does not fit.
+    for at, value in enumerate(values):
+        if type(value) not in types or (numbers is not None and value not in numbers):
+            before = (
+                f"Unable to parse {'JSON bytes array' if datatype == 'BYTES' else repr('data')}: "
             )
-    elif datatype == "BOOL":
-        wrong = "non-boolean as boolean" if kinds - {bool} else None
-    elif datatype.startswith("FP"):
-        wrong = "non-number as double" if kinds - {int, float} else None
-    elif datatype.startswith("UINT"):
-        fits = not kinds - {int} and all(value in _UINT64 for value in values)
-        wrong = None if fits else "non-unsigned-integer as unsigned-integer"
-    else:
-        fits = not kinds - {int} and all(value in _INT64 for value in values)
-        wrong = None if fits else "non-signed-integer as signed-integer"
-    if wrong is not None:
-        raise internal(f"Unable to parse 'data': attempt to access JSON {wrong}")
+            where = f" for element {at} of input '{name}' ({datatype})"
+            raise wrong_type(value, kind, before, where)
+
+
+def _kind(datatype: str) -> tuple[str, AbstractSet[type], range | None]:
+    """Return Triton's name of what values of a datatype are in JSON, their types and their range."""
+    if datatype in _KINDS:
+        return _KINDS[datatype]
+    if datatype.startswith("FP"):
+        return "number", {int, float}, None
+    unsigned = datatype.startswith("UINT")
+    return (
+        ("unsigned-integer" if unsigned else "signed-integer"),
+        {int},
+        (_UINT64 if unsigned else _INT64),
+    )
+
+
+_KINDS: dict[str, tuple[str, AbstractSet[type], range | None]] = {
+    "BOOL": ("boolean", {bool}, None),
+    "BYTES": ("string", {str}, None),
+}
 
 
 def data_to_json(name: str, datatype: str, count: int, buffer: memoryview) -> bytes:
@@ -102,8 +118,8 @@ def data_to_json(name: str, datatype: str, count: int, buffer: memoryview) -> by
         try:
             bytes_codec.decode(buffer, count)
         except BridgeError as error:
-            raise internal(f"output '{name}': {error.message}") from error
-        raise internal(
+            raise BridgeError(f"output '{name}': {error.message}") from error
+        raise BridgeError(
             f"output '{name}': {len(buffer)} bytes are no {count} elements of {datatype}"
         )
     return text

@@ -7,7 +7,7 @@ from typing import Any
 
 import gpubridge
 from gpubridge.config import ModelConfig, TensorSpec
-from gpubridge.protocol.fields import JsonObject, internal, parse_json
+from gpubridge.protocol.fields import JsonObject, parse_json, wrong_type
 from gpubridge.telemetry.statistics import ModelStatistics
 
 _EXTENSIONS = (
@@ -101,13 +101,13 @@ def _duration(count: int, nanoseconds: int) -> dict[str, int]:
 def ready_models_only(body: bytes) -> bool:
     """Parse the body of an index request; return whether only ready models are requested.
 
-    Raises BridgeError: INTERNAL, with Triton's text, for a malformed body.
+    Raises BridgeError: INVALID_ARG, with Triton's text, for a malformed body.
     """
     document = parse_json(body) if body else {}
     if type(document) is not dict or "ready" not in document:
         return False
     if type(document["ready"]) is not bool:
-        raise internal("attempt to access JSON non-boolean as boolean")
+        raise wrong_type(document["ready"], "boolean", where=" as 'ready'")
     return document["ready"]
 
 

@@ -43,7 +43,7 @@ def nothing_registered(region: SharedRegion) -> None:
 def region_of(parameters: Mapping[str, Any]) -> SharedRegion | None:
     """Return the region named by JSON parameters of an input or output, if any.
 
-    Raises BridgeError: INTERNAL, with Triton's text, for members of a wrong type.
+    Raises BridgeError: INVALID_ARG, with Triton's text, for members of a wrong type.
     """
     if parameters.get(REGION) is None:
         return None

@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 import threading
-import traceback
 import types
 from collections.abc import Callable
 from importlib.machinery import PathFinder, SourceFileLoader
@@ -20,6 +19,7 @@ from gpubridge import pb_utils
 from gpubridge.errors import BridgeError, invalid, not_found
 from gpubridge.pb_utils import Logger, c_module
 from gpubridge.pb_utils.models import ModelConfig
+from gpubridge.stub.error_text import model_error_text
 
 _LONGEST_REASON = 16 * 1024
 _ADDRESS = "127.0.0.1"
@@ -37,6 +37,7 @@ def load_model(path: str, package: str) -> Any:
     if not os.path.isfile(path):
         raise not_found(
             f"Failed to preinitialize Python stub: Python model file not found in '{path}'"
+            f"{_file_instead(path)}"
         )
     register_aliases()
     folder = os.path.dirname(path)
@@ -57,6 +58,19 @@ def load_model(path: str, package: str) -> Any:
     spec.loader.exec_module(module)
     model: Any = module.TritonPythonModel
     return model
+
+
+def _file_instead(path: str) -> str:
+    """Say where a model file that was misplaced or misnamed is, if there is one."""
+    folder, wanted = os.path.split(path)
+    for place in (folder, os.path.dirname(folder)):
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(place)):
+                found = os.path.join(place, name)
+                same = name.lower() == wanted.lower() or (place == folder and name.endswith(".py"))
+                if same and os.path.isfile(found):
+                    return f"; there is '{found}': move or rename it"
+    return ""
 
 
 def register_aliases() -> None:
@@ -121,47 +135,6 @@ class FreshLoader(SourceFileLoader):
         path = self.get_filename(fullname)
         code: types.CodeType = self.source_to_code(self.get_data(path), path)
         return code
-
-
-def model_error_text(error: BaseException) -> str:
-    """Describe a model's exception in Triton's form: the error, then its frames, innermost first."""
-    try:
-        message = str(error) or _EMPTY
-    except BaseException as another:
-        text = _described(error, "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>")
-        return (
-            f"{text}\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: {_described(another, _text(another))}"
-        )
-    return _described(error, message)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error) or _EMPTY
-    except BaseException:
-        return "<MESSAGE UNAVAILABLE>"
-
-
-def _described(error: BaseException, message: str) -> str:
-    text = f"{type(error).__name__}: {message}"
-    if isinstance(error, SyntaxError) and error.text:
-        # The line, and the position in it.
-        shown = traceback.format_exception_only(type(error), error)[1:-1]
-        text = f"{text}\n{''.join(shown).rstrip()}"
-    # Not extract_tb, which reads the source files.
-    places = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    shown = [
-        f"  {code.co_filename}({line}): {code.co_name}\n"
-        for code, line in reversed(places)
-        if not code.co_filename.startswith(_NOT_THE_MODEL) or code.co_filename.startswith(_BACKENDS)
-    ]
-    return f"{text}\n\nAt:\n{''.join(shown)}" if shown else text
-
-
-_EMPTY = "<EMPTY MESSAGE>"
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_NOT_THE_MODEL = (_PACKAGE, "<frozen importlib.")
-_BACKENDS = os.path.join(_PACKAGE, "backends", "")
 
 
 def completed_config(kind: Any, name: str, config: str) -> str | None:

@@ -21,13 +21,13 @@ from gpubridge.pb_utils.logger import Logger
 from gpubridge.stub.array_batches import Executes, executes_by
 from gpubridge.stub.batches import BatchRunner
 from gpubridge.stub.bls.client import BlsClient
+from gpubridge.stub.error_text import model_error_text
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.forked import ForkedCalls
 from gpubridge.stub.loader import (
     answer_readiness,
     completed_config,
     load_model,
-    model_error_text,
     wait_for_debugger,
 )
 from gpubridge.stub.memory.client_memory import ClientMemory

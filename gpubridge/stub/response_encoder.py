@@ -8,7 +8,7 @@ from typing import Any
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.pb_utils import InferenceResponse, Logger, Tensor
-from gpubridge.stub.loader import model_error_text
+from gpubridge.stub.error_text import model_error_text
 from gpubridge.stub.memory.output_aliasing import OutputAliasing, is_worthwhile
 from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.stub.memory.placement import Placement

@@ -98,8 +98,7 @@ files that a client sends with a load: other characters than those of base64 and
 `null` for `shared_memory_region`, its offset or its size in parameters of an input or output
     400 or 500 | taken as left out | serializers of optional fields write null
 JSON values beside a shape without elements, as `[ 0 ]`
-    are ignored, or the request is never answered | 500 (of strings 400), as for any other wrong number
-    of values | it is not what the client meant
+    are ignored, or the request is never answered | 400, as for any other wrong number of values | it is not what the client meant
 `classification` of 2^63 and more
     the values of the output | all classes, the most likely first; of strings an error, as for any other
     number | it is a large number of classes
@@ -108,7 +107,7 @@ JSON values beside a shape without elements, as `[ 0 ]`
 `Content-Encoding: gzip` and `deflate` for `/generate`
     400 | are unpacked | as over `/infer`
 a body of an unload that is no JSON, or whose parameters are none
-    is ignored | 500 | `unload_dependents` may have been meant
+    is ignored | 400 | `unload_dependents` may have been meant
 strings of a `config.pbtxt` that are not UTF-8
     are loaded | are refused, with the place | protobuf's text is UTF-8
 gRPC's certificate is missing, or its key is another's

@@ -49,6 +49,14 @@ PARSER_WORDS = _difference("""
     text of a JSON syntax error | rapidjson's words and byte offset after `failed to parse the
     request JSON buffer: ` | other words after the same beginning | they are the parser's own
 """)
+CLIENTS_FAULT = _difference("""
+    status of an error in what a client sent: JSON that is malformed, or has a value of a wrong type |
+    500 | 400 | the client has to correct it
+""")
+MORE_WORDS = _difference("""
+    text of an error | names neither the tensor nor what there is | the same, and then what was
+    expected, what came, where, or which inputs and outputs there are | it says what to correct
+""")
 SPELLING = Difference(
     "spelling of escapes, and the last of 17 digits, in JSON answers",
     "`\\u000B`, `0.30000001192092898`",
@@ -62,7 +70,15 @@ CODINGS_TOLD = _difference("""
     answer to an unknown `Content-Encoding` | `Accept-Encoding: gzip, deflate` in the 501 | no such
     header | nothing reads it
 """)
-RULES = (ERROR_TYPE, PARSER_WORDS, SPELLING, CLOSE_IN_HTTP_1_0, CODINGS_TOLD)
+RULES = (
+    ERROR_TYPE,
+    PARSER_WORDS,
+    CLIENTS_FAULT,
+    MORE_WORDS,
+    SPELLING,
+    CLOSE_IN_HTTP_1_0,
+    CODINGS_TOLD,
+)
 
 # -- reasons of single cases ---------------------------------------------------------------------------
 
@@ -77,11 +93,6 @@ ENCODED_NAME = _difference("""
 CLOSE_IN_CAPITALS = Difference(
     "`Connection: CLOSE`", "stays open", "closes", "RFC 9110: the case does not matter"
 )
-GENERATE_NAMES = _difference("""
-    `/generate` without a required input, and with members that name none | 400 that names the input
-    | the same, and the members that were taken as parameters | one of them may be the input,
-    misspelt
-""")
 BEYOND_RANGE = _difference("""
     a number beyond its datatype in JSON or typed contents: 300 as UINT8, 1e300 as FP32 | another
     number: 44, infinity | 400 that names the tensor and the element | it is not what the client
@@ -133,14 +144,14 @@ DUPLICATE_KEY = Difference(
     "a key twice in one JSON object", "the first counts", "the last counts", "the parser's rule"
 )
 NESTING = _difference("""
-    JSON nested thousands deep | is read | 500, not parsed | a limit protects the server's stack
+    JSON nested thousands deep | is read | 400, not parsed | a limit protects the server's stack
 """)
 INF_LITERAL = _difference("""
-    the bare words `Inf`, `-Inf` in JSON | are numbers | 500, not parsed (`Infinity`, `NaN` are
+    the bare words `Inf`, `-Inf` in JSON | are numbers | 400, not parsed (`Infinity`, `NaN` are
     taken) | no JSON library writes them
 """)
 NOT_UTF8 = _difference("""
-    JSON that is not UTF-8 | is taken as it is | 500, not parsed | RFC 8259; bytes of any kind go as
+    JSON that is not UTF-8 | is taken as it is | 400, not parsed | RFC 8259; bytes of any kind go as
     binary data
 """)
 HUGE_SHAPE = _difference("""
@@ -154,10 +165,6 @@ BATCH_OF_NONE = _difference("""
 BIG_PARAMETER = _difference("""
     an integer parameter of 2^63 and more | reaches the model as a double | reaches the model as it
     is, up to 2^64 - 1 | no digits are lost
-""")
-HALF_AS_JSON = _difference("""
-    an FP16 or BF16 output asked for as JSON | 400 that ends in `for output` | the same, and the
-    output's name | it names the output
 """)
 HASH_ORDER = _difference(
     """

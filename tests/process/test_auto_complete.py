@@ -94,6 +94,18 @@ def test_a_model_without_config_pbtxt_is_served_as_it_says(served, stubs, kind):
     assert said(models) == dict.fromkeys(("import", "complete", "initialize", "execute"), once)
 
 
+def test_a_model_that_declares_nothing_is_warned_of(served):
+    models, server = served
+    write_completing(models, complete="return c")
+    load(server)
+    assert "model 'm' takes no inputs and returns no outputs: " in server.log()
+    request = b'{"inputs":[{"name":"IN","datatype":"FP32","shape":[1],"data":[1]}]}'
+    status, _, answer = server.request("POST", "/v2/models/m/infer", request)
+    assert status == 400
+    told = " It has no input(s) 'IN': it declares none, in config.pbtxt or by auto_complete_config."
+    assert json.loads(answer)["error"].endswith(told)
+
+
 def test_the_scheduler_is_the_completed_one(served):
     models, server = served
     write_completing(models, complete=BATCHING, config=ONE)

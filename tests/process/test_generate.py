@@ -87,6 +87,23 @@ def test_a_member_that_is_there_twice_is_refused(server, body, text):
     assert text in json.loads(answer)["error"]
 
 
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ('{"CODE": 1}', "expected a string for element 0 of input 'CODE' (BYTES), got 1"),
+        ("CODE=x", 'a JSON object of inputs and parameters, such as {"CODE": "text"}'),
+        (
+            "[]",
+            'got an array. Expected a JSON object of inputs and parameters, such as {"CODE": "text"}',
+        ),
+    ],
+)
+def test_what_was_expected_is_told(server, body, text):
+    status, _, answer = server.request("POST", "/v2/models/m/generate", body)
+    assert status == 400
+    assert json.loads(answer)["error"].endswith(text)
+
+
 def test_members_that_may_be_misspelt_inputs_are_named(server):
     status, _, answer = server.request("POST", "/v2/models/m/generate", '{"CODEE": "", "k": 1}')
     assert status == 400

@@ -35,7 +35,7 @@ def test_loads_that_fail_say_why_and_leave_what_is_served(tmp_path):
     polled = "failed to load '{}', failed to poll from model repository: "
     with running_server(tmp_path, *EXPLICIT, "--load-model", "m") as server:
         for name, status, text in (
-            ("nope", 500, polled.format("nope") + "model not found in any model repository"),
+            ("nope", 404, polled.format("nope") + "model not found in any model repository"),
             ("odd", 500, polled.format("odd") + "failed to read text proto from "),
             ("none", 400, "load failed for model 'none': at least one version must be available"),
             (
@@ -43,7 +43,7 @@ def test_loads_that_fail_say_why_and_leave_what_is_served(tmp_path):
                 400,
                 "load failed for model 'bad': version 1 is at UNAVAILABLE state: Internal: Value",
             ),
-            ("..", 500, polled.format("..")),
+            ("..", 404, polled.format("..")),
         ):
             told = control(server, "load", name)
             assert told[0] == status, told

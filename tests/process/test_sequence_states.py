@@ -147,7 +147,9 @@ def test_clients_see_states_only_where_they_are_outputs(server):
     assert ask(server, "shown", 2, 5, "", outputs=["OUT"]) == 3
     assert ask(server, "shown", 3, 5, "e", outputs=["S_OUT"]) == {"S_OUT": 6}
     refusal = ask(server, "direct", 1, 7, "se", outputs=["S_OUT"])
-    assert refusal == "unexpected inference output 'S_OUT' for model 'direct'"
+    assert (
+        refusal == "unexpected inference output 'S_OUT' for model 'direct': its outputs are 'OUT'"
+    )
 
 
 def test_one_buffer_for_input_and_output_is_changed_in_place(server):

@@ -104,9 +104,9 @@ def test_an_output_keeps_the_shape_of_its_classes_whatever_its_reshape(tmp_path)
 @pytest.mark.parametrize(
     ("parameters", "code", "text"),
     [
-        (b'{"classification":-1}', ErrorCode.INTERNAL, "Unable to set 'classification'"),
-        (b'{"classification":"2"}', ErrorCode.INTERNAL, "non-unsigned-integer"),
-        (b'{"classification":true}', ErrorCode.INTERNAL, "non-unsigned-integer"),
+        (b'{"classification":-1}', ErrorCode.INVALID_ARG, "Unable to set 'classification'"),
+        (b'{"classification":"2"}', ErrorCode.INVALID_ARG, "non-unsigned-integer"),
+        (b'{"classification":true}', ErrorCode.INVALID_ARG, "non-unsigned-integer"),
         (
             b'{"classification":2,"shared_memory_region":"x"}',
             ErrorCode.INVALID_ARG,

@@ -54,6 +54,7 @@ RESERVED = (
 )
 
 # What Triton 2.51 says; model and tensors renamed.
+NO_OUTPUT = "unexpected inference output 'Z' for model 'm': its outputs are 'X', 'Y'"
 REFUSED = [
     (
         lambda r: r.raw_input_contents.pop(),
@@ -92,12 +93,15 @@ REFUSED = [
         lambda r: change(r, datatype="FOO"),
         UNKNOWN_ID + "inference input 'A' data-type is '<invalid>', but model 'm' expects 'FP32'",
     ),
-    (lambda r: change(r, name="Z"), "unexpected inference input 'Z' for model 'm'"),
+    (
+        lambda r: change(r, name="Z"),
+        "unexpected inference input 'Z' for model 'm': its inputs are 'A', 'B'",
+    ),
     (lambda r: change(r, name="B"), UNKNOWN_ID + "input 'B' already exists in request"),
-    (lambda r: r.outputs.add(name="Z"), "unexpected inference output 'Z' for model 'm'"),
+    (lambda r: r.outputs.add(name="Z"), NO_OUTPUT),
     (
         two(lambda r: change(r, name="Z"), lambda r: r.outputs.add(name="Z")),
-        "unexpected inference output 'Z' for model 'm'",
+        NO_OUTPUT,
     ),
     (
         on("outputs", "classification", "string_param", "2"),

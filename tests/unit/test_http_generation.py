@@ -294,7 +294,7 @@ def test_a_body_comes_in_pieces_or_is_wrong_and_the_next_is_taken(server):
         server.end(response(0.5))
         assert text(0.5) in server.take_sent()
     server.receive(post(b'{"A": [1.0, "x"], "id": "i"}', b"/infer"))
-    assert server.take_sent().startswith(b"HTTP/1.1 500 ")
+    assert server.take_sent().startswith(b"HTTP/1.1 400 ")
     assert server.lent == 0
 
 

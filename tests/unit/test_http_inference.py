@@ -515,4 +515,4 @@ async def test_long_json_is_parsed_by_a_worker_and_known_from_then_on(server):
     assert "parse_long" not in ask(server, [message])
     server.receive(infer_json([0.25] * 50_000 + ["x"]))
     await WORKERS.tasks.finished()
-    assert [status for status, *_ in server.answers()] == [200, 200, 500]
+    assert [status for status, *_ in server.answers()] == [200, 200, 400]

@@ -192,3 +192,71 @@ def test_null_for_the_parameters_of_tensors_is_none():
     outputs = b'"outputs":[{"name":"OUT","parameters":null}]'
     form = parse_request(b'{"inputs":[%b],%b}' % (entry, outputs), model_config("B STRING [-1]"))
     assert (form.inputs[0].data, list(form.outputs)) == (b"\1\0\0\0a", ["OUT"])
+
+
+DATA = "Unable to parse 'data': "
+NO_NUMBER = (
+    DATA
+    + "attempt to access JSON non-number as double: expected a number for element 1 of input 'A' (FP32), got "
+)
+NO_UNSIGNED = (
+    "attempt to access JSON non-unsigned-integer as unsigned-integer: expected an integer of 0 or more, "
+    "of 64 bits"
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "raw", "text"),
+    [
+        (TWO, document(entry(data=[1, "x" * 99])), NO_NUMBER + '"' + "x" * 32 + '..."'),
+        (TWO, document(entry(data=[1, None])), NO_NUMBER + "null"),
+        (TWO, document(entry(data=[1, {}])), NO_NUMBER + "an object"),
+        (
+            ALL_TYPES,
+            document(entry("UINT8", (1,), "UINT8", data=[-1])),
+            DATA + NO_UNSIGNED + " for element 0 of input 'UINT8' (UINT8), got -1",
+        ),
+        (
+            ALL_TYPES,
+            document(entry("BYTES", (1,), "BYTES", data=[7])),
+            (
+                "Unable to parse JSON bytes array: attempt to access JSON non-string as string: expected a "
+                "string for element 0 of input 'BYTES' (BYTES), got 7"
+            ),
+        ),
+        (
+            TWO,
+            document(entry(data=[1])),
+            DATA
+            + "Shape does not match true shape of 'data' field: input 'A' has the shape [2], which is "
+            "2 values, got 1",
+        ),
+        (
+            TWO,
+            document(entry(shape=["a"])),
+            f"Unable to parse 'shape': {NO_UNSIGNED} of input 'A', got \"a\"",
+        ),
+        (
+            TWO,
+            b'{"input": []}',
+            (
+                "Unable to parse 'inputs': attempt to access non-existing object member 'inputs': got the "
+                "members 'input'"
+            ),
+        ),
+        (
+            TWO,
+            document(*(entry(name, data=[1, 2]) for name in "AC")),
+            "unexpected inference input 'C' for model 'm': its inputs are 'A', 'B'",
+        ),
+        (
+            TWO,
+            document(outputs=[{"name": "Z"}]),
+            "unexpected inference output 'Z' for model 'm': its outputs are 'X', 'Y'",
+        ),
+    ],
+)
+def test_what_a_client_sent_wrong_is_named(config, raw, text):
+    with pytest.raises(BridgeError) as caught:
+        parse_request(raw, config)
+    assert (caught.value.message, caught.value.code) == (text, ErrorCode.INVALID_ARG)

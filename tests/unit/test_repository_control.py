@@ -42,12 +42,12 @@ def test_files_in_the_forms_of_base64_that_programs_write(nbytes, blank, padding
 @pytest.mark.parametrize(
     ("read", "body", "code", "text"),
     [
-        ("load", "junk", "INTERNAL", "failed to parse the request JSON buffer: "),
-        ("unload", "junk", "INTERNAL", "failed to parse the request JSON buffer: "),
-        ("load", '{"parameters":3}', "INTERNAL", "attempt to get members for non-object"),
-        ("load", '{"parameters":{"config":{}}}', "INTERNAL", "JSON non-string as string"),
-        ("load", '{"parameters":{"file:a":null}}', "INTERNAL", "JSON non-string as string"),
-        ("load", '{"parameters":{"foo":""}}', "INTERNAL", "on creating Triton parameter: unrec"),
+        ("load", "junk", "INVALID_ARG", "failed to parse the request JSON buffer: "),
+        ("unload", "junk", "INVALID_ARG", "failed to parse the request JSON buffer: "),
+        ("load", '{"parameters":3}', "INVALID_ARG", "attempt to get members for non-object"),
+        ("load", '{"parameters":{"config":{}}}', "INVALID_ARG", "JSON non-string as string"),
+        ("load", '{"parameters":{"file:a":null}}', "INVALID_ARG", "JSON non-string as string"),
+        ("load", '{"parameters":{"foo":""}}', "INVALID_ARG", "on creating Triton parameter: unrec"),
         (
             "load",
             '{"parameters":{"file:a":"a"}}',
@@ -57,7 +57,12 @@ def test_files_in_the_forms_of_base64_that_programs_write(nbytes, blank, padding
         ("load", '{"parameters":{"file:a":"\\u00e9"}}', "INVALID_ARG", "in base64"),
         ("load", '{"parameters":{"file:a":"YWJj!"}}', "INVALID_ARG", "in base64"),
         ("load", '{"parameters":{"file:a":"YQ==YWJj"}}', "INVALID_ARG", "in base64"),
-        ("unload", '{"parameters":{"unload_dependents":1}}', "INTERNAL", "non-boolean as boolean"),
+        (
+            "unload",
+            '{"parameters":{"unload_dependents":1}}',
+            "INVALID_ARG",
+            "non-boolean as boolean",
+        ),
     ],
 )
 def test_bodies_that_are_refused(read, body, code, text):

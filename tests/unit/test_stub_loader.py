@@ -5,10 +5,13 @@ import json
 import os
 import re
 
+import numpy as np
 import pytest
 
+from gpubridge import pb_utils
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.stub.loader import answer_readiness, load_model, model_error_text
+from gpubridge.stub.error_text import model_error_text
+from gpubridge.stub.loader import answer_readiness, load_model
 
 HERE = re.escape(__file__)
 
@@ -95,6 +98,43 @@ def test_a_file_that_is_not_there_is_told_apart_from_one_that_a_model_misses(tmp
     ) as caught:
         load_model(os.fspath(tmp_path / "model.py"), "1")
     assert caught.value.code is ErrorCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("there", ["1/Model.py", "1/main.py", "model.py", ""])
+def test_a_file_that_lies_elsewhere_is_named(tmp_path, there):
+    (tmp_path / "1").mkdir()
+    (tmp_path / "config.py").touch()
+    if there:
+        (tmp_path / there).touch()
+    with pytest.raises(BridgeError) as caught:
+        load_model(os.fspath(tmp_path / "1" / "model.py"), "1")
+    told = f"; there is '{tmp_path / there}': move or rename it" if there else ""
+    assert caught.value.message.endswith(f"not found in '{tmp_path / '1' / 'model.py'}'{told}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (
+            "pb_utils.get_input_tensor_by_name(request, 'X').as_numpy()",
+            "the request has the inputs 'A', 'B'",
+        ),
+        ("pb_utils.get_output_tensor_by_name(answer, 'X').shape()", "a name that is not there"),
+        ("None.other", ""),
+    ],
+)
+def test_a_tensor_that_is_none_is_explained(asked, told):
+    tensors = [pb_utils.Tensor(name, np.zeros(1, np.float32)) for name in "AB"]
+    names = {"pb_utils": pb_utils, "answer": pb_utils.InferenceResponse(tensors)}
+    if "request" in asked:
+        names["request"] = pb_utils.InferenceRequest(
+            model_name="m", requested_output_names=["O"], inputs=tensors
+        )
+    with pytest.raises(AttributeError) as caught:
+        exec(compile(asked, "model.py", "exec"), names)
+    hint = model_error_text(caught.value).partition("\n\nAt:\n")[2].partition("\n\n")[2]
+    assert hint.endswith(told)
+    assert bool(hint) == bool(told)
 
 
 def test_the_places_of_an_error_in_a_shipped_backend_are_told():

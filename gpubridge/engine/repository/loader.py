@@ -189,7 +189,7 @@ class ModelLoader:
         ``was``: what is loaded now; its override stays while the files stay the same, as in Triton, so
         that a load that is repeated changes nothing.
 
-        Raises NotPrepared: INTERNAL for an invalid configuration; NoVersion: INVALID_ARG; LoadFailed
+        Raises NotPrepared: INTERNAL for an invalid configuration in the repository; NoVersion: INVALID_ARG; LoadFailed
         for a configuration that this server or machine cannot serve.
         """
         threads, read = self.context.threads, partial(self._read, name, source, was)
@@ -200,7 +200,7 @@ class ModelLoader:
                 self.context.devices.gpus.log_absence()
             raise
         except Exception as error:
-            raise not_found(name, request_error(error, "load").message) from error
+            raise not_polled(name, request_error(error, "load").message) from error
         if prepared.config.fallbacks:
             self.context.devices.gpus.log_absence()
         for notice in prepared.config.notices:
@@ -239,7 +239,9 @@ class ModelLoader:
             versions = _versions(name, source, error.policy, files)
             raise LoadFailed(name, dict.fromkeys(versions, error)) from error
         except BridgeError as error:
-            raise not_found(name, error.message) from error
+            # What a client sent is the client's fault.
+            code = ErrorCode.INTERNAL if source.config is None else error.code
+            raise not_polled(name, error.message, code) from error
         versions = _versions(name, source, config.version_policy, files)
         try:
             graph = draw_graph(config) if is_ensemble(config) else None
@@ -281,6 +283,13 @@ class ModelLoader:
             backends=self._backends,
         )
         self._refuse_unsupported(config)
+        if not (config.inputs or config.outputs):
+            _logger.warning(
+                "model '%s' takes no inputs and returns no outputs: %s/config.pbtxt declares none, and "
+                "auto_complete_config adds none",
+                config.name,
+                directory,
+            )
         return config
 
     def _refuse_unsupported(self, config: ModelConfig) -> None:
@@ -328,10 +337,10 @@ def _versions(
         raise NoVersion(_refusal(name), error.message, error.code, files.versions) from error
 
 
-def not_found(name: str, reason: str) -> NotPrepared:
-    """Make the error for a model that does not exist or cannot be read."""
+def not_polled(name: str, reason: str, code: ErrorCode = ErrorCode.INTERNAL) -> NotPrepared:
+    """Make the error for a model that does not exist or cannot be read; ``code``: whose fault that is."""
     summary = f"failed to load '{name}', failed to poll from model repository"
-    return NotPrepared(summary, reason, ErrorCode.INTERNAL)
+    return NotPrepared(summary, reason, code)
 
 
 def load_refused(name: str, reason: str, present: Collection[int] | None = None) -> NotPrepared:

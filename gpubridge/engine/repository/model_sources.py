@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpubridge.engine.load_progress import LoadProgress, readable_size
 from gpubridge.engine.load_threads import ANSWER_SECONDS, LatestAnswers, LoadThreads
-from gpubridge.engine.repository.loader import LoadFailed, ModelSource, NotPrepared, not_found
+from gpubridge.engine.repository.loader import LoadFailed, ModelSource, NotPrepared, not_polled
 from gpubridge.engine.repository.model_files import (
     FileOverrides,
     FileStates,
@@ -98,16 +98,16 @@ class ModelSources:
         except BridgeError as error:
             if error.code is ErrorCode.UNAVAILABLE:
                 self.unread.add(name)
-            raise not_found(name, error.message) from error
+            raise not_polled(name, error.message) from error
 
     async def _locate(self, name: str) -> ModelSource:
         found = await self._existing(name) if is_model_name(name) else []
         if not found:
-            raise not_found(name, "model not found in any model repository")
+            raise not_polled(name, "model not found in any model repository", ErrorCode.NOT_FOUND)
         if len(found) > 1:
             parents = " and ".join(str(path.parent) for path in found)
             reason = f"model is defined in both {parents}: every model must have one directory"
-            raise not_found(name, reason)
+            raise not_polled(name, reason)
         model = found[0]
         if isinstance(model, Path):
             return ModelSource(model)
@@ -167,9 +167,9 @@ class ModelSources:
         """
         if config is None:
             reason = "Load parameter 'config' must be specified for model file override"
-            raise not_found(name, reason)
+            raise not_polled(name, reason, ErrorCode.INVALID_ARG)
         if not is_model_name(name):
-            raise not_found(name, "expected a valid directory name")
+            raise not_polled(name, "expected a valid directory name", ErrorCode.INVALID_ARG)
         digest = files_digest(files)
         if served is not None and served.digest == digest:
             served.hold()
@@ -177,7 +177,7 @@ class ModelSources:
         try:
             overrides = self._overrides.write(name, files)
         except BridgeError as error:
-            raise not_found(name, error.message) from error
+            raise not_polled(name, error.message, error.code) from error
         return ModelSource(overrides.model, config, digest, overrides)
 
     async def read(self) -> _Files:

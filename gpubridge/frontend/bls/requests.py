@@ -9,7 +9,13 @@ from gpubridge.engine.models.tracing import UNTRACED, Caused
 from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.supervisor.instance import Instance
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.model_io import InputForm, as_configured, check_inputs, model_shape
+from gpubridge.model_io import (
+    InputForm,
+    as_configured,
+    check_inputs,
+    model_shape,
+    unexpected_output,
+)
 from gpubridge.protocol.fields import text_of_sequence
 from gpubridge.protocol.response_encoding import reshapes
 from gpubridge.request import InferResponse, RequestOptions
@@ -56,10 +62,7 @@ class CallForm:
             raise BridgeError(_NOT_DECOUPLED.format(context.model), ErrorCode.UNSUPPORTED)
         for name in record.signature.requested:
             if name not in model.config.outputs_by_name:
-                raise BridgeError(
-                    f"unexpected inference output '{name}' for model '{model.name}'",
-                    ErrorCode.INVALID_ARG,
-                )
+                raise unexpected_output(name, model.config)
         if context.correlation_text:
             text_of_sequence(context.correlation_text)
         self.model = model

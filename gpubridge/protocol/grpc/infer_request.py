@@ -20,7 +20,7 @@ from gpubridge.dataplane import RequestTemplates, read_fields
 from gpubridge.errors import invalid
 from gpubridge.host_shm import Slot
 from gpubridge.host_shm.request_arena import RequestArena
-from gpubridge.model_io import InputForm, check_inputs
+from gpubridge.model_io import InputForm, check_inputs, unexpected_output
 from gpubridge.protocol.body import ALIGNMENT, check_strings, packed_places
 from gpubridge.protocol.grpc.messages import parse_message
 from gpubridge.protocol.grpc.parameters import (
@@ -343,7 +343,7 @@ def _outputs(
         if region is not None:
             check_region(region)
         if entry.name not in known:
-            raise invalid(f"unexpected inference output '{entry.name}' for model '{config.name}'")
+            raise unexpected_output(entry.name, config)
         outputs[entry.name] = OutputForm(binary=True, classes=classes, region=region)
     return outputs or None
 
