@@ -10,9 +10,9 @@ NB_MODULE(_native, module) {
   // A process that ends with a traceback still holds views: its log should not mention them.
   nb::set_leak_warnings(false);
   const auto bind = [&](auto... bindings) { (bindings(module), ...); };
-  bind(bind_bls_records, bind_bytes_codec, bind_context, bind_datagrams, bind_dlpack_capsule,
-       bind_lease_book, bind_place, bind_records, bind_result_arena, bind_stub, bind_stub_loop,
-       bind_wait_predictor, bind_watched_pages);
+  bind(bind_bls_reader, bind_bls_records, bind_bytes_codec, bind_context, bind_datagrams,
+       bind_dlpack_capsule, bind_lease_book, bind_place, bind_records, bind_result_arena, bind_stub,
+       bind_stub_loop, bind_wait_predictor, bind_watched_pages);
 #ifndef GPUBRIDGE_STUB_ONLY
   bind(bind_busy_poll, bind_call_channel, bind_growing_memory, bind_grpc_inference,
        bind_grpc_stream, bind_heap_limits, bind_http1_connection, bind_http1_inference, bind_http2,

@@ -35,7 +35,6 @@ from gpubridge._native import (
     MessageReceiver,
     MessageResponseTemplate,
     ModelCounters,
-    RequestCounts,
     RequestDispatch,
     RequestHeaders,
     RequestShapes,

@@ -1,11 +1,12 @@
 // Records of a model's calls of other models, and of the responses to them.
 
+#include "stub/bls_records.h"
+
 #include "heap_type.h"
+#include "ipc/datagrams.h"
 #include "ipc/messages.h"
 #include "list_items.h"
-#include "python_object.h"
 #include "stub/request.h"
-#include "stub/request_reader.h"
 #include "stub/response.h"
 #include "stub/tensor.h"
 
@@ -19,6 +20,9 @@ constexpr std::size_t kFrameHead = 8;
 constexpr std::uint64_t kReadOnly = 1U << 30U;
 constexpr std::size_t kFieldsPerRef = 4;
 constexpr std::size_t kKept = 512;
+constexpr char kCall = 1;
+// As gpubridge/transport/context.py has it: the server reads longer texts where a call is alone.
+constexpr Py_ssize_t kLongText = 64L * 1024;
 
 // True if a request has something to say that most calls have not.
 bool is_special(const Request* request) {
@@ -30,6 +34,8 @@ bool is_special(const Request* request) {
     if (said < 0) throw nb::python_error();
     if (said != 0) return true;
   }
+  PyObject* const model = request->fields[kModelName];
+  if (PyUnicode_Check(model) == 0 || PyUnicode_GetLength(model) > kLongText) return true;
   return request->fields[kPreferredMemory] != Py_None ||
          PyUnicode_CompareWithASCIIString(request->fields[kRequestParameters], "{}") != 0 ||
          !is_no_trace(request->fields[kTrace]);
@@ -50,17 +56,51 @@ class CallWriter {
 
   // The record of a call; None where it is left to Python.
   nb::object write(std::uint32_t number, nb::handle request, bool decoupled) {
+    std::string record;
+    return append(record, number, request, decoupled) ? nb::object(bytes_object(record))
+                                                      : nb::none();
+  }
+
+  // Sends a call, made for the requests of `batch`, unless `outbox` has others that are not sent
+  // yet: returns no bytes where it is sent, else what `write` does. `call` is a Call
+  // (gpubridge/stub/bls/calls.py), `calls` has those under way by their numbers. No Python code, so
+  // no other thread and no signal's handler, comes between the look and the end.
+  nb::object send(nb::handle outbox, nb::handle calls, nb::handle call, nb::handle request,
+                  bool decoupled, std::uint64_t batch) {
+    const nb::object number = attribute<"number">(call);
+    std::string message(kFrameHead, '\0');
+    message[0] = kCall;
+    put_number(message.data() + 4, std::uint32_t{1});
+    append_number(message, batch);
+    const std::size_t head = message.size();
+    if (!append(message, nb::cast<std::uint32_t>(number), request, decoupled)) return nb::none();
+    const auto record = [&] { return bytes_object(std::string_view(message).substr(head)); };
+    const nb::object descriptor = attribute<"direct">(outbox);
+    if (descriptor.is_none() || static_cast<Py_ssize_t>(message.size()) > kLongText)
+      return record();
+    if (PyObject_SetItem(calls.ptr(), number.ptr(), call.ptr()) != 0) throw nb::python_error();
+    if (!send_datagram(nb::cast<int>(descriptor), message)) {
+      // Python finds out why.
+      if (PyObject_DelItem(calls.ptr(), number.ptr()) != 0) throw nb::python_error();
+      return record();
+    }
+    set_attribute<"sent">(call, nb::bool_(true));
+    return nb::bytes("");
+  }
+
+ private:
+  // Appends the record of a call; false where it is left to Python.
+  bool append(std::string& record, std::uint32_t number, nb::handle request, bool decoupled) {
     Call call;
     RecordParts parts;
     try {
-      if (!read(request, call)) return nb::none();
+      if (!read(request, call)) return false;
       describe(request, decoupled, call, parts);
     } catch (nb::python_error&) {
       // The same happens to Python, which words it.
-      return nb::none();
+      return false;
     }
     parts.ticket = number;
-    std::string record;
     char* at = parts.append_to(record);
     if (call.placed) {
       for (const nb::object& input : call.inputs) {
@@ -74,10 +114,9 @@ class CallWriter {
         at = write_ref(at, ref_at(refs, first));
       }
     }
-    return bytes_object(record);
+    return true;
   }
 
- private:
   struct Known {
     std::string signature;
     std::string context;
@@ -156,45 +195,30 @@ class CallWriter {
   std::unordered_map<std::string, Known> known_;
 };
 
-// Makes responses of the records of a CALL_RESPONSES message.
-class CallResponseReader {
- public:
-  // `fall_back` makes a response of a record out of the ordinary, which begins at some place of a
-  // message.
-  CallResponseReader(TensorReader reader, nb::type_object response, nb::object fall_back)
-      : reader_(std::move(reader)),
-        response_(std::move(response)),
-        fall_back_(std::move(fall_back)) {}
-
-  // A list of (number of the call, flags, response or None). Throws MalformedRecord.
-  nb::list read(const nb::bytes& message) {
-    nb::list responses;
-    std::size_t at = kFrameHead;
-    for (const RecordView& record : decode_call_responses(view_of_bytes(message))) {
-      nb::object made = nb::none();
-      if ((record.word() & kResponseEmpty) == 0) made = response(message, record, at);
-      responses.append(nb::make_tuple(record.ticket(), record.word(), std::move(made)));
-      at += record.size();
-    }
-    return responses;
+// Says what came of each record of a message; throws MalformedRecord.
+std::vector<CallResponse> CallResponseReader::responses(const nb::bytes& message) {
+  std::vector<CallResponse> responses;
+  std::size_t at = kFrameHead;
+  for (const RecordView& record : decode_call_responses(view_of_bytes(message))) {
+    nb::object made = nb::none();
+    if ((record.word() & kResponseEmpty) == 0) made = response(message, record, at);
+    responses.push_back({record.ticket(), record.word(), std::move(made)});
+    at += record.size();
   }
+  return responses;
+}
 
- private:
-  nb::object response(const nb::bytes& message, const RecordView& record, std::size_t at) {
-    bool plain = (record.word() & kResponseError) == 0 && record.context().empty();
-    for (std::size_t index = 0; plain && index < record.tensors(); ++index) {
-      plain = (record.ref(index).region & kReadOnly) == 0;
-    }
-    if (!plain || !reader_.exists(record)) return fall_back_(message, at);
-    const RecordForm& form = reader_.form(record);
-    return received_response(reinterpret_cast<PyTypeObject*>(response_.ptr()),
-                             reader_.tensors(record, form, false));
+nb::object CallResponseReader::response(const nb::bytes& message, const RecordView& record,
+                                        std::size_t at) {
+  bool plain = (record.word() & kResponseError) == 0 && record.context().empty();
+  for (std::size_t index = 0; plain && index < record.tensors(); ++index) {
+    plain = (record.ref(index).region & kReadOnly) == 0;
   }
-
-  TensorReader reader_;
-  nb::type_object response_;
-  nb::object fall_back_;
-};
+  if (!plain || !reader_.exists(record)) return fall_back_(message, at);
+  const RecordForm& form = reader_.form(record);
+  return received_response(reinterpret_cast<PyTypeObject*>(response_.ptr()),
+                           reader_.tensors(record, form, false));
+}
 
 }  // namespace stub
 
@@ -202,7 +226,8 @@ void bind_bls_records(nb::module_& module) {
   using namespace stub;
   nb::class_<CallWriter>(module, "CallWriter")
       .def(nb::init<nb::object, nb::object, nb::type_object>())
-      .def("write", &CallWriter::write);
+      .def("write", &CallWriter::write)
+      .def("send", &CallWriter::send);
   nb::class_<CallResponseReader>(module, "CallResponseReader")
       .def(
           "__init__",
@@ -213,7 +238,13 @@ void bind_bls_records(nb::module_& module) {
                 std::move(response), std::move(fall_back));
           },
           nb::keep_alive<1, 5>())
-      .def("read", &CallResponseReader::read);
+      .def("read", [](CallResponseReader& self, const nb::bytes& message) {
+        nb::list responses;
+        for (CallResponse& each : self.responses(message)) {
+          responses.append(nb::make_tuple(each.number, each.flags, std::move(each.response)));
+        }
+        return responses;
+      });
 }
 
 }  // namespace gpubridge

@@ -49,8 +49,8 @@ _LEADING_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 class ServedModel:
     """One version of a model that an endpoint serves.
 
-    The compiled endpoint reads ``templates``, ``sampling``, ``submit``, ``statistics`` and ``inputs``; it
-    leaves the requests that ``sampling`` chooses to Python.
+    The compiled endpoint reads ``templates``, ``sampling``, ``submit`` and ``inputs``; it leaves the
+    requests that ``sampling`` chooses to Python.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class ServedModel:
         self.templates = self.forms.templates
         self.sampling = headers.sampling if headers.active else model.traces.sampling
         self.submit = model.submit
-        self.statistics = model.statistics
         self.inputs = len(model.config.inputs)
         self._memory = memory
         self._workers = workers
@@ -330,9 +329,6 @@ class _InferHandler:
         if form.shared:
             served.share(request, form.regions())
         self._request = request
-        exchange = self._exchange
-        assert exchange is not None
-        exchange.submitted()
         served.submit(request, self._received())
 
     def _received(self) -> Received:

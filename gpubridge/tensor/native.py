@@ -107,6 +107,7 @@ class NativeModule(CapsuleEngine, Protocol):
     StubLoop: Callable[..., NativeStubLoop]
     WaitPredictor: Callable[..., Any]
     WatchedPages: Callable[..., Any]
+    CallReader: Callable[..., Any]
     CallWriter: Callable[..., Any]
     CallResponseReader: Callable[..., Any]
     LeaseBook: Callable[..., Any]

@@ -27,6 +27,7 @@ class CallServer:
       responses are still read. ``credits``: numbers and responses that may be sent more. ``blocking``: in
       which of the calls that were asked about an execute is blocked.
     - ``messages``: how many calls came in each message.
+    - ``listens``: set while it receives further messages.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,8 @@ class CallServer:
         self.credits: queue.Queue[tuple[int, int]] = queue.Queue()
         self.blocking: queue.Queue[list[int]] = queue.Queue()
         self.messages: list[int] = []
+        self.listens = threading.Event()
+        self.listens.set()
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
         host.attach(host.Host("", print, self.client, ask=self.client.ask))
@@ -58,6 +61,7 @@ class CallServer:
     def _listen(self) -> None:
         reader = record_reader(CallContext)
         while True:
+            assert self.listens.wait(SECONDS)
             try:
                 message, _ = self._channel.receive()
             except ChannelClosed:

@@ -7,13 +7,7 @@ import httptools
 import pytest
 from hypothesis import given, strategies as st
 
-from gpubridge.dataplane import (
-    HttpConnectionState,
-    HttpOrigins,
-    IdleConnections,
-    InferTargets,
-    RequestCounts,
-)
+from gpubridge.dataplane import HttpConnectionState, HttpOrigins, IdleConnections, InferTargets
 from gpubridge.frontend.http.message import FAULTS
 from tests.fuzz.budget import fuzzed, mutations, splits
 
@@ -51,10 +45,7 @@ class Requests:
         self.requests = []
         self.fault = None
         self.state = HttpConnectionState(
-            self,
-            bytearray(4096),
-            *(IdleConnections(), InferTargets(), HttpOrigins(), RequestCounts(1)),
-            1 << 30,
+            self, bytearray(4096), IdleConnections(), InferTargets(), HttpOrigins(), 1 << 30
         )
         self.state.start(lambda data: None, lambda parts: None)
 

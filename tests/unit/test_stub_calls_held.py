@@ -233,6 +233,30 @@ async def test_a_call_is_sent_before_the_turn_of_its_loop_ends(server):
     assert [value(await task) for task in tasks] == [str(number) for number in numbers]
 
 
+@pytest.mark.parametrize("decoupled", [True, False])
+async def test_a_call_that_is_waited_for_follows_those_that_were_made_before(server, decoupled):
+    loop = asyncio.get_running_loop()
+    before = [server.client.call(query(), False, loop) for _ in range(3)]
+    # Not of the loop: as `exec` calls.
+    last = server.client.call(query(), decoupled)
+    made = [each._call.number for each in (*before, last)]
+    assert [server.next_call() for _ in made] == made
+    after = server.client.call(query(), False)
+    assert server.next_call() == after._call.number
+
+
+def test_calls_that_the_channel_is_too_full_for_wait(server, threads, monkeypatch):
+    full = threading.Event()
+    send = Channel.send
+    monkeypatch.setattr(Channel, "send", lambda *message: send(*message) or full.set())
+    server.listens.clear()
+    made = threads.submit(lambda: [server.client.call(query(), False) for _ in range(2000)])
+    assert full.wait(SECONDS)
+    server.listens.set()
+    numbers = [each._call.number for each in made.result(SECONDS)]
+    assert [server.next_call() for _ in numbers] == numbers
+
+
 def test_calls_of_one_turn_are_sent_together(server):
     async def main():
         tasks = [query().async_exec() for _ in range(40)]

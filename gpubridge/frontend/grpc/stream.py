@@ -328,8 +328,7 @@ class StreamCall(Call):
         try:
             known, request, regions = make()
             if regions is not None:
-                with known.model.statistics.refusing():
-                    self._memory.share(request, regions, known.model.config.name)
+                self._memory.share(request, regions, known.model.config.name)
         except Exception as failed:
             error = request_error(failed)
             if isinstance(error, ArenaFull):

@@ -272,7 +272,7 @@ class CallResponses:
     def next(self) -> InferenceResponse | None:
         """Wait for the next response; None when there are no more."""
         call = self._call
-        if not (call.ended or call.ready):
+        if not (call.ended or call._responses):
             self._client.wait(call)
         response = call.take()
         if call.credit is not None:

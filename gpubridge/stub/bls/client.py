@@ -69,14 +69,15 @@ class BlsClient:
         awake_ns: int,
     ) -> None:
         self._channel = channel
+        # Whoever waits for a call is reachable from it: asyncio holds no task that waits.
+        self._calls: dict[int, Call] = {}
         self._records = BlsRecords(BorrowedMemory(lent), outputs)
         self._outbox = Outbox(channel, self._lose)
         self._reader = ChannelReader(
             channel, self._take, self._lose_memory, self._end_all, requests, awake_ns
         )
+        self._reader.use(self._records.reader, self._calls, self._deliver)
         self._numbers = itertools.count(1)
-        # Whoever waits for one of these is reachable from it: asyncio holds no task that waits.
-        self._calls: dict[int, Call] = {}
         self._control_requests: dict[int, ControlRequest] = {}
         self._process = os.getpid()
         self.waits = ExecuteWaits()
@@ -95,10 +96,13 @@ class BlsClient:
 
         They are still held: nothing that waits for one ends here.
         """
+        self._outbox.disown()
+        self._reader.use(None, self._calls, self._deliver)
         self._channel.close()
 
     def use_device(self, device: StubDevice, placement: DevicePlacement) -> None:
         """Send and receive tensors in the memory of a GPU as well."""
+        self._reader.use(None, self._calls, self._deliver)
         self._records.use_device(device, placement)
 
     # -- sending -----------------------------------------------------------------------------------
@@ -121,11 +125,19 @@ class BlsClient:
             number = next(self._numbers) & _U32
         call = Call(number, list(request._inputs), decoupled)
         responses = CallResponses(self, call)
+        batch = BATCH.get()
+        if batch and loop is None and not decoupled and self.waits.by_this_thread():
+            batch |= BLOCKS
         try:
-            # Before memory for its inputs is allocated, which is announced to the server.
-            if len(request._model_name) > LONGEST_CONTROL:
+            send, record = self._records.send, None
+            if loop is None and send is not None:
+                record = send(self._outbox, self._calls, call, request, decoupled, batch)
+            if record == b"":
+                return responses
+            if record is None:
+                # Before memory for its inputs is allocated, which is announced to the server.
                 _check_length(len(request._model_name))
-            record = self._records.encode(number, request, decoupled)
+                record = self._records.encode(number, request, decoupled)
             if len(record) > LONGEST_CONTROL:
                 # The server does not parse long parameters.
                 _check_length(len(record) - len(request._parameters.encode(errors="replace")))
@@ -143,9 +155,6 @@ class BlsClient:
             _refuse(call, request, error.message, error_code(error.code))
             return responses
         self._calls[number] = call
-        batch = BATCH.get()
-        if batch and loop is None and not decoupled and self.waits.by_this_thread():
-            batch |= BLOCKS
         self._outbox.add(call, record, batch, loop, bool(request._timeout))
         return responses
 
@@ -215,7 +224,7 @@ class BlsClient:
             raise ChannelClosed(_FOREIGN.format("take its responses"))
         if self._outbox.unsent:
             self._outbox.flush()
-        if isinstance(outcome, Call) and outcome.credit is not None and BATCH.get():
+        if type(outcome) is Call and outcome.credit is not None and BATCH.get():
             with self.waits.during(outcome):
                 self._reader.wait(outcome)
         else:
@@ -300,8 +309,9 @@ class BlsClient:
 
     def _end_all(self) -> None:
         """End everything that waits: nothing comes any more."""
-        calls, self._calls = self._calls, {}
-        for outcome in (*calls.values(), *list(self._control_requests.values())):
+        calls = list(self._calls.values())
+        self._calls.clear()
+        for outcome in (*calls, *list(self._control_requests.values())):
             outcome.fail(_CLOSED)
 
 

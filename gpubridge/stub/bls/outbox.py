@@ -31,6 +31,8 @@ class Outbox:
     Finalizers of calls run at any point of any thread, so they take no lock here.
 
     - ``unsent``: the calls that are not sent yet, each with its record and its batch.
+    - ``direct``: the channel's descriptor while none are, nor are being sent: others may send a call
+      there at once. Else None.
     - ``lose``: ends a call of which it is unknown whether it was sent, and why.
     """
 
@@ -40,6 +42,8 @@ class Outbox:
         # Reentrant: a signal handler or a finalizer of the model may call, too.
         self._lock = threading.RLock()
         self.unsent: list[tuple[Call, bytes, int]] = []
+        self._flushing = False
+        self.direct: int | None = channel.fileno()
         self._turn = threading.local()
         self._gathered: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
@@ -61,6 +65,7 @@ class Outbox:
             if long:
                 # The server reads a long text only where its call is alone in a message.
                 self._flush()
+            self.direct = None
             self.unsent.append((call, record, batch))
             if (
                 loop is None
@@ -93,13 +98,20 @@ class Outbox:
             self._cancel(call)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; the channel is going to be closed."""
         self._gathered.put(False)
+        self.disown()
+
+    def disown(self) -> None:
+        """Have nothing sent at once any more: the channel is going to be closed."""
+        self._flushing, self.direct = True, None
 
     def _flush(self) -> None:
         taken, self.unsent = self.unsent, []
         if not taken:
             return
+        # Of a signal's handler, whose calls are sent meanwhile.
+        outer, self._flushing = self._flushing, True
         try:
             calls, records, batches = zip(*taken)
             self.send(encode_calls(records, batches))
@@ -109,6 +121,10 @@ class Outbox:
             for call, _, _ in taken:
                 self._lose(call, f"interrupted while it was sent, by {error!r}; call again")
             raise
+        finally:
+            self._flushing = outer
+            if not (outer or self.unsent):
+                self.direct = self._channel.fileno()
         for call in calls:
             call.sent = True
             if call.dropped:

@@ -11,15 +11,19 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
-from gpubridge.stub.bls.calls import Outcome
+from gpubridge.stub.bls.calls import Call, Outcome
+from gpubridge.tensor.native import native
 from gpubridge.transport.channel import Channel, ChannelClosed, DescriptorsLost
 from gpubridge.transport.wait_predictor import WaitPredictor, wait_predictor
 
 if TYPE_CHECKING:
     import asyncio
+
+    from gpubridge.stub.bls.records import CallResponse
 
 
 class ChannelReader:
@@ -60,10 +64,33 @@ class ChannelReader:
         self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         # Gives that of them which asked last, if it is there still.
         self._latest: Callable[[], asyncio.AbstractEventLoop | None] = _none
+        self._compiled: Any = None
+
+    def use(
+        self, responses: Any, calls: dict[int, Call], deliver: Callable[[CallResponse], None]
+    ) -> None:
+        """Read by compiled code, which has a reader of responses; in Python without one.
+
+        - ``calls``: the calls under way, by their numbers.
+        - ``deliver``: gives one of them a response for which it is not only waited in `wait`.
+        """
+        if self._compiled is not None:
+            self._compiled.close()
+            self._compiled = None
+        compiled = native()
+        if responses is not None and compiled is not None:
+            waits = self._requests, self._answers
+            parts = calls, Call, deliver, self._receive_other, waits
+            self._compiled = compiled.CallReader(
+                responses, *parts, self._descriptor, self._awake_ns
+            )
 
     def close(self) -> None:
         """Stop event loops from reading; before the channel is closed."""
         self._closed = True
+        if self._compiled is not None:
+            self._compiled.close()
+            self._compiled = None
         for loop in list(self._loops):
             # One that is closed reads no more.
             with contextlib.suppress(RuntimeError):
@@ -73,13 +100,16 @@ class ChannelReader:
         """Wait until something is ready: read for all who wait, or let another thread."""
         waiter: threading.Event | None = None
         try:
-            while not (outcome.ended or outcome.ready):
+            while True:
                 if self._reading.acquire(blocking=False):
                     try:
                         self._read_until(outcome)
+                        return
                     finally:
                         self._reading.release()
-                elif waiter is None:
+                if outcome.ended or outcome.ready:
+                    return
+                if waiter is None:
                     # The reader may have stopped before it saw this: look again before waiting.
                     waiter = threading.Event()
                     outcome.add_waiter(waiter)
@@ -117,6 +147,11 @@ class ChannelReader:
                 self._pass_on()
 
     def _read_until(self, outcome: Outcome) -> None:
+        if self._compiled is not None:
+            self._compiled.read_until(outcome)
+            return
+        if outcome.ended or outcome.ready:
+            return
         answers = self._answers
         answers.alone = self._requests.alone
         awake = answers.begin(time.monotonic_ns())
@@ -142,8 +177,18 @@ class ChannelReader:
 
     def _receive(self) -> None:
         """Handle one message, if there is one."""
+        if self._compiled is not None:
+            self._compiled.receive()
+        else:
+            self._handle(self._channel.receive)
+
+    def _receive_other(self, message: bytes, fds: list[int], cut: bool) -> None:
+        """Handle a message that compiled code does not, or the end of the channel."""
+        self._handle(partial(self._channel.whole, message, fds, cut))
+
+    def _handle(self, receive: Callable[[], tuple[bytes, list[int]]]) -> None:
         try:
-            message, fds = self._channel.receive()
+            message, fds = receive()
         except BlockingIOError:
             return
         except ChannelClosed:

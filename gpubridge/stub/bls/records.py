@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -40,6 +40,11 @@ class BlsRecords:
 
     - ``borrowed``: the memory of responses.
     - ``outputs``: memory for inputs of calls that are not in shared memory already.
+    - ``reader``: the compiled reader of plain responses, where there is one.
+    - ``send``: sends a plain call at once; gets the outbox, the dict of the calls under way, the call, its
+      request, whether that may have several responses, and the number of its batch. Returns no bytes if it
+      is sent; its record if it has to wait; None for a call that `encode` has to look at. None where there is
+      no compiled module.
     """
 
     def __init__(self, borrowed: BorrowedMemory, outputs: OutputMemory) -> None:
@@ -52,11 +57,13 @@ class BlsRecords:
         self._encode = record_encoder()
         self._reader = record_reader(ResponseContext)
         self._writer: Any = None
-        self._responses: Any = None
+        self.reader: Any = None
+        self.send: Callable[..., bytes | None] | None = None
         compiled = native()
         if compiled is not None:
             self._writer = compiled.CallWriter(_described, self._place, Tensor)
-            self._responses = compiled.CallResponseReader(
+            self.send = self._writer.send
+            self.reader = compiled.CallResponseReader(
                 parse_signature, Tensor, InferenceResponse, borrowed.book, self._response_at
             )
 
@@ -73,7 +80,7 @@ class BlsRecords:
 
     def drop_compiled(self) -> None:
         """Go on in Python, without the compiled objects, which refer to this one."""
-        self._writer = self._responses = None
+        self._writer = self.send = self.reader = None
 
     def map(self, kind: int, fields: dict[str, Any], fds: list[int]) -> None:
         """Map or unmap a region; responses in memory that cannot be mapped are errors."""
@@ -119,7 +126,7 @@ class BlsRecords:
 
         Raises MalformedMessage.
         """
-        if self._responses is None:
+        if self.reader is None:
             records = decode_records(message, self._reader)
             return [
                 (
@@ -130,7 +137,7 @@ class BlsRecords:
                 for record in records
             ]
         try:
-            responses: list[CallResponse] = self._responses.read(message)
+            responses: list[CallResponse] = self.reader.read(message)
             return responses
         except ValueError as error:
             raise MalformedMessage(f"message of calls: {error}") from error
