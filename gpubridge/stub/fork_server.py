@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpubridge.stub.process import die_with
+from gpubridge.parent_death import die_with
 from gpubridge.transport.fork_requests import DESCRIPTORS, MARK, NOT_FORKED, READY
 
 __all__ = ["fork_stubs"]

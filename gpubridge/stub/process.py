@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import gc
 import os
-import signal
 import socket
 import sys
 import weakref
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.host_shm import Segment
+from gpubridge.parent_death import die_with
 from gpubridge.pb_utils import host
 from gpubridge.pb_utils.logger import Logger
 from gpubridge.stub.array_batches import Executes, executes_by
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
     from gpubridge.stub.device.pinning import HostPinning
 
 _SERVER = 0
-_PR_SET_PDEATHSIG = 1
 _CLEAN_UP_SECONDS = 1.0
 """Cancelled coroutines get this time to end."""
 _CLOSED_HERE = (errno.EBADF, errno.ENOTSOCK)
@@ -492,11 +490,3 @@ def run(fd: int, server_pid: int) -> int:
             return 0
         sys.stderr.write("the model closed its stub's channel to the server: the stub ends\n")
         return 1
-
-
-def die_with(server_pid: int) -> None:
-    """Have the kernel kill this process when the server dies, even if the model hangs."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != server_pid:
-        sys.exit(0)

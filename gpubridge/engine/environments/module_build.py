@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpubridge.engine.environments.module_cache import ModuleCache
-from gpubridge.engine.environments.unpack_process import die_with
+from gpubridge.engine.environments.module_recipe import Recipe
+from gpubridge.parent_death import die_with
 
 _FLAGS = [
     "-std=c++20",
@@ -49,22 +49,6 @@ Tell = Callable[[int, int], None]
 
 class BuildFailed(Exception):
     """The compiler refused; the message is its first error."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """The steps that build one module.
-
-    - ``name``: the file's name.
-    - ``compiler``: its command.
-    - ``include``: the folder of the interpreter's ``Python.h``.
-    - ``stable``: for the stable ABI of CPython 3.12.
-    """
-
-    name: str
-    compiler: Sequence[str]
-    include: str
-    stable: bool
 
 
 def main(arguments: list[str]) -> int:

@@ -23,11 +23,10 @@ from typing import Any
 
 import gpubridge
 from gpubridge.engine.cache_directory import open_cache, trusted_caches
-from gpubridge.engine.environments import module_build
 from gpubridge.engine.environments.compilers import compiler_command
 from gpubridge.engine.environments.interpreter import STABLE_ABI, Interpreter
-from gpubridge.engine.environments.module_build import Recipe
 from gpubridge.engine.environments.module_cache import ModuleCache
+from gpubridge.engine.environments.module_recipe import Recipe
 from gpubridge.engine.load_progress import load_step
 from gpubridge.engine.load_threads import LoadThreads
 from gpubridge.errors import BridgeError
@@ -36,6 +35,7 @@ from gpubridge.tensor.native import native_path
 _logger = logging.getLogger(__name__)
 
 _NAME = "native"
+_BUILDER = "module_build.py"
 _PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from gpubridge.engine.environments.module_build import main; sys.exit(main(sys.argv[2:]))"
@@ -267,7 +267,7 @@ def _key(interpreter: Interpreter) -> str:
 @cache
 def _digest(source: Path) -> str:
     """Return a digest of the sources and of what compiles them; they do not change while a server runs."""
-    digest = hashlib.sha256(Path(module_build.__file__).read_bytes())
+    digest = hashlib.sha256(Path(__file__).with_name(_BUILDER).read_bytes())
     for path in sorted(source.rglob("*")):
         if path.is_file():
             digest.update(f"\0{path.relative_to(source)}\0".encode())

@@ -23,8 +23,8 @@ from typing import BinaryIO, NoReturn
 from gpubridge.engine.environments.archive import Unpacked, UnpackLimits, unpack
 from gpubridge.engine.environments.store import Entry, EntryFacts, EnvironmentStore
 from gpubridge.errors import BridgeError, ErrorCode, invalid, unavailable
+from gpubridge.parent_death import die_with, die_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _CHUNK = 1024 * 1024
 _TELL_EVERY = 0.5
 _MEMORY_LIMIT = 2 * 1024 * 1024 * 1024
@@ -183,7 +183,7 @@ def _conda_unpack(environment: Path, archive: Path, lock: int) -> None:
             timeout=_CONDA_UNPACK_SECONDS,
             check=False,
             # Safe, as there is one thread; the child must not outlive the server.
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _not_prepared(archive, str(error)) from error
@@ -248,14 +248,3 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
     # Ignore further signals: the removal must complete.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise _Stopped
-
-
-def die_with(server: int) -> None:
-    """End this process when the server ends, or at once if that has ended."""
-    _die_with_parent()
-    if os.getppid() != server:
-        sys.exit(1)
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
