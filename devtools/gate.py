@@ -19,8 +19,7 @@ from devtools.versions import test_versions
 
 __all__ = ["gate", "test_all"]
 
-# A build of the compiled module says nothing for minutes.
-_BUILDING = ("-m", "building", "-o", "faulthandler_timeout=1800")
+_BUILDING = ("-m", "building")
 _ARCHIVES = "tests/building/test_archives.py"
 # Marked nightly, too.
 _WITH_NIGHTLY = ("-m", "not building and not fleet", "--hypothesis-profile", "deep")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import flaky, forks, lanes, plane, run_folder, run_report, server_starts
+from tests import flaky, forks, hangs, lanes, plane, run_folder, run_report, server_starts
 
 # Thousands of inputs, which pytest would look at one by one.
 collect_ignore = ["fuzz/native"]
@@ -23,7 +23,7 @@ def pytest_configure(config):
     Such a thread spins for milliseconds after the import of NumPy, in each of thousands of processes.
     Shells have Ctrl-C ignored by what they start in the background, and by its children.
     """
-    for plugin in (flaky, forks, plane, run_folder, run_report.RunReport(), server_starts):
+    for plugin in (flaky, forks, hangs, plane, run_folder, run_report.RunReport(), server_starts):
         config.pluginmanager.register(plugin)
     if config.pluginmanager.hasplugin("hypothesispytest"):
         # Where GPUs are tested it may be absent.
@@ -88,7 +88,6 @@ def _is_fast(item) -> bool:
 def pytest_collection_finish():
     """Keep thousands of tests and their modules from being searched by each collection of garbage."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 
@@ -110,8 +109,11 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable():
-    """Escape lone surrogates, which tests of bad texts have in their logs: workers send UTF-8."""
-    return _escaped((yield))
+    """Send no keywords, which nobody reads; escape lone surrogates: tests of bad texts have them in their logs."""
+    report = yield
+    if report:
+        report["keywords"] = {}
+    return _escaped(report)
 
 
 def _escaped(value: Any) -> Any:
