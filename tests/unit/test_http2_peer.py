@@ -121,13 +121,13 @@ class Server:
 
 def split(data):
     """Split bytes into frames of type, flags, stream id and payload."""
-    found = []
-    while data:
-        word, flags, stream_id = frames.unpack_header(data, 0)
-        stop = 9 + (word >> 8)
+    found, start = [], 0
+    while start < len(data):
+        word, flags, stream_id = frames.unpack_header(data, start)
+        stop = start + 9 + (word >> 8)
         assert len(data) >= stop
-        found.append((word & 0xFF, flags, stream_id, data[9:stop]))
-        data = data[stop:]
+        found.append((word & 0xFF, flags, stream_id, data[start + 9 : stop]))
+        start = stop
     return found
 
 

@@ -40,8 +40,8 @@ def bodies(sent):
     found = {}
     for kind, _, stream_id, payload in sent:
         if kind == frames.DATA:
-            found[stream_id] = found.get(stream_id, b"") + payload
-    return found
+            found.setdefault(stream_id, []).append(payload)
+    return {stream_id: b"".join(payloads) for stream_id, payloads in found.items()}
 
 
 def test_small_responses_become_one_write(server):

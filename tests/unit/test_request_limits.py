@@ -7,7 +7,7 @@ import asyncio
 import re
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from tests.fuzz.grpc_endpoint import PREFACE, GrpcEndpoint, frame, head, message
 from tests.unit.grpc_requests import raw
@@ -303,7 +303,6 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(operations=OPERATIONS)
 def test_each_request_is_submitted_or_refused_at_once_and_answered_once(operations):
     async def scenario():

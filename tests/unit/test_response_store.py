@@ -258,7 +258,7 @@ class SlowReaders(RuleBasedStateMachine):
             stub.close()
 
 
-SlowReaders.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+SlowReaders.TestCase.settings = settings(stateful_step_count=40)
 TestSlowReaders = SlowReaders.TestCase
 
 
