@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from tests import flaky, forks, hangs, lanes, plane, run_folder, run_report, server_starts
 
@@ -105,6 +106,20 @@ def pytest_sessionfinish(session):
         from tests.process import server_pool
 
         server_pool.close_idle_servers()
+
+
+def pytest_runtest_protocol(item, nextitem):
+    """Send one report of a test that passes in a worker: to send and read three takes as long as most tests."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    passed = all(report.passed for report in reports)
+    for report in reports:
+        if report.when == "call" or not passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

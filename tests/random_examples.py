@@ -9,7 +9,7 @@ __all__ = ["choose_profile"]
 settings.register_profile(
     "usual",
     deadline=None,
-    max_examples=25,
+    max_examples=16,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.register_profile("deep", settings.get_profile("usual"), max_examples=200)

@@ -1,12 +1,14 @@
 """Environments for models under test: real ones of other Pythons, and small ones that borrow ours."""
 
 import fcntl
+import hashlib
 import io
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 from tests.commands import run_command
@@ -31,21 +33,22 @@ def other_minors():
     return [minor for minor in range(9, 20) if minor != sys.version_info.minor]
 
 
-def shared_environment(factory, minor):
-    """The environment of another Python with NumPy, made once for all tests: none changes it.
+def shared_environment(minor):
+    """The environment of another Python with NumPy, made once for all runs of tests: none changes it.
 
     None where that Python is not on PATH.
     """
     python = interpreter(minor)
     if python is None:
         return None
-    root = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent
-    folder, made = root / f"python3.{minor}", root / f"python3.{minor}.made"
-    with (root / "environments.lock").open("w") as lock:
+    cache = Path(tempfile.gettempdir()) / f"gpubridge-environments-{os.getuid()}"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    folder = cache / hashlib.sha256(python.encode()).hexdigest()[:16] / f"python3.{minor}"
+    with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        made = folder.parent / "made"
         if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)
             make_environment(python, folder, "numpy")
             made.touch()
     return folder

@@ -40,11 +40,11 @@ OWN = (sys.version_info.major, sys.version_info.minor)
 @pytest.fixture(
     scope="module", params=["oldest", pytest.param("newest", marks=pytest.mark.nightly)]
 )
-def another(request, tmp_path_factory):
+def another(request):
     """The version and the environment of the oldest supported, or newest, other Python of this machine."""
     minors = other_minors() if request.param == "oldest" else reversed(other_minors())
     for minor in minors:
-        if folder := shared_environment(tmp_path_factory, minor):
+        if folder := shared_environment(minor):
             return (3, minor), folder, 0 if request.param == "oldest" else 280
     return pytest.skip("no other Python from 3.9 on is on PATH")
 

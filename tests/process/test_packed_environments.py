@@ -64,8 +64,8 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_packed_environment_of_another_python_runs_the_model(place, tmp_path_factory):
-    folders = (shared_environment(tmp_path_factory, minor) for minor in other_minors())
+def test_a_packed_environment_of_another_python_runs_the_model(place):
+    folders = (shared_environment(minor) for minor in other_minors())
     folder = next(filter(None, folders), None)
     if folder is None:
         pytest.skip("no other Python from 3.9 on is on PATH")
