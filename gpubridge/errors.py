@@ -108,6 +108,11 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def not_found(message: str) -> BridgeError:
     """Return an error with the code NOT_FOUND."""
     return BridgeError(message, ErrorCode.NOT_FOUND)

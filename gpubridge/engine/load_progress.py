@@ -34,7 +34,7 @@ class Load:
         name = f"model '{self.model}'" + (f" version {self.version}" if self.version else "")
         step, part = self.report()
         done = "" if part is None else f" ({100 * part:.0f} %)"
-        return f"{name} is loading for {time.monotonic() - self.since:.0f} s: {step}{done}"
+        return f"{name} has been loading for {time.monotonic() - self.since:.0f} s: {step}{done}"
 
 
 class LoadProgress:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote as quote_url
 
 from gpubridge.config import ModelConfig, TensorSpec
+from gpubridge.config.model_config import ModelSettings
 from gpubridge.protocol.example_inputs import (
     WRITTEN_OUT,
     example_values,
@@ -48,6 +49,9 @@ def curl_line(config: ModelConfig, url: str, others: Mapping[str, ModelConfig]) 
 
     ``others``: the configurations of all models, by name.
     """
+    declared = ModelSettings.from_parameters(config.parameters, config.name).openai
+    if declared:
+        return _openai_line(config.name, declared.split(",")[0], url)
     model = f"{url}/v2/models/{quote_url(config.name, safe='')}"
     inputs = needed_inputs(config)
     if sum(smallest_count(spec, config) for spec in inputs) > _MOST_ELEMENTS:
@@ -81,6 +85,20 @@ def curl_line(config: ModelConfig, url: str, others: Mapping[str, ModelConfig]) 
         f"{{ printf %s {quote(head)}; {'; '.join(pieces)}; }} | curl {answer}-H "
         f"'Inference-Header-Content-Length: {len(head)}' --data-binary @- {quote(model)}/infer"
     )
+
+
+def _openai_line(model: str, endpoint: str, url: str) -> str:
+    """Return the command for a model of OpenAI's API, whose inputs hold requests of that."""
+    path, body = _OPENAI[endpoint]
+    request = quote(json.dumps({"model": model, **body}))
+    return f"curl -H 'Content-Type: application/json' -d {request} {quote(url)}/v1/{path}"
+
+
+_OPENAI: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("chat/completions", {"messages": [{"role": "user", "content": "text"}]}),
+    "completions": ("completions", {"prompt": "text"}),
+    "embeddings": ("embeddings", {"input": "text"}),
+}
 
 
 def _binary(image: bytes, count: int, spec: TensorSpec) -> tuple[int, str]:

@@ -322,7 +322,7 @@ def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads,
             for what in (*(f"{each} cleans up" for each in cleaned), "finalize"):
                 assert (tmp_path / f"of {name}" / what).exists(), (name, what)
         assert gone(pids)
-        assert "model 'm' still has 1 requests after 1 s" in server.log()
+        assert "model 'm' still has 1 request after 1 s" in server.log()
 
 
 def test_what_hangs_or_fails_at_the_end_keeps_neither_the_server_nor_other_models(tmp_path):
@@ -435,7 +435,7 @@ def test_models_that_do_not_load_tell_why_and_the_others_serve(half_broken):
         assert len(server.stubs()) == 2
         assert server.log().count("Finalize\n") == 1
         # Directories whose names are no text are left out, with a warning.
-        assert control(server, "load", "new%0Aline")[0] == 500
+        assert control(server, "load", "new%0Aline")[0] == 404
         lines = [line for line in server.log().splitlines() if "not UTF-8" in line]
         assert r"'b\udcff' is no model: " in lines[0]
         assert r"'new\nline' is no model: " in lines[1]

@@ -270,7 +270,7 @@ def test_a_slow_load_is_told_in_the_log_and_the_status_and_no_mode_refuses_contr
     write(tmp_path, "slow", initialize=gate.wait)
     write_code_model(tmp_path)
     with running_server(tmp_path, ready=False) as server:
-        told = "model 'slow' version 1 is loading for 5 s: instance slow_0 in initialize"
+        told = "model 'slow' version 1 has been loading for 5 s: instance slow_0 in initialize"
         wait_until(lambda: told in server.log(), "a line of progress", server)
         assert states(server, "slow") == {1: "LOADING"}
         (load,) = _loads(server)

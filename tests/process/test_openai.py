@@ -5,9 +5,12 @@ import json
 import socket
 import struct
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import replace
 
 import pytest
 
+from gpubridge.protocol.curl_line import curl_line
+from tests.commands import run_command
 from tests.process.controlled import only, refusal
 from tests.process.flag_sets import AGED
 from tests.process.gates import Gate
@@ -20,6 +23,7 @@ from tests.process.openai_models import (
     write_openai_models,
 )
 from tests.process.server import running_server, wait_until, write_model
+from tests.unit.model_configs import model_config
 
 LIMIT = 3_000_000
 
@@ -477,3 +481,22 @@ def test_a_model_without_the_tensors_is_not_loaded(server, endpoints, text):
         config=declared(endpoints),
     )
     assert text in refusal(server, "refused")
+
+
+@pytest.mark.parametrize(
+    ("name", "endpoint", "told"),
+    [
+        ("vectors", "embeddings", '"object":"embedding"'),
+        # The scripted model takes a script, not a text.
+        ("chat", "chat", "the model dropped this request"),
+        ("chat", "completions", "the model dropped this request"),
+    ],
+)
+def test_the_command_of_a_model_asks_its_endpoint(server, name, endpoint, told):
+    config = model_config(
+        "openai_request STRING [1]",
+        "text_output STRING [1]; embedding FP32 [3]",
+        declared(endpoint),
+    )
+    line = curl_line(replace(config, name=name), f"http://{server.http_url}", {})
+    assert told in run_command(["bash", "-c", line.replace("curl", "curl -sS")]).stdout

@@ -18,7 +18,7 @@ async def test_a_load_is_logged_as_long_as_it_lasts(caplog):
     await asyncio.sleep(0)
     assert not timers()
     assert progress.loads == []
-    pattern = r"model 'm' version 7 is loading for \d+ s: instance m_0 in initialize"
+    pattern = r"model 'm' version 7 has been loading for \d+ s: instance m_0 in initialize"
     assert re.fullmatch(pattern, caplog.records[0].getMessage())
 
 
@@ -27,7 +27,7 @@ async def test_a_load_has_one_step_at_a_time():
     with progress.track("m", 0, lambda: ("first", None)):
         (load,) = progress.loads
         with load_step(lambda: ("second", 0.25)):
-            assert str(load) == "model 'm' is loading for 0 s: second (25 %)"
+            assert str(load) == "model 'm' has been loading for 0 s: second (25 %)"
             assert load.report() == ("second", 0.25)
         assert load.report() == ("first", None)
 

@@ -25,7 +25,7 @@ from gpubridge.engine.models.model import Model
 from gpubridge.engine.models.tracing import Origin
 from gpubridge.engine.supervisor.context import EngineContext
 from gpubridge.engine.supervisor.ready_check import ReadyCheck
-from gpubridge.errors import BridgeError, unavailable, unsupported
+from gpubridge.errors import BridgeError, counted, unavailable, unsupported
 from gpubridge.request import InferRequest, InferResponse, Outcome, merged_parameters
 from gpubridge.telemetry.logs import request_error
 from gpubridge.tensor.dtypes import item_size
@@ -88,7 +88,7 @@ class EnsembleModel(Model):
             self._idle.clear()
             await self._idle.wait()
         if self._running:
-            _logger.warning("model '%s' still has %d requests", self.name, self.pending)
+            _logger.warning("model '%s' still has %s", self.name, counted(self.pending, "request"))
         self._stopping = True
         for execution in list(self._running):
             execution.fail(self._unloaded())

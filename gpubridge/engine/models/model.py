@@ -28,6 +28,7 @@ from gpubridge.engine.supervisor.instance_settings import (
 from gpubridge.engine.supervisor.ready_check import ReadyCheck
 from gpubridge.engine.supervisor.startup import ConfigCompletion, start_all
 from gpubridge.engine.supervisor.warmup import WarmupSample, warmup_samples
+from gpubridge.errors import counted
 from gpubridge.request import InferRequest, InferResponse
 from gpubridge.telemetry.logs import request_error
 from gpubridge.telemetry.settings import MetricsSettings
@@ -272,8 +273,8 @@ class StubModel(Model):
             # Not yet: it waits for the end of an ensemble that uses it. Or not any more.
             return
         seconds = asyncio.get_running_loop().time() - self._stopped
-        text = "model '%s' still has %d requests after %.0f s"
-        _logger.warning(text, self.name, self.pending, seconds)
+        pending = counted(self.pending, "request")
+        _logger.warning("model '%s' still has %s after %.0f s", self.name, pending, seconds)
         for instance in self.instances:
             instance.give_up()
         self._drained.set()

@@ -33,7 +33,7 @@ from gpubridge.engine.repository.model_files import (
     HeldDirectory,
     is_model_entry,
 )
-from gpubridge.errors import BridgeError, invalid, unavailable
+from gpubridge.errors import BridgeError, counted, invalid, unavailable
 
 _MODULES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
 _MOUNTS = {"s3": "AWS", "gs": "GCS", "az": "AZURE"}
@@ -208,7 +208,11 @@ class RemoteRepository:
         total, done = sum(state[2] for state in states), 0
         check_space(directory, total)
         _logger.info(
-            "downloading %s/%s: %d files, %s", self, name, len(states), readable_size(total)
+            "downloading %s/%s: %s, %s",
+            self,
+            name,
+            counted(len(states), "file"),
+            readable_size(total),
         )
         for first in range(0, len(states), _FILES_AT_ONCE):
             part = states[first : first + _FILES_AT_ONCE]
