@@ -1,4 +1,4 @@
-"""The status page: one file, which shows the status document in a browser.
+"""The status page: one file, made of those in ``web/``, which shows the status document in a browser.
 
 All that the page shows was said by models and clients. Its policy lets it run its own script only, ask this
 server only, and makes the browser refuse to read any text as HTML.
@@ -19,7 +19,9 @@ from gpubridge.frontend.control_routes import MODEL
 from gpubridge.frontend.http.message import RequestHandler
 from gpubridge.frontend.status.document import STATUS_PATH, StatusDocument
 
-_FILE = Path(__file__).with_name("page.html")
+_FOLDER = Path(__file__).with_name("web")
+_SCRIPTS = ("elements", "figures", "models", "model", "graph", "attempt", "loop")
+"""In the order in which the page runs them: each uses what those before it define."""
 _POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -72,8 +74,11 @@ class StatusPage:
 
 
 def _page() -> Answer:
-    page = _FILE.read_bytes()
-    policy = _POLICY.format(script=_digest("script", page), style=_digest("style", page))
+    style = (_FOLDER / "page.css").read_bytes()
+    script = b"\n".join((_FOLDER / f"{name}.js").read_bytes() for name in _SCRIPTS)
+    page = (_FOLDER / "page.html").read_bytes()
+    page = page.replace(b"<style>", b"<style>" + style).replace(b"<script>", b"<script>" + script)
+    policy = _POLICY.format(script=_digest(script), style=_digest(style))
     headers = {
         "Content-Type": "text/html; charset=utf-8",
         "Content-Security-Policy": policy,
@@ -85,7 +90,6 @@ def _page() -> Answer:
     return Answer(page, fields.encode(), plain=False)
 
 
-def _digest(tag: str, page: bytes) -> str:
-    """Return the source of a policy that allows the one element of this kind."""
-    (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), page, re.DOTALL)
+def _digest(text: bytes) -> str:
+    """Return the source of a policy that allows the one element with this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"

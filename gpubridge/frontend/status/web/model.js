@@ -1,0 +1,101 @@
+// One model: its figures, instances and errors.
+
+const panel = {};
+function openPanel(model) {
+  const section = (name, title) => (panel[name] = h("div", { "data-part": name }), title ? h("div", null, h("h3", null, title), panel[name]) : panel[name]);
+  byId("chosen").replaceChildren(
+    h("div", { class: "tools" }, h("h2", null, model.name + (model.version ? ", version " + model.version : "")), section("about"), h("span", { class: "space" }), h("button", { id: "close", on: { click: () => { location.hash = ""; } } }, "Close")),
+    section("verdict"), section("ensemble"),
+    h("div", { class: "columns" }, section("durations", "Durations of requests"), section("batches", "Batch sizes"), section("trend", "Since this page was opened")),
+    section("instances", "Instances"), section("ends", "Why processes ended"), section("errors", "Errors"), section("slowest", "Slowest requests of the last minutes"), section("copies", "Copies and slower paths"), section("attempt", "Try it"));
+  panel.key = model.key;
+  panel.since = null;
+}
+function showChosen() {
+  const model = state.models.get(state.chosen), place = byId("chosen");
+  place.hidden = !model;
+  if (!model) { panel.key = ""; return; }
+  if (panel.key !== model.key) openPanel(model);
+  const did = model.did, about = [model.label, model.kind, model.backend, model.scheduler, model.max_batch_size, model.decoupled, model.reason];
+  put(panel.about, about, () => [pill(model.label, model.kind), h("span", { class: "soft" }, [" " + (model.backend || ""), (model.scheduler || "").replace("_", " "), model.max_batch_size ? "batches of up to " + model.max_batch_size : "", model.decoupled ? "decoupled" : ""].filter(Boolean).join(", "))]);
+  for (const [name, element] of Object.entries(panel)) if (element instanceof Element && name !== "about" && name !== "verdict") (element.parentElement === place || !element.previousSibling ? element : element.parentElement).hidden = !did;
+  showVerdict(model, did);
+  if (!did) return;
+  showGraph(model);
+  put(panel.durations, [did.durations, did.failed > 0], () => columns(did.durations.map(([index, count]) => [state.doc.duration_bounds_us[index] ? "≤ " + span(state.doc.duration_bounds_us[index]) : "longer", count]), none(did)));
+  put(panel.batches, did.sizes, () => columns(did.sizes.sort((a, b) => a[0] - b[0]), "no executions in this time"));
+  showTrend(model);
+  showInstances(model);
+  const ended = ends(model);
+  put(panel.ends, ended, () => (ended.length ? ended.map((end, i) => fold("end" + end.instance + end.time, !i, [pill(clock(end.time), "warn"), " " + end.instance + ": " + firstLine(end.reason)], h("pre", null, end.reason + (end.output.length ? "\n\nprinted last:\n" + end.output.join("\n") : "\n\n(it printed nothing)")))) : h("div", { class: "soft" }, "no process has ended since the load")));
+  put(panel.errors, model.errors, () => (model.errors.length ? model.errors.map((error, i) => fold("error" + model.key + error.text, !i, [pill(error.requests + " ×", "bad"), " " + firstLine(error.text) + " ", h("span", { class: "soft" }, "last at " + clock(error.last) + (error.identifier ? ", request " + error.identifier : ""))], h("pre", null, error.text))) : h("div", { class: "soft" }, "no request has failed lately")));
+  put(panel.slowest, model.slowest, () => slowTable(model.slowest, false));
+  showCopies(model, did);
+  showAttempt(model);
+}
+const none = (did) => (did.failed ? "All requests failed in this time." : "No requests in this time.");
+function showVerdict(model, did) {
+  const what = did ? [did.done, did.failed, did.parts, did.p50, did.p99, did.rate, model.trouble] : [model.trouble, model.reason];
+  put(panel.verdict, what, () => {
+    const trouble = model.trouble.map(([kind, name, why]) => h("div", { class: "verdict " + kind }, h("b", null, name + ": "), firstLine(why)));
+    if (!did) return [...trouble, model.reason ? h("pre", null, model.reason) : null];
+    if (!did.done) return [...trouble, h("p", { class: "soft" }, none(did))];
+    const most = did.parts.indexOf(Math.max(...did.parts)), share = Math.round((100 * did.parts[most]) / (sum(did.parts) || 1));
+    return [
+      ...trouble,
+      h("div", { class: "big" }, [[number(did.rate), "requests/s"], [span(did.p50), "p50"], [span(did.p99), "p99"], [span(did.mean), "mean"], [String(model.queued), "queued"], [String(model.pending), "pending"]].map(([value, name]) => h("div", null, h("b", null, value), h("span", { class: "soft" }, name)))),
+      h("h3", null, "Where the time of a request goes"), stack(did.parts, true),
+      h("div", { class: "big" }, PARTS.map(([name, title], i) => h("div", null, h("span", { class: "key " + name }), title + " ", h("strong", null, span(did.parts[i]))))),
+      h("div", { class: "verdict" }, h("b", null, PARTS[most][1] + ", " + share + " % of the time. "), model.ensemble ? "Its members take the time: the graph shows which." + (sum(did.parts) > 1.02 * did.mean ? " Those that run side by side count each." : "") : HINTS[PARTS[most][0]]),
+    ];
+  });
+}
+function columns(data, none) {
+  if (!data.length) return h("div", { class: "soft" }, none);
+  const most = Math.max(...data.map(([, count]) => count)), all = sum(data.map(([, count]) => count));
+  const wide = 330, high = 84, each = Math.min(40, wide / data.length);
+  const made = s("svg", { viewBox: `0 0 ${wide} ${high + 18}`, width: wide, height: high + 18, role: "img", "aria-label": data.map(([name, count]) => name + ": " + count).join(", ") });
+  data.forEach(([name, count], i) => {
+    const tall = Math.max(1.5, (count / most) * (high - 4));
+    made.append(s("rect", { class: "column", x: i * each + 1, y: high - tall, width: Math.max(1, each - 2), height: tall, rx: 1 }, s("title", {}, name + ": " + count + " (" + ((100 * count) / all).toFixed(1) + " %)")));
+    if (data.length <= 8 && each > 20) made.append(s("text", { class: "dim", x: i * each + each / 2, y: high + 13, "text-anchor": "middle" }, String(name).replace("≤ ", "").replace(" ", "")));
+  });
+  if (data.length > 8 || each <= 20) made.append(s("text", { class: "dim", x: 0, y: high + 13 }, String(data[0][0])), s("text", { class: "dim", x: Math.min(wide, data.length * each), y: high + 13, "text-anchor": "end" }, String(data.at(-1)[0])));
+  return made;
+}
+const requests = (sums) => sums.success + sum(Object.values(sums.failures));
+function showTrend(model) {
+  const past = state.history.get(model.key) || [], points = [];
+  for (let i = 1; i < past.length; i++) {
+    const now = past[i].s, old = past[i - 1].s, time = past[i].t - past[i - 1].t;
+    points.push([(requests(now) - requests(old)) / time, quantile(rows(now.durations, old.durations), 0.99)]);
+  }
+  put(panel.trend, points, () => (points.length < 2 || !points.some(([rate]) => rate) ? h("div", { class: "soft" }, points.length < 2 ? "measuring" : "no requests") : [0, 1].map((which) => {
+    const values = points.map((each) => each[which] || 0), most = Math.max(...values), wide = 330, high = 42;
+    const top = Math.min(most, state.doc.duration_bounds_us.at(-1)) || 1;
+    const line = values.map((value, i) => (i * wide) / (values.length - 1) + "," + (high - Math.min(value / top, 1) * (high - 4))).join(" ");
+    return h("div", { class: "soft" }, which ? "p99, at most " + span(most) : "requests/s, at most " + number(most), s("svg", { viewBox: `0 0 ${wide} ${high + 2}`, width: wide, height: high + 2 }, s("polyline", { class: "trend", points: line })));
+  })));
+}
+function showInstances(model) {
+  const what = model.instances.map((each) => [each, each.started && ago(each.started)]);
+  put(panel.instances, what, () => (!what.length ? h("div", { class: "soft" }, "an ensemble has no process of its own") : h("div", { class: "scroll" }, h("table", null,
+    h("thead", null, h("tr", null, ["Instance", "State", "Process", "Python", "Device", "Memory (PSS)", "RSS", "GPU memory", "In flight", "Executing for", "Started", "Restarts"].map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", null, what.map(([each, started]) => h("tr", null, [each.name, pill(each.state, each.state === "ready" ? "good" : "bad"), each.pid || "–", h("span", { title: each.interpreter }, each.python || "–"), each.device === null ? "CPU" : "GPU " + each.device,
+      each.memory ? size(each.memory.pss_bytes) : "–", each.memory ? size(each.memory.rss_bytes) : "–", each.device_memory_bytes ? size(each.device_memory_bytes) : "–", each.in_flight, each.executing_us ? span(each.executing_us) : "–", started || "–", each.restarts ? pill(each.restarts, "warn") : "0"].map((cell) => h("td", null, cell)))))))));
+}
+function slowTable(slow, named) {
+  if (!slow.length) return h("div", { class: "soft" }, "none");
+  return h("div", { class: "scroll" }, h("table", null,
+    h("thead", null, h("tr", null, [...(named ? ["Model"] : []), "Request", "At", "Took", ...PARTS.map(([, name]) => name), ""].map((name, i, all) => h("th", { scope: "col", class: i >= all.length - 2 - PARTS.length && i < all.length - 1 ? "n" : "" }, name)))),
+    h("tbody", null, slow.map((row) => h("tr", null, named ? h("td", null, link({ key: row.model + "/" + row.version }, row.model)) : null, h("td", { class: "name" }, row.id || "–"), h("td", null, clock(row.time)), h("td", { class: "n" }, h("b", null, span(row.request_us))),
+      PARTS.map(([name]) => h("td", { class: "n" }, span(row[name + "_us"]))), h("td", { css: { width: "22%" } }, stack(PARTS.map(([name]) => row[name + "_us"]))))))));
+}
+function showCopies(model, did) {
+  put(panel.copies, [did.copies, did.done, did.zero, model.fallbacks], () => [
+    did.zero ? h("div", null, pill("zero-copy", "good"), " the bridge has copied no tensor data for these requests") : null,
+    h("div", null, did.copies.filter((each) => each.count).map((each) => h("div", null, h("b", null, each.kind), " " + number(each.count) + " copies, " + size(each.bytes) + (did.done ? ", " + number(each.count / did.done) + " a request" : "")))),
+    ...Object.entries(model.fallbacks).map(([reason, count]) => h("div", null, pill("slower path", "warn"), " " + reason.replaceAll("_", " ") + ": " + count + " ×")),
+    !did.done && !Object.keys(model.fallbacks).length ? h("div", { class: "soft" }, "none") : null,
+  ]);
+}
