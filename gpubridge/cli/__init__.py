@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import gpubridge
+from gpubridge.cli.limits import check_limits, own_signals
 from gpubridge.cli.parser import Parser, UsageError
 from gpubridge.errors import BridgeError
 
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "") -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if words and words[0] in COMMANDS:
-            with _ended_by_signals() if words[0] in _SERVERS else nullcontext():
+            with _server() if words[0] in _SERVERS else nullcontext():
                 options = command_parser(words[0], program).parse_known(words[1:])
                 code: int = _module(words[0]).run(options)
                 sys.stdout.flush()
@@ -92,11 +93,12 @@ def whole_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Exit with code 0 on SIGTERM and SIGINT until a server handles them.
+def _server() -> Iterator[None]:
+    """Exit with code 0 on SIGTERM and SIGINT until a server handles them; refuse limits without room for one.
 
-    The kernel ignores SIGTERM for process 1 without a handler.
+    The kernel ignores SIGTERM for process 1 without a handler. Raises BridgeError.
     """
+    check_limits()
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -104,7 +106,8 @@ def _ended_by_signals() -> Iterator[None]:
     # No exception, which could be lost, for example in an import.
     before = {number: signal.signal(number, lambda *_: os._exit(0)) for number in numbers}
     try:
-        yield
+        with own_signals():
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

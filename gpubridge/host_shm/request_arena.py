@@ -7,6 +7,7 @@ slot of any other size.
 
 from __future__ import annotations
 
+import resource
 import time
 from bisect import bisect_left
 from typing import Protocol
@@ -81,6 +82,12 @@ class ArenaEvents(Protocol):
         """Another range of a segment is in use that processes have pinned: they may pin it, too."""
 
 
+def _longest_file() -> int:
+    """Return the bytes that a file of this process may have (``ulimit -f``), in whole pages."""
+    longest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return 1 << 62 if longest == resource.RLIM_INFINITY else longest // _PAGE * _PAGE
+
+
 def reserved_bytes(limit: int) -> int:
     """Return the bytes of a segment's addresses."""
     return _GUARD + (-(-_RESERVED * limit // _PAGE) + _RESERVED) * _PAGE
@@ -142,7 +149,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         self.budget = budget
         self._events = events
         # Bytes of a segment's addresses.
-        self._wanted = reserved_bytes(budget.limit)
+        self._wanted = min(reserved_bytes(budget.limit), _longest_file())
         self._space: _Space | None = None
         # Replaced pinned spaces that still have allocated slots.
         self._retired: list[_Space] = []
@@ -373,7 +380,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
 
     def _reserved(self, least: int) -> _Space:
         """Make a space, with fewer addresses where a limit of this process (``ulimit -v``) leaves no more."""
-        size = self._wanted
+        size = max(self._wanted, least)
         while True:
             try:
                 return _Space(self._events.created(self, size))
@@ -396,7 +403,7 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
         error = ArenaFull(
             f"no {nbytes} bytes of free addresses are left for the requests of model "
             f"'{self.home}': send fewer at once, or raise the limit "
-            f"({'--request-arena-limit' if space.segment.size == self._wanted else 'ulimit -v'})"
+            f"({'--request-arena-limit' if self._is_whole(space) else 'ulimit -v, -f'})"
         )
         while offset is None:
             arriving = (slot.body for slot in reversed(self._arriving))
@@ -408,6 +415,9 @@ class RequestArena(SlotLists, HostArena):  # type: ignore[misc]  # all its slots
                 self._punch(space)
             offset = space.addresses.take(nbytes)
         return offset
+
+    def _is_whole(self, space: _Space) -> bool:
+        return space.segment.size >= reserved_bytes(self.budget.limit)
 
     # -- releasing -----------------------------------------------------------------------------
 

@@ -14,8 +14,13 @@ import os
 
 from gpubridge.errors import BridgeError, invalid, unavailable
 
-_WANTING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-_ADVICE = "free memory, or raise this process's limits, as that of open descriptors (ulimit -n)"
+_ADVICE = {
+    errno.EMFILE: "raise this process's limit of open files (ulimit -n)",
+    errno.ENFILE: "close files that other processes have open",
+    errno.ENOMEM: "free memory, or raise this process's limit of addresses (ulimit -v)",
+    errno.EFBIG: "raise this process's limit of a file's size (ulimit -f)",
+}
+"""What to do where this process lacks something."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -87,9 +92,10 @@ class Segment:
         except (OSError, ValueError) as error:
             os.close(fd)
             text = f"region {region}: cannot map {size} bytes: {error}"
-            if isinstance(error, OSError) and error.errno in _WANTING:
+            advice = _ADVICE.get(getattr(error, "errno", 0))
+            if advice is not None:
                 # The mapping takes a descriptor of its own.
-                raise unavailable(f"{text}; {_ADVICE}") from error
+                raise unavailable(f"{text}; {advice}") from error
             raise invalid(text) from error
 
     @property
@@ -131,4 +137,5 @@ class Segment:
 
 
 def _unavailable(size: int, error: Exception) -> BridgeError:
-    return unavailable(f"cannot create a shared memory segment of {size} bytes: {error}; {_ADVICE}")
+    advice = _ADVICE.get(getattr(error, "errno", 0), "free memory, or raise this process's limits")
+    return unavailable(f"cannot create a shared memory segment of {size} bytes: {error}; {advice}")

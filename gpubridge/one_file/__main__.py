@@ -8,12 +8,14 @@ import sys
 
 from gpubridge.errors import BridgeError
 from gpubridge.one_file.adapter import load_file
+from gpubridge.parent_death import die_with
 from gpubridge.stub.error_text import model_error_text
 from gpubridge.stub.loader import register_aliases
 
 
-def main(path: str) -> None:
-    """Import the file, whose own output goes to stderr."""
+def main(path: str, asker: int) -> None:
+    """Import the file, whose own output goes to stderr; end with the process that asks."""
+    die_with(asker)
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     register_aliases()
@@ -30,4 +32,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -10,14 +10,17 @@ Lines of models begin with their instance, ``[m_0_0]``; the place of printed lin
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -86,9 +89,8 @@ class ServerLog:
                 else logging.StreamHandler(sys.stderr)
             )
         except OSError as error:
-            raise invalid(
-                f"--log-file: cannot write to {settings.file}: {error.strerror}"
-            ) from error
+            why = "no program reads this FIFO" if error.errno == errno.ENXIO else error.strerror
+            raise invalid(f"--log-file: cannot write to {settings.file}: {why}") from error
         self._handler.addFilter(lambda record: self._settings.shows(record.levelno))
         logger = logging.getLogger("gpubridge")
         levels = levels or {}
@@ -165,9 +167,22 @@ def request_error(error: Exception, what: str = "request") -> BridgeError:
 
 
 class _LogFile(logging.FileHandler):
-    """Writes to a file; says once on standard error when that takes no lines, as on a full disk."""
+    """Writes to a file; says once on standard error when that takes no lines, as on a full disk.
+
+    It never waits for the reader of a FIFO: lines that one does not take are lost.
+    """
 
     _losing = _lost = False
+
+    def _open(self) -> TextIOWrapper:
+        """Open the file; raises OSError, also for a FIFO without a reader."""
+
+        def opened(path: str, flags: int) -> int:
+            return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
+
+        return open(
+            self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=opened
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line; it is lost where the file does not take it."""

@@ -92,6 +92,8 @@ class ControlPage:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
+        # Made at once, so that `close` cannot fail where memory is short.
+        self._own = _zeros()
         self._attach(segment.view)
 
     def _attach(self, view: memoryview) -> None:
@@ -146,7 +148,7 @@ class ControlPage:
 
     def detach(self) -> None:
         """Use a private copy from now on: for a forked child, which must not write here."""
-        copy = _zeros()
+        copy = self._own
         source, end = self.segment.fd, 0
         # Only what is in memory: to read other pages would allocate them for all.
         while (begin := _next_data(source, end)) is not None:
@@ -156,7 +158,7 @@ class ControlPage:
 
     def close(self) -> None:
         """Release the views and the segment."""
-        self._attach(_zeros())
+        self._attach(self._own)
         self.segment.close()
 
 

@@ -1,6 +1,7 @@
 """The commands of the command line: help, usage, what they write."""
 
 import os
+import select
 import shlex
 import shutil
 import subprocess
@@ -187,6 +188,23 @@ def test_a_command_of_its_own_runs_this_package_whatever_the_working_directory_h
     (tmp_path / "gpubridge" / "__init__.py").write_text("raise SystemExit('another one')")
     (tmp_path / "app.py").write_text("import beside")
     (tmp_path / "beside.py").touch()
-    words = ["--version"] if module == "gpubridge" else ["app.py"]
+    words = ["--version"] if module == "gpubridge" else ["app.py", str(os.getpid())]
     printed = subprocess.check_output([*own_command(module), *words], cwd=tmp_path, text=True)
     assert printed.strip() in (gpubridge.__version__, '{"models": {}}')
+
+
+def test_the_importer_of_a_file_ends_with_who_asked(tmp_path):
+    (tmp_path / "app.py").write_text(
+        "import os, signal, sys\n"
+        "print(os.getpid(), file=sys.stderr, flush=True)\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "while True: signal.pause()\n"
+    )
+    asker = "from gpubridge.engine.repository.one_file import OneFileModels as Models;"
+    command = [sys.executable, "-c", f"{asker} Models().directories('{tmp_path}/app.py')"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        importer = os.pidfd_open(int(process.stderr.readline()))
+        process.kill()
+        # Readable once it has ended.
+        assert select.select([importer], [], [])[0]
+        os.close(importer)

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import resource
 from collections import Counter
 
 import pytest
@@ -70,6 +71,19 @@ def test_an_arena_does_with_the_addresses_that_there_are():
     arena.close()
     with pytest.raises(BridgeError, match="no addresses"):
         arena.allocate(4096)
+
+
+def test_an_arena_is_no_longer_than_a_file_may_be(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: ((6 << 20) + 1, 8 << 20))
+    _, _, arena = new_arena()
+    small = arena.allocate(4096)
+    assert small.segment.size == 6 << 20
+    with pytest.raises(BridgeError, match=r"or raise the limit .ulimit -v, -f.$"):
+        arena.allocate(6 << 20)
+    # One is made no more often for that.
+    arena.free(small)
+    assert arena.allocate(1 << 20).segment is small.segment
+    arena.close()
 
 
 def new_arena(limit=LIMIT):

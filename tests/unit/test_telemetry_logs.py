@@ -1,7 +1,9 @@
 """Log lines: their forms, and which of them are written."""
 
+import fcntl
 import json
 import logging
+import os
 import re
 
 import pytest
@@ -109,6 +111,22 @@ def test_a_closed_log_writes_nothing(tmp_path):
 def test_a_file_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(BridgeError, match=r"--log-file: cannot write to .*: Is a directory"):
         ServerLog(LogSettings(file=str(tmp_path)))
+
+
+def test_a_fifo_without_a_reader_is_refused_and_one_that_is_full_loses_lines(tmp_path, capsys):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(BridgeError, match=r"--log-file: .*: no program reads this FIFO"):
+        ServerLog(LogSettings(file=str(fifo)))
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    server_log = ServerLog(LogSettings(file=str(fifo)))
+    room = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ)
+    for _ in range(room // 1000 + 20):
+        logging.getLogger("gpubridge.test").info("x" * 1000)
+    server_log.close()
+    assert os.read(reader, 2 * room).startswith(b"I")
+    os.close(reader)
+    assert capsys.readouterr().err.count("lines of the log are lost: cannot write") == 1
 
 
 def test_after_its_end_lines_go_to_the_handlers_of_the_process_as_before(caplog):

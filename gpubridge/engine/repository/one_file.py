@@ -114,7 +114,7 @@ def _text(config: object) -> bytes:
 def _declared(path: str) -> dict[str, object]:
     """Return the configurations of a file's models; it is imported in another process."""
     done = subprocess.run(
-        [*own_command("gpubridge.one_file"), path],
+        [*own_command("gpubridge.one_file"), path, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         check=False,
