@@ -106,10 +106,26 @@ inline nb::handle tuple_item(nb::handle tuple, Py_ssize_t index) {
 }
 
 // A NamedTuple of fields.
-inline nb::object named_tuple(nb::handle type, const nb::tuple& fields) {
-  static const auto make = reinterpret_cast<newfunc>(PyType_GetSlot(&PyTuple_Type, Py_tp_new));
-  return checked(
-      make(reinterpret_cast<PyTypeObject*>(type.ptr()), nb::make_tuple(fields).ptr(), nullptr));
+template <typename... Fields>
+nb::object named_tuple(nb::handle type, Fields&&... fields) {
+  nb::object made = checked(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type.ptr()),
+                                                static_cast<Py_ssize_t>(sizeof...(fields))));
+  Py_ssize_t index = 0;
+  const auto add = [&](nb::object field) {
+    // Takes the reference over, even when it fails.
+    if (PyTuple_SetItem(made.ptr(), index++, field.release().ptr()) != 0) throw nb::python_error();
+  };
+  (add(nb::cast(std::forward<Fields>(fields))), ...);
+  return made;
+}
+
+// An int that is not negative.
+inline std::uint64_t number_of(nb::handle number) {
+  const std::uint64_t value = PyLong_AsUnsignedLongLong(number.ptr());
+  if (value == static_cast<std::uint64_t>(-1) && PyErr_Occurred() != nullptr) {
+    throw nb::python_error();
+  }
+  return value;
 }
 
 // The text of an attribute's name, as an argument of templates.

@@ -840,8 +840,8 @@ class RequestDispatch:
     ) -> None:
         """Have `submit` ask ``prepare`` whether a request goes on.
 
-        It asks for each request with ``always`` and for those with ``ranges``; while ``sampling.active``,
-        for those with an origin besides ``untraced``. Requests without an origin it counts.
+        It asks for each request with ``always`` and for those with ``ranges`` of a client's memory or on a
+        GPU; while ``sampling.active``, for those with an origin besides ``untraced``. Requests without an origin it counts.
         """
     def serve(self, feeds: Sequence[InstanceFeed], /) -> None:
         """Feed these instances."""

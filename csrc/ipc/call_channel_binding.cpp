@@ -41,14 +41,17 @@ std::string encoded_dims(nb::handle shapes) {
 
 // Notes that who has such counts waits for a call of these models more, or less.
 void wait_for(nb::handle counted, nb::handle models, long change) {
-  auto counts = nb::borrow<nb::dict>(counted);
   for (nb::handle name : models) {
-    const long left = (counts.contains(name) ? nb::cast<long>(counts[name]) : 0) + change;
+    PyObject* const count = PyDict_GetItemWithError(counted.ptr(), name.ptr());
+    if (count == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
+    const long left = (count == nullptr ? 0 : PyLong_AsLong(count)) + change;
+    int failed = 0;
     if (left > 0) {
-      counts[name] = left;
-    } else if (counts.contains(name)) {
-      nb::del(counts[name]);
+      failed = PyDict_SetItem(counted.ptr(), name.ptr(), nb::int_(left).ptr());
+    } else if (count != nullptr) {
+      failed = PyDict_DelItem(counted.ptr(), name.ptr());
     }
+    if (failed != 0) throw nb::python_error();
   }
 }
 

@@ -194,9 +194,8 @@ void RequestsAtStub::complete_batch(ResultBatch& batch, Duration now, Taken& tak
   if (!traced) return;
   nb::list members;
   for (nb::object& request : requests) members.append(std::move(request));
-  taken.answered.traced.push_back(
-      named_tuple(hooks_->batch, nb::make_tuple(batch.sequence, batch.started, batch.called,
-                                                batch.ended, std::move(members))));
+  taken.answered.traced.push_back(named_tuple(hooks_->batch, batch.sequence, batch.started,
+                                              batch.called, batch.ended, std::move(members)));
 }
 
 nb::object RequestsAtStub::end(const Ending& ending, Taken& taken) {
@@ -468,10 +467,10 @@ nb::object RequestsAtStub::find(const TensorRef& ref) {
         const RangeView view(range);
         if (view.segment.is_none() || ref.offset < view.offset || ref.nbytes > view.nbytes ||
             ref.offset - view.offset > view.nbytes - ref.nbytes ||
-            nb::cast<std::uint64_t>(attribute<"region">(view.segment)) != ref.region) {
+            number_of(attribute<"region">(view.segment)) != ref.region) {
           continue;
         }
-        return make_range(view.segment, ref.offset, ref.nbytes, range[3]);
+        return make_range(view.segment, ref.offset, ref.nbytes, view.keep);
       }
     }
   }

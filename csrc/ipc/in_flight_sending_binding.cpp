@@ -13,6 +13,14 @@ constexpr std::size_t kFrameBatches = 6;
 // No message waits for longer: about what the loop takes for as many requests as one carries.
 constexpr std::int64_t kPatience = 100'000;
 
+// The bytes of a context (gpubridge/transport/context.py), which keeps them.
+nb::object encoded_context(nb::handle context) {
+  nb::object kept = nb::steal(PyObject_GetAttr(context.ptr(), name_object<"_encoded">()));
+  if (kept.is_valid()) return kept;
+  PyErr_Clear();
+  return attribute<"encoded">(context)();
+}
+
 // Calls `take` for a request, which is unsent if that throws; returns whether it has not.
 template <typename Take>
 bool contain(nb::handle request, std::vector<RequestsAtStub::Unsent>& unsent, Take&& take) {
@@ -195,7 +203,7 @@ void RequestsAtStub::write(InferRequest& request, std::string& records) {
   if (in_ranges && (request.has(InferRequest::kClient) || !on_kept_.is_none())) {
     encoded = hooks_->context(request.object());
   } else if (!context.is(hooks_->no_context)) {
-    encoded = attribute<"encoded">(context)();
+    encoded = encoded_context(context);
   }
   if (encoded.is_valid()) parts.context = view_of_bytes(encoded);
   if (!in_ranges) {

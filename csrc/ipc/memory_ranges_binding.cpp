@@ -27,19 +27,23 @@ bool is_host_segment(nb::handle segment) {
 
 RangeView::RangeView(nb::handle range)
     : segment(tuple_item(range, 0)),
-      offset(nb::cast<std::uint64_t>(tuple_item(range, 1))),
-      nbytes(nb::cast<std::uint64_t>(tuple_item(range, 2))) {}
+      offset(number_of(tuple_item(range, 1))),
+      nbytes(number_of(tuple_item(range, 2))),
+      keep(tuple_item(range, 3)) {}
 
 nb::object make_range(nb::handle segment, std::uint64_t offset, std::uint64_t nbytes,
                       nb::handle keep) {
-  return named_tuple(python().range, nb::make_tuple(segment, offset, nbytes, keep));
+  return named_tuple(python().range, segment, offset, nbytes, keep);
 }
 
 nb::object empty_range() { return nb::borrow(python().empty); }
 
 nb::object stub_range(nb::handle memory, const TensorRef& ref, nb::handle keep) {
   if (ref.nbytes != 0) {
-    return make_range(attribute<"segment">(memory)(ref.region), ref.offset, ref.nbytes, keep);
+    const nb::object segments = attribute<"_segments">(memory);
+    const nb::object segment =
+        checked(PyObject_GetItem(segments.ptr(), nb::int_(ref.region).ptr()));
+    return make_range(segment, ref.offset, ref.nbytes, keep);
   }
   // Of a tensor without elements the reference only says on which device it is, if on one.
   if ((ref.region & kArenaRegion) == 0 ||
@@ -47,6 +51,14 @@ nb::object stub_range(nb::handle memory, const TensorRef& ref, nb::handle keep) 
     return empty_range();
   }
   return make_range(attribute<"segment">(memory)(ref.region), 0, 0, nb::none());
+}
+
+bool are_on_host(nb::handle ranges) {
+  for (nb::handle range : ranges) {
+    const nb::handle segment = RangeView(range).segment;
+    if (!segment.is_none() && !is_host_segment(segment)) return false;
+  }
+  return true;
 }
 
 bool for_others(nb::handle ranges, nb::handle model) {
@@ -61,7 +73,7 @@ bool for_others(nb::handle ranges, nb::handle model) {
 std::uint64_t RegionNames::of(nb::handle segment, bool read_only) const {
   if (is_host_segment(segment)) {
     nb::object region = attribute<"region">(segment);
-    auto number = nb::cast<std::uint64_t>(region);
+    std::uint64_t number = number_of(region);
     if (read_only) region = nb::int_(number |= kReadOnlyRegion);
     const int known = PySet_Contains(known_.ptr(), region.ptr());
     if (known < 0) throw nb::python_error();

@@ -18,6 +18,7 @@ struct RangeView {
   nb::handle segment;
   std::uint64_t offset;
   std::uint64_t nbytes;
+  nb::handle keep;
 };
 
 nb::object make_range(nb::handle segment, std::uint64_t offset, std::uint64_t nbytes,
@@ -27,6 +28,9 @@ nb::object empty_range();
 
 // Where a stub's tensor lies in `memory` (BorrowedMemory), which `keep` holds.
 nb::object stub_range(nb::handle memory, const TensorRef& ref, nb::handle keep);
+
+// True if all of the ranges lie in memory of the server or of stubs that the host can read.
+[[nodiscard]] bool are_on_host(nb::handle ranges);
 
 // True if some of the ranges lie in host memory that is meant for another model.
 [[nodiscard]] bool for_others(nb::handle ranges, nb::handle model);

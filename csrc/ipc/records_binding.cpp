@@ -63,8 +63,8 @@ nb::object RecordReader::record(const RecordView& view) {
   const nb::object signature = form.signature;
   const nb::object shapes = form.shapes;
   const nb::object context = nb::cast<ContextCodec&>(codec_).decode(view.context());
-  return named_tuple(record_, nb::make_tuple(view.ticket(), signature, shapes, context, view.word(),
-                                             text_object(view.identifier()), refs(view)));
+  return named_tuple(record_, view.ticket(), signature, shapes, context, view.word(),
+                     text_object(view.identifier()), refs(view));
 }
 
 nb::object RecordReader::refs(const RecordView& view) {

@@ -3,6 +3,7 @@
 #include "clock.h"
 #include "ipc/in_flight_binding.h"
 #include "ipc/infer_request_binding.h"
+#include "ipc/memory_ranges_binding.h"
 
 namespace gpubridge {
 
@@ -135,9 +136,13 @@ std::size_t RequestDispatch::pending() const {
 
 void RequestDispatch::submit(nb::handle object, nb::handle origin) {
   if (!prepare_.is_none()) {
+    const InferRequest& request = infer_request(object);
+    // Inputs of clients, or on a GPU, may have to be copied first.
+    const bool elsewhere =
+        request.has(InferRequest::kRanges) &&
+        (request.has(InferRequest::kClient) || !are_on_host(request.get(InferRequest::kRanges)));
     const bool out_of_the_ordinary =
-        always_ || infer_request(object).has(InferRequest::kRanges) ||
-        (sampling_->active && !origin.is_none() && !origin.is(untraced_));
+        always_ || elsewhere || (sampling_->active && !origin.is_none() && !origin.is(untraced_));
     if (!out_of_the_ordinary) {
       if (origin.is_none()) sampling_->count();
     } else if (!nb::cast<bool>(prepare_(object, origin))) {

@@ -93,8 +93,8 @@ class RequestDispatch {
   ~RequestDispatch() { clear(); }
 
   // Has `prepare` called for each request, or only for those that may be traced by `sampling`,
-  // which are from elsewhere than `untraced`, and for requests that do not lie in a slot; it says
-  // whether the request goes on.
+  // which are from elsewhere than `untraced`, and for requests of clients' or a GPU's memory; it
+  // says whether the request goes on.
   void prepare_with(nb::object prepare, nb::object sampling, nb::object untraced, bool always);
   void serve(nb::handle feeds);
 

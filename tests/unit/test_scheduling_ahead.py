@@ -1,12 +1,19 @@
 """Batches that are given to an instance before it is free: only where nothing is lost by that."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from gpubridge.dataplane import InferRequest, ModelCounters, RequestDispatch, TraceSampling
 from gpubridge.engine.scheduling.settings import QueuePolicy
+from gpubridge.host_shm import Segment
+from gpubridge.request import NO_BYTES, MemoryRange
 from tests.unit.model_configs import model_config
 from tests.unit.scheduled import default
 from tests.unit.test_scheduling_batches import add, dynamic, names, take
 from tests.unit.virtual_model import REGION, VirtualModel
+
+HOST = MemoryRange(Segment.create(REGION, 64), 0, 8, None)
 
 
 def take_ahead(scheduler, now=0):
@@ -230,3 +237,25 @@ def test_a_request_that_gets_to_no_model_in_time_is_late_at_an_idle_one(timeout,
     client = model.submit(timeout_us=timeout)
     assert [error.message for error in client.outcomes] == ["Request timeout expired"] * late
     model.close()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "client", "asks"),
+    [
+        (None, None, False),
+        ([], None, False),
+        ([HOST, NO_BYTES], None, False),
+        ([HOST, HOST._replace(segment="of a GPU")], None, True),
+        ([HOST], "a client", True),
+    ],
+)
+def test_requests_in_memory_that_is_on_the_host_are_queued_unasked(ranges, client, asks):
+    asked = []
+    owner = SimpleNamespace(cancel=None, refuse_unservable=lambda: None)
+    dispatch = RequestDispatch(owner, default().batcher, True, False, ModelCounters(), None, None)
+    sampling = TraceSampling()
+    dispatch.prepare_with(lambda *its: bool(asked.append(its)), sampling, "untraced", False)
+    request = InferRequest(b"", None, 0, [], print)
+    request.ranges, request.client = ranges, client
+    dispatch.submit(request, "untraced")
+    assert (asked, dispatch.pending) == ([(request, "untraced")] * asks, not asks)

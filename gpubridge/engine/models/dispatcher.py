@@ -135,8 +135,8 @@ class Dispatcher:
     ) -> Submission:
         """Return the function that submits requests; it frees each slot and calls each ``on_done``.
 
-        - ``prepare``: called before a request is queued, if it may be traced or its inputs do not
-          lie in a slot; returns False if it queues the request itself, later.
+        - ``prepare``: called before a request is queued, if it may be traced or its inputs are a
+          client's or on a GPU; returns False if it queues the request itself, later.
         - ``always``: call ``prepare`` for every request.
         """
         if isinstance(self._queue, RequestDispatch):
