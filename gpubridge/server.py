@@ -369,6 +369,9 @@ async def _open_endpoints(
         listener = HttpListener(metrics, http, workers, budget, origins=origins)
         pages: _MakeProtocol = partial(HttpConnection, listener)
         endpoints.append(await _open_endpoint(_METRICS, address, port, pages, backlog=backlog))
+    for each in endpoints:
+        if each.name == _METRICS:
+            router.pages.show_port(each.port, status_page=status is not None)
     if status is not None:
         status.endpoints = {
             _NAMES[each.name]: {
@@ -484,7 +487,10 @@ def _log_ready(
             " (only this machine can connect: --http-address=0.0.0.0 and --grpc-address=0.0.0.0 "
             "let others)"
         )
-    _logger.info("ready: %s%s", ", ".join(places.values()), hint)
+    pages = ""
+    if _HTTP in places:
+        pages = f"; open {places[_HTTP]}/ in a browser: status, metrics, calls of models"
+    _logger.info("ready: %s%s%s", ", ".join(places.values()), pages, hint)
     configs = {model.name: model.config for model in repository.loaded()}
     if _HTTP in places and configs:
         named = sorted(configs.items())

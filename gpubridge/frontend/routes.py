@@ -13,6 +13,7 @@ from gpubridge.engine.models.model import Model
 from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode, Pieces, not_found, unsupported
+from gpubridge.frontend.api.pages import ApiPages
 from gpubridge.frontend.control import Answer, ControlCall, ControlTasks
 from gpubridge.frontend.control_routes import MODEL, ControlRoutes, Route, named
 from gpubridge.frontend.forwarded_headers import NO_HEADERS, ForwardedHeaders
@@ -122,6 +123,7 @@ class V2Router(_Router):
         self.targets = InferTargets(None if inference is None else inference.required)
         self._endpoints: dict[_EndpointKey, InferEndpoint | GenerateEndpoint] = {}
         self.serving = False
+        pages = self.pages = ApiPages(repository)
         self._routes: list[Route] = [
             Route("inference", re.compile(MODEL + rb"/infer"), b"POST", self._open_infer),
             Route(
@@ -131,6 +133,7 @@ class V2Router(_Router):
                 self._open_generate,
             ),
             *ControlRoutes(repository, regions, self.ready).routes,
+            *pages.routes,
             *OpenAiRoutes(repository, self._memory.arenas.arena, workers, for_openai).routes,
         ]
 

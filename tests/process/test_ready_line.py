@@ -1,10 +1,12 @@
 """Log lines of a ready server: its addresses, their reach, and a request for each model."""
 
 import base64
+import json
 import re
 from types import SimpleNamespace
 from urllib.parse import quote
 
+import jsonschema
 import pytest
 from tritonclient import grpc, http
 from tritonclient.utils import InferenceServerException
@@ -123,6 +125,7 @@ def test_it_names_its_urls_and_who_can_connect(server):
     assert f"http://{server.http_url}, " in line
     assert f"gRPC {server.grpc_url}" in line
     assert f"http://{server.metrics_url}/metrics" in line
+    assert f"open http://{server.http_url}/ in a browser" in line
     assert "only this machine can connect: --http-address=0.0.0.0" in line
 
 
@@ -175,6 +178,26 @@ def asked(server, tmp_path, name):
     said = answer.read_bytes() if answer.exists() else done.stdout.encode()
     assert b"error" not in said
     return said
+
+
+def test_examples_of_the_openapi_document_are_answered_as_it_says(server):
+    api = json.loads(server.request("GET", "/v2/openapi.json")[2])
+    # A sequence has to be begun, and a text is no image.
+    others = {"sequence", "photos", *IMAGE_MODELS}
+    answered = set()
+    for path, item in api["paths"].items():
+        request = item["post"]["requestBody"]["content"]["application/json"]
+        if "example" in request and item["post"]["tags"][0] not in others:
+            status, fields, answer = server.request("POST", path, json.dumps(request["example"]))
+            assert status == 200, (path, answer)
+            content = item["post"]["responses"]["200"]["content"]
+            (kind, told), *_ = content.items()
+            assert fields["Content-Type"].startswith(kind)
+            if kind == "application/json":
+                schema = {"components": api["components"], **told["schema"]}
+                jsonschema.validate(json.loads(answer), schema)
+            answered.add(path.split("/")[-1])
+    assert answered == {"infer", "generate", "generate_stream"}
 
 
 def test_models_that_curl_cannot_ask_have_no_line(server):

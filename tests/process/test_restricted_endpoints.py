@@ -39,6 +39,7 @@ HTTP = [
     ("health", "GET", "/v2/health/ready", None),
     ("health", "GET", "/v2/models/m/ready", None),
     ("metadata", "GET", "/v2", None),
+    *(("metadata", "GET", path, None) for path in ("/", "/docs", "/v2/openapi.json")),
     ("metadata", "GET", "/v2/models/m", None),
     ("metadata", "GET", "/v2/models/m/versions/1", None),
     ("model-config", "GET", "/v2/models/m/config", None),

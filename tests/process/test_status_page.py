@@ -330,6 +330,27 @@ def test_the_browser_refuses_texts_as_html(server, chromium):
     page.close()
 
 
+@pytest.mark.parametrize("width", [1400, 360])
+def test_the_http_port_links_its_pages_and_calls_a_model(server, chromium, width):
+    links = chromium.open(f"http://{server.http_url}/", width=width)
+    links.wait("document.querySelectorAll('a').length === 6", "links")
+    places = links.run("[...document.querySelectorAll('a')].map(each => each.href)")
+    assert f"http://{server.metrics_url}/" in places
+    assert f"http://{server.metrics_url}/metrics" in places
+    calls = chromium.open(f"http://{server.http_url}/docs", width=width)
+    first = "document.querySelector('#paths > details')"
+    calls.wait(f"{first}?.innerText.includes('/v2/models/add/infer')", "a path")
+    calls.run(f"{first}.open = true")
+    calls.wait(f"!!{first}.querySelector('button')", "the form")
+    calls.run(f"{first}.querySelector('button').click()")
+    calls.wait(f"{first}.querySelector('pre').textContent.includes('\"outputs\"')", "an answer")
+    for page in (links, calls):
+        assert page.run("document.documentElement.scrollWidth <= innerWidth")
+        assert page.faults() == []
+        assert page.requests() == {f"http://{server.http_url}"}
+        page.close()
+
+
 def test_a_request_is_tried(server, page):
     choose(page, "add")
     page.wait("!!document.querySelector('[data-part=attempt] textarea')", "the form")

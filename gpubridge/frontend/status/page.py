@@ -1,13 +1,7 @@
-"""The status page: one file, made of those in ``web/``, which shows the status document in a browser.
-
-All that the page shows was said by models and clients. Its policy lets it run its own script only, ask this
-server only, and makes the browser refuse to read any text as HTML.
-"""
+"""The status page: one file, made of those in ``web/``, which shows the status document in a browser."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,18 +11,12 @@ from gpubridge.errors import invalid
 from gpubridge.frontend.control import Answer, ControlCall, ControlTasks
 from gpubridge.frontend.control_routes import MODEL
 from gpubridge.frontend.http.message import RequestHandler
+from gpubridge.frontend.static_page import static_page
 from gpubridge.frontend.status.document import STATUS_PATH, StatusDocument
 
 _FOLDER = Path(__file__).with_name("web")
 _SCRIPTS = ("elements", "figures", "models", "model", "graph", "attempt", "loop")
 """In the order in which the page runs them: each uses what those before it define."""
-_POLICY = (
-    "default-src 'none'; script-src {script}; style-src {style}; img-src data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'"
-)
-
-
 _METADATA = re.compile(MODEL)
 _INFER = re.compile(MODEL + rb"/infer")
 _OWN_HEADER = b"gpubridge-page"
@@ -76,20 +64,4 @@ class StatusPage:
 def _page() -> Answer:
     style = (_FOLDER / "page.css").read_bytes()
     script = b"\n".join((_FOLDER / f"{name}.js").read_bytes() for name in _SCRIPTS)
-    page = (_FOLDER / "page.html").read_bytes()
-    page = page.replace(b"<style>", b"<style>" + style).replace(b"<script>", b"<script>" + script)
-    policy = _POLICY.format(script=_digest(script), style=_digest(style))
-    headers = {
-        "Content-Type": "text/html; charset=utf-8",
-        "Content-Security-Policy": policy,
-        "Cache-Control": "no-cache",
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
-    fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return Answer(page, fields.encode(), plain=False)
-
-
-def _digest(text: bytes) -> str:
-    """Return the source of a policy that allows the one element with this text."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
+    return static_page((_FOLDER / "page.html").read_bytes(), style, script)

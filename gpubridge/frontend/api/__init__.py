@@ -1,0 +1,1 @@
+"""The HTTP port's own pages: a list of links, and one that calls models by the OpenAPI document."""
