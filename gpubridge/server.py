@@ -72,6 +72,16 @@ class _Endpoints(NamedTuple):
     metrics: MetricsRouter
     status: StatusDocument | None
 
+    def leave_service(self) -> None:
+        """Say that the server is not ready any more."""
+        self.router.serving = False
+        self.service.health.check(asyncio.get_running_loop().time())
+
+    def close(self) -> None:
+        """Stop what they do beside requests."""
+        if self.status is not None:
+            self.status.history.close()
+
 
 @dataclass(slots=True)
 class Endpoint:
@@ -111,7 +121,6 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry, parent: in
 
     Raises BridgeError when the server cannot start: a port is taken, a setting is wrong.
     """
-    loop = asyncio.get_running_loop()
     stop = StopRequests(parent if settings.process.exit_with_parent else None)
     clear_ports_file(settings.process.ports_file)
     workers = Workers()
@@ -126,36 +135,34 @@ async def serve(settings: ServerSettings, telemetry: ServerTelemetry, parent: in
         most=settings.memory.client_shm_max_regions,
     )
     served = _build_endpoints(settings, repository, regions, workers)
-    router, service = served.router, served.service
     endpoints: list[Endpoint] = []
     failed = ""
     sweeper = TimeoutSweeper([*settings.http.connections.times, *settings.grpc.connections.times])
     try:
         await _open_endpoints(settings, repository, served, workers, endpoints)
         _check_timeouts(endpoints, sweeper, settings)
-        sweeper.add([service.health])
+        sweeper.add([served.service.health])
         await _load(repository, stop)
         _log_backends(repository, settings)
         _log_models(await repository.listed())
         if repository.failures and settings.repository.exit_on_error and not stop.made:
             failed = _describe_failures(repository)
             return 1
-        router.serving = True
+        served.router.serving = True
         _log_ready(endpoints, repository, settings)
         with ports_file(settings.process.ports_file, _addresses(endpoints)):
             await stop.wait()
             if settings.process.drain_delay_secs:
-                router.serving = False
-                service.health.check(loop.time())
+                served.leave_service()
                 await stop.delay(settings.process.drain_delay_secs)
         return 0
     except asyncio.CancelledError:
         return 0
     finally:
-        router.serving = False
-        service.health.check(loop.time())
+        served.leave_service()
         await _close(endpoints, repository, forks, settings.process.exit_timeout_secs, failed)
         sweeper.close()
+        served.close()
         workers.close()
 
 
@@ -315,6 +322,7 @@ def _build_endpoints(
     if settings.metrics_endpoint.status_page:
         sends = settings.metrics_endpoint.status_page_requests
         status = StatusDocument(repository, regions, workers, router.ready, sends=sends)
+        status.history.begin()
         router.serve_status(status)
         page = StatusPage(status, router.route, sends=sends)
     metrics = MetricsRouter(repository, settings.http.restrictions, page)

@@ -202,6 +202,23 @@ def test_only_what_has_changed_since_an_earlier_document(server):
         assert len(json.loads(body)["models"]) == len(models)
 
 
+def test_the_past_is_there_for_who_comes_later(server):
+    infer(server, "add")
+
+    def history():
+        _, _, body = fetch(server.metrics_url, f"{PATH}?history=1")
+        document = json.loads(body)
+        assert document["complete"] is True
+        assert document["server"]["started"] <= document["history"]["begin"] <= document["time"]
+        return {model["name"]: model for model in document["history"]["models"]}
+
+    wait_until(lambda: "add" in history(), "a step of ten seconds", server)
+    past, now = history()["add"], status(server)[1]["add"]["statistics"]
+    assert past["since"] == now["since"]
+    assert past["sums"]["success"] == sum(step.get("success", 0) for step in past["steps"])
+    assert "history" not in status(server)[0]
+
+
 def test_hundreds_of_tabs_cost_nobody_else(server):
     host, _, port = server.metrics_url.rpartition(":")
 

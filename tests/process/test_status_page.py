@@ -155,6 +155,29 @@ def test_figures_beside_each_other_agree(server, page):
     assert page.run(f"span(quantile([[3, 1], [{last}, 1]], 0.5))") == "20 µs"
 
 
+def test_the_past_is_shown_from_the_first_second(page):
+    """The document of a server that has seen a model for some minutes, as a page that opens gets it."""
+    step = {"success": 60, "failures": {"BACKEND": 60}, "durations": [[3, 60]], "execute_us": 600}
+    told = page.run(
+        "(() => { const doc = { ...state.doc, complete: false, models: [] }, now = doc.time;"
+        "doc.server.started = now - 3600;"
+        "const one = { ...state.models.get('fails/1').statistics, since: now - 3000 };"
+        "Object.assign(one, { success: 1000, failures: { BACKEND: 500 }, durations: [[3, 1000]] });"
+        f"const step = {json.dumps(step)};"
+        "const steps = [400, 20].map(ago => ({ ...step, begin: now - ago - 10, end: now - ago }));"
+        "const about = { name: 'fails', version: 1, since: one.since, sums: one, steps };"
+        "state.models.get('fails/1').statistics = one; location.hash = 'fails%2F1';"
+        "take({ ...doc, history: { begin: now - 900, models: [about] } }); follow();"
+        "const did = seconds => figures(state.models.get('fails/1'), seconds);"
+        "return [60, 900, 0].map(did).map(({ done, failed, time }) => [done, failed, Math.round(time)])"
+        ".concat([byId('covered').textContent, panel.trend.innerText]) })()"
+    )
+    assert told[:4] == [[60, 60, 60], [120, 120, 900], [1000, 500, 3000], ""]
+    assert "requests/s, at most 12" in told[4]
+    assert "15 min ago" in told[4]
+    page.run("state.heard = 0; state.number = 0")
+
+
 COUNTED = {
     "since": -100,
     "success": 200,

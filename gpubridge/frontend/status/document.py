@@ -1,7 +1,8 @@
 """The status document: built when it is asked for, once a second at most, and shared by all who ask.
 
 Building takes turns with the event loop's other work, and memory is measured in a worker thread, so that
-inference goes on meanwhile. A document is built only for a request: without one, nothing is done.
+inference goes on meanwhile. A document is built only for a request; without one, a timer of the history reads
+counters every ten seconds, and nothing else is done.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.workers import Workers
 from gpubridge.frontend.coding import compress
 from gpubridge.frontend.control import JSON, Answer, ControlCall, ControlTasks
+from gpubridge.frontend.status.history import StatusHistory
 from gpubridge.frontend.status.rows import (
     SLOWEST,
     Row,
@@ -59,6 +61,7 @@ _LONGEST_KEPT_MS = 120_000
 """After this time a row is made again in any case: the slowest requests of the last minutes change."""
 
 _AFTER = re.compile(rb"after=([0-9]{1,18})")
+_WITH_HISTORY = b"history=1"
 _HEADERS = JSON + b"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
 
 
@@ -113,7 +116,7 @@ class StatusDocument:
     - ``ready``: returns whether the server is ready.
     - ``sends``: whether the page may send inference requests.
 
-    Attribute ``endpoints``: rows of the open endpoints, by name.
+    Attributes: ``endpoints``, rows of the open endpoints, by name; ``history``, what models did before.
     """
 
     def __init__(
@@ -126,12 +129,12 @@ class StatusDocument:
         sends: bool,
     ) -> None:
         self.endpoints: dict[str, Row] = {}
+        self.history = StatusHistory(repository.running)
         self._sends = sends
         self._repository = repository
         self._regions = regions
         self._workers = workers
         self._ready = ready
-        self._started = time.monotonic()
         self._memory = ProcessMemory()
         self._head = b""
         self._rows: dict[tuple[str, int], _KeptRow] = {}
@@ -140,31 +143,36 @@ class StatusDocument:
         self._built = -_FRESH_SECONDS
         self._tasks = ControlTasks()
         self._building: asyncio.Task[None] | None = None
-        self._answers: dict[tuple[int, bool], asyncio.Task[Answer]] = {}
+        self._answers: dict[tuple[int, bool, bool], asyncio.Task[Answer]] = {}
 
     def open(self, head: HttpExchange) -> ControlCall:
         """Return the handler of a request for the document."""
         packs = head.coding == "gzip"
-        asked = _AFTER.fullmatch(head.target.partition(b"?")[2])
-        after = 0 if asked is None else int(asked[1])
-        return ControlCall(lambda _: self._answer(after, packs=packs), self._tasks)
+        query = head.target.partition(b"?")[2]
+        asked = _AFTER.fullmatch(query)
+        after, past = 0 if asked is None else int(asked[1]), query == _WITH_HISTORY
+        return ControlCall(lambda _: self._answer(after, past=past, packs=packs), self._tasks)
 
-    async def _answer(self, after: int, *, packs: bool) -> Answer:
-        """Return the document; only what changed after an earlier one, if that is known."""
+    async def _answer(self, after: int, *, past: bool, packs: bool) -> Answer:
+        """Return the document; only what changed after an earlier one, if that is known.
+
+        ``past``: with the history.
+        """
         loop = asyncio.get_running_loop()
         if time.monotonic() - self._built >= _FRESH_SECONDS:
             if self._building is None:
                 self._building = loop.create_task(self._build())
             await self._building
-        key = after if after in self._numbers else 0, packs
+        key = after if after in self._numbers else 0, past, packs
         made = self._answers.get(key)
         if made is None:
             made = self._answers[key] = loop.create_task(self._make(*key))
         return await made
 
-    async def _make(self, after: int, packs: bool) -> Answer:
+    async def _make(self, after: int, past: bool, packs: bool) -> Answer:
         rows = [row.text for row in self._rows.values() if row.number > after]
-        about = b',"complete":%b,"models":[' % (b"false" if after else b"true")
+        history = b',"history":%b' % self.history.encoded() if past else b""
+        about = b'%b,"complete":%b,"models":[' % (history, b"false" if after else b"true")
         body = b"".join([self._head[:-1], about, b",".join(rows), b"]}"])
         if not packs or len(body) < _PACKED_BYTES:
             return Answer(body, _HEADERS)
@@ -226,7 +234,7 @@ class StatusDocument:
                 "version": gpubridge.__version__,
                 "python": sys.version.split()[0],
                 "pid": os.getpid(),
-                "started": unix_time(self._started),
+                "started": self.history.began,
                 "live": True,
                 "ready": self._ready(),
                 "sends": self._sends,

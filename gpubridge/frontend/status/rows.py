@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
@@ -53,9 +53,16 @@ def row_key(model: Model | None, memory: Memory) -> object:
     if model is None:
         return None
     counted = model.statistics
-    done = counted.success_count, counted.executions, counted.fail_count, counted.copies
     now = model.ready, model.pending, counted.fallbacks.total()
-    return counted.since, done, now, [_key(each, memory) for each in model.instances]
+    instances = [_key(each, memory) for each in model.instances]
+    return counted.since, done_key(counted), now, instances
+
+
+def done_key(counted: ModelStatistics) -> Sequence[int]:
+    """Return numbers that change with every request and every copy, 0 before the first."""
+    counts = counted.success_count, counted.executions, counted.fail_count, counted.copies
+    # Passed on after they were counted.
+    return *counts, counted.answer_ns
 
 
 def _key(instance: Instance, memory: Memory) -> object:
@@ -104,14 +111,19 @@ def model_row(status: VersionStatus, model: Model | None, memory: Memory, slow: 
 
 
 def _statistics(model: Model) -> Row:
+    counted = model.statistics
+    times = {"since": counted.since, "last_execution": counted.last_inference_ms / 1000}
+    return {**times, **sums_row(model)}
+
+
+def sums_row(model: Model) -> Row:
+    """Return the sums of a model's requests since its load."""
     counted: ModelStatistics = model.statistics
     copies = {"host": {"count": counted.copies, "bytes": counted.copied_bytes}}
     work = model.device_work
     if work.any:
         copies.update((kind, {"count": n, "bytes": nbytes}) for kind, nbytes, n in work.kinds())
     return {
-        "since": counted.since,
-        "last_execution": counted.last_inference_ms / 1000,
         "success": counted.success_count,
         "failures": {reason: n for reason, n in counted.failures.items() if n},
         "cache_hits": counted.cache_hits,

@@ -9,20 +9,61 @@ const HINTS = {
   cache: "Most requests are answered from the response cache.",
   answer: "Passing the responses on takes longest: clients that read slowly, or a busy server.",
 };
-const ROWS = 50, KEEP = 62, MANY = 300, EVERY = 2000, SELDOM = 4000;
+const NOTHING = { success: 0, durations: [], batch_sizes: [], copies: {}, failures: {} };
+// Seconds of the past, those in which all documents are kept, and entries after which older ones are left out.
+const KEEP = 900, LATELY = 75, FULL = 250;
 const state = { number: 0, doc: null, first: 0, models: new Map(), history: new Map(), only: "all", sort: "rate", down: true, page: 0, chosen: "", paused: false, heard: 0 };
 
+// The sums of each model at moments, the earliest first: what the server kept, and every document since.
 function remember() {
   const now = state.doc.time;
-  state.first = state.first || now;
+  if (state.doc.history) recall(state.doc.history);
   for (const [key, model] of state.models) {
     if (!model.statistics) { state.history.delete(key); continue; }
     let past = state.history.get(key);
-    if (!past || past[0].s.since !== model.statistics.since) state.history.set(key, past = []);
-    past.push({ t: now, s: model.statistics });
+    if (!past || past[0].since !== model.statistics.since) state.history.set(key, past = []);
+    const entry = { t: now, s: model.statistics, since: model.statistics.since };
+    // Of a time in which nothing was done the begin and the end are enough.
+    if (past.length > 1 && [past.at(-1), past.at(-2)].every((each) => each.s === entry.s)) past[past.length - 1] = entry;
+    else past.push(entry);
     while (past.length > 2 && past[1].t < now - KEEP) past.shift();
+    if (past.length > FULL) thin(past, now);
   }
   for (const key of state.history.keys()) if (!state.models.has(key)) state.history.delete(key);
+}
+// Leaves moments ten seconds apart, but for the last minute.
+function thin(past, now) {
+  let last = 0;
+  const kept = past.filter(({ t }, i) => (i < 2 || t > now - LATELY || t - last >= 9) && (last = t));
+  past.splice(0, past.length, ...kept);
+}
+// The server tells the last sums, and what each step has added to them.
+function recall(history) {
+  state.first = history.begin;
+  state.history.clear();
+  for (const [key, model] of state.models) if (model.statistics) {
+    const told = history.models.find((each) => each.name === model.name && each.version === model.version && each.since === model.statistics.since);
+    const past = [], since = model.statistics.since;
+    let sums = told ? told.sums : NOTHING;
+    for (const step of told ? told.steps.reverse() : []) {
+      past.push({ t: step.end, s: sums, since });
+      sums = without(sums, step);
+      if (past.at(-1).t > step.begin) past.push({ t: step.begin, s: sums, since });
+    }
+    past.push({ t: Math.max(history.begin, since), s: sums, since });
+    state.history.set(key, past.reverse());
+  }
+}
+// What was there before a step: its numbers and those of its buckets less.
+function without(sums, step) {
+  const before = {};
+  for (const [name, value] of Object.entries(sums)) {
+    const added = step[name];
+    if (added === undefined) before[name] = value;
+    else if (Array.isArray(value)) before[name] = rows(value, added);
+    else before[name] = typeof value === "object" ? without(value, added) : value - added;
+  }
+  return before;
 }
 function rows(now, before) {
   const old = new Map(before);
@@ -33,10 +74,9 @@ function figures(model, seconds = Number(byId("window").value)) {
   const now = model.statistics;
   if (!now) return null;
   const past = state.history.get(model.key) || [];
-  const nothing = { durations: [], batch_sizes: [], copies: {}, failures: {} };
-  let from = { t: now.since, s: nothing };
+  let from = { t: now.since, s: NOTHING };
   // Of a model that was loaded within this time, all is known.
-  if (seconds && past.length > 1 && now.since < state.doc.time - seconds) from = past.find((each) => each.t >= state.doc.time - seconds - 1) || past[0];
+  if (seconds && past.length > 1 && now.since < state.doc.time - seconds) from = at(past, state.doc.time - seconds);
   if (from.s === now && past.length > 1 && from.t === state.doc.time) from = past[past.length - 2];
   const less = (name) => now[name] - (from.s[name] || 0);
   const failed = sum(Object.entries(now.failures).map(([name, n]) => n - (from.s.failures[name] || 0)));
@@ -52,6 +92,13 @@ function figures(model, seconds = Number(byId("window").value)) {
     p50: quantile(durations, 0.5), p99: quantile(durations, 0.99), batch: sizes.length ? sum(sizes.map(([n, c]) => n * c)) / sum(sizes.map(([, c]) => c)) : null,
     zero: done > 0 && sum(copies.map((each) => each.count)) === 0,
   };
+}
+const requests = (sums) => sums.success + sum(Object.values(sums.failures));
+// The sums at a moment, or at the nearest that is known.
+function at(past, time) {
+  const next = past.findIndex((each) => each.t > time), later = past.at(next), earlier = past[next - 1] || later;
+  if (next > 0 && requests(earlier.s) === requests(later.s)) return { t: time, s: earlier.s };
+  return Math.abs(later.t - time) < Math.abs(earlier.t - time) ? later : earlier;
 }
 function quantile(durations, wanted) {
   const bounds = state.doc.duration_bounds_us, all = sum(durations.map(([, count]) => count));

@@ -10,6 +10,7 @@ function showServer(models) {
       h("tbody", null, regions.slice(0, 200).map((region) => h("tr", null, [region.name, region.device_id === undefined ? "/dev/shm" + region.key + (region.offset ? " + " + region.offset : "") : "GPU " + region.device_id, size(region.byte_size), region.uses + " requests"].map((cell) => h("td", null, cell)))))))) : null,
   ]);
 }
+const MANY = 300, EVERY = 2000, SELDOM = 4000;
 function show() {
   if (!state.doc) return;
   const models = [...state.models.values()];
@@ -28,7 +29,9 @@ async function poll() {
   if (!state.paused && !document.hidden) {
     let doc = null;
     try {
-      const answer = await fetch("/v2/gpubridge/status?after=" + state.number, { cache: "no-store" });
+      // After a pause the server knows what this page has missed.
+      const what = Date.now() - state.heard < LATELY * 1000 ? "after=" + state.number : "history=1";
+      const answer = await fetch("/v2/gpubridge/status?" + what, { cache: "no-store" });
       if (!answer.ok) throw new Error("status " + answer.status);
       doc = await answer.json();
       state.heard = Date.now();

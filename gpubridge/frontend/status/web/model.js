@@ -6,7 +6,7 @@ function openPanel(model) {
   byId("chosen").replaceChildren(
     h("div", { class: "tools" }, h("h2", null, model.name + (model.version ? ", version " + model.version : "")), section("about"), h("span", { class: "space" }), h("button", { id: "close", on: { click: () => { location.hash = ""; } } }, "Close")),
     section("verdict"), section("ensemble"),
-    h("div", { class: "columns" }, section("durations", "Durations of requests"), section("batches", "Batch sizes"), section("trend", "Since this page was opened")),
+    h("div", { class: "columns" }, section("durations", "Durations of requests"), section("batches", "Batch sizes"), section("trend", "The last 15 minutes")),
     section("instances", "Instances"), section("ends", "Why processes ended"), section("errors", "Errors"), section("slowest", "Slowest requests of the last minutes"), section("copies", "Copies and slower paths"), section("attempt", "Try it"));
   panel.key = model.key;
   panel.since = null;
@@ -63,19 +63,25 @@ function columns(data, none) {
   if (data.length > 8 || each <= 20) made.append(s("text", { class: "dim", x: 0, y: high + 13 }, String(data[0][0])), s("text", { class: "dim", x: Math.min(wide, data.length * each), y: high + 13, "text-anchor": "end" }, String(data.at(-1)[0])));
   return made;
 }
-const requests = (sums) => sums.success + sum(Object.values(sums.failures));
+// Rates and p99 between moments, drawn over the time from the begin of what is known until now.
 function showTrend(model) {
-  const past = state.history.get(model.key) || [], points = [];
+  const past = state.history.get(model.key) || [], now = state.doc.time, points = [];
   for (let i = 1; i < past.length; i++) {
-    const now = past[i].s, old = past[i - 1].s, time = past[i].t - past[i - 1].t;
-    points.push([(requests(now) - requests(old)) / time, quantile(rows(now.durations, old.durations), 0.99)]);
+    const sums = past[i].s, old = past[i - 1].s, time = past[i].t - past[i - 1].t;
+    if (time > 0) points.push({ begin: past[i - 1].t, end: past[i].t, values: [(requests(sums) - requests(old)) / time, quantile(rows(sums.durations, old.durations), 0.99)] });
   }
-  put(panel.trend, points, () => (points.length < 2 || !points.some(([rate]) => rate) ? h("div", { class: "soft" }, points.length < 2 ? "measuring" : "no requests") : [0, 1].map((which) => {
-    const values = points.map((each) => each[which] || 0), most = Math.max(...values), wide = 330, high = 42;
-    const top = Math.min(most, state.doc.duration_bounds_us.at(-1)) || 1;
-    const line = values.map((value, i) => (i * wide) / (values.length - 1) + "," + (high - Math.min(value / top, 1) * (high - 4))).join(" ");
-    return h("div", { class: "soft" }, which ? "p99, at most " + span(most) : "requests/s, at most " + number(most), s("svg", { viewBox: `0 0 ${wide} ${high + 2}`, width: wide, height: high + 2 }, s("polyline", { class: "trend", points: line })));
-  })));
+  const begin = Math.max(now - KEEP, past.length ? past[0].t : now), wide = 330, high = 42;
+  const line = (which, title, write) => {
+    const values = points.map((each) => each.values[which] || 0), most = Math.max(...values), top = Math.min(most, state.doc.duration_bounds_us.at(-1)) || 1;
+    const x = (time) => ((wide * Math.max(0, time - begin)) / (now - begin)).toFixed(1);
+    const steps = points.map((each, i) => { const y = (high - Math.min(values[i] / top, 1) * (high - 4)).toFixed(1); return x(each.begin) + "," + y + " " + x(each.end) + "," + y; });
+    return h("div", { class: "soft" }, title + ", at most " + write(most), s("svg", { viewBox: `0 0 ${wide} ${high + 2}`, width: wide, height: high + 2, role: "img", "aria-label": title }, s("polyline", { class: "trend", points: steps.join(" ") })));
+  };
+  put(panel.trend, points, () => {
+    if (!points.length) return h("div", { class: "soft" }, "measuring");
+    if (!points.some(({ values }) => values[0])) return h("div", { class: "soft" }, "no requests");
+    return [line(0, "requests/s", number), line(1, "p99", span), h("div", { class: "soft ends" }, h("span", null, span((now - begin) * 1e6) + " ago"), h("span", null, "now"))];
+  });
 }
 function showInstances(model) {
   const what = model.instances.map((each) => [each, each.started && ago(each.started)]);

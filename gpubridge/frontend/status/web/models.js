@@ -40,9 +40,8 @@ function showHeader() {
   const element = byId("state");
   element.textContent = server.ready ? "ready" : "not ready";
   element.className = "pill " + (server.ready ? "good" : "bad");
-  // The page knows the server's past since it was opened alone.
-  const wanted = Number(byId("window").value), seen = state.doc.time - state.first;
-  byId("covered").textContent = !wanted || seen >= wanted - 1 ? "" : seen ? "so far " + Math.round(seen) + " s" : "since load, so far";
+  const wanted = Number(byId("window").value), seen = state.doc.time - Math.max(state.first, server.started);
+  byId("covered").textContent = !wanted || seen >= wanted - 1 ? "" : "so far " + (seen < 120 ? Math.round(seen) + " s" : span(seen * 1e6));
   const processes = models.flatMap((m) => m.instances || []).filter((each) => each.pid), measured = processes.filter((each) => each.memory).length;
   const unmeasured = measured < processes.length ? " (" + measured + " of " + processes.length + " processes measured)" : "";
   const gpus = machine.gpus.map((gpu) => ["GPU " + gpu.uuid.slice(0, 12), (gpu.memory_total_bytes ? size(gpu.memory_used_bytes) + " of " + size(gpu.memory_total_bytes) : "") + (gpu.utilization === undefined ? "" : ", " + Math.round(gpu.utilization * 100) + " %")]);
@@ -65,7 +64,7 @@ function showAttention(models) {
     found.length > seen.length ? h("div", { class: "soft" }, "and " + (found.length - seen.length) + " more: ", h("button", { on: { click: () => choose("trouble") } }, "show them")) : null,
   ]);
 }
-const tableRows = new Map();
+const ROWS = 50, tableRows = new Map();
 function showTable(models) {
   const heads = byId("models").tHead.rows[0];
   put(heads, [state.sort, state.down], () => COLUMNS.map(([name, title, help, kind]) => h("th", { class: kind, scope: "col", title: help, "aria-sort": state.sort === name ? (state.down ? "descending" : "ascending") : null },
