@@ -111,9 +111,7 @@ class _Check:
             )
         for entry in given:
             if entry not in specs:
-                raise invalid(
-                    f"unexpected inference input '{entry}' for model '{name}': {_there_are(specs)}"
-                )
+                raise unexpected_input(entry, self._config)
         if missing and not self._config.backend:
             raise self.error(
                 f"expected {len(required)} required inputs for ensemble '{name}'. Got input(s) "
@@ -173,6 +171,12 @@ class _Check:
                 f"input byte size mismatch for input '{shown}' for model '{name}'. Expected "
                 f"{needed}, got {entry.nbytes}"
             )
+
+
+def unexpected_input(name: str, config: ModelConfig) -> BridgeError:
+    """Return the error for an input of a request that the model does not have."""
+    there = _there_are(config.inputs_by_name)
+    return invalid(f"unexpected inference input '{name}' for model '{config.name}': {there}")
 
 
 def unexpected_output(name: str, config: ModelConfig) -> BridgeError:

@@ -35,6 +35,7 @@ from gpubridge.protocol.infer_response import (
     formats_more_than,
     plain_template,
 )
+from gpubridge.protocol.multipart import form_boundary, parse_form
 from gpubridge.protocol.request_form import RequestForm, RequestRegions
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
@@ -42,6 +43,9 @@ from gpubridge.transport.signatures import Signature
 
 _PARSED_AT_ONCE = 128 << 10
 """Bytes of JSON that the event loop parses: Python takes up to 35 ms for so much, if it is wrong."""
+_FORM_AT_ONCE = 16 << 10
+"""Bytes of a form that the event loop parses: a part costs more than a number."""
+_CONTENT_TYPE = b"content-type"
 _HEADER_LENGTH = b"inference-header-content-length"
 _LEADING_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 
@@ -65,12 +69,18 @@ class ServedModel:
         self._memory = memory
         self._workers = workers
 
-    def parse_long(self, body: memoryview, header_size: int) -> tuple[RequestForm, bytes]:
+    def parse_long(
+        self, body: memoryview, header_size: int, boundary: bytes | None
+    ) -> tuple[RequestForm, bytes]:
         """Parse a long request and check its strings; thread-safe; raises BridgeError.
+
+        ``boundary``: of the parts of a form.
 
         Returns its form, and the header, which may become a template.
         """
         header = bytes(body[:header_size])
+        if boundary is not None:
+            return parse_form(header, boundary, self.model.config), b""
         form = parse_request(header, self.model.config, len(body) - header_size, self._memory.check)
         binary = body[header_size:]
         check_strings(form, self.model.name, [binary[at : at + n] for at, n in form.places])
@@ -197,6 +207,8 @@ class _InferHandler:
         self._request: InferRequest | None = None
         self._exchange: HttpExchange | None = None
         self._form: RequestForm | None = None
+        # Of a body that is a form.
+        self._boundary: bytes | None = None
         # While a worker reads the slot, it must not be freed.
         self._working = self._aborted = False
         # The model of this request: the endpoint may serve another before the response.
@@ -243,8 +255,11 @@ class _InferHandler:
         """Parse the header and submit the request; raises BridgeError."""
         self._exchange = exchange
         header_size = _header_size(self._header_length, self._length)
+        if self._header_length is None:
+            self._boundary = form_boundary(exchange.field(_CONTENT_TYPE))
         copied = max(0, copied - header_size)
-        if header_size > _PARSED_AT_ONCE or (header_size and self._length > LONG_STRINGS):
+        at_once = _PARSED_AT_ONCE if self._boundary is None else _FORM_AT_ONCE
+        if header_size > at_once or (header_size and self._length > LONG_STRINGS):
             self._working = True
             work = self._parse_in_worker(exchange, header_size, copied)
             self._endpoint.workers.tasks.start(work)
@@ -280,14 +295,17 @@ class _InferHandler:
         body = slot.memory[self._start : self._start + self._length]
         while True:
             served = endpoint.served
-            parsed = await endpoint.workers.outcome(partial(served.parse_long, body, header_size))
+            parsed = await endpoint.workers.outcome(
+                partial(served.parse_long, body, header_size, self._boundary)
+            )
             if isinstance(parsed, BridgeError):
                 raise parsed
             if served is not endpoint.served:
                 # The model was reloaded meanwhile.
                 continue
             form, header = parsed
-            served.forms.keep(header, form)
+            if header:
+                served.forms.keep(header, form)
             del parsed, header
             if not form.packed or self._aborted:
                 return form, None
@@ -308,7 +326,10 @@ class _InferHandler:
                 write_length(slot.memory, begin, self._length)
         else:
             header = bytes(slot.memory[begin : begin + header_size])
-            form = served.forms.parse(header, self._length - header_size)
+            if self._boundary is not None:
+                form = parse_form(header, self._boundary, served.model.config)
+            else:
+                form = served.forms.parse(header, self._length - header_size)
         self._submit(form, header_size, copied)
 
     def _submit(

@@ -93,7 +93,7 @@ def generate_form(document: JsonObject, config: ModelConfig, identifier: str = "
     parameters: JsonObject = {}
     for name, value, nested in _members(document):
         if name in specs:
-            inputs.append(_input(specs[name], value, config))
+            inputs.append(value_input(specs[name], value, config))
         elif name == "id" and not nested:
             if type(value) is not str:
                 raise wrong_type(value, "string", "Unable to parse 'id': ")
@@ -178,15 +178,16 @@ def _members(document: JsonObject) -> Iterator[tuple[str, Any, bool]]:
             raise wrong_type(value, "object", f"Expected JSON object for keyword: '{_NESTED}': ")
 
 
-def _input(spec: TensorSpec, value: Any, config: ModelConfig) -> InputForm:
+def value_input(spec: TensorSpec, value: Any, config: ModelConfig) -> InputForm:
+    """Return an input of a JSON value or a list of them; raises BridgeError."""
     values = value if type(value) is list else [value]
-    shape = _shape(spec, len(values), config)
+    shape = deduced_shape(spec, len(values), config)
     if shape is None:
         raise invalid(f"The schema can not convert input '{spec.name}' to tensor with proper shape")
     return input_from_json(spec.name, spec.datatype, shape, values)
 
 
-def _shape(spec: TensorSpec, count: int, config: ModelConfig) -> tuple[int, ...] | None:
+def deduced_shape(spec: TensorSpec, count: int, config: ModelConfig) -> tuple[int, ...] | None:
     """Return the shape of ``count`` elements: the last variable dim gets the remaining factor."""
     dims = [-1, *spec.dims] if config.max_batch_size else list(spec.dims)
     for dim in dims:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import jsonschema
 import pytest
+from PIL import Image
 from tritonclient import grpc, http
 from tritonclient.utils import InferenceServerException
 
@@ -97,7 +98,7 @@ IMAGE_MODELS = {
 PHOTOS = answering("""
 import io
 from PIL import Image
-size = np.array([Image.open(io.BytesIO(value[0, 0])).size], np.float32)
+size = np.array([Image.open(io.BytesIO(row[0])).size for row in value], np.float32)
 return respond(OUT=size[:, :1])
 """)
 HUGE = "IN FP32 [1000000, 1000000] > OUT FP32 [1]"
@@ -163,6 +164,24 @@ def test_image_models_get_images(server, tmp_path, name):
     assert b"OUT" in said
     # A terminal shows no pixels.
     assert (tmp_path / "answer.bin").exists() == (name != "photos")
+
+
+@pytest.mark.parametrize("padding", [0, 1 << 20])
+def test_files_are_uploaded_as_a_form(server, tmp_path, padding):
+    # Bytes behind an image are no part of it; a long form is read by a worker.
+    for width in (1, 2):
+        with (tmp_path / f"{width}.png").open("wb") as file:
+            Image.new("L", (width, 1)).save(file, "png")
+            file.write(bytes(padding))
+    files = [f"the_Photo=@{tmp_path / name}" for name in ("1.png", "2.png")]
+    url = f"http://{server.http_url}/v2/models/photos/infer"
+    done = run_command(["curl", "-sS", *(word for file in files for word in ("-F", file)), url])
+    (output,) = json.loads(done.stdout)["outputs"]
+    assert (output["shape"], output["data"]) == ([2, 1], [1, 2]), done.stdout
+    told = run_command(["curl", "-sS", "-F", files[0].replace("the_", ""), url]).stdout
+    assert (
+        "unexpected inference input 'Photo' for model 'photos': its inputs are 'the_Photo'" in told
+    )
 
 
 def asked(server, tmp_path, name):
