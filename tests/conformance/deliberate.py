@@ -86,6 +86,10 @@ SERVER_NAME = _difference("""
     `GET /v2` | its version and extensions | our own; `gpubridge(VERSION)` is among the extensions |
     the name is `triton`, as clients expect it; clients can distinguish the servers
 """)
+OWN_PAGES = _difference("""
+    `GET /` on the HTTP port | 404 | a page of links: the status page, metrics, a page that calls models
+    | who opens the address in a browser finds them
+""")
 ENCODED_NAME = _difference("""
     a model's name that is percent-encoded in a path, as tritonclient does: `a%2Cb` | no such model
     | the model `a,b` | RFC 3986: both are written for the same

@@ -104,7 +104,7 @@ SHARED_MEMORY = [
 ]
 
 PATHS = [
-    get("root", "/"),
+    get("root", "/", differs=why.OWN_PAGES),
     get("other version", "/v3"),
     get("unknown word", "/v2/bogus"),
     get("models alone", "/v2/models"),
