@@ -8,7 +8,7 @@ __all__ = ["poll", "polling", "timers", "until"]
 
 _PAUSE_SECONDS = 0.001
 _LONG_PAUSE_SECONDS = 0.01
-_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.005, 0.04
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 0.005, 0.1
 
 
 def poll(condition: Callable[[], object], limit_seconds: float) -> bool:

@@ -59,11 +59,11 @@ def ask(server, value=1.0):
 
 @contextmanager
 def load(server):
-    """Requests, until the block ends."""
+    """Requests, until the block ends; not as many as there can be."""
     ended = threading.Event()
 
     def run():
-        while not ended.is_set():
+        while not ended.wait(0.01):
             ask(server)
 
     thread = threading.Thread(target=run)
