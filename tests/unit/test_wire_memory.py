@@ -296,7 +296,7 @@ async def test_a_header_block_counts_and_has_to_end(endpoint):
 async def test_known_header_blocks_keep_little(endpoint):
     # A long field of the table, named by one byte in each of many different blocks.
     field = bytes((0x40, 1)) + b"a" + bytes((0x7F, 0x80 + (4000 - 127) % 128, (4000 - 127) // 128))
-    base = bytes((0x83, 0x86)) + b"\0\5:path\2/x"
+    base = bytes((0x83, 0x86)) + b"\0\5:path\2/x" + b"\1\1a"
     endpoint.receive(frame(HEADERS, 5, 1, base + field + b"v" * 4000))
     for number in range(255):
         block = base + bytes((0xBE,)) * 3 + b"\0\1k\4%04d" % number
@@ -465,8 +465,8 @@ NO_WAY_BACK = {
 }
 """Types that hold no object of Python, or only such as cannot lead back to them."""
 OF_A_STUB = {
-    *("Call", "CallChannel", "CallResponseReader", "CallWriter", "ContextCodec"),
-    *("InFlightRequests", "RecordReader", "SendTurn", "StubLoop"),
+    *("BusyPoll", "Call", "CallChannel", "CallReader", "CallResponseReader", "CallWriter"),
+    *("ContextCodec", "InFlightRequests", "RecordReader", "SendTurn", "StubLoop", "WaitPredictor"),
 }
 """Types of which a stub, or its connection, has a few for as long as it lives, and no client more."""
 
