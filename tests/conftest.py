@@ -66,6 +66,12 @@ def _is_compiled(path: Path) -> bool:
     return (path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc").exists()
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Leave out the folders of which ``--fast`` runs nothing."""
+    beside = collection_path.parent == _UNIT.parent and collection_path.is_dir()
+    return (config.getoption("--fast") and beside and collection_path != _UNIT) or None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
     """Leave out what ``--fast`` or a lane does not run; let workers find constants for examples one by one.
