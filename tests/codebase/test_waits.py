@@ -8,7 +8,7 @@ HELPER = "waits.py"
 TIMED = {
     "conformance/api_cases.py": 1,  # A model that looks for its cancellation, run by Triton, too.
     "conformance/http_exchange.py": 1,  # Parts of a request that come one after the other.
-    "conformance/load_probe.py": 2,  # Looks at servers that it knows nothing of, Triton's too.
+    "conformance/load_probe.py": 1,  # Looks at a server that it knows nothing of, Triton's too.
     "gpu/models.py": 1,  # A kernel of seconds.
     "process/device_models.py": 1,  # Requests meet: each takes long.
     "process/test_bench_zero_copy.py": 2,  # The interval of a sampler, and a load that is not all there can be.
@@ -26,7 +26,6 @@ TIMED = {
     "process/test_status.py": 1,  # The duration that is measured.
     "process/test_stop_requests.py": 1,  # The pace of a slow reader.
     "process/tried_server.py": 1,  # A server that is quiet twice in a row.
-    "ray/steady_load.py": 3,  # Pauses of clients before they try again.
     "ray/test_fleet_faults.py": 1,  # A load that one server takes too long for.
     "unit/test_cuda_waits.py": 3,  # The processor time that waits cost.
     "unit/test_no_threads.py": 1,  # A batch that takes long: results are gathered by duration.

@@ -155,16 +155,19 @@ def write_repository(repository: Path, models: list[Broken]) -> None:
 
 def index_of(server: Server, name: str) -> Any:
     """The entries of one model in the repository index, once it is neither loading nor unloading."""
-    deadline = time.monotonic() + SETTLE
-    while True:
+    found: Any = None
+
+    def is_settled() -> bool:
+        nonlocal found
         answer = server.ask("POST", "/v2/repository/index")
         if answer["status"] != 200:
-            return answer["text"]
+            found = answer["text"]
+            return True
         found = [entry for entry in json.loads(answer["text"]) if entry["name"] == name]
-        states = {entry.get("state") for entry in found}
-        if not states & {"LOADING", "UNLOADING"} or time.monotonic() > deadline:
-            return found
-        time.sleep(0.2)
+        return not {entry.get("state") for entry in found} & {"LOADING", "UNLOADING"}
+
+    poll(is_settled, SETTLE)
+    return found
 
 
 def load_alone(server: Server, model: Broken) -> Record:

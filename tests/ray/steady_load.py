@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import queue
 import threading
-import time
 from collections import Counter
 
 import grpc
@@ -74,7 +73,7 @@ class Load:
             else:
                 self.lost[error] += 1
         if error is not None:
-            time.sleep(0.02)
+            self._stopped.wait(0.02)
 
     def _ask_http(self):
         body = infer_body(self._code)
@@ -92,7 +91,7 @@ class Load:
                     connection.close()
                 if error is None:
                     break
-                time.sleep(0.1 * self._retries)
+                self._stopped.wait(0.1 * self._retries)
             self._note(error)
         connection.close()
 
@@ -123,7 +122,7 @@ class Load:
                 tries = tries + 1 if self.answered == before else 1
                 if error is not None and tries > 5 * self._retries:
                     self._note(error)
-                time.sleep(0.1 * tries * self._retries)
+                self._stopped.wait(0.1 * tries * self._retries)
 
     def _stream(self, client, tensor, values):
         """Ask on a stream until it breaks; returns why."""
