@@ -78,7 +78,7 @@ def test_a_photograph_of_48_million_pixels():
     )
 
 
-@pytest.mark.parametrize("photo", PHOTOS, ids=lambda photo: photo.stem)
+@pytest.mark.parametrize("photo", PHOTOS[:3], ids=lambda photo: photo.stem)
 def test_photographs(photo):
     image = ImageOps.exif_transpose(Image.open(photo)).convert("RGB")
     settings = levels(SIZE="224")
