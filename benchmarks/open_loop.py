@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.arrivals import arrivals, check_client, latencies, lateness
 from benchmarks.client import NAME, Client
 from benchmarks.machine import commit, describe_machine, file_stem, started_now, write_report
 from benchmarks.open_loop_table import SHARES, OpenResult, document, page
@@ -30,6 +29,7 @@ from benchmarks.traffic import Traffic
 from benchmarks.varied_bench import Bench, compare_answers, inferences, load, port_of, repository
 from benchmarks.varied_rows import ROWS, LoadRow
 from benchmarks.varied_table import Sample
+from gpubridge.bench.arrivals import arrivals, check_client, latencies, lateness
 from gpubridge.errors import BridgeError
 
 _WORKS = {row.name: row for row in ROWS if row.name in ("add_sub_ids", "add_sub_grpc_ids")}

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ from numpy.typing import NDArray
 
 from benchmarks.load import LoadFigures
 from benchmarks.traffic import Traffic, write_traffic
+from gpubridge.bench.arrivals import Followed
 from gpubridge.errors import BridgeError
 
-__all__ = ["NAME", "Client", "Followed"]
+__all__ = ["NAME", "Client"]
 
 #: The name by which results say who sent the requests.
 NAME = "benchmarks/client (C++, one thread)"
@@ -27,21 +27,6 @@ NAME = "benchmarks/client (C++, one thread)"
 _FOLDER = Path(__file__).parent
 _SOURCES = [_FOLDER / "client.cpp", *sorted(_FOLDER.glob("*.h"))]
 _COMPILERS = ("c++", "g++", "clang++")
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """Times of a schedule's requests, of CLOCK_MONOTONIC in ns; ``first``: the client ran before all others.
-
-    A request is sendable from the time that was meant on, and when a connection is free.
-    """
-
-    meant: NDArray[np.int64]
-    sendable: NDArray[np.int64]
-    sent: NDArray[np.int64]
-    answered: NDArray[np.int64]
-    failed: int
-    first: bool
 
 
 class Client:

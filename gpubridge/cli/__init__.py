@@ -27,7 +27,7 @@ COMMANDS = {
     "run": "run one model in this process, without a server: breakpoints work",
     "doctor": "check what works on this machine, and what to do about the rest",
     "top": "show in a terminal what a server's models do",
-    "bench": "measure zero-copy transfers on this machine",
+    "bench": "load a served model, or measure zero-copy transfers on this machine",
     "ray": "run a fleet of servers on Ray, behind a proxy",
     "completion": "print the shell completion of these commands",
 }

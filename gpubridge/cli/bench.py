@@ -1,4 +1,4 @@
-"""``gpubridge bench zero-copy``: the measurement of zero-copy transfers."""
+"""``gpubridge bench``: a load test of a served model, and the measurement of zero-copy transfers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from types import FrameType
 from gpubridge.bench.measurement import MODELS, Measured, measure, read_sizes
 from gpubridge.bench.pcie_meter import open_pcie_meter
 from gpubridge.bench.report import document, draw, judge, table
+from gpubridge.cli import bench_load
 from gpubridge.cuda_ipc import DeviceInfo, probe_devices
 from gpubridge.cuda_ipc.device_check import check_device
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, invalid
 
 _SIZES = "1MiB,4MiB,16MiB,64MiB,256MiB"
 _HOLDS, _FAILS, _UNABLE = 0, 1, 2
@@ -26,9 +27,10 @@ _NEEDS = (
 )
 
 
-USAGE = "zero-copy [FLAG ...]"
+USAGE = "load URL MODEL [FLAG ...] | gpubridge bench zero-copy [FLAG ...]"
 DESCRIPTION = (
-    "Send tensors of growing sizes through models on the first GPU, in CUDA shared memory and, for "
+    "load: send requests to a model of a server over HTTP, and print rate and latencies (p50, p90, p99, "
+    "p99.9). The exit code is 1 if a request failed. zero-copy: send tensors of growing sizes through models on the first GPU, in CUDA shared memory and, for "
     "comparison, over the host, and read the GPU's counters of PCIe traffic. Prints a table and a "
     "verdict, and writes zero_copy.json and zero_copy.png. The exit code is 0 if no copy was found, "
     "1 if one was, 2 if nothing was measured."
@@ -40,10 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "benchmark",
-        choices=("zero-copy",),
-        metavar="zero-copy",
-        help="check that tensors on a GPU stay there, by counters of the bridge and of PCIe",
+        choices=("load", "zero-copy"),
+        metavar="load|zero-copy",
+        help="load a served model; or check that tensors on a GPU stay there, by counters of the bridge and of PCIe",
     )
+    add(
+        "target",
+        nargs="*",
+        metavar="URL MODEL",
+        help="load: the server's HTTP port, and a model of it",
+    )
+    add("--json", action="store_true", help="print the figures as JSON")
+    bench_load.add_arguments(parser)
+    add = parser.add_argument_group("zero-copy").add_argument
     add("--sizes", type=_sizes, default=_SIZES, metavar="LIST", help="sizes of the tensors")
     add(
         "--seconds",
@@ -53,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds of load for each path and size, longer if PCIe is sampled once a second (before driver 555)",
     )
     add("--output", type=Path, default=Path(), metavar="DIR", help="directory of the files")
-    add("--json", action="store_true", help="print the document instead of table and verdict")
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -64,7 +74,14 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def run(options: argparse.Namespace, models: Path = MODELS) -> int:
-    """Measure the paths of a repository of ``models``, print and write the results; return the exit code."""
+    """Run a benchmark, print and write the results; return the exit code.
+
+    ``models``: the repository whose paths zero-copy measures.
+    """
+    if options.benchmark == "load":
+        return bench_load.run(options)
+    if options.target:
+        raise invalid(f"'gpubridge bench zero-copy' expects flags only, got {options.target[0]!r}")
     device = _device()
     if isinstance(device, str):
         sys.stderr.write(f"nothing can be measured here: {device}\n{_NEEDS}")

@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from devtools import demo
 from gpubridge import server as server_module
+from gpubridge.cli import main
 from tests.commands import run_command
 from tests.process.client_memory import memory, shared_input
 from tests.process.model_sources import answering
@@ -164,6 +165,14 @@ def test_image_models_get_images(server, tmp_path, name):
     assert b"OUT" in said
     # A terminal shows no pixels.
     assert (tmp_path / "answer.bin").exists() == (name != "photos")
+
+
+@pytest.mark.parametrize("name", ["numbers", "text", "half", "a ü, 100%"])
+def test_a_load_of_a_model_is_answered(server, capsys, name):
+    words = ["bench", "load", f"http://{server.http_url}", name, "--requests=9", "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["answered"], found["failed"], found["load"]) == (9, 0, "closed")
 
 
 @pytest.mark.parametrize("padding", [0, 1 << 20])

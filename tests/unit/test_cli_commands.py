@@ -81,7 +81,11 @@ def test_a_server_has_no_threads_for_linear_algebra():
         (["srve"], "gpubridge COMMAND ...", "invalid choice: 'srve'"),
         (["--nope"], "gpubridge COMMAND ...", "unknown flag --nope"),
         (["--versoin"], "gpubridge COMMAND ...", "did you mean --version?"),
-        (["bench", "zero"], "gpubridge bench zero-copy [FLAG ...]", "invalid choice: 'zero'"),
+        (
+            ["bench", "zero"],
+            "gpubridge bench load URL MODEL [FLAG ...] | gpubridge bench zero-copy [FLAG ...]",
+            "invalid choice: 'zero'",
+        ),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_one_line_of_usage_and_one_of_what_is_wrong(

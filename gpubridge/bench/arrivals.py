@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.client import Followed
 from gpubridge.errors import BridgeError
 
-__all__ = ["QUANTILES", "arrivals", "check_client", "latencies", "lateness"]
-
-#: The quantiles of latency that are told, by name.
-QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+"""The quantiles of latency that are told, by name."""
 # A client that sends late adds to the latencies that it measures: a tenth may be its own, or so many µs.
 _OWN_SHARE = 0.1
 _OWN_US = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Times of a schedule's requests, of CLOCK_MONOTONIC in ns; ``first``: the client ran before all others.
+
+    A request is sendable from the time that was meant on, and when a connection is free.
+    """
+
+    meant: NDArray[np.int64]
+    sendable: NDArray[np.int64]
+    sent: NDArray[np.int64]
+    answered: NDArray[np.int64]
+    failed: int
+    first: bool
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> NDArray[np.int64]:
