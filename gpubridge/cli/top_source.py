@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpubridge.errors import invalid, unavailable
+from gpubridge.protocol.conditions import index_condition
 
 _SCHEMA = 1
 _SECONDS = 10.0
@@ -112,8 +113,8 @@ class StatusSource:
 def _model(row: Mapping[str, Any], statistics: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
     """Return a model of a status document, of a row of the index and Triton's statistics."""
     name, version = str(row["name"]), str(row.get("version", ""))
-    made = {"name": name, "version": version, "state": row.get("state", "UNAVAILABLE")}
-    made["reason"] = row.get("reason", "")
+    made = {"name": name, "version": version, "reason": row.get("reason", "")}
+    made["condition"] = index_condition(str(row.get("state", "")), made["reason"])
     told = statistics.get((name, version))
     if told is not None:
         sums = told["inference_stats"]

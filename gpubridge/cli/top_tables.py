@@ -127,7 +127,7 @@ def _model_row(
     return [
         shown(model["name"]),
         str(model["version"]),
-        shown(model["state"]),
+        shown(model["condition"]),
         ready,
         *rates,
         *(_quantile(change["durations"], bounds, percent) for percent in (50, 99)),

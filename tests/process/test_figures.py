@@ -295,7 +295,7 @@ def test_models_that_are_not_loaded_have_no_statistics(server, statistics):
 
 
 MODEL_FIELDS = {
-    "name", "version", "state", "reason", "ready", "backend", "max_batch_size", "scheduler", "decoupled",
+    "name", "version", "state", "reason", "condition", "ready", "backend", "max_batch_size", "scheduler", "decoupled",
     "pending", "queued", "statistics", "instances", "fallbacks", "errors", "slowest", "ensemble",
 }  # fmt: skip
 INSTANCE_FIELDS = {
@@ -319,6 +319,7 @@ def test_the_status_of_a_model(server, status, page, name):
     known, row = KNOWN[name], row_of(status, name)
     assert row.keys() == MODEL_FIELDS
     assert (row["version"], row["state"], row["reason"], row["ready"]) == (1, "READY", "", True)
+    assert row["condition"] == "ready"
     assert (row["pending"], row["queued"], row["fallbacks"]) == (0, 0, {})
     assert row["scheduler"] == SCHEDULERS.get(name, "")
     assert row["backend"] == ("ensemble" if known.steps else "python")
@@ -409,7 +410,8 @@ def check_graph(found, known):
 
 def test_the_rest_of_the_status(server, status):
     gone = row_of(status, "gone")
-    assert gone == {"name": "gone", "version": 1, "state": "UNAVAILABLE", "reason": "unloaded"}
+    state = {"state": "UNAVAILABLE", "reason": "unloaded", "condition": "unloaded"}
+    assert gone == {"name": "gone", "version": 1, **state}
     assert {row["name"] for row in status["models"]} == {"gone", *KNOWN}
     assert status.keys() == {
         "schema", "number", "complete", "time", "server", "machine", "loads", "regions",

@@ -198,7 +198,7 @@ PROCESSES = [
     {**INSTANCE, "memory": {"pss_bytes": 2 << 20}},
     INSTANCE,
 ]
-OPEN = {"state": "READY", "ready": True, "pending": 5, "queued": 3, "instances": PROCESSES}
+OPEN = {"condition": "ready", "pending": 5, "queued": 3, "instances": PROCESSES}
 IDLE = {**OPEN, "pending": 0, "queued": 0, "instances": []}
 PARTS = "queue 1.00 ms, upload 0 µs, execute 3.00 ms, download 0 µs, cache 0 µs, answer 0 µs"
 TITLES = (
@@ -234,20 +234,20 @@ KINDS = {
         *("zero", "ready", "3", "18 µs", "20 µs", "0", PARTS, "2", "–", "0", "100", "zero-copy"),
     ),
     "failing": (
-        {**IDLE, "ready": False, "statistics": {**COUNTED, **NONE}},
-        *("failing", "not ready", "1", "–", "–", "0", "all failed", "–", "–", "0", "100", ""),
+        {**IDLE, "condition": "restarting", "statistics": {**COUNTED, **NONE}},
+        *("failing", "restarting", "1", "–", "–", "0", "all failed", "–", "–", "0", "100", ""),
     ),
     "unused": (
         {**IDLE, "statistics": {**COUNTED, **NONE, "failures": {}}},
         *("unused", "ready", "0", "–", "–", "0", "no requests", "–", "–", "0", "0", ""),
     ),
-    "starting": ({"state": "LOADING"}, "starting", "loading", *NOTHING, "0", "–", ""),
+    "starting": ({"condition": "loading"}, "starting", "loading", *NOTHING, "0", "–", ""),
     "stopped": (
-        {"state": "UNAVAILABLE", "reason": "unloaded"},
+        {"condition": "unloaded", "reason": "unloaded"},
         *("stopped", "unloaded", *NOTHING, "0", "–", ""),
     ),
     "broken": (
-        {"state": "UNAVAILABLE", "reason": "no such file"},
+        {"condition": "failed", "reason": "no such file"},
         *("broken", "failed", *NOTHING, "0", "–", ""),
     ),
 }
@@ -269,6 +269,93 @@ def test_each_column_shows_what_its_help_says(page, name):
     headings = "[...document.querySelectorAll('#models th')].map(each => each.title)"
     assert page.run(headings) == [told for _, told, _ in found]
     assert all(told for _, told, _ in found)
+
+
+DIED = "Stub process 'm_0' is not healthy. It exited with code 7."
+REFUSED = f"Request for model 'm' cannot be served: {DIED}"
+CALLED = "Failed to process the request(s) for model 'caller_0', message: "
+ENDED = "2 times within the hour. It printed last: out of memory"
+FULL = "Exceeds maximum queue size"
+
+
+def died(state):
+    end = {"time": -20, "reason": DIED, "output": ["out of memory"]}
+    return {**INSTANCE, "name": "m_0", "state": state, "ends": [end, {**end, "time": -40}]}
+
+
+def errors(*texts):
+    return [{"text": text, "requests": 3, "last": -10} for text in texts]
+
+
+BROKEN = {"condition": "failed", "reason": "ModuleNotFoundError: no such package"}
+MEMBER = {"ensemble": {"steps": [{"model": "m"}], "edges": []}, "instances": []}
+CAUSES = {
+    "a dead process": (
+        {
+            "m": {
+                "condition": "failed",
+                "instances": [died("failed")],
+                "errors": errors(DIED, REFUSED),
+            },
+            "caller": {"errors": errors(CALLED + REFUSED)},
+            "ensemble": {"condition": "failed", **MEMBER, "errors": errors(DIED)},
+        },
+        f"failed|m {DIED} {ENDED} · 6 requests failed with it · also affects caller, ensemble",
+    ),
+    "one of two processes": (
+        {"m": {"condition": "degraded", "instances": [died("restarting"), INSTANCE]}},
+        f"degraded|m {DIED} {ENDED}",
+    ),
+    "a process that runs again": (
+        {"m": {"instances": [died("ready")], "errors": errors("another")}},
+        f"restarted 20 s ago|m {DIED} {ENDED}",
+        "3 requests failed, 10 s ago|m another",
+    ),
+    "a model that is not loaded": (
+        {
+            "m": BROKEN,
+            "ensemble": {**BROKEN, "reason": "ensemble 'ensemble' depends on 'm' which has no"},
+        },
+        "failed|m ModuleNotFoundError: no such package · also affects ensemble",
+    ),
+    "two models with the same error": (
+        {"m": {"errors": errors(FULL, "another")}, "n": {"errors": errors(FULL)}},
+        f"3 requests failed, 10 s ago|m {FULL} · and 1 other error",
+        f"3 requests failed, 10 s ago|n {FULL}",
+    ),
+}
+"""Models of the status document, and the lines that say what needs attention: one for each cause."""
+
+
+@pytest.mark.parametrize("case", CAUSES)
+def test_one_line_for_each_cause(page, case):
+    given, *lines = CAUSES[case]
+    common = {"version": 1, "condition": "ready", "instances": [], "errors": [], "queued": 0}
+    models = [{"name": name, "key": name, **common, **model} for name, model in given.items()]
+    script = """(() => {
+        const kept = new Map(state.models), ready = state.doc.server.ready, now = state.doc.time;
+        state.models.clear();
+        for (const model of given) {
+            for (const end of model.instances.flatMap(each => each.ends)) end.time += now;
+            for (const error of model.errors) error.last += now;
+            state.models.set(model.key, model);
+        }
+        state.doc.server.ready = false; show();
+        const lines = [...document.querySelectorAll('#attention li')].map(
+            each => [...each.children].map(part => part.textContent).join('|'));
+        const header = byId('state').textContent;
+        state.models.clear(); for (const [key, model] of kept) state.models.set(key, model);
+        state.doc.server.ready = ready; show();
+        return [header, lines] })()"""
+    header, found = page.run(script.replace("given", json.dumps(models), 1))
+    assert found == list(lines)
+    words = [model["condition"] for model in models]
+    told = [
+        f"{words.count(word)} of {len(words)} model{'s' * (len(words) > 1)} failed"
+        for word in ("failed",)
+        if word in words
+    ]
+    assert header == ": ".join(["not ready", *told])
 
 
 def test_a_cell_follows_all_that_it_shows(page):

@@ -97,8 +97,8 @@ def test_once_prints_figures_of_the_interval(server, capsys):
     made = rows_of(text)
     models = {row["MODEL"]: row for row in made["MODEL"]}
     broken, model = models["broken"], models["m"]
-    assert (broken["STATE"], broken["REQ/S"]) == ("UNAVAILABLE", "-")
-    assert (model["VERSION"], model["STATE"]) == ("1", "READY")
+    assert (broken["STATE"], broken["REQ/S"]) == ("failed", "-")
+    assert (model["VERSION"], model["STATE"]) == ("1", "ready")
     assert (model["READY"], model["BATCH"], model["RESTARTS"], model["SLOWER"]) == (
         "1/1", "1.0", "0", "0",
     )  # fmt: skip
@@ -126,7 +126,7 @@ def test_a_model_without_requests_has_no_quantiles(server, capsys):
     wait_until(idle, "an interval without requests")
 
 
-ROW = {"name": "m", "version": 1, "state": "READY", "reason": ""}
+ROW = {"name": "m", "version": 1, "condition": "ready", "reason": ""}
 BOUNDS = [1000, 2000, 5000]
 BEFORE = {
     "since": 1, "success": 10, "failures": {"BACKEND": 5}, "request_us": 500, "queue_us": 500,
@@ -138,7 +138,7 @@ AFTER = {
     "answer_us": 1200, "durations": [(0, 60), (1, 49), (3, 1)], "batch_sizes": [(1, 40), (4, 20)],
 }  # fmt: skip
 CELLS = {
-    "MODEL": "m", "VERSION": "1", "STATE": "READY", "READY": "1/2", "REQ/S": "50.0", "FAIL/S": "2.0",
+    "MODEL": "m", "VERSION": "1", "STATE": "ready", "READY": "1/2", "REQ/S": "50.0", "FAIL/S": "2.0",
     # Of 100 requests, 50 took at most 1 ms, and 99 at most 2 ms.
     "P50_MS": "1.00", "P99_MS": "2.00", "QUEUED": "7", "BATCH": "2.2", "QUEUE%": "10", "INPUT%": "5",
     "EXECUTE%": "50", "OUTPUT%": "15", "CACHE%": "8", "ANSWER%": "12", "RESTARTS": "3", "SLOWER": "4",
@@ -255,7 +255,7 @@ def test_a_server_without_a_status_shows_its_statistics(extension, said, capsys)
     text, note = capsys.readouterr()
     assert said in note
     model = rows_of(text)["MODEL"][0]
-    assert (model["MODEL"], model["REQ/S"]) == ("a\\x1bb", "0.0")
+    assert (model["MODEL"], model["STATE"], model["REQ/S"]) == ("a\\x1bb", "ready", "0.0")
     assert (model["P50_MS"], model["READY"], model["RESTARTS"]) == ("-", "-", "-")
 
 
@@ -327,7 +327,7 @@ def test_the_live_view_in_a_terminal(server):
         with load(server):
             wait_until(lambda: has(b"MODEL", b"m_0", b"\\x1b[31mred [bold]"), "the first view")
             seen = b""
-            rate = re.compile(rb"READY +1/1 +[1-9]\d*\.\d")
+            rate = re.compile(rb"ready +1/1 +[1-9]\d*\.\d")
             wait_until(lambda: rate.search(look()), "the rate of requests")
         process.send_signal(signal.SIGINT)
         wait_until(lambda: look() and process.poll() is not None, "the end")

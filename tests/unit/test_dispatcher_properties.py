@@ -215,7 +215,7 @@ class ModelMachine(RuleBasedStateMachine):
     @on_any(is_restarting)
     @rule(data=st.data())
     def give_up(self, data):
-        self.some(data, is_restarting).state = InstanceState.FAILING
+        self.some(data, is_restarting).state = InstanceState.FAILED
         self.model.dispatcher.dispatch()
 
     # -- time ---
@@ -255,7 +255,7 @@ class ModelMachine(RuleBasedStateMachine):
         if self.model is None or not self.model.dispatcher.queued:
             return
         ready = [i for i in self.model.instances if i.state is InstanceState.READY]
-        if not any(i.state is not InstanceState.FAILING for i in self.model.instances):
+        if not any(i.state is not InstanceState.FAILED for i in self.model.instances):
             raise AssertionError("requests wait although no instance is going to take them")
         if self.sequences and self.flying():
             # They may wait for the one before them, or for a place beside it.

@@ -239,7 +239,7 @@ class VirtualInstance:
         """Lose what was started; ``hopeless`` keeps it from being waited for."""
         self.open = []
         self.batches.clear()
-        self.state = InstanceState.FAILING if hopeless else InstanceState.RESTARTING
+        self.state = InstanceState.FAILED if hopeless else InstanceState.RESTARTING
         self.last_error = "it died"
         error = BridgeError(_OF_INSTANCES[1], ErrorCode.UNAVAILABLE)
         self.model.dispatcher.on_death(self, *self.end(), error)

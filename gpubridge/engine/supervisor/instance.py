@@ -5,7 +5,7 @@ States::
     STOPPED ──start──► STARTING ──ready──► READY ──died──► RESTARTING ──ready──► READY
                           │ failed                            │ failed: back-off, again
                           ▼                                   ▼
-                       STOPPED (the load fails)            FAILING (requests are refused)
+                       STOPPED (the load fails)            FAILED (requests are refused)
 
 When a stub dies, the requests that it had started fail; the others are queued again. The first restart
 is immediate, later ones follow a back-off that doubles while stubs die without a successful response.
@@ -58,7 +58,7 @@ class InstanceState(enum.Enum):
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
-    FAILING = "failing"
+    FAILED = "failed"
 
 
 class StubEnd(NamedTuple):
@@ -267,7 +267,7 @@ class Instance:
         while not self._stopping:
             # Requests do not wait for a stub that keeps dying.
             if failed or backoff > _SHORT_BACKOFF_SECONDS:
-                self.state = InstanceState.FAILING
+                self.state = InstanceState.FAILED
                 self._listener.dispatch()
             if backoff:
                 _logger.warning("instance '%s' restarts in %.1f s", self.name, backoff)

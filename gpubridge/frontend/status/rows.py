@@ -15,7 +15,8 @@ from gpubridge.engine.ensemble.times import RESPONSE, EnsembleTimes
 from gpubridge.engine.load_progress import Load
 from gpubridge.engine.models.model import Model
 from gpubridge.engine.repository.model_index import VersionStatus
-from gpubridge.engine.supervisor.instance import Instance
+from gpubridge.engine.supervisor.instance import Instance, InstanceState
+from gpubridge.protocol.conditions import index_condition
 from gpubridge.telemetry.exposition import Family
 from gpubridge.telemetry.statistics import ModelStatistics
 
@@ -53,7 +54,7 @@ def row_key(model: Model | None, memory: Memory) -> object:
     if model is None:
         return None
     counted = model.statistics
-    now = model.ready, model.pending, counted.fallbacks.total()
+    now = _condition(model), model.pending, counted.fallbacks.total()
     instances = [_key(each, memory) for each in model.instances]
     return counted.since, done_key(counted), now, instances
 
@@ -85,6 +86,7 @@ def model_row(status: VersionStatus, model: Model | None, memory: Memory, slow: 
         "version": status.version,
         "state": status.state,
         "reason": status.reason[:_REASON_LETTERS],
+        "condition": condition(status, model),
     }
     if model is None:
         return row
@@ -108,6 +110,24 @@ def model_row(status: VersionStatus, model: Model | None, memory: Memory, slow: 
         "slowest": slow[:_SLOW_OF_MODEL],
         "ensemble": _ensemble(model.times) if isinstance(model, EnsembleModel) else None,
     }
+
+
+def condition(status: VersionStatus, model: Model | None) -> str:
+    """Return the condition of a model version, in the words of `gpubridge.protocol.conditions`."""
+    if model is None or status.state != "READY":
+        return index_condition(status.state, status.reason)
+    return _condition(model)
+
+
+def _condition(model: Model) -> str:
+    """Return the condition of a loaded model: that of an ensemble is the worst of its members'."""
+    if model.ready:
+        return "ready" if model.whole else "degraded"
+    if model.members:
+        failed = any(_condition(member) == "failed" for member in model.members)
+    else:
+        failed = all(instance.state is InstanceState.FAILED for instance in model.instances)
+    return "failed" if failed else "restarting"
 
 
 def _statistics(model: Model) -> Row:

@@ -116,19 +116,48 @@ function quantile(durations, wanted) {
 const restarts = (model) => sum((model.instances || []).map((each) => each.restarts));
 function ends(model) { return (model.instances || []).flatMap((each) => each.ends.map((end) => ({ ...end, instance: each.name }))).sort((a, b) => b.time - a.time); }
 
-// What needs attention, the worst first.
+const KINDS = { ready: "good", degraded: "warn", restarting: "bad", failed: "bad", loading: "warn", unloading: "warn", unloaded: "" };
+const counted = (n, what, more = what + "s") => n + " " + (n === 1 ? what : more);
+
+// What needs attention: one entry for each cause, with all that it leads to. `causes`: texts by which what it leads to is known.
 function troubles(model) {
-  const found = [], now = state.doc.time;
-  if (model.state === "UNAVAILABLE" && model.reason && model.reason !== "unloaded") found.push(["bad", "not loaded", model.reason]);
-  for (const each of model.instances || []) {
-    if (each.state === "failing" || each.state === "restarting") found.push(["bad", each.state, (each.ends.at(-1) || {}).reason || each.name]);
-    if (each.executing_us > 1e7) found.push(["warn", "executing for " + span(each.executing_us), each.name + " has not come back from execute"]);
-  }
-  const recent = ends(model).filter((end) => end.time > now - 3600);
-  if (recent.length) found.push(["warn", "process ended " + ago(recent[0].time), firstLine(recent[0].reason) + (recent[0].output.length ? " It printed last: " + firstLine(recent[0].output.at(-1)) : "")]);
-  const error = (model.errors || []).find((each) => each.last > now - 300);
-  if (error && !recent.some((end) => end.reason === error.text)) found.push(["warn", error.requests + (error.requests === 1 ? " request failed, " : " requests failed, ") + ago(error.last), error.text]);
-  const did = figures(model);
-  if (did && model.queued > 4 && did.parts[0] > did.mean / 2) found.push(["warn", model.queued + " requests queued", Math.round(100 * did.parts[0] / did.mean) + " % of a request's time is waiting. " + HINTS.queue]);
+  const found = [], now = state.doc.time, instances = model.instances || [], did = model.did;
+  const recent = ends(model).filter((end) => end.time > now - 3600), last = recent[0];
+  const failed = (error) => counted(error.requests, "request") + " failed, " + ago(error.last);
+  let errors = (model.errors || []).filter((each) => each.last > now - 300);
+  const add = (kind, what, why, causes = []) => {
+    const led = errors.filter((each) => causes.some((text) => each.text.includes(text)));
+    errors = errors.filter((each) => !led.includes(each));
+    const also = led.length ? [counted(sum(led.map((each) => each.requests)), "request") + " failed with it"] : [];
+    found.push({ kind, what, why, causes, also, key: model.key, name: model.name });
+  };
+  const printed = last && last.output.length ? " It printed last: " + firstLine(last.output.at(-1)) : "";
+  const running = instances.some((each) => each.state !== "ready");
+  if (model.condition === "failed" && !instances.length && model.reason) add("bad", "failed", model.reason, [model.reason]);
+  else if (last) {
+    const word = running ? model.condition : "restarted", times = recent.length > 1 ? " " + counted(recent.length, "time") + " within the hour." : "";
+    add(KINDS[model.condition] === "bad" ? "bad" : "warn", running ? word : word + " " + ago(last.time), firstLine(last.reason) + times + printed, recent.map((end) => firstLine(end.reason)));
+  } else if (KINDS[model.condition] === "bad") add("bad", model.condition, model.ensemble ? "one of its members is " + model.condition : "its process does not run");
+  const stuck = instances.find((each) => each.executing_us > 1e7);
+  if (stuck) add("warn", "executing for " + span(stuck.executing_us), stuck.name + " has not come back from execute" + (model.queued ? "; " + counted(model.queued, "request waits", "requests wait") : ""));
+  const [error, ...more] = errors.splice(0);
+  if (error) add("warn", failed(error), firstLine(error.text) + (more.length ? " · and " + counted(more.length, "other error") : ""), [firstLine(error.text)]);
+  if (did && !found.some((each) => each.kind === "bad") && !stuck && model.queued > 4 && did.parts[0] > did.mean / 2) add("warn", counted(model.queued, "request") + " queued", Math.round(100 * did.parts[0] / did.mean) + " % of a request's time is waiting. " + HINTS.queue);
   return found;
+}
+// Leaves one entry for a cause that several models suffer from: an entry of a caller or an ensemble goes with that of the model it needs.
+function byCause(entries) {
+  const kept = [];
+  for (const entry of entries) {
+    const { ensemble } = state.models.get(entry.key), needs = new Set((ensemble ? ensemble.steps : []).map((step) => step.model));
+    const leads = (each) => {
+      if (each.key === entry.key) return false;
+      if (each.kind === "bad" && entry.kind === "bad" && (needs.has(each.name) || entry.causes.some((text) => text.includes("'" + each.name + "'")))) return true;
+      return entry.causes.some((text) => each.causes.some((own) => (text === own ? needs.has(each.name) : text.includes(own))));
+    };
+    const cause = entries.find(leads);
+    if (cause) (cause.others = cause.others || new Set()).add(entry.name);
+    else kept.push(entry);
+  }
+  return kept;
 }

@@ -16,8 +16,8 @@ function showChosen() {
   place.hidden = !model;
   if (!model) { panel.key = ""; return; }
   if (panel.key !== model.key) openPanel(model);
-  const did = model.did, about = [model.label, model.kind, model.backend, model.scheduler, model.max_batch_size, model.decoupled, model.reason];
-  put(panel.about, about, () => [pill(model.label, model.kind), h("span", { class: "soft" }, [" " + (model.backend || ""), (model.scheduler || "").replace("_", " "), model.max_batch_size ? "batches of up to " + model.max_batch_size : "", model.decoupled ? "decoupled" : ""].filter(Boolean).join(", "))]);
+  const did = model.did, about = [model.condition, model.backend, model.scheduler, model.max_batch_size, model.decoupled, model.reason];
+  put(panel.about, about, () => [pill(model.condition, model.kind), h("span", { class: "soft" }, [" " + (model.backend || ""), (model.scheduler || "").replace("_", " "), model.max_batch_size ? "batches of up to " + model.max_batch_size : "", model.decoupled ? "decoupled" : ""].filter(Boolean).join(", "))]);
   for (const [name, element] of Object.entries(panel)) if (element instanceof Element && name !== "about" && name !== "verdict") (element.parentElement === place || !element.previousSibling ? element : element.parentElement).hidden = !did;
   showVerdict(model, did);
   if (!did) return;
@@ -37,7 +37,7 @@ const none = (did) => (did.failed ? "All requests failed in this time." : "No re
 function showVerdict(model, did) {
   const what = did ? [did.done, did.failed, did.parts, did.p50, did.p99, did.rate, model.trouble] : [model.trouble, model.reason];
   put(panel.verdict, what, () => {
-    const trouble = model.trouble.map(([kind, name, why]) => h("div", { class: "verdict " + kind }, h("b", null, name + ": "), firstLine(why)));
+    const trouble = model.trouble.map(({ kind, what, why, also }) => h("div", { class: "verdict " + kind }, h("b", null, what + ": "), [firstLine(why), ...also].join(" · ")));
     if (!did) return [...trouble, model.reason ? h("pre", null, model.reason) : null];
     if (!did.done) return [...trouble, h("p", { class: "soft" }, none(did))];
     const most = did.parts.indexOf(Math.max(...did.parts)), share = Math.round((100 * did.parts[most]) / (sum(did.parts) || 1));

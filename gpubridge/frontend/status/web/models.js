@@ -13,7 +13,7 @@ function stack(parts, big) {
 // Name, title, help, class, value to sort by, cell.
 const COLUMNS = [
   ["name", "Model", "name, and version above 1", "", (m) => m.name, (m) => [link(m), m.version > 1 ? h("span", { class: "soft" }, " v" + m.version) : null]],
-  ["state", "State", "whether it is ready, loading, unloaded, or what is wrong with it", "", (m) => m.rank, (m) => pill(m.label, m.kind)],
+  ["state", "State", "ready; degraded: some of its processes do not run; restarting: its process is started again; failed: it could not be loaded or started; loading, unloading, unloaded", "", (m) => m.rank, (m) => pill(m.condition, m.kind)],
   ["rate", "Requests/s", "requests that ended within the time, failed ones too", "n", (m) => (m.did ? m.did.rate : -1), (m) => (m.did ? number(m.did.rate) : "–")],
   ["p50", "p50", "half of the requests that succeeded took at most so long, estimated from a histogram", "n", (m) => (m.did && m.did.p50) || -1, (m) => (m.did ? span(m.did.p50) : "–")],
   ["p99", "p99", "99 % of the requests that succeeded took at most so long, estimated from a histogram", "n", (m) => (m.did && m.did.p99) || -1, (m) => (m.did ? span(m.did.p99) : "–")],
@@ -25,20 +25,24 @@ const COLUMNS = [
   ["errors", "Failed", "requests that failed within the time", "n", (m) => (m.did ? m.did.failed : -1), (m) => (m.did && m.did.failed ? pill(number(m.did.failed), "bad") : m.did ? "0" : "–")],
   ["copies", "Copies", "copies of tensor data by the bridge, for each request that succeeded", "", (m) => (m.did && m.did.zero ? 1 : 0), (m) => (!m.did || !m.did.done ? "" : m.did.zero ? pill("zero-copy", "good") : h("span", { class: "soft" }, number(sum(m.did.copies.map((c) => c.count)) / m.did.done) + " a request"))],
 ];
+const RANKS = ["unloaded", "ready", "loading", "unloading", "degraded", "restarting", "failed"];
 function describe(model) {
   model.did = figures(model);
   model.trouble = troubles(model);
   model.bytes = sum((model.instances || []).map((each) => (each.memory ? each.memory.pss_bytes : 0)));
-  const bad = model.trouble.find(([kind]) => kind === "bad");
-  if (bad && model.state === "READY") [model.label, model.kind, model.rank] = [bad[1], "bad", 3];
-  else if (model.state === "UNAVAILABLE") [model.label, model.kind, model.rank] = [bad ? "failed" : "unloaded", bad ? "bad" : "", bad ? 3 : -1];
-  else if (model.state !== "READY") [model.label, model.kind, model.rank] = [(model.state || "not loaded").toLowerCase(), "warn", 2];
-  else [model.label, model.kind, model.rank] = [model.ready ? "ready" : "not ready", model.ready ? "good" : "bad", model.ready ? 0 : 3];
+  [model.kind, model.rank] = [KINDS[model.condition], RANKS.indexOf(model.condition)];
+}
+// Why the server is not ready: "2 of 13 models failed, 1 is loading".
+function unready(models) {
+  const wanted = models.filter((m) => m.condition !== "unloaded"), told = ["failed", "restarting", "loading"].map((word) => [word, wanted.filter((m) => m.condition === word).length]).filter(([, n]) => n);
+  if (!told.length) return "";
+  const text = told.map(([word, n], i) => n + (i ? "" : " of " + counted(wanted.length, "model")) + " " + (word === "failed" ? word : (n > 1 ? "are " : "is ") + word));
+  return ": " + text.join(", ");
 }
 function showHeader() {
   const { server, machine } = state.doc, models = [...state.models.values()];
   const element = byId("state");
-  element.textContent = server.ready ? "ready" : "not ready";
+  element.textContent = server.ready ? "ready" : "not ready" + unready(models);
   element.className = "pill " + (server.ready ? "good" : "bad");
   const wanted = Number(byId("window").value), seen = state.doc.time - Math.max(state.first, server.started);
   byId("covered").textContent = !wanted || seen >= wanted - 1 ? "" : "so far " + (seen < 120 ? Math.round(seen) + " s" : span(seen * 1e6));
@@ -54,13 +58,14 @@ function showHeader() {
   put(byId("facts"), facts, () => facts.map(([name, value]) => h("span", { class: "fact" }, name + " ", h("b", null, value))));
 }
 function showAttention(models) {
-  const found = models.flatMap((model) => model.trouble.map((each) => [model.key, model.name, ...each])).sort((a, b) => (a[2] === "bad" ? 0 : 1) - (b[2] === "bad" ? 0 : 1));
+  const rank = (each) => (each.kind === "bad" ? 0 : 1), found = byCause(models.flatMap((model) => model.trouble)).sort((a, b) => rank(a) - rank(b));
   const loads = state.doc.loads.slice(0, 6).map((load) => [load.model, "loading for " + span((state.doc.time - load.since) * 1e6), load.step + (load.fraction === null ? "" : ", " + Math.round(100 * load.fraction) + " %")]);
   byId("attention").hidden = !found.length && !loads.length;
-  const seen = found.slice(0, 6);
+  const seen = found.slice(0, 6).map((each) => ({ ...each, also: [...each.also, ...(each.others ? ["also affects " + [...each.others].join(", ")] : [])] }));
   put(byId("attention"), [seen, found.length, loads], () => [
     h("h2", null, "Needs attention"),
-    h("ul", { class: "attention" }, loads.map(([name, what, how]) => h("li", null, pill(what), h("span", { class: "what" }, h("b", null, name), " ", h("span", { class: "soft" }, how)))), seen.map(([key, name, kind, what, why]) => h("li", null, pill(what, kind), h("span", { class: "what" }, link({ key, name }), " ", h("span", { class: "soft" }, firstLine(why)))))),
+    h("ul", { class: "attention" }, loads.map(([name, what, how]) => h("li", null, pill(what), h("span", { class: "what" }, h("b", null, name), " ", h("span", { class: "soft" }, how)))),
+      seen.map(({ key, name, kind, what, why, also }) => h("li", null, pill(what, kind), h("span", { class: "what" }, link({ key, name }), " ", h("span", { class: "soft" }, [firstLine(why), ...also].join(" · ")))))),
     found.length > seen.length ? h("div", { class: "soft" }, "and " + (found.length - seen.length) + " more: ", h("button", { on: { click: () => choose("trouble") } }, "show them")) : null,
   ]);
 }
@@ -88,7 +93,7 @@ function showTable(models) {
   const made = seen.map((model) => {
     let row = tableRows.get(model.key);
     if (!row) tableRows.set(model.key, row = h("tr", { on: { click: () => { location.hash = encodeURIComponent(model.key); } } }, COLUMNS.map(([name, , , kind]) => h("td", { class: kind || (name === "name" ? "name" : "") }))));
-    COLUMNS.forEach(([name, , , , value, cell], i) => put(row.cells[i], name === "time" && model.did ? [model.did.parts, model.did.failed > 0] : [value(model), model.label, model.pending, model.queued, model.did && [model.did.copies, model.did.done]], () => cell(model)));
+    COLUMNS.forEach(([name, , , , value, cell], i) => put(row.cells[i], name === "time" && model.did ? [model.did.parts, model.did.failed > 0] : [value(model), model.condition, model.pending, model.queued, model.did && [model.did.copies, model.did.done]], () => cell(model)));
     row.classList.toggle("chosen", model.key === state.chosen);
     return row;
   });
