@@ -2,6 +2,7 @@
 // reads.
 
 #include <poll.h>
+#include <unistd.h>
 
 #include <cerrno>
 
@@ -30,10 +31,14 @@ bool is_empty(nb::handle sized) {
 // Python objects that a CallReader needs.
 struct CallReaderParts {
   nb::object responses;  // a CallResponseReader
-  nb::object calls;      // the dict of the calls under way, by their numbers
   nb::object call;       // the class Call (gpubridge/stub/bls/calls.py)
   nb::object deliver;   // gives a call a response that is not the only one, or that others wait for
   nb::object take;      // takes a message of another kind, or the end of the channel
+  nb::object pass_on;   // has another thread read, where some wait
+  nb::object outbox;    // of the calls that are not sent yet
+  nb::object calls;     // the dict of the calls under way, by their numbers
+  nb::object reading;   // the RLock of who reads
+  nb::object waiting;   // the dict of the threads that leave reading to another one
   nb::object requests;  // the WaitPredictor of requests
   nb::object answers;   // the compiled one of answers
 };
@@ -47,6 +52,17 @@ class CallReader {
   CallReader(const CallReader&) = delete;
   CallReader& operator=(const CallReader&) = delete;
 
+  // Waits until an outcome is ready. False where Python has to: another thread reads, there are
+  // calls to be sent before, this is another process, or the call is for several responses.
+  bool wait(nb::handle outcome) {
+    if (getpid() != process_ || !is_empty(attribute<"unsent">(parts_.outbox))) return false;
+    if (outcome.type().is(parts_.call) && !attribute<"credit">(outcome).is_none()) return false;
+    if (!nb::cast<bool>(attribute<"acquire">(parts_.reading)(false))) return false;
+    const Reading reading(parts_);
+    read_until(outcome);
+    return true;
+  }
+
   // Handles messages until an outcome is ready.
   void read_until(nb::handle outcome) {
     if (is_ready(outcome)) return;
@@ -54,7 +70,7 @@ class CallReader {
     bool awake = answers_.begin(monotonic_ns());
     do {
       if (awake) awake = answers_.poll(descriptor_, awake_ns_);
-      if (!awake) wait();
+      if (!awake) sleep();
       receive();
     } while (!is_ready(outcome));
     answers_.end(monotonic_ns());
@@ -79,8 +95,28 @@ class CallReader {
   void close() { descriptor_ = -1; }
 
  private:
+  // The time in which this thread reads; then another one does, where some wait.
+  class Reading {
+   public:
+    explicit Reading(const CallReaderParts& parts) : parts_(parts) {}
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
+    ~Reading() {
+      const nb::error_scope kept;
+      try {
+        attribute<"release">(parts_.reading)();
+        if (!is_empty(parts_.waiting)) parts_.pass_on();
+      } catch (nb::python_error& error) {
+        error.discard_as_unraisable("letting another thread read");
+      }
+    }
+
+   private:
+    const CallReaderParts& parts_;
+  };
+
   // Waits for a message, or until a signal comes, whose handler is run.
-  void wait() const {
+  void sleep() const {
     // One may have come while this stayed awake.
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     if (descriptor_ < 0) return;
@@ -133,6 +169,7 @@ class CallReader {
   WaitPredictor& answers_ = nb::cast<WaitPredictor&>(parts_.answers);
   int descriptor_;
   std::int64_t awake_ns_;
+  pid_t process_ = getpid();
   std::vector<char> memory_ = std::vector<char>(kDatagramLimit);
 };
 
@@ -142,13 +179,14 @@ void bind_bls_reader(nb::module_& module) {
   using namespace stub;
   nb::class_<CallReader>(module, "CallReader")
       .def("__init__",
-           [](CallReader* place, nb::object responses, nb::object calls, nb::object call,
-              nb::object deliver, nb::object take, const nb::tuple& waits, int descriptor,
-              std::int64_t awake_ns) {
-             new (place) CallReader({std::move(responses), std::move(calls), std::move(call),
-                                     std::move(deliver), std::move(take), waits[0], waits[1]},
-                                    descriptor, awake_ns);
+           [](CallReader* place, nb::object responses, nb::object call, const nb::tuple& handlers,
+              const nb::tuple& state, int descriptor, std::int64_t awake_ns) {
+             new (place) CallReader(
+                 {std::move(responses), std::move(call), handlers[0], handlers[1], handlers[2],
+                  state[0], state[1], state[2], state[3], state[4], state[5]},
+                 descriptor, awake_ns);
            })
+      .def("wait", &CallReader::wait)
       .def("read_until", &CallReader::read_until)
       .def("receive", &CallReader::receive)
       .def("close", &CallReader::close);

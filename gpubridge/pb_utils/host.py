@@ -66,6 +66,9 @@ class ResponseSource(Protocol):
 class ModelCaller(Protocol):
     """Sends requests to other models."""
 
+    def exec(self, request: Any, /) -> Any:
+        """Send an `InferenceRequest` to a model that is not decoupled, and wait for its response."""
+
     def call(
         self,
         request: Any,

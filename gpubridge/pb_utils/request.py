@@ -533,10 +533,10 @@ class InferenceRequest(_Fields):
         """
         if decoupled is not False:
             decoupled = truth(decoupled, "decoupled")
-        source = self._caller().call(self, decoupled)
+        caller = self._caller()
         if decoupled:
-            return ResponseIterator._of(source)
-        response: InferenceResponse = source.next()
+            return ResponseIterator._of(caller.call(self, True))
+        response: InferenceResponse = caller.exec(self)
         return response
 
     @overload

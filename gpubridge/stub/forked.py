@@ -80,6 +80,12 @@ class ForkedCalls:
 
     # -- in a child --------------------------------------------------------------------------------
 
+    def exec(self, request: InferenceRequest) -> InferenceResponse:
+        """Send a request to another model, and wait; raises ChannelClosed when the parent is gone."""
+        response = self.call(request, False).next()
+        assert response is not None
+        return response
+
     def call(
         self,
         request: InferenceRequest,

@@ -5,6 +5,7 @@ import contextvars
 import gc
 import os
 import select
+import signal
 import sys
 import threading
 import warnings
@@ -255,6 +256,38 @@ def test_calls_that_the_channel_is_too_full_for_wait(server, threads, monkeypatc
     server.listens.set()
     numbers = [each._call.number for each in made.result(SECONDS)]
     assert [server.next_call() for _ in numbers] == numbers
+
+
+def test_a_call_that_a_handler_of_a_signal_ends_is_cancelled_though_its_exception_is_kept(
+    server, threads
+):
+    ended = threading.Event()
+
+    def interrupt(number, frame):
+        if not ended.is_set():
+            ended.set()
+            raise KeyError("interrupted")
+
+    def send_signal():
+        number = server.next_call()
+        # One that comes just before the thread sleeps does not wake it.
+        while not ended.wait(0.01):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        return number
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        sent = threads.submit(send_signal)
+        with pytest.raises(KeyError, match="interrupted") as kept:
+            query().exec()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert server.next_cancel() == (sent.result(SECONDS), False)
+    assert kept.value.__traceback__
+    # Others go on.
+    answering = threads.submit(lambda: server.answer((server.next_call(), "a", False)))
+    assert value(query().exec()) == "a"
+    answering.result(SECONDS)
 
 
 def test_calls_of_one_turn_are_sent_together(server):

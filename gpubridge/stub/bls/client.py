@@ -44,6 +44,8 @@ _FOREIGN = (
     "model's own process"
 )
 _U32 = 0xFFFF_FFFF
+_UNSENT = -1
+"""Number of a call that has none yet."""
 _CLOSED = "the server is gone, and answers no more"
 
 
@@ -76,7 +78,7 @@ class BlsClient:
         self._reader = ChannelReader(
             channel, self._take, self._lose_memory, self._end_all, requests, awake_ns
         )
-        self._reader.use(self._records.reader, self._calls, self._deliver)
+        self._reader.use(self._records.reader, self._outbox, self._calls, self._deliver)
         self._numbers = itertools.count(1)
         self._control_requests: dict[int, ControlRequest] = {}
         self._process = os.getpid()
@@ -97,15 +99,33 @@ class BlsClient:
         They are still held: nothing that waits for one ends here.
         """
         self._outbox.disown()
-        self._reader.use(None, self._calls, self._deliver)
+        self._reader.drop_compiled()
         self._channel.close()
 
     def use_device(self, device: StubDevice, placement: DevicePlacement) -> None:
         """Send and receive tensors in the memory of a GPU as well."""
-        self._reader.use(None, self._calls, self._deliver)
+        self._reader.drop_compiled()
         self._records.use_device(device, placement)
 
     # -- sending -----------------------------------------------------------------------------------
+
+    def exec(self, request: InferenceRequest) -> InferenceResponse:
+        """Send a request to another model that is not decoupled, and wait for its response.
+
+        Raises ChannelClosed when the server is gone.
+        """
+        call = Call(_UNSENT, list(request._inputs), False)
+        try:
+            self._send(call, request, None)
+            if not call.ended:
+                self.wait(call)
+            response = call.take()
+        except BaseException:
+            if not call.ended:
+                self.abandon(call)
+            raise
+        assert response is not None
+        return response
 
     def call(
         self,
@@ -119,12 +139,20 @@ class BlsClient:
 
         Raises ChannelClosed when the server is gone.
         """
+        call = Call(_UNSENT, list(request._inputs), decoupled)
+        responses = CallResponses(self, call)
+        self._send(call, request, loop)
+        return responses
+
+    def _send(
+        self, call: Call, request: InferenceRequest, loop: asyncio.AbstractEventLoop | None
+    ) -> None:
         number = next(self._numbers) & _U32
         while number in self._calls:
             # So many calls later, one is still open.
             number = next(self._numbers) & _U32
-        call = Call(number, list(request._inputs), decoupled)
-        responses = CallResponses(self, call)
+        call.number = number
+        decoupled = call.credit is not None
         batch = BATCH.get()
         if batch and loop is None and not decoupled and self.waits.by_this_thread():
             batch |= BLOCKS
@@ -133,7 +161,7 @@ class BlsClient:
             if loop is None and send is not None:
                 record = send(self._outbox, self._calls, call, request, decoupled, batch)
             if record == b"":
-                return responses
+                return
             if record is None:
                 # Before memory for its inputs is allocated, which is announced to the server.
                 _check_length(len(request._model_name))
@@ -147,16 +175,15 @@ class BlsClient:
                 f"{error}"
             )
             _refuse(call, request, text, TritonError.INVALID_ARG)
-            return responses
+            return
         except ChannelClosed:
             raise
         except BridgeError as error:
             # There is no memory for its inputs.
             _refuse(call, request, error.message, error_code(error.code))
-            return responses
+            return
         self._calls[number] = call
         self._outbox.add(call, record, batch, loop, bool(request._timeout))
-        return responses
 
     def tell(self, kind: int, /, **fields: Any) -> None:
         """Send a message with fields in JSON; takes no lock, so that finalizers may use it."""
@@ -220,6 +247,9 @@ class BlsClient:
 
     def wait(self, outcome: Outcome) -> None:
         """Wait until a call or control request is ready."""
+        compiled = self._reader.compiled
+        if compiled is not None and compiled.wait(outcome):
+            return
         if os.getpid() != self._process:
             raise ChannelClosed(_FOREIGN.format("take its responses"))
         if self._outbox.unsent:

@@ -23,6 +23,7 @@ from gpubridge.transport.wait_predictor import WaitPredictor, wait_predictor
 if TYPE_CHECKING:
     import asyncio
 
+    from gpubridge.stub.bls.outbox import Outbox
     from gpubridge.stub.bls.records import CallResponse
 
 
@@ -34,6 +35,8 @@ class ChannelReader:
     - ``ended``: called when the other side is gone.
     - ``requests``: the wait predictor of requests; tells whether the model has one at a time.
     - ``awake_ns``: how long to poll for a message.
+
+    ``compiled`` reads messages in compiled code, if there is any.
     """
 
     def __init__(
@@ -64,33 +67,40 @@ class ChannelReader:
         self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         # Gives that of them which asked last, if it is there still.
         self._latest: Callable[[], asyncio.AbstractEventLoop | None] = _none
-        self._compiled: Any = None
+        self.compiled: Any = None
 
     def use(
-        self, responses: Any, calls: dict[int, Call], deliver: Callable[[CallResponse], None]
+        self,
+        responses: Any,
+        outbox: Outbox,
+        calls: dict[int, Call],
+        deliver: Callable[[CallResponse], None],
     ) -> None:
-        """Read by compiled code, which has a reader of responses; in Python without one.
+        """Read by compiled code from now on, if there is a compiled reader of responses.
 
-        - ``calls``: the calls under way, by their numbers.
+        - ``outbox``: the calls that are not sent yet.
+        - ``calls``: those under way, by their numbers.
         - ``deliver``: gives one of them a response for which it is not only waited in `wait`.
         """
-        if self._compiled is not None:
-            self._compiled.close()
-            self._compiled = None
         compiled = native()
-        if responses is not None and compiled is not None:
-            waits = self._requests, self._answers
-            parts = calls, Call, deliver, self._receive_other, waits
-            self._compiled = compiled.CallReader(
-                responses, *parts, self._descriptor, self._awake_ns
-            )
+        if responses is None or compiled is None:
+            return
+        handlers = deliver, self._receive_other, self._pass_on
+        state = outbox, calls, self._reading, self._waiting, self._requests, self._answers
+        self.compiled = compiled.CallReader(
+            responses, Call, handlers, state, self._descriptor, self._awake_ns
+        )
+
+    def drop_compiled(self) -> None:
+        """Go on in Python, without the compiled object, which refers to this one."""
+        compiled, self.compiled = self.compiled, None
+        if compiled is not None:
+            compiled.close()
 
     def close(self) -> None:
         """Stop event loops from reading; before the channel is closed."""
         self._closed = True
-        if self._compiled is not None:
-            self._compiled.close()
-            self._compiled = None
+        self.drop_compiled()
         for loop in list(self._loops):
             # One that is closed reads no more.
             with contextlib.suppress(RuntimeError):
@@ -147,8 +157,8 @@ class ChannelReader:
                 self._pass_on()
 
     def _read_until(self, outcome: Outcome) -> None:
-        if self._compiled is not None:
-            self._compiled.read_until(outcome)
+        if self.compiled is not None:
+            self.compiled.read_until(outcome)
             return
         if outcome.ended or outcome.ready:
             return
@@ -177,8 +187,8 @@ class ChannelReader:
 
     def _receive(self) -> None:
         """Handle one message, if there is one."""
-        if self._compiled is not None:
-            self._compiled.receive()
+        if self.compiled is not None:
+            self.compiled.receive()
         else:
             self._handle(self._channel.receive)
 
