@@ -125,6 +125,8 @@ def test_byte_is_set_until_the_last_view_dies(wall):
 
 def torch_tensor(view):
     torch = pytest.importorskip("torch")
+    # No collection searches its hundreds of thousands of objects, then.
+    gc.freeze()
     return torch.from_numpy(np.frombuffer(view, np.float32))[1:]
 
 

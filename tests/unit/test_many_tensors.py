@@ -4,6 +4,7 @@ Counted are lines of Python that are executed, and comparisons of names, never t
 """
 
 import contextlib
+import functools
 import sys
 from types import SimpleNamespace
 
@@ -76,6 +77,7 @@ def compared_by(function):
     return Name.compared
 
 
+@functools.cache
 def config_of(count):
     inputs = ";".join(f"IN{i} FP32 [4] reshape {{ shape: [2, 2] }}" for i in range(count))
     outputs = ";".join(f"OUT{i} FP32 [4] reshape {{ shape: [2, 2] }}" for i in range(count))

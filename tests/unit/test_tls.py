@@ -11,7 +11,7 @@ from tests.waits import until
 
 PIECE, RECEIVED = 1 << 16, 1 << 18
 OVERHEAD = 1 << 13
-LONG = bytes(range(256)) * (1 << 14)
+LONG = bytes(range(256)) * (1 << 12)
 
 
 class Socket:
