@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 
 from hpack import Decoder, Encoder
 
@@ -147,6 +146,8 @@ class GrpcEndpoint:
             self.infer, self.idle = beside.infer, beside.idle
         self.coder = MessageCoder(_WORKERS, self.regions.budget)
         self.sent = bytearray()
+        self._split: list[tuple[int, int, int, bytes]] = []
+        self._split_bytes = 0
         self.closed = False
         self.connection = GrpcConnection(self, GrpcConnections(), self.connections)
         self.connection.connection_made(self)
@@ -248,15 +249,16 @@ class GrpcEndpoint:
             payload for kind, _, of, payload in self._frames() if (kind, of) == (0, stream_id)
         )
 
-    def _frames(self) -> Iterator[tuple[int, int, int, bytes]]:
+    def _frames(self) -> list[tuple[int, int, int, bytes]]:
         """Kind, flags, stream and payload of all frames; whole ones only were sent."""
-        data = bytes(self.sent)
-        at = 0
-        while at < len(data):
-            length = int.from_bytes(data[at : at + 3], "big")
-            kind, flags = data[at + 3], data[at + 4]
-            stream_id = int.from_bytes(data[at + 5 : at + 9], "big")
-            payload = data[at + 9 : at + 9 + length]
+        at = self._split_bytes
+        while at < len(self.sent):
+            length = int.from_bytes(self.sent[at : at + 3], "big")
+            kind, flags = self.sent[at + 3], self.sent[at + 4]
+            stream_id = int.from_bytes(self.sent[at + 5 : at + 9], "big")
+            payload = bytes(self.sent[at + 9 : at + 9 + length])
             assert len(payload) == length
             at += 9 + length
-            yield kind, flags, stream_id, payload
+            self._split.append((kind, flags, stream_id, payload))
+        self._split_bytes = at
+        return self._split
