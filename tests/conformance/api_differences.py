@@ -67,6 +67,10 @@ model: 'NAME' is not found` | newer Tritons say that
         model: 'api_add' version 7 is not found"
     1.9 ResponseIterator: unknown model = 200 ["Model nope - Error when running inference: Request for
         unknown model: 'nope' is not found"]
+a call that asks for an output that is not there | names it | the same, and the outputs that there are |
+it says what to correct
+    1.6 exec: unknown output = 200 "Model api_add - Error when running inference: unexpected inference
+        output 'NOPE' for model 'api_add': its outputs are 'SUM', 'SEEN'"
 """
 
 

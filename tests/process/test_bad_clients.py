@@ -44,7 +44,7 @@ UNREADABLE = {
 @pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_documents_that_cannot_be_read(server, body):
     status, fields, answer = server.request("POST", "/v2/models/add/infer", body)
-    assert (status, fields["Content-Type"]) == (500, "application/json")
+    assert (status, fields["Content-Type"]) == (400, "application/json")
     assert json.loads(answer)["error"]
 
 

@@ -255,7 +255,7 @@ def test_methods_that_are_no_inference_take_four_mebibytes(server):
             ("ServerLive", grpc.StatusCode.RESOURCE_EXHAUSTED),
             ("ModelReady", grpc.StatusCode.RESOURCE_EXHAUSTED),
             # May bring a model's files; there is no model without a name.
-            ("RepositoryModelLoad", grpc.StatusCode.INTERNAL),
+            ("RepositoryModelLoad", grpc.StatusCode.NOT_FOUND),
         ):
             call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
             with pytest.raises(grpc.RpcError) as refused:
