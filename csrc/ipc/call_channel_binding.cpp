@@ -3,6 +3,7 @@
 
 #include <cerrno>
 
+#include "heap_type.h"
 #include "ipc/context.h"
 #include "ipc/in_flight_binding.h"
 #include "ipc/messages.h"
@@ -113,7 +114,12 @@ struct KnownCall {
 // A call on its way; it gets the outcome of its request.
 struct Call {
   void respond(nb::object outcome);
-  void finish(nb::object outcome);
+  void answer(nb::handle outcome);
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(request.ptr());
+    return 0;
+  }
+  void clear() { request.reset(); }
 
   CallChannel* channel;  // null when that is closed, or the call has ended
   std::uint32_t number;
@@ -507,13 +513,12 @@ void Call::respond(nb::object outcome) {
   if (channel != nullptr) channel->respond(*this, std::move(outcome));
 }
 
-void Call::finish(nb::object outcome) {
-  if (channel != nullptr) channel->end(number, std::move(outcome));
+void Call::answer(nb::handle outcome) {
+  if (channel != nullptr) channel->end(number, nb::borrow(outcome));
 }
 
 void bind_call_channel(nb::module_& module) {
-  nb::class_<Call>(module, "Call")
-      .def("__call__", &Call::finish, nb::arg().none())
+  nb::class_<Call>(module, "Call", nb::type_slots(called<Call>()))
       .def("respond", &Call::respond, nb::arg().none())
       .def_ro("number", &Call::number)
       .def_ro("batch", &Call::batch)

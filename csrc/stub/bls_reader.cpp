@@ -32,12 +32,13 @@ bool is_empty(nb::handle sized) {
 struct CallReaderParts {
   nb::object responses;  // a CallResponseReader
   nb::object call;       // the class Call (gpubridge/stub/bls/calls.py)
-  nb::object deliver;   // gives a call a response that is not the only one, or that others wait for
-  nb::object take;      // takes a message of another kind, or the end of the channel
-  nb::object pass_on;   // has another thread read, where some wait
-  nb::object outbox;    // of the calls that are not sent yet
-  nb::object calls;     // the dict of the calls under way, by their numbers
-  nb::object reading;   // the RLock of who reads
+  nb::object deliver;  // gives a call a response that is not the only one, or that others wait for
+  nb::object take;     // takes a message of another kind, or the end of the channel
+  nb::object pass_on;  // has another thread read, where some wait
+  nb::object outbox;   // of the calls that are not sent yet
+  nb::object calls;    // the dict of the calls under way, by their numbers
+  nb::object acquire;  // of the RLock of who reads
+  nb::object release;
   nb::object waiting;   // the dict of the threads that leave reading to another one
   nb::object requests;  // the WaitPredictor of requests
   nb::object answers;   // the compiled one of answers
@@ -57,7 +58,7 @@ class CallReader {
   bool wait(nb::handle outcome) {
     if (getpid() != process_ || !is_empty(attribute<"unsent">(parts_.outbox))) return false;
     if (outcome.type().is(parts_.call) && !attribute<"credit">(outcome).is_none()) return false;
-    if (!nb::cast<bool>(attribute<"acquire">(parts_.reading)(false))) return false;
+    if (!nb::cast<bool>(parts_.acquire(false))) return false;
     const Reading reading(parts_);
     read_until(outcome);
     return true;
@@ -104,7 +105,7 @@ class CallReader {
     ~Reading() {
       const nb::error_scope kept;
       try {
-        attribute<"release">(parts_.reading)();
+        parts_.release();
         if (!is_empty(parts_.waiting)) parts_.pass_on();
       } catch (nb::python_error& error) {
         error.discard_as_unraisable("letting another thread read");
@@ -181,10 +182,11 @@ void bind_bls_reader(nb::module_& module) {
       .def("__init__",
            [](CallReader* place, nb::object responses, nb::object call, const nb::tuple& handlers,
               const nb::tuple& state, int descriptor, std::int64_t awake_ns) {
-             new (place) CallReader(
-                 {std::move(responses), std::move(call), handlers[0], handlers[1], handlers[2],
-                  state[0], state[1], state[2], state[3], state[4], state[5]},
-                 descriptor, awake_ns);
+             new (place)
+                 CallReader({std::move(responses), std::move(call), handlers[0], handlers[1],
+                             handlers[2], state[0], state[1], state[2].attr("acquire"),
+                             state[2].attr("release"), state[3], state[4], state[5]},
+                            descriptor, awake_ns);
            })
       .def("wait", &CallReader::wait)
       .def("read_until", &CallReader::read_until)
