@@ -21,6 +21,7 @@ from devtools import (
     stress,
     testing,
     versions,
+    wheel,
 )
 from devtools.console import Failed
 from devtools.environment import Checkout, need
@@ -65,6 +66,8 @@ usage: ./dev COMMAND [ARGUMENTS]
                 PART is doctor, tests [...], bench [...], images [...] or zero-copy [...], all of
                 them if it is not given
   serve [...]   gpubridge serve with these arguments
+  wheel [DIR]   make a wheel in DIR (dist) that installs elsewhere without compiling: for this Python, and
+                for C libraries from the version that its name says on (manylinux, by auditwheel)
   help          this text
 
   PYTHON          the interpreter to use (default: python3, else the newest python3.N)
@@ -138,4 +141,5 @@ COMMANDS: dict[str, Callable[[Checkout, list[str]], int | None]] = {
     "stress": stress.stress,
     "test": _test,
     "test-extra": testing.test_extra,
+    "wheel": wheel.wheel,
 }
