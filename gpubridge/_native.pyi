@@ -190,6 +190,8 @@ class GrpcMethods:
     2 for one message of a control call.
     """
 
+    counts: RequestCounts
+    """Answered calls: of a method at its place and one, of an unknown one at 0."""
     def __init__(self, methods: Iterable[tuple[bytes, int, int]]) -> None: ...
     def require(self, method: int, field: RequiredField, /) -> None:
         """Have no call of a method ``admitted`` without a field, once."""
@@ -1243,6 +1245,10 @@ class HttpExchange:
     """
 
     handler: Any
+    counters: Any
+    """The ``statistics`` of the model that the request is for, while that has not got it; None otherwise."""
+    endpoint: int
+    """Its number among the endpoints of `RequestCounts`."""
     method: bytes
     target: bytes
     length: int | None
@@ -1296,6 +1302,8 @@ class HttpExchange:
         """Go on with an answer that the plane has begun; ``on_sent`` as for `begin`."""
     def send(self, buffers: Sequence[bytes | memoryview], /) -> None:
         """Send more of an answer that was begun."""
+    def submitted(self) -> None:
+        """Note that a model has the request, and counts what becomes of it."""
     def end(self) -> None:
         """End an answer that was begun."""
     def infer(
@@ -1328,6 +1336,10 @@ class HttpInferEndpoint:
       than 64 KiB are left to the owner.
     """
 
+    number: int
+    """Its number among the endpoints of `RequestCounts`."""
+    statistics: Any
+    """The ``statistics`` of what is served."""
     def __init__(self, arena: Any, kind: int = ..., /) -> None: ...
     def set_model(self, served: object, /) -> None:
         """Let what is served, as `gpubridge.frontend.infer.ServedModel`, take the place of another, also for bodies that come."""
@@ -1356,6 +1368,16 @@ class HttpOrigins:
 
     def __init__(self, listed: Sequence[str] = ..., names: Sequence[str] | None = ...) -> None: ...
 
+class RequestCounts:
+    """Answered requests by endpoint and status, as the plane counts them.
+
+    - ``endpoints``: how many there are; 0 is for requests that no endpoint took.
+    """
+
+    def __init__(self, endpoints: int, /) -> None: ...
+    def rows(self) -> list[tuple[int, int, int]]:
+        """Return endpoint, status and count of all that occurred."""
+
 class HttpConnectionState:
     """The protocol of one HTTP/1 connection: bytes in, requests and bytes out.
 
@@ -1374,6 +1396,7 @@ class HttpConnectionState:
     - ``idle``: has this connection while it has no request.
     - ``targets``: the endpoints whose requests are taken without the owner.
     - ``origins``: decides on each request first. ``owner.refuse_asker(exchange, by_host)`` fails what it refuses.
+    - ``counts``: counts the answers.
     - ``body_limit``: bytes of a body.
     """
 
@@ -1384,6 +1407,7 @@ class HttpConnectionState:
         idle: IdleConnections,
         targets: InferTargets,
         origins: HttpOrigins,
+        counts: RequestCounts,
         body_limit: int,
         /,
     ) -> None: ...

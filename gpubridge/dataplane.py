@@ -35,6 +35,7 @@ from gpubridge._native import (
     MessageReceiver,
     MessageResponseTemplate,
     ModelCounters,
+    RequestCounts,
     RequestDispatch,
     RequestHeaders,
     RequestShapes,

@@ -36,6 +36,7 @@ from gpubridge.engine.supervisor.orphans import Orphans
 from gpubridge.engine.supervisor.stub_process import StartStub, start_stub
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import unavailable
+from gpubridge.frontend.answered import AnsweredRequests
 from gpubridge.frontend.bls.server import BlsServer
 from gpubridge.frontend.connection_limits import allow_connections
 from gpubridge.frontend.forwarded_headers import ForwardedHeaders
@@ -65,12 +66,16 @@ _NAMES = {_HTTP: "http", _GRPC: "grpc", _METRICS: "metrics"}
 
 
 class _Endpoints(NamedTuple):
-    """The parts that the endpoints serve; no ``status`` if the status page is switched off."""
+    """The parts that the endpoints serve; no ``status`` if the status page is switched off.
+
+    ``answered``: counts of their requests.
+    """
 
     router: V2Router
     service: GrpcService
     metrics: MetricsRouter
     status: StatusDocument | None
+    answered: AnsweredRequests
 
     def leave_service(self) -> None:
         """Say that the server is not ready any more."""
@@ -325,8 +330,9 @@ def _build_endpoints(
         status.history.begin()
         router.serve_status(status)
         page = StatusPage(status, router.route, sends=sends)
-    metrics = MetricsRouter(repository, settings.http.restrictions, page)
-    return _Endpoints(router, service, metrics, status)
+    answered = AnsweredRequests(service.methods.counts, service.names)
+    metrics = MetricsRouter(repository, settings.http.restrictions, answered, page)
+    return _Endpoints(router, service, metrics, status, answered)
 
 
 async def _open_endpoints(
@@ -336,7 +342,7 @@ async def _open_endpoints(
     workers: Workers,
     endpoints: list[Endpoint],
 ) -> None:
-    router, service, metrics, status = served
+    router, service, metrics, status, answered = served
     http_endpoints = settings.http.allow + settings.metrics_endpoint.allow
     backlog = allow_connections(
         [settings.http.connections.max_connections] * http_endpoints
@@ -361,6 +367,7 @@ async def _open_endpoints(
         address, port = settings.http.address, settings.http.port
         origins = await origins_at(address, settings.http.allowed_origins)
         listener = HttpListener(router, http, workers, budget, router.targets, origins)
+        listener.counts = answered.http
         requests: _MakeProtocol = partial(HttpConnection, listener)
         most, seconds = http.connections.max_connections, http.connections.header_timeout
         tls = _tls_listener(settings.http.tls, "http/1.1", most, seconds, PLAIN_TO_TLS)
@@ -375,6 +382,7 @@ async def _open_endpoints(
         origins = await origins_at(address, settings.http.allowed_origins)
         budget = repository.regions.budget
         listener = HttpListener(metrics, http, workers, budget, origins=origins)
+        listener.counts = answered.http
         pages: _MakeProtocol = partial(HttpConnection, listener)
         endpoints.append(await _open_endpoint(_METRICS, address, port, pages, backlog=backlog))
     for each in endpoints:

@@ -368,7 +368,7 @@ class GrpcInferCall {
     close_receiver();
     if (attribute<"submit">(made.known->given).is_none()) {
       attribute<"free">(attribute<"arena">(made.known->given))(made.request.attr("slot"));
-      fail(attribute<"decoupled">(endpoint_)());
+      fail(attribute<"decoupled">(endpoint_)(made.known->given));
     } else {
       give(made);
     }

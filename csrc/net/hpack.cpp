@@ -334,6 +334,13 @@ HeaderFields::HeaderFields(std::vector<HeaderField> fields, bool repeat)
     : fields_(std::move(fields)), repeat_(repeat) {
   static std::atomic<std::uint64_t> made{0};
   id_ = ++made;
+  for (const auto& [name, value] : fields_) {
+    int status = 0;
+    if (name == "grpc-status" &&
+        std::from_chars(value.data(), value.data() + value.size(), status).ec == std::errc()) {
+      grpc_status_ = status;
+    }
+  }
 }
 
 void HpackEncoder::encode(const HeaderFields& fields, std::string& block) {

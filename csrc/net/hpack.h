@@ -115,11 +115,14 @@ class HeaderFields {
 
   [[nodiscard]] const std::vector<HeaderField>& fields() const { return fields_; }
   [[nodiscard]] bool repeat() const { return repeat_; }
+  // The value of grpc-status; none where that is not among them.
+  [[nodiscard]] std::optional<int> grpc_status() const { return grpc_status_; }
   // Differs between any two objects.
   [[nodiscard]] std::uint64_t id() const { return id_; }
 
  private:
   std::vector<HeaderField> fields_;
+  std::optional<int> grpc_status_;
   bool repeat_;
   std::uint64_t id_;
 };

@@ -12,6 +12,7 @@
 #include "net/http1_origins.h"
 #include "net/http1_reader.h"
 #include "net/idle_connections.h"
+#include "net/request_counts.h"
 #include "python_object.h"
 
 namespace gpubridge::http1 {
@@ -77,11 +78,17 @@ class Exchange {
                            std::uint64_t copied, nb::handle origin);
   // Answers an inference request by its outcome.
   void answer(nb::handle outcome);
+  // Notes that a model has the request, and counts what becomes of it.
+  void submitted() { counters = nb::none(); }
 
   int traverse(visitproc visit, void* arg) const;
   void clear();
 
   nb::object handler = nb::none();
+  // Of the model that the request is for, while it has not got it: Python counts a refusal there.
+  nb::object counters = nb::none();
+  // Its number among the endpoints that are counted.
+  std::size_t endpoint = 0;
 
  private:
   friend class Connection;
@@ -110,6 +117,8 @@ class Exchange {
   // `buffers` are those of which `sent` knows the bytes.
   void send_whole(int status, std::string_view fields, std::string_view body,
                   const SentBuffers& sent, nb::handle buffers, bool plain);
+  // Counts the answer, whose status is known now.
+  void count(int status) const;
   // Lets go of who answered: nothing more is to come.
   void drop_handler();
   void ready();
@@ -139,7 +148,7 @@ class Connection {
  public:
   // A connection takes bodies of at most `body_limit` bytes.
   Connection(nb::object owner, nb::object receive, nb::object idle, nb::object targets,
-             nb::object origins, std::uint64_t body_limit);
+             nb::object origins, nb::object counts, std::uint64_t body_limit);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -217,6 +226,8 @@ class Connection {
   InferTargets* targets_ = nb::cast<InferTargets*>(targets_object_);
   nb::object origins_object_;
   Origins* origins_ = nb::cast<Origins*>(origins_object_);
+  nb::object counts_object_;
+  RequestCounts* counts_ = nb::cast<RequestCounts*>(counts_object_);
   std::uint64_t body_limit_;
   nb::object take_ = owner_.attr("take");
   nb::object refuse_asker_ = owner_.attr("refuse_asker");

@@ -32,12 +32,13 @@ void call(nb::object callback, Arguments&&... arguments) {
 }  // namespace
 
 Connection::Connection(nb::object owner, nb::object receive, nb::object idle, nb::object targets,
-                       nb::object origins, std::uint64_t body_limit)
+                       nb::object origins, nb::object counts, std::uint64_t body_limit)
     : owner_(std::move(owner)),
       receive_(std::move(receive)),
       idle_(std::move(idle)),
       targets_object_(std::move(targets)),
       origins_object_(std::move(origins)),
+      counts_object_(std::move(counts)),
       body_limit_(body_limit) {}
 
 Connection::~Connection() {
@@ -339,9 +340,10 @@ int Connection::traverse(visitproc visit, void* arg) const {
   idle_.traverse(visit, arg);
   for (const Place& place : answers_) Py_VISIT(place.object.ptr());
   Py_VISIT(current_.object.ptr());
-  return visit_all({&owner_, &receive_, &targets_object_, &origins_object_, &take_, &refuse_asker_,
-                    &complete_, &collect_, &grow_, &pack_, &failure_, &refuse_, &changed_, &charge_,
-                    &write_, &write_lines_, &check_unread_, &memory_, &collected_},
+  return visit_all({&owner_, &receive_,      &targets_object_, &origins_object_, &counts_object_,
+                    &take_,  &refuse_asker_, &complete_,       &collect_,        &grow_,
+                    &pack_,  &failure_,      &refuse_,         &changed_,        &charge_,
+                    &write_, &write_lines_,  &check_unread_,   &memory_,         &collected_},
                    visit, arg);
 }
 
@@ -491,6 +493,15 @@ void bind_http1_connection(nb::module_& module) {
       .def(nb::init<>())
       .def("first", &IdleConnections::first)
       .def("__len__", &IdleConnections::size);
+  nb::class_<RequestCounts>(module, "RequestCounts")
+      .def(nb::init<std::size_t>())
+      .def("rows", [](const RequestCounts& self) {
+        nb::list rows;
+        for (const RequestCounts::Row& row : self.rows()) {
+          rows.append(nb::make_tuple(row.endpoint, row.status, row.count));
+        }
+        return rows;
+      });
   nb::class_<http1::Origins>(module, "HttpOrigins")
       .def(nb::init<std::vector<std::string>, std::optional<std::vector<std::string>>>(),
            nb::arg("listed") = std::vector<std::string>(), nb::arg("names") = nb::none());
@@ -504,6 +515,9 @@ void bind_http1_connection(nb::module_& module) {
       .def_prop_ro("lost", &Exchange::lost)
       .def_prop_ro("account", &Exchange::account)
       .def_rw("handler", &Exchange::handler)
+      .def_rw("counters", &Exchange::counters, nb::arg().none())
+      .def_rw("endpoint", &Exchange::endpoint)
+      .def("submitted", &Exchange::submitted)
       .def("field", &Exchange::field)
       .def("sole_field", &Exchange::sole_field)
       .def("fields", &Exchange::fields)
@@ -528,7 +542,8 @@ void bind_http1_connection(nb::module_& module) {
       .def("send", &Exchange::send)
       .def("end", &Exchange::end);
   nb::class_<Connection>(module, "HttpConnectionState", nb::type_slots(collected<Connection>()))
-      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, std::uint64_t>())
+      .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::object,
+                    std::uint64_t>())
       .def("start", &Connection::start)
       .def("get_buffer", &Connection::get_buffer)
       .def("buffer_updated", &Connection::buffer_updated)

@@ -73,13 +73,13 @@ Exchange::Exchange(Connection& connection, std::unique_ptr<const Head> head, boo
 int Exchange::traverse(visitproc visit, void* arg) const {
   for (const nb::object& part : parts_) Py_VISIT(part.ptr());
   if (inference_ != nullptr) inference_->traverse(visit, arg);
-  return visit_all({&handler, &on_sent_, &filler_}, visit, arg);
+  return visit_all({&handler, &counters, &on_sent_, &filler_}, visit, arg);
 }
 
 void Exchange::clear() {
   const auto inference = std::move(inference_);
   const auto parts = std::exchange(parts_, {});
-  drop_all({&handler, &on_sent_, &filler_});
+  drop_all({&handler, &counters, &on_sent_, &filler_});
 }
 
 nb::object Exchange::field(nb::bytes name) const {
@@ -126,6 +126,7 @@ void Exchange::receive_into(nb::handle memory, std::uint64_t granted) {
 
 void Exchange::put(int status, Framing framing, std::string_view fields, std::string_view body,
                    const SentBuffers& buffers) {
+  count(status);
   const bool joined = buffers.total() <= kCopied;
   std::string readable;
   if (asker_ == Asker::kListed) {
@@ -188,6 +189,8 @@ void Exchange::fail(nb::object error, nb::object status) {
   put(nb::cast<int>(answer[0]), {body.total(), false}, kJsonFields, {}, body);
 }
 
+void Exchange::count(int status) const { connection_->counts_->count(endpoint, status); }
+
 bool Exchange::answer_preflight() {
   const auto fields = preflight_fields(*head_);
   if (!fields) return false;
@@ -200,6 +203,9 @@ bool Exchange::answer_preflight() {
 
 std::uint64_t Exchange::begin_inference(nb::handle endpoint, std::uint64_t header,
                                         nb::handle charged) {
+  const auto& asked = nb::cast<const InferEndpoint&>(endpoint);
+  this->endpoint = asked.number();
+  counters = asked.served()->counters;
   try {
     inference_ = std::make_shared<Inference>(nb::borrow(endpoint), head_->length, header, charged);
   } catch (nb::python_error& error) {
@@ -277,6 +283,7 @@ void Exchange::send_event(std::string_view event, bool last) {
     if (!chunked_) close_ = true;
     filler_ = bytes_object(":\n\n");  // A comment, which readers of events ignore.
     text = response_head(200, kEventFields, {std::nullopt, chunked_}, persistence());
+    count(200);
   }
   unfinished_ = !last;
   if (!event.empty() && chunked_) text.append(chunk_line(event.size()));

@@ -21,7 +21,7 @@ struct ServedModel {
   explicit ServedModel(nb::object given) : given(std::move(given)) {}
 
   int traverse(visitproc visit, void* arg) const {
-    return visit_all({&given, &templates_object, &sampling_object, &submit}, visit, arg);
+    return visit_all({&given, &templates_object, &sampling_object, &submit, &counters}, visit, arg);
   }
 
   nb::object given;
@@ -30,6 +30,7 @@ struct ServedModel {
   nb::object sampling_object = given.attr("sampling");
   TraceSampling& sampling = nb::cast<TraceSampling&>(sampling_object);
   nb::object submit = given.attr("submit");
+  nb::object counters = given.attr("statistics");
   std::uint64_t inputs = nb::cast<std::uint64_t>(given.attr("inputs"));
 };
 
@@ -46,6 +47,9 @@ class InferEndpoint {
   InferEndpoint(nb::object arena, EndpointKind kind) : arena_(std::move(arena)), kind_(kind) {}
 
   [[nodiscard]] EndpointKind kind() const { return kind_; }
+  // Its number among the endpoints that are counted: Python's INFER and those after it
+  // (gpubridge/frontend/answered.py).
+  [[nodiscard]] std::size_t number() const { return 1 + static_cast<std::size_t>(kind_); }
   [[nodiscard]] bool generates() const { return kind_ != EndpointKind::kInfer; }
 
   // Another takes the model's place, also for requests whose body is still being received.

@@ -86,6 +86,7 @@ bool Inference::submit(nb::handle exchange, std::uint64_t copied, nb::handle ori
     request.set(InferRequest::kOnPartial, exchange);
     request.set(InferRequest::kAccount, nb::cast<Exchange&>(exchange).account());
   }
+  nb::cast<Exchange&>(exchange).submitted();
   // This may be gone when that returns.
   served->submit(made.request, origin);
   return true;
@@ -152,6 +153,8 @@ void bind_http1_inference(nb::module_& module) {
             new (self) InferEndpoint(std::move(arena), static_cast<http1::EndpointKind>(kind));
           },
           nb::arg(), nb::arg() = 0)
+      .def_prop_ro("number", &InferEndpoint::number)
+      .def_prop_ro("statistics", [](const InferEndpoint& self) { return self.served()->counters; })
       .def("set_model", &InferEndpoint::set_model);
   nb::class_<InferTargets>(module, "InferTargets", nb::type_slots(collected<InferTargets>()))
       .def(nb::init<std::shared_ptr<RequiredField>>(), nb::arg("required").none() = nb::none())

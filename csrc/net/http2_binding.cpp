@@ -255,6 +255,7 @@ void bind_settings(nb::module_& module) {
       .def_rw("idle_frames_per_second", &Limits::idle_frames_per_second);
   nb::class_<GrpcMethods>(module, "GrpcMethods")
       .def(nb::new_(&methods_of), nb::arg("methods"))
+      .def_prop_ro("counts", &GrpcMethods::counts)
       .def("require", [](GrpcMethods& self, int number, std::shared_ptr<RequiredField> field) {
         self.require(number, std::move(field));
       });

@@ -25,6 +25,10 @@ class Sender {
   // Sends headers, or with `end` trailers behind all data. Throws std::logic_error for headers that
   // end nothing behind queued data, or for a stream whose end is queued.
   void headers(Stream& stream, const std::shared_ptr<const HeaderFields>& fields, bool end) {
+    if (const auto status = fields->grpc_status(); end && status && !stream.closing) {
+      const int method = stream.reader.headers()->method();
+      state_.methods().counts()->count(static_cast<std::size_t>(method + 1), *status);
+    }
     if (stream.queued.nbytes() == 0) {
       frame_headers(stream, *fields, end);
       if (end) ended(stream);

@@ -71,6 +71,7 @@ int GrpcMethods::add(std::string path, GrpcMethod method) {
   const int number = static_cast<int>(methods_.size());
   numbers_.insert_or_assign(std::move(path), number);
   methods_.push_back(method);
+  counts_->add_endpoint();
   return number;
 }
 

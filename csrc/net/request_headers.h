@@ -3,6 +3,7 @@
 #pragma once
 
 #include "net/hpack.h"
+#include "net/request_counts.h"
 #include "net/required_field.h"
 #include "std.h"
 #include "text.h"
@@ -40,9 +41,13 @@ class GrpcMethods {
     return methods_[static_cast<std::size_t>(number)];
   }
 
+  // Their answered calls: of each at its number and one, of an unknown one at 0.
+  [[nodiscard]] const std::shared_ptr<RequestCounts>& counts() const { return counts_; }
+
  private:
   std::unordered_map<std::string, int, TextHash, std::equal_to<>> numbers_;
   std::vector<GrpcMethod> methods_;
+  std::shared_ptr<RequestCounts> counts_ = std::make_shared<RequestCounts>(1);
 };
 
 class RequestHeaders {

@@ -16,6 +16,7 @@ from gpubridge.engine.client_regions import ClientRegions
 from gpubridge.engine.models.model import Model
 from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.errors import BridgeError, invalid
+from gpubridge.frontend.answered import HTTP_NUMBERS
 from gpubridge.frontend.control import (
     PLAIN,
     Answer,
@@ -44,12 +45,19 @@ class Route(NamedTuple):
 
     - ``group``: the restricted API that it belongs to.
     - ``open``: returns the handler of a request.
+    - ``endpoint``: the name by which its requests are counted, if that is not the group's.
     """
 
     group: str
     paths: re.Pattern[bytes]
     method: bytes
     open: Callable[[re.Match[bytes], HttpExchange], RequestHandler]
+    endpoint: str = ""
+
+    @property
+    def number(self) -> int:
+        """The number by which its requests are counted."""
+        return HTTP_NUMBERS[self.endpoint or self.group]
 
 
 class ControlRoutes:

@@ -88,9 +88,14 @@ class _Generation(PrivateBody, ABC):
             self._workers.tasks.start(self._parse_in_worker(body))
         else:
             self._read(bytes(body))
-            self._model = self._find()
+            self._use_model()
             form = self._parse(bytes(body), self._model.config)
             self._submit(form, self._input_copy(form).run())
+
+    def _use_model(self) -> None:
+        """Find the model that the request is for, which counts it if it is refused."""
+        self._model = self._find()
+        self._exchange.counters = self._model.statistics
 
     def _read(self, body: bytes) -> None:
         """Read what `_find` needs from the body; thread-safe; raises BridgeError."""
@@ -103,7 +108,7 @@ class _Generation(PrivateBody, ABC):
         """Parse a long body in a worker, then submit the request."""
         try:
             _checked(await self._workers.outcome(lambda: self._read(bytes(body))))
-            self._model = self._find()
+            self._use_model()
             config = self._model.config
             form = _checked(await self._workers.outcome(lambda: self._parse(bytes(body), config)))
             inputs = await self._input_copy(form).run_in_turns()
@@ -133,6 +138,7 @@ class _Generation(PrivateBody, ABC):
         request.account = self._exchange.account
         request.on_partial = self._respond
         received = Received("HTTP", self._began, time.monotonic_ns(), self._context)
+        self._exchange.submitted()
         self._model.submit(request, received)
 
     def abort(self) -> None:

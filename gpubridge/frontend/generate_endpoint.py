@@ -36,6 +36,7 @@ class ServedGeneration:
         self.templates = self.forms.templates
         self.sampling = headers.sampling if headers.active else model.traces.sampling
         self.submit = model.submit
+        self.statistics = model.statistics
         self.inputs = len(model.config.inputs)
 
     def plain_template(self, signature: Signature) -> GeneratedTemplate | None:

@@ -53,8 +53,8 @@ _LEADING_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 class ServedModel:
     """One version of a model that an endpoint serves.
 
-    The compiled endpoint reads ``templates``, ``sampling``, ``submit`` and ``inputs``; it leaves the
-    requests that ``sampling`` chooses to Python.
+    The compiled endpoint reads ``templates``, ``sampling``, ``submit``, ``statistics`` and ``inputs``; it
+    leaves the requests that ``sampling`` chooses to Python.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class ServedModel:
         self.templates = self.forms.templates
         self.sampling = headers.sampling if headers.active else model.traces.sampling
         self.submit = model.submit
+        self.statistics = model.statistics
         self.inputs = len(model.config.inputs)
         self._memory = memory
         self._workers = workers
@@ -350,6 +351,9 @@ class _InferHandler:
         if form.shared:
             served.share(request, form.regions())
         self._request = request
+        exchange = self._exchange
+        assert exchange is not None
+        exchange.submitted()
         served.submit(request, self._received())
 
     def _received(self) -> Received:

@@ -13,6 +13,7 @@ from gpubridge.engine.models.model import Model
 from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode, Pieces, not_found, unsupported
+from gpubridge.frontend.answered import HTTP_NUMBERS, AnsweredRequests
 from gpubridge.frontend.api.pages import ApiPages
 from gpubridge.frontend.control import Answer, ControlCall, ControlTasks
 from gpubridge.frontend.control_routes import MODEL, ControlRoutes, Route, named
@@ -38,6 +39,13 @@ _AUTHORIZATION = b"authorization"
 """What clients of OpenAI's API send their key by."""
 _ANY_TYPE = ("inference", "openai")
 """Groups whose requests may have a body of any type; all others are control requests."""
+
+_METRICS_NUMBERS = {
+    b"/metrics": HTTP_NUMBERS["metrics"],
+    STATUS_PATH: HTTP_NUMBERS["status"],
+    b"/": HTTP_NUMBERS["status"],
+}
+"""The numbers of the endpoints of the metrics port, by path."""
 
 _EndpointKey = tuple[str, int | None, str]
 """Model, version, and the last part of the path."""
@@ -125,12 +133,13 @@ class V2Router(_Router):
         self.serving = False
         pages = self.pages = ApiPages(repository)
         self._routes: list[Route] = [
-            Route("inference", re.compile(MODEL + rb"/infer"), b"POST", self._open_infer),
-            Route(
-                "inference",
-                re.compile(MODEL + rb"/generate(_stream)?"),
-                b"POST",
-                self._open_generate,
+            Route("inference", re.compile(MODEL + rb"/infer"), b"POST", self._open_infer, "infer"),
+            *(
+                Route("inference", re.compile(MODEL + rb"/" + name.encode()), b"POST", open_, name)
+                for name, open_ in (
+                    ("generate", partial(self._open_generate, events=False)),
+                    ("generate_stream", partial(self._open_generate, events=True)),
+                )
             ),
             *ControlRoutes(repository, regions, self.ready).routes,
             *pages.routes,
@@ -144,7 +153,20 @@ class V2Router(_Router):
             self.check_status(head)
             return document.open(head)
 
-        self._routes.append(Route("metrics", re.compile(STATUS_PATH), b"GET", open_status))
+        route = Route("metrics", re.compile(STATUS_PATH), b"GET", open_status, "status")
+        self._routes.append(route)
+
+    def failure(
+        self, error: BridgeError, status: int | None, head: HttpExchange
+    ) -> tuple[int, Pieces]:
+        """Return the status and the JSON body of an error; note the endpoint if it came before that took it."""
+        if not head.endpoint:
+            path = _path(head.target)
+            for route in self._routes:
+                if route.paths.fullmatch(path):
+                    head.endpoint = route.number
+                    break
+        return super().failure(error, status, head)
 
     def ready(self) -> bool:
         """Return whether the server is serving and, with strict readiness, every model is ready."""
@@ -175,15 +197,15 @@ class V2Router(_Router):
         target = head.target
         endpoint: InferEndpoint | GenerateEndpoint | None = self.targets.find(target)
         if endpoint is not None and head.method == b"POST":
+            head.endpoint = endpoint.number
             self.check("inference", head)
-            return endpoint.request(head)
-        path = target.partition(b"?")[0]
-        if not path.startswith(b"/"):
-            path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+            return self._begin(endpoint, head)
+        path = _path(target)
         known = False
         for route in self._routes:
             match = route.paths.fullmatch(path)
             if match is not None:
+                head.endpoint = route.number
                 self.check(route.group, head)
                 if head.method == route.method:
                     _check_type(route, head)
@@ -191,11 +213,12 @@ class V2Router(_Router):
                 known = True
         raise _Refused("Method Not Allowed", 405) if known else not_found("Not Found")
 
-    def _open_generate(self, path: re.Match[bytes], head: HttpExchange) -> RequestHandler:
+    def _open_generate(
+        self, path: re.Match[bytes], head: HttpExchange, *, events: bool
+    ) -> RequestHandler:
         name, version = named(path)
         find = partial(self._repository.find, name, version)
         model = find()
-        events = path[3] is not None
         key = name, version, "generate_stream" if events else "generate"
         endpoint = self._endpoints.get(key)
         if endpoint is None:
@@ -208,6 +231,7 @@ class V2Router(_Router):
     def _open_infer(self, path: re.Match[bytes], head: HttpExchange) -> RequestHandler:
         name, version = named(path)
         model = self._repository.find(name, version)
+        head.counters = model.statistics
         _check_coupled(model)
         key = name, version, "infer"
         endpoint = self._endpoints.get(key)
@@ -226,6 +250,12 @@ class V2Router(_Router):
         if len(self.targets) >= _ROUTES_KEPT:
             self.targets.clear()
         self.targets.add(head.target, endpoint)
+        return self._begin(endpoint, head)
+
+    @staticmethod
+    def _begin(endpoint: InferEndpoint | GenerateEndpoint, head: HttpExchange) -> RequestHandler:
+        """Return the handler of a request, which is counted at its model if it is refused."""
+        head.counters = endpoint.statistics
         return endpoint.request(head)
 
 
@@ -236,17 +266,20 @@ class MetricsRouter(_Router):
         self,
         repository: ModelRepository,
         restrictions: Restrictions,
+        answered: AnsweredRequests,
         status_page: StatusPage | None = None,
     ) -> None:
         super().__init__(restrictions)
+        self._answered = answered
         self._repository = repository
         self._status_page = status_page
         self._tasks = ControlTasks()
 
     def route(self, head: HttpExchange) -> RequestHandler:
         """Return the handler of a request; raises BridgeError."""
-        self.check("metrics", head)
         path = head.target.partition(b"?")[0]
+        head.endpoint = _METRICS_NUMBERS.get(path, 0)
+        self.check("metrics", head)
         if path == STATUS_PATH:
             self.check_status(head)
         if head.method == b"GET" and path == b"/metrics":
@@ -262,7 +295,11 @@ class MetricsRouter(_Router):
             self._states(),
             repository.telemetry.machine,
             repository.telemetry.metrics,
-            [*repository.devices.families(), *repository.metrics.families()],
+            [
+                *self._answered.families(),
+                *repository.devices.families(),
+                *repository.metrics.families(),
+            ],
         )
         return Answer(page, b"Content-Type: %b\r\n" % CONTENT_TYPE.encode(), plain=False)
 
@@ -279,6 +316,12 @@ class MetricsRouter(_Router):
             )
             for model in self._repository.loaded()
         ]
+
+
+def _path(target: bytes) -> bytes:
+    """Return the path of a target, which may be a URL."""
+    path = target.partition(b"?")[0]
+    return path if path.startswith(b"/") else b"/" + path.partition(b"://")[2].partition(b"/")[2]
 
 
 def _check_type(route: Route, head: HttpExchange) -> None:

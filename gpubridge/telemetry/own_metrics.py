@@ -12,6 +12,8 @@ OWN_FAMILIES = frozenset(
         "gpubridge_device_events_used",
         "gpubridge_device_waits_total",
         "gpubridge_fallbacks_total",
+        "gpubridge_grpc_requests_total",
+        "gpubridge_http_requests_total",
         "gpubridge_open_requests",
         "gpubridge_queued_requests",
         "gpubridge_request_duration_seconds",

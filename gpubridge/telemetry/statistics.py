@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -225,6 +226,20 @@ class ModelStatistics(ModelCounters):
         window = self.window
         if window is not None:
             window.observe(_clock(), (spent_ns, 0))
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Count a request that is refused before the model has it, by a BridgeError of the block."""
+        try:
+            yield
+        except BridgeError as error:
+            self.refused(error)
+            raise
+
+    def refused(self, error: BridgeError) -> None:
+        """Count a request that is refused before the model has it."""
+        self.failed("OTHER", 0)
+        self.errors.add(error, "")
 
     @property
     def executed_count(self) -> int:

@@ -53,8 +53,12 @@ requests; `nv_inference_count` and durations are of requests that succeeded. A r
 `execute` has come back: what a model sends after that counts for `compute_infer`. An ensemble counts an execution for each request that succeeded, and the time of
 its requests to members as `compute_infer`.
 `nv_inference_request_failure` has the label `reason`: `BACKEND` (an error of the model, or the end of its process), `REJECTED` (by its
-scheduler: a time-out, a full queue, a sequence that has not begun; or by an unload), `CANCELED`, and `OTHER` (no memory for it; of an
-ensemble, whatever failed in it). Requests that do not fit the model's inputs are in no count, as at Triton.
+scheduler: a time-out, a full queue, a sequence that has not begun; or by an unload), `CANCELED`, and `OTHER` (what was refused before the
+model had it: malformed, not fit for its inputs, no memory for it; of an ensemble, whatever failed in it). Triton counts none of those that
+do not fit, and a client's fifty 400s are in no metric of it.
+`gpubridge_http_requests_total` and `gpubridge_grpc_requests_total` count all requests that were answered, also those that no model
+sees, by `endpoint` (`infer`, `generate`, `health`, ...; `ModelInfer`, ...; `other` for an unknown path: never a client's text) and `code` (the HTTP
+status; the name of the gRPC status). Errors within a stream of gRPC are counted at their models; the stream's own status counts once.
 `gpubridge_copied_bytes_total` and `gpubridge_copies_total` have the label `kind`: `host` (in host memory), `h2d`,
 `d2h`, `d2d` (on one GPU) and `p2p` (from GPU to GPU). The [copy budgets](copy-budgets.md) say how many there may be.
 `gpubridge_fallbacks_total` has the label `reason`: why a slower path was taken. The log has the details.

@@ -24,6 +24,7 @@ from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.request import InferResponse
+from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.transport.signatures import Signature, TensorSpec
 from tests.unit.model_configs import model_config
 
@@ -91,6 +92,7 @@ class Model:
         self.endpoint = endpoint
         self.config = config
         self.name = config.name
+        self.statistics = ModelStatistics(config.name, 1)
 
     def submit(self, request, received=None):
         request.cancelled = self.endpoint.cancelled.append

@@ -22,6 +22,7 @@ from gpubridge.frontend.infer import InferEndpoint
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import Budget
 from gpubridge.protocol.generate import parse_generate
+from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
 from gpubridge.transport.context import RequestContext, context_codec
 from gpubridge.transport.signatures import SignatureCache, decode_shapes
@@ -148,6 +149,7 @@ class _Model:
         self.arena = arena
         self.seen = None
         self.signatures = SignatureCache()
+        self.statistics = ModelStatistics("m", 1)
 
     def submit(self, request, received=None):
         signature = self.signatures[request.signature]

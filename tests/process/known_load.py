@@ -58,7 +58,7 @@ class Known:
 
 
 KNOWN = {
-    "plain": Known(3, {1: 6}, {"BACKEND": 3}),
+    "plain": Known(3, {1: 6}, {"BACKEND": 3, "OTHER": 1}),
     "batched": Known(7, {1: 2, 2: 1, 3: 2, 5: 1, 8: 1}, {"BACKEND": 1}, inferences=21),
     "two": Known(4, {1: 4}, instances=2),
     # An error among its responses is no failure: the request goes on.

@@ -1,6 +1,6 @@
 """Fixtures of the tests of gRPC messages: models, an arena, and requests for them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -10,6 +10,7 @@ from gpubridge.host_shm import HostArena
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.receiver import whole_request
 from gpubridge.schema import message_class
+from gpubridge.telemetry.statistics import ModelStatistics
 from tests.unit.model_configs import model_config
 
 __all__ = [
@@ -33,6 +34,7 @@ Request = message_class("ModelInferRequest")
 @dataclass(eq=False)
 class Model:
     config: ModelConfig
+    statistics: ModelStatistics = field(default_factory=lambda: ModelStatistics("m", 1))
 
     def submit(self, request, origin=None):
         """Take a request over: never asked here."""

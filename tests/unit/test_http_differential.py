@@ -7,7 +7,13 @@ import httptools
 import pytest
 from hypothesis import given, strategies as st
 
-from gpubridge.dataplane import HttpConnectionState, HttpOrigins, IdleConnections, InferTargets
+from gpubridge.dataplane import (
+    HttpConnectionState,
+    HttpOrigins,
+    IdleConnections,
+    InferTargets,
+    RequestCounts,
+)
 from gpubridge.frontend.http.message import FAULTS
 from tests.fuzz.budget import fuzzed, mutations, splits
 
@@ -45,7 +51,10 @@ class Requests:
         self.requests = []
         self.fault = None
         self.state = HttpConnectionState(
-            self, bytearray(4096), IdleConnections(), InferTargets(), HttpOrigins(), 1 << 30
+            self,
+            bytearray(4096),
+            *(IdleConnections(), InferTargets(), HttpOrigins(), RequestCounts(1)),
+            1 << 30,
         )
         self.state.start(lambda data: None, lambda parts: None)
 

@@ -20,6 +20,7 @@ from gpubridge.frontend.infer import InferEndpoint
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.request import InferResponse
+from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.transport.signatures import Signature, TensorSpec
 from tests.unit.http_endpoint import Transport, parse_answers, post
 from tests.unit.model_configs import model_config
@@ -39,6 +40,7 @@ class Model:
         self.arena = arena
         self.config = config
         self.version = version
+        self.statistics = ModelStatistics("m", version)
         self.traces = SimpleNamespace(sampling=TraceSampling())
         self.sampling = self.traces.sampling
         self.waiting = []

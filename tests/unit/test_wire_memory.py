@@ -460,7 +460,14 @@ NO_WAY_BACK = {
         "MessageResponseTemplate",
         "ModelCounters",
     ),
-    *("HttpOrigins", "RequestHeaders", "RequestShapes", "RequiredField", "SlotLists"),
+    *(
+        "HttpOrigins",
+        "RequestCounts",
+        "RequestHeaders",
+        "RequestShapes",
+        "RequiredField",
+        "SlotLists",
+    ),
     *("TraceSampling", "WatchedPages"),
 }
 """Types that hold no object of Python, or only such as cannot lead back to them."""

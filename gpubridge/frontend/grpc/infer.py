@@ -14,7 +14,7 @@ from gpubridge.dataplane import (
     TraceSampling,
 )
 from gpubridge.engine.models.tracing import Received
-from gpubridge.errors import BridgeError, ErrorCode
+from gpubridge.errors import BridgeError, unsupported
 from gpubridge.frontend.forwarded_headers import add_parameters
 from gpubridge.frontend.grpc.call import Opening, SingleMessageCall
 from gpubridge.frontend.grpc.packing import PIECE, MessageCoder, Packing
@@ -63,7 +63,8 @@ class InferEndpoint(GrpcInferEndpoint):
 
     def share(self, request: InferRequest, regions: RequestRegions, known: KnownRequest) -> None:
         """Resolve a request's regions of client memory; see `RequestMemory.share`."""
-        self._memory.share(request, regions, known.model.config.name)
+        with known.model.statistics.refusing():
+            self._memory.share(request, regions, known.model.config.name)
 
     def receive(
         self, nbytes: int, account: Account, refuse: Callable[[BridgeError], None]
@@ -75,12 +76,13 @@ class InferEndpoint(GrpcInferEndpoint):
         return self._memory.receiver(nbytes, account, refuse)
 
     @staticmethod
-    def decoupled() -> BridgeError:
-        """Return the error of a request for a decoupled model."""
-        return BridgeError(
-            "ModelInfer RPC doesn't support models with decoupled transaction policy",
-            ErrorCode.UNSUPPORTED,
+    def decoupled(known: KnownRequest) -> BridgeError:
+        """Return the error of a request for a decoupled model, which counts it."""
+        error = unsupported(
+            "ModelInfer RPC doesn't support models with decoupled transaction policy"
         )
+        known.model.statistics.refused(error)
+        return error
 
     @staticmethod
     def plain_template(known: KnownRequest, signature: Signature) -> MessageResponseTemplate | None:
@@ -230,9 +232,10 @@ class InferCall(SingleMessageCall):
         if submit is None:
             if request.slot is not None:
                 known.arena.free(request.slot)
-            raise InferEndpoint.decoupled()
+            raise InferEndpoint.decoupled(known)
         if regions is not None:
-            self._memory.share(request, regions, known.model.config.name)
+            with known.model.statistics.refusing():
+                self._memory.share(request, regions, known.model.config.name)
         add_parameters(request, self._parameters)
         self._known = known
         self._request = request

@@ -87,6 +87,7 @@ class GrpcService:
         self._forms = forms
         self._methods = self._list_methods(ready, forms, memory, settings.grpc.max_message_size)
         self.methods = GrpcMethods([(m.path, m.kind, m.limit) for m in self._methods])
+        self.names = [method.path.rpartition(b"/")[2].decode() for method in self._methods]
         for number, method in enumerate(self._methods):
             if (restriction := self._restrictions.get(method.group)) is not None:
                 self.methods.require(number, restriction.required)

@@ -328,7 +328,8 @@ class StreamCall(Call):
         try:
             known, request, regions = make()
             if regions is not None:
-                self._memory.share(request, regions, known.model.config.name)
+                with known.model.statistics.refusing():
+                    self._memory.share(request, regions, known.model.config.name)
         except Exception as failed:
             error = request_error(failed)
             if isinstance(error, ArenaFull):

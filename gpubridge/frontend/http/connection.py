@@ -20,9 +20,11 @@ from gpubridge.dataplane import (
     HttpOrigins,
     IdleConnections,
     InferTargets,
+    RequestCounts,
 )
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, Pieces, invalid
+from gpubridge.frontend.answered import HTTP_ENDPOINTS
 from gpubridge.frontend.connection_limits import Room, longest_idle, room_for, shortage
 from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody
 from gpubridge.frontend.http.message import (
@@ -103,8 +105,8 @@ class HttpListener:
     - ``targets``: the inference endpoints, whose plain requests do not reach the router.
     - ``origins``: the pages and hosts whose requests are taken.
 
-    Attribute ``receive``: the receive buffer; each connection consumes its bytes before it returns
-    to the event loop.
+    Attributes: ``receive``, the receive buffer (each connection consumes its bytes before it returns to the
+    event loop); ``counts``, which counts the answers.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class HttpListener:
         self.router = router
         self.targets = InferTargets() if targets is None else targets
         self.origins = HttpOrigins() if origins is None else origins
+        self.counts = RequestCounts(len(HTTP_ENDPOINTS))
         self.settings = settings
         self.budget = budget
         self.receive = bytearray(_RECEIVE_BYTES)
@@ -146,6 +149,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             listener.idle,
             listener.targets,
             listener.origins,
+            listener.counts,
             self._settings.body_limit,
         )
         # Called for every read, so without a Python method between.
@@ -361,8 +365,12 @@ class HttpConnection(asyncio.BufferedProtocol):
     def failure(
         self, error: Exception, status: int | None, exchange: HttpExchange
     ) -> tuple[int, Pieces]:
-        """Return the status and the JSON body of an error."""
-        return self._listener.router.failure(request_error(error), status, exchange)
+        """Return the status and the JSON body of an error; a model counts what it has not got."""
+        failed = request_error(error)
+        if exchange.counters is not None:
+            exchange.counters.refused(failed)
+            exchange.counters = None
+        return self._listener.router.failure(failed, status, exchange)
 
     def refuse(self, fault: int, exchange: HttpExchange | None) -> None:
         """Refuse a malformed request by the number of its fault."""

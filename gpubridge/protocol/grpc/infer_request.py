@@ -44,6 +44,7 @@ from gpubridge.protocol.request_templates import (
 )
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.schema import ProtoMessage
+from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.tensor.dtypes import DATATYPES, item_size, numbers_to_bytes
 
 LONG_FORM_BYTES = 1 << 20
@@ -91,6 +92,7 @@ class ServedModel(Protocol):
     name: str
     version: int
     config: ModelConfig
+    statistics: ModelStatistics
 
     def submit(self, request: InferRequest, origin: Any = None, /) -> None:
         """Submit a request."""
@@ -161,7 +163,8 @@ class FormCache:
         message, long = parse_form(head.form)
         name, version = message.model_name, message.model_version
         model = self._find(name, version)
-        form, empty_final = build_form(message, head, model.config, self._check_region, long)
+        with model.statistics.refusing():
+            form, empty_final = build_form(message, head, model.config, self._check_region, long)
         return ReadRequest(name, version, model, form, empty_final)
 
     def known(self, read: ReadRequest) -> KnownRequest | None:

@@ -37,12 +37,13 @@ def whole_request(
     head = read_request(message)
     known = forms.read(head)
     form, arena = known.form, known.arena
-    packed = InputCopy(form.places, input_data(form, head.offsets, message), arena).run()
-    try:
-        return infer_request(known, head, packed.slot, on_done, packed.copied)
-    except BridgeError:
-        packed.free()
-        raise
+    with known.model.statistics.refusing():
+        packed = InputCopy(form.places, input_data(form, head.offsets, message), arena).run()
+        try:
+            return infer_request(known, head, packed.slot, on_done, packed.copied)
+        except BridgeError:
+            packed.free()
+            raise
 
 
 class RequestReceiver(MessageReceiver):
@@ -96,7 +97,8 @@ class RequestReceiver(MessageReceiver):
         form = read.form
         if not self._moved:
             data = input_data(form, head.offsets, self.memory or b"")
-            check_input_strings(form, head.identifier, read.model.config.name, data)
+            with read.model.statistics.refusing():
+                check_input_strings(form, head.identifier, read.model.config.name, data)
         form.strings = ()
         return read
 
@@ -130,9 +132,10 @@ class RequestReceiver(MessageReceiver):
     def make(self, known: KnownRequest, on_done: Callable[[Outcome], None]) -> MadeRequest:
         """Return the request of a parsed complete message; as `request`."""
         head = RequestHead(b"", self.identifier, self.sizes, self.offsets)
-        copy = self.copy(known)
-        if copy is not None:
-            self.move(copy.run(), known)
-        made = infer_request(known, head, self.slot, on_done, self.copied)
+        with known.model.statistics.refusing():
+            copy = self.copy(known)
+            if copy is not None:
+                self.move(copy.run(), known)
+            made = infer_request(known, head, self.slot, on_done, self.copied)
         self.give_away()
         return made

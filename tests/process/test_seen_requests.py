@@ -1,0 +1,129 @@
+"""What operators see of requests that no model executes."""
+
+import http.client
+import json
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.process.model_sources import answering
+from tests.process.server import running_server, write_model
+
+FITS = {"name": "IN", "shape": [1], "datatype": "FP32", "data": [1]}
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    models = tmp_path_factory.mktemp("seen") / "models"
+    write_model(models, "m", answering("respond(OUT=value)"))
+    write_model(models, "stream", answering("respond(OUT=value)"), config=DECOUPLED)
+    with running_server(models) as running:
+        yield running
+
+
+def increase(server, work):
+    before = server.metrics()
+    work()
+    after = server.metrics()
+    return {
+        name: value - before.get(name, 0)
+        for name, value in after.items()
+        if value > before.get(name, 0)
+    }
+
+
+def refused(model):
+    return f'nv_inference_request_failure{{model="{model}",reason="OTHER",version="1"}}'
+
+
+def answers(kind, endpoint, code):
+    return f'gpubridge_{kind}_requests_total{{code="{code}",endpoint="{endpoint}"}}'
+
+
+BODIES = {
+    "no JSON": b"{",
+    "no inputs": {"inputs": []},
+    "unknown input": {"inputs": [{**FITS, "name": "X"}]},
+    "wrong shape": {"inputs": [{**FITS, "shape": [2]}]},
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_fifty_refused_requests_are_fifty_at_their_endpoint_and_model(server, body):
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    path = "/v2/models/m/infer"
+    statuses = []
+
+    def send():
+        statuses.extend(server.request("POST", path, body)[0] for _ in range(50))
+
+    seen = increase(server, send)
+    assert len({*statuses}) == 1
+    assert statuses[0] >= 400
+    assert (seen[answers("http", "infer", statuses[0])], seen[refused("m")]) == (50, 50)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "endpoint", "status", "model"),
+    [
+        ("POST", "/v2/models/stream/infer", "infer", 501, "stream"),
+        ("POST", "/v2/models/m/generate", "generate", 400, "m"),
+        ("POST", "/v2/models/m/generate_stream", "generate_stream", 400, "m"),
+        ("POST", "/v2/models/none/infer", "infer", 404, None),
+        ("GET", "/v2/models/m/infer", "infer", 405, None),
+        ("GET", "/v2/health/live", "health", 200, None),
+        ("GET", "/no/such/path/of/a/client", "other", 404, None),
+    ],
+)
+def test_each_endpoint_counts_its_answers(server, method, path, endpoint, status, model):
+    seen = increase(server, lambda: server.request(method, path, b'{"IN": {}}'))
+    assert seen[answers("http", endpoint, status)] == 1
+    assert {name for name in seen if name.startswith("nv_inference_request_failure")} == (
+        {refused(model)} if model else set()
+    )
+
+
+def test_a_request_that_is_refused_by_its_head_is_counted_where_it_was_sent(server):
+    def send():
+        connection = http.client.HTTPConnection(*server.http_url.split(":"))
+        connection.putrequest("POST", "/v2/models/m/infer")
+        connection.putheader("Content-Length", str(1 << 60))
+        connection.endheaders()
+        assert connection.getresponse().status == 413
+        connection.close()
+
+    assert increase(server, send)[answers("http", "infer", 413)] == 1
+
+
+def tensor(name, *shape):
+    made = triton.InferInput(name, shape, "BYTES")
+    made.set_data_from_numpy(np.full(shape, b"x", object))
+    return made
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_refused_calls_are_counted_by_method_and_status_and_at_the_model(server, streamed):
+    results = []
+
+    def send():
+        with triton.InferenceServerClient(server.grpc_url) as client:
+            if streamed:
+                client.start_stream(lambda result, error: results.append(error))
+                for _ in range(5):
+                    client.async_stream_infer("m", [tensor("X", 1)])
+                client.stop_stream()
+                return
+            for _ in range(5):
+                with pytest.raises(InferenceServerException):
+                    client.infer("m", [tensor("X", 1)])
+
+    seen = increase(server, send)
+    assert seen[refused("m")] == 5
+    if streamed:
+        assert len(results) == 5
+        assert seen[answers("grpc", "ModelStreamInfer", "OK")] == 1
+    else:
+        assert seen[answers("grpc", "ModelInfer", "INVALID_ARGUMENT")] == 5
