@@ -151,14 +151,24 @@ def _measure_own(row: OwnRow, bench: Bench) -> OwnResult:
         environment = bench.environment(models)
         repository = write_repository(models, bench.folder / "own", environment)
         with contextlib.ExitStack() as stack:
-            server = stack.enter_context(bench.server(0, repository))
-            server.wait_ready()
-            ports = [port_of(server, traffic) for _, traffic in works]
+            servers = [
+                stack.enter_context(bench.server(0, repository, *flags))
+                for flags in dict.fromkeys(work.flags for work, _ in works)
+            ]
+            for server in servers:
+                server.wait_ready()
+            # Of one server, or of one with each work's flags.
+            asked = [servers[0], servers[-1]]
+            ports = [
+                port_of(server, traffic) for server, (_, traffic) in zip(asked, works, strict=True)
+            ]
             if row.proxied is not None:
                 proxy = proxied(server.ports.grpc, bench.folder, row.proxied)
                 ports[0] = stack.enter_context(proxy)
             for warm in (True, *[False] * bench.rounds):
-                for (work, traffic), port, taken in zip(works, ports, samples, strict=True):
+                for (work, traffic), server, port, taken in zip(
+                    works, asked, ports, samples, strict=True
+                ):
                     seconds = _WARM_UP_SECONDS if warm else bench.seconds
                     effort = replace(bench, seconds=seconds)
                     sample = load(traffic, work, server, port, effort)

@@ -482,6 +482,13 @@ OWN_ROWS: tuple[OwnRow, ...] = (
         proxied="http-reuse always",
     ),
     OwnRow(
+        "access_log",
+        "add_sub with an access log over without one, HTTP, 16",
+        replace(_BY_HTTP, flags=("--access-log=true",)),
+        _BY_HTTP,
+        at_most=1.3,
+    ),
+    OwnRow(
         "environment",
         "add_sub in a Python environment of its own over the server's, HTTP, 16",
         _IN_ENVIRONMENT,

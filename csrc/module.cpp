@@ -14,7 +14,7 @@ NB_MODULE(_native, module) {
        bind_dlpack_capsule, bind_lease_book, bind_place, bind_records, bind_result_arena, bind_stub,
        bind_stub_loop, bind_wait_predictor, bind_watched_pages);
 #ifndef GPUBRIDGE_STUB_ONLY
-  bind(bind_busy_poll, bind_call_channel, bind_growing_memory, bind_grpc_inference,
+  bind(bind_access_log, bind_busy_poll, bind_call_channel, bind_growing_memory, bind_grpc_inference,
        bind_grpc_stream, bind_heap_limits, bind_http1_connection, bind_http1_inference, bind_http2,
        bind_in_flight, bind_infer_request, bind_item_batcher, bind_message_receiver,
        bind_model_counters, bind_request_dispatch, bind_responses, bind_slot_lists, bind_templates,

@@ -333,6 +333,10 @@ class Http2Connection:
     """
 
     def __init__(self, methods: GrpcMethods, limits: Http2Limits) -> None: ...
+    def set_client(self, client: str, /) -> None:
+        """Name the peer, for the access log."""
+    def note(self, stream: int, statistics: Any, identifier: str, /) -> None:
+        """Tell the access log whose request a stream has: the ``statistics`` of a model."""
     def memory(self, /) -> memoryview:
         """Return where the next bytes are to be received."""
     def received(self, nbytes: int, now: float, /) -> list[tuple[Any, ...]]:
@@ -1302,7 +1306,7 @@ class HttpExchange:
         """Go on with an answer that the plane has begun; ``on_sent`` as for `begin`."""
     def send(self, buffers: Sequence[bytes | memoryview], /) -> None:
         """Send more of an answer that was begun."""
-    def submitted(self) -> None:
+    def submitted(self, request: InferRequest, /) -> None:
         """Note that a model has the request, and counts what becomes of it."""
     def end(self) -> None:
         """End an answer that was begun."""
@@ -1368,6 +1372,24 @@ class HttpOrigins:
 
     def __init__(self, listed: Sequence[str] = ..., names: Sequence[str] | None = ...) -> None: ...
 
+class AccessLog:
+    """Writes a line for each request, on a thread of its own.
+
+    - ``descriptor``: where to; closed at the end.
+    - ``lines``: their format, as ``--log-format``.
+    - ``http``, ``grpc``: names of endpoints, by their numbers in `RequestCounts`.
+    """
+
+    dropped: int
+    """Requests without a line: the log took lines too slowly, or not at all."""
+    def __init__(
+        self, descriptor: int, lines: str, http: Sequence[str], grpc: Sequence[str], /
+    ) -> None: ...
+    def set_format(self, name: str, /) -> None:
+        """Write the following lines in another format."""
+    def close(self) -> None:
+        """Write what waits, for a second at most; idempotent."""
+
 class RequestCounts:
     """Answered requests by endpoint and status, as the plane counts them.
 
@@ -1375,6 +1397,8 @@ class RequestCounts:
     """
 
     def __init__(self, endpoints: int, /) -> None: ...
+    access_log: AccessLog | None
+    """Gets each request when it ends."""
     def rows(self) -> list[tuple[int, int, int]]:
         """Return endpoint, status and count of all that occurred."""
 
@@ -1418,6 +1442,8 @@ class HttpConnectionState:
         /,
     ) -> None:
         """Give the connection what sends bytes."""
+    def set_client(self, client: str, /) -> None:
+        """Name the client, for the access log."""
     def get_buffer(self, sizehint: int, /) -> bytearray | memoryview:
         """Return where the next bytes go: into a body's own memory if it has one."""
     def buffer_updated(self, nbytes: int, /) -> None:

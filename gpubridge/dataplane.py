@@ -9,6 +9,7 @@ raises the error.
 from __future__ import annotations
 
 from gpubridge._native import (
+    AccessLog,
     BusyPoll,
     Call,
     CallChannel,

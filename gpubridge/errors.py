@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Sequence
-from typing import Union
+from typing import Any, Union
 
 
 class ErrorCode(enum.IntEnum):
@@ -41,7 +41,11 @@ class BridgeError(Exception):
     """A failure that is reported to its caller.
 
     ``message``: what was expected, what was found, where, and what to do.
+
+    Attribute ``refusal``: of a request that its model has not got, the model's statistics and the request's id.
     """
+
+    refusal: tuple[Any, str] | None = None
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         super().__init__(message)

@@ -84,6 +84,7 @@ class _Endpoints(NamedTuple):
 
     def close(self) -> None:
         """Stop what they do beside requests."""
+        self.answered.close()
         if self.status is not None:
             self.status.history.close()
 
@@ -331,6 +332,8 @@ def _build_endpoints(
         router.serve_status(status)
         page = StatusPage(status, router.route, sends=sends)
     answered = AnsweredRequests(service.methods.counts, service.names)
+    if settings.log.access:
+        answered.log_to(repository.telemetry.log)
     metrics = MetricsRouter(repository, settings.http.restrictions, answered, page)
     return _Endpoints(router, service, metrics, status, answered)
 

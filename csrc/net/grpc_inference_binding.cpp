@@ -6,6 +6,7 @@
 #include "clock.h"
 #include "heap_type.h"
 #include "ipc/infer_request_binding.h"
+#include "net/access_log_binding.h"
 #include "net/http2_binding.h"
 #include "net/idle_connections.h"
 #include "python_object.h"
@@ -382,6 +383,10 @@ class GrpcInferCall {
   void give(const MadeRequest& made) {
     known_ = made.known;
     request_ = made.request;
+    if (AccessRecord* record = connection_->core().access(stream_)) {
+      note_model(*record, known_->given.attr("model").attr("statistics"));
+      note_identifier(*record, request_);
+    }
     if (!made.regions.is_none()) {
       attribute<"share">(endpoint_)(made.request, made.regions, known_->given);
     }

@@ -169,6 +169,7 @@ class HeaderBlocks {
                          .first->second;
     stream.expected = headers->content_length();
     stream.ended = end;
+    stream.access = state_.methods().counts()->record(true, state_.client);
     state_.opened();
     state_.last_stream_id = id;
     if (known == nullptr || known->kind == GrpcKind::kStream) {

@@ -78,8 +78,10 @@ class Exchange {
                            std::uint64_t copied, nb::handle origin);
   // Answers an inference request by its outcome.
   void answer(nb::handle outcome);
-  // Notes that a model has the request, and counts what becomes of it.
-  void submitted() { counters = nb::none(); }
+  // Notes that a model has the request (InferRequest), and counts what becomes of it.
+  void submitted(nb::handle request);
+  // Notes whose request it is, until that has it: its `counters`.
+  void set_counters(nb::object given);
 
   int traverse(visitproc visit, void* arg) const;
   void clear();
@@ -118,7 +120,13 @@ class Exchange {
   void send_whole(int status, std::string_view fields, std::string_view body,
                   const SentBuffers& sent, nb::handle buffers, bool plain);
   // Counts the answer, whose status is known now.
-  void count(int status) const;
+  void count(int status);
+  // Notes the bytes of an answer's body.
+  void note_sent(std::uint64_t nbytes) {
+    if (access_ != nullptr) access_->sent += nbytes;
+  }
+  // Ends its record: the answer is sent, or its client is gone.
+  void log();
   // Lets go of who answered: nothing more is to come.
   void drop_handler();
   void ready();
@@ -133,6 +141,8 @@ class Exchange {
   std::vector<nb::object> parts_;
   nb::object on_sent_ = nb::none();
   nb::object filler_ = nb::none();
+  // For the access log.
+  std::unique_ptr<AccessRecord> access_;
   // Bytes of its memory, with its head.
   std::uint64_t kept_ = 0;
   Asker asker_ = Asker::kOwn;
@@ -182,6 +192,8 @@ class Connection {
   void clear();
 
   KeptCharge charge;
+  // Address and port; only for the access log.
+  std::shared_ptr<const std::string> client;
 
  private:
   friend class Exchange;
@@ -207,6 +219,8 @@ class Connection {
   void receive_into(nb::handle memory, std::uint64_t granted);
   // Asks the owner for memory for more of the body, of which `arrived` bytes are there.
   void grow(std::uint64_t arrived);
+  // Counts a request whose client has left before its answer.
+  void count_left(Exchange& exchange) const;
   // Drops the rest of an exchange's body.
   void drop_body(const Exchange& exchange);
   // Forgets the message that is on its way; returns it.

@@ -245,6 +245,9 @@ void Connection::complete() {
   const std::uint64_t copied = copied_;
   const nb::object collected = std::move(collected_);
   const Place message = drop_message();
+  if (message.exchange->access_ != nullptr && framed_) {
+    message.exchange->access_->received = *framed_;
+  }
   if (message.exchange->close_) stopped_ = true;
   // Without a handler it was answered by its head.
   if (delivered || !message.exchange->taken()) return;
@@ -308,9 +311,16 @@ void Connection::end() {
   if (!message.exchange->answered_) {
     answers_.pop_back();
     kept_ -= message.exchange->kept_;
+    count_left(*message.exchange);
     message.exchange->connection_ = nullptr;
   }
   abort(*message.exchange);
+}
+
+void Connection::count_left(Exchange& exchange) const {
+  constexpr int kClientLeft = 499;  // nginx's number for it
+  if (!exchange.answered_) exchange.count(kClientLeft);
+  exchange.log();
 }
 
 void Connection::lose() {
@@ -324,7 +334,10 @@ void Connection::lose() {
   // From here on nothing of this connection's owner is held, which holds this connection.
   drop_all({&owner_, &take_, &refuse_asker_, &complete_, &collect_, &grow_, &pack_, &failure_,
             &refuse_, &changed_, &charge_, &write_, &write_lines_, &check_unread_});
-  for (const Place& place : answers) place.exchange->connection_ = nullptr;
+  for (const Place& place : answers) {
+    count_left(*place.exchange);
+    place.exchange->connection_ = nullptr;
+  }
   for (const Place& place : answers) {
     try {
       abort(*place.exchange);
@@ -370,9 +383,12 @@ bool Connection::close() {
 Connection::Place Connection::place(std::unique_ptr<const Head> head) {
   const bool close = last_ || head == nullptr || head->close;
   const std::uint64_t kept = kOfExchange + (head == nullptr ? 0 : head->memory());
+  auto access = counts_->record(false, client);
+  if (access != nullptr && head != nullptr && !head->chunked) access->received = head->length;
   nb::object object = nb::cast(Exchange(*this, std::move(head), close));
   answers_.push_back({object, nb::inst_ptr<Exchange>(object)});
   answers_.back().exchange->kept_ = kept;
+  answers_.back().exchange->access_ = std::move(access);
   kept_ += kept;
   ++placed_;
   return answers_.back();
@@ -392,6 +408,7 @@ void Connection::flush() {
     if (finished) {
       answers_.pop_front();
       kept_ -= exchange.kept_;
+      exchange.log();
       exchange.connection_ = nullptr;
       exchange.on_sent_ = nb::none();
     }
@@ -495,6 +512,7 @@ void bind_http1_connection(nb::module_& module) {
       .def("__len__", &IdleConnections::size);
   nb::class_<RequestCounts>(module, "RequestCounts")
       .def(nb::init<std::size_t>())
+      .def_rw("access_log", &RequestCounts::access_log, nb::arg().none())
       .def("rows", [](const RequestCounts& self) {
         nb::list rows;
         for (const RequestCounts::Row& row : self.rows()) {
@@ -515,7 +533,9 @@ void bind_http1_connection(nb::module_& module) {
       .def_prop_ro("lost", &Exchange::lost)
       .def_prop_ro("account", &Exchange::account)
       .def_rw("handler", &Exchange::handler)
-      .def_rw("counters", &Exchange::counters, nb::arg().none())
+      .def_prop_rw(
+          "counters", [](const Exchange& self) { return self.counters; }, &Exchange::set_counters,
+          nb::arg().none())
       .def_rw("endpoint", &Exchange::endpoint)
       .def("submitted", &Exchange::submitted)
       .def("field", &Exchange::field)
@@ -563,6 +583,10 @@ void bind_http1_connection(nb::module_& module) {
       .def_prop_ro("open", &Connection::open)
       .def_prop_ro("kept", &Connection::kept)
       .def_prop_ro("placed", &Connection::placed)
+      .def("set_client",
+           [](Connection& self, std::string client) {
+             self.client = std::make_shared<const std::string>(std::move(client));
+           })
       .def_prop_rw(
           "charged", [](const Connection& self) { return self.charge.charged; },
           [](Connection& self, std::uint64_t nbytes) { self.charge.charged = nbytes; });

@@ -1,5 +1,6 @@
 
 #include "memory/sent_buffers.h"
+#include "net/access_log_binding.h"
 #include "net/http1_connection.h"
 #include "python_object.h"
 
@@ -135,7 +136,10 @@ void Exchange::put(int status, Framing framing, std::string_view fields, std::st
   }
   std::string opening = response_head(status, fields, framing, persistence());
   opening.reserve(opening.size() + body.size() + (joined ? buffers.total() : 0));
-  if (!bodiless()) opening.append(body);
+  if (!bodiless()) {
+    opening.append(body);
+    note_sent(body.size() + buffers.total());
+  }
   MessagePieces pieces(std::move(opening), joined ? kCopied : kCopiedBuffer);
   for (std::size_t index = 0; index < buffers.count() && !bodiless(); ++index) {
     pieces.append({}, buffers, index);
@@ -189,7 +193,26 @@ void Exchange::fail(nb::object error, nb::object status) {
   put(nb::cast<int>(answer[0]), {body.total(), false}, kJsonFields, {}, body);
 }
 
-void Exchange::count(int status) const { connection_->counts_->count(endpoint, status); }
+void Exchange::count(int status) {
+  connection_->counts_->count(endpoint, status);
+  if (access_ != nullptr) access_->status = status;
+}
+
+void Exchange::log() {
+  if (access_ == nullptr) return;
+  access_->endpoint = endpoint;
+  connection_->counts_->log(std::move(access_));
+}
+
+void Exchange::set_counters(nb::object given) {
+  if (access_ != nullptr && !given.is_none()) note_model(*access_, given);
+  counters = std::move(given);
+}
+
+void Exchange::submitted(nb::handle request) {
+  counters = nb::none();
+  if (access_ != nullptr) note_identifier(*access_, request);
+}
 
 bool Exchange::answer_preflight() {
   const auto fields = preflight_fields(*head_);
@@ -205,7 +228,7 @@ std::uint64_t Exchange::begin_inference(nb::handle endpoint, std::uint64_t heade
                                         nb::handle charged) {
   const auto& asked = nb::cast<const InferEndpoint&>(endpoint);
   this->endpoint = asked.number();
-  counters = asked.served()->counters;
+  set_counters(asked.served()->counters);
   try {
     inference_ = std::make_shared<Inference>(nb::borrow(endpoint), head_->length, header, charged);
   } catch (nb::python_error& error) {
@@ -286,6 +309,7 @@ void Exchange::send_event(std::string_view event, bool last) {
     count(200);
   }
   unfinished_ = !last;
+  note_sent(event.size());
   if (!event.empty() && chunked_) text.append(chunk_line(event.size()));
   text.append(event);
   if (!event.empty() && chunked_) text.append("\r\n");
@@ -327,6 +351,7 @@ void Exchange::send(nb::object buffers) {
   for (nb::object& piece : pieces.finish(chunked_ ? "\r\n" : "")) {
     parts_.push_back(std::move(piece));
   }
+  note_sent(sent.total());
   probed_ = false;
   ready();
 }

@@ -86,7 +86,7 @@ bool Inference::submit(nb::handle exchange, std::uint64_t copied, nb::handle ori
     request.set(InferRequest::kOnPartial, exchange);
     request.set(InferRequest::kAccount, nb::cast<Exchange&>(exchange).account());
   }
-  nb::cast<Exchange&>(exchange).submitted();
+  nb::cast<Exchange&>(exchange).submitted(made.request);
   // This may be gone when that returns.
   served->submit(made.request, origin);
   return true;

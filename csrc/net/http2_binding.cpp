@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include "memory/lease_book.h"
+#include "net/access_log_binding.h"
 #include "net/http2_connection.h"
 
 namespace gpubridge {
@@ -304,6 +305,13 @@ void bind_connection(nb::module_& module) {
   kind.def("send_response", [](Self& self, std::uint32_t id, const SharedFields& headers,
                                nb::handle body, const SharedFields& trailers) {
     self.send_response(id, headers, http2::segments_of(body), trailers);
+  });
+  kind.def("set_client", &Self::set_client);
+  kind.def("note", [](Self& self, std::uint32_t id, nb::handle statistics, std::string identifier) {
+    if (AccessRecord* record = self.access(id)) {
+      note_model(*record, statistics);
+      record->identifier = std::move(identifier);
+    }
   });
   kind.def("held_back", &Self::held_back);
   kind.def("queued", &Self::queued);

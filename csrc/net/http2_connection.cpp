@@ -417,6 +417,7 @@ void Connection::end_input() {
 }
 
 void Connection::lost() {
+  sender_.count_open();
   state_.closed = true;
   sender_.close();
   sender_.take_all();

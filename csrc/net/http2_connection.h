@@ -115,6 +115,14 @@ class Connection {
   void consume(std::uint32_t id, std::int64_t nbytes) {
     if (Stream* stream = state_.find(id)) payload_.consume(*stream, nbytes);
   }
+  // What the access log is to tell of a stream; none without one.
+  AccessRecord* access(std::uint32_t id) {
+    Stream* stream = state_.find(id);
+    return stream == nullptr ? nullptr : stream->access.get();
+  }
+  void set_client(std::string client) {
+    state_.client = std::make_shared<const std::string>(std::move(client));
+  }
   // These throw std::logic_error, as Sender does.
   void send_headers(std::uint32_t id, const std::shared_ptr<const HeaderFields>& fields, bool end) {
     if (Stream* stream = state_.find(id)) sender_.headers(*stream, fields, end);

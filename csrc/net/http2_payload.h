@@ -60,6 +60,7 @@ class PayloadReceiver {
                                         stream->window + static_cast<std::int64_t>(size)) {
       replenish(*stream);
     }
+    if (stream->access != nullptr) stream->access->received += size;
     stream_ = stream->id;
     ends_ = ends;
     size_ = header.length;

@@ -25,10 +25,7 @@ class Sender {
   // Sends headers, or with `end` trailers behind all data. Throws std::logic_error for headers that
   // end nothing behind queued data, or for a stream whose end is queued.
   void headers(Stream& stream, const std::shared_ptr<const HeaderFields>& fields, bool end) {
-    if (const auto status = fields->grpc_status(); end && status && !stream.closing) {
-      const int method = stream.reader.headers()->method();
-      state_.methods().counts()->count(static_cast<std::size_t>(method + 1), *status);
-    }
+    if (end) count(stream, fields->grpc_status().value_or(kCancelled));
     if (stream.queued.nbytes() == 0) {
       frame_headers(stream, *fields, end);
       if (end) ended(stream);
@@ -47,6 +44,7 @@ class Sender {
   void data(Stream& stream, std::span<const Segment> segments, bool end) {
     std::uint64_t size = 0;
     for (const Segment& segment : segments) size += segment.size;
+    if (stream.access != nullptr) stream.access->sent += size;
     if (stream.closing) {
       throw std::logic_error("stream " + std::to_string(stream.id) +
                              ": expected no data after its end");
@@ -75,14 +73,19 @@ class Sender {
     append_u32(static_cast<std::uint32_t>(code), payload);
     control(kRstStream, 0, id, payload);
     state_.forgiven.add(id, state_.now);
-    state_.streams.erase(id);
+    erase(id);
     closed_one();
   }
 
   // Closes a stream that the peer has reset.
   void forget(std::uint32_t id) {
-    state_.streams.erase(id);
+    erase(id);
     closed_one();
+  }
+
+  // Counts all open streams as cancelled: the peer is gone.
+  void count_open() {
+    for (auto& [id, stream] : state_.streams) count(stream, kCancelled);
   }
 
   // Sends a frame that is no part of a response.
@@ -260,6 +263,26 @@ class Sender {
       return {reinterpret_cast<const char*>(segment.data), segment.size};
     }
   };
+
+  // The status of calls that end without one.
+  static constexpr int kCancelled = 1;
+
+  // Counts a call and logs it, once.
+  void count(Stream& stream, int status) {
+    if (std::exchange(stream.counted, true)) return;
+    RequestCounts& counts = *state_.methods().counts();
+    const auto number = static_cast<std::size_t>(stream.reader.headers()->method() + 1);
+    counts.count(number, status);
+    if (stream.access == nullptr) return;
+    stream.access->endpoint = number;
+    stream.access->status = status;
+    counts.log(std::move(stream.access));
+  }
+
+  void erase(std::uint32_t id) {
+    if (Stream* stream = state_.find(id)) count(*stream, kCancelled);
+    state_.streams.erase(id);
+  }
 
   // Where bytes of ours are appended.
   std::string& tail() {

@@ -118,6 +118,8 @@ struct Stream {
   bool closing = false;        // the response ends behind the queue, with trailers if any
   bool in_round = false;       // it waits for its turn in the sender's round
   std::shared_ptr<const HeaderFields> trailers;
+  bool counted = false;                  // its status is known and counted
+  std::unique_ptr<AccessRecord> access;  // for the access log
 };
 
 // An allowance that time and useful work give back.
@@ -236,6 +238,8 @@ class State {
 
   // Seconds that only grow; told by the driver.
   double now = 0;
+  // Address and port of the peer; only for the access log.
+  std::shared_ptr<const std::string> client;
   // Bytes of header blocks, header lists and unfinished messages, and those of control calls; these
   // totals outlive those who count in them.
   std::uint64_t kept = 0;

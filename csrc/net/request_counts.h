@@ -1,6 +1,8 @@
-// The requests that were answered, by endpoint and status.
+// The requests that were answered, by endpoint and status, and where they are logged.
 #pragma once
 
+#include "clock.h"
+#include "net/access_log.h"
 #include "std.h"
 
 namespace gpubridge {
@@ -30,6 +32,21 @@ class RequestCounts {
     statuses.emplace_back(status, 1);
   }
 
+  // Logs a request that ends now, if it has a record.
+  void log(std::unique_ptr<AccessRecord> record) const {
+    if (record != nullptr && access_log != nullptr) access_log->add(std::move(*record));
+  }
+  // A record of a request that begins now; none without an access log.
+  [[nodiscard]] std::unique_ptr<AccessRecord> record(
+      bool grpc, const std::shared_ptr<const std::string>& client) const {
+    if (access_log == nullptr) return nullptr;
+    auto record = std::make_unique<AccessRecord>();
+    record->grpc = grpc;
+    record->began_ns = monotonic_ns();
+    record->client = client;
+    return record;
+  }
+
   [[nodiscard]] std::vector<Row> rows() const {
     std::vector<Row> rows;
     for (std::size_t endpoint = 0; endpoint < statuses_.size(); ++endpoint) {
@@ -39,6 +56,8 @@ class RequestCounts {
     }
     return rows;
   }
+
+  std::shared_ptr<AccessLog> access_log;
 
  private:
   std::vector<std::vector<std::pair<int, std::uint64_t>>> statuses_;

@@ -138,7 +138,7 @@ class _Generation(PrivateBody, ABC):
         request.account = self._exchange.account
         request.on_partial = self._respond
         received = Received("HTTP", self._began, time.monotonic_ns(), self._context)
-        self._exchange.submitted()
+        self._exchange.submitted(request)
         self._model.submit(request, received)
 
     def abort(self) -> None:

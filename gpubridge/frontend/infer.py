@@ -353,7 +353,7 @@ class _InferHandler:
         self._request = request
         exchange = self._exchange
         assert exchange is not None
-        exchange.submitted()
+        exchange.submitted(request)
         served.submit(request, self._received())
 
     def _received(self) -> Received:

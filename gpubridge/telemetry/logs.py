@@ -61,6 +61,12 @@ class LogSettings:
         "default", "Triton's lines, those with ISO8601 times, or JSON objects", choices=LOG_FORMATS
     )
 
+    access: bool = flag(
+        False,
+        "log a line for each request: id, model, client, status, bytes and milliseconds",
+        name="access-log",
+    )
+
     def __post_init__(self) -> None:
         check_flags(self)
 
@@ -83,7 +89,7 @@ class ServerLog:
         self._settings = settings
         self._listeners: list[Callable[[], None]] = []
         try:
-            self._handler: logging.Handler = (
+            self._handler: logging.StreamHandler[Any] = (
                 _LogFile(settings.file, encoding="utf-8", errors="backslashreplace")
                 if settings.file
                 else logging.StreamHandler(sys.stderr)
@@ -118,6 +124,11 @@ class ServerLog:
         self._apply()
         for listener in self._listeners:
             listener()
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor that lines are written to."""
+        return int(self._handler.stream.fileno())
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after each change of settings."""

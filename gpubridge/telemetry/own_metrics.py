@@ -4,6 +4,7 @@ from __future__ import annotations
 
 OWN_FAMILIES = frozenset(
     (
+        "gpubridge_access_log_dropped_total",
         "gpubridge_answer_duration_us_total",
         "gpubridge_batch_size",
         "gpubridge_copied_bytes_total",

@@ -228,18 +228,19 @@ class ModelStatistics(ModelCounters):
             window.observe(_clock(), (spent_ns, 0))
 
     @contextmanager
-    def refusing(self) -> Iterator[None]:
+    def refusing(self, identifier: str) -> Iterator[None]:
         """Count a request that is refused before the model has it, by a BridgeError of the block."""
         try:
             yield
         except BridgeError as error:
-            self.refused(error)
+            self.refused(error, identifier)
             raise
 
-    def refused(self, error: BridgeError) -> None:
-        """Count a request that is refused before the model has it."""
+    def refused(self, error: BridgeError, identifier: str = "") -> None:
+        """Count a request that is refused before the model has it; the error tells whose it was."""
         self.failed("OTHER", 0)
-        self.errors.add(error, "")
+        self.errors.add(error, identifier)
+        error.refusal = self, identifier
 
     @property
     def executed_count(self) -> int:

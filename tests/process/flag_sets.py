@@ -24,9 +24,10 @@ METRICS = (
     "--metrics-config=histogram_latencies=true",
     "--metrics-config=summary_quantiles=0.5:0.05,1:0",
     "--cache-config=local,size=1048576",
+    "--access-log=true",
     *FORWARDING,
 )
-"""Headers that reach models, metrics of all kinds, and a cache of responses; inference over gRPC needs a key."""
+"""Headers that reach models, metrics of all kinds, an access log, and a cache of responses; inference over gRPC needs a key."""
 
 
 def named_and_traced() -> tuple[str, ...]:

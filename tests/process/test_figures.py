@@ -29,7 +29,7 @@ MEASURED = object()
 """A figure that is no number to know: `check_durations` says what holds of it."""
 CPU = {"nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"}
 ELSEWHERE = re.compile(
-    r"nv_gpu_|nv_energy_|gpubridge_device_|gpubridge_fallbacks_total|gpubridge_(http|grpc)_requests"
+    r"nv_gpu_|nv_energy_|gpubridge_device_|gpubridge_fallbacks_total|gpubridge_(http|grpc|access_log)_"
     r"|nv_inference_load_ratio|nv_pinned_memory_pool_"
 )
 """Families of GPUs, slower paths and endpoints, not of this load's models; and those that are Triton's alone."""

@@ -2,15 +2,19 @@
 
 import http.client
 import json
+import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.process.flag_sets import METRICS
 from tests.process.model_sources import answering
-from tests.process.server import running_server, write_model
+from tests.process.server import running_server, wait_until, write_model
 
+KEY = {"triton-grpc-protocol-my_key": "v"}
 FITS = {"name": "IN", "shape": [1], "datatype": "FP32", "data": [1]}
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
@@ -18,8 +22,8 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     models = tmp_path_factory.mktemp("seen") / "models"
-    write_model(models, "m", answering("respond(OUT=value)"))
-    write_model(models, "stream", answering("respond(OUT=value)"), config=DECOUPLED)
+    write_model(models, "m", answering("return respond(OUT=value)"))
+    write_model(models, "stream", answering("return respond(OUT=value)"), config=DECOUPLED)
     with running_server(models) as running:
         yield running
 
@@ -127,3 +131,36 @@ def test_refused_calls_are_counted_by_method_and_status_and_at_the_model(server,
         assert seen[answers("grpc", "ModelStreamInfer", "OK")] == 1
     else:
         assert seen[answers("grpc", "ModelInfer", "INVALID_ARGUMENT")] == 5
+
+
+def test_the_access_log_tells_whose_each_request_was(tmp_path):
+    write_model(tmp_path / "models", "m", answering("return respond(OUT=value)"))
+    with running_server(tmp_path / "models", *METRICS) as server:
+        for path, body in (
+            ("/v2/models/m/infer", {"id": "http", "inputs": [FITS]}),
+            ("/v2/models/m/generate", {"id": "gen", "IN": 1.0}),
+            ("/v2/models/m/infer", {"id": "bad", "inputs": []}),
+        ):
+            server.request("POST", path, json.dumps(body).encode())
+        with triton.InferenceServerClient(server.grpc_url) as client:
+            for name in ("IN", "X"):
+                given = triton.InferInput(name, [1], "FP32")
+                given.set_data_from_numpy(np.ones(1, np.float32))
+                with nullcontext() if name == "IN" else pytest.raises(InferenceServerException):
+                    client.infer("m", [given], request_id=f"grpc {name}", headers=KEY)
+        wanted = [
+            ("http", "m", "http", "infer", "200"),
+            ("gen", "m", "http", "generate", "200"),
+            ("", "m", "http", "infer", "400"),
+            ("grpc IN", "m", "grpc", "ModelInfer", "0"),
+            ("grpc X", "m", "grpc", "ModelInfer", "3"),
+        ]
+
+        def found():
+            return re.findall(
+                r'access\] request id="(.*?)" model="(\w*)" version="\d*" client="127.0.0.1:\d+" '
+                r'protocol="(\w+)" endpoint="(\w+)" status=(\d+) bytes_in=\d+ bytes_out=\d+ ms=',
+                server.log(),
+            )
+
+        wait_until(lambda: [w for w in wanted if w not in found()] == [], "the lines", server)

@@ -452,7 +452,14 @@ def test_heads_that_find_no_memory_end_their_connection():
 
 
 NO_WAY_BACK = {
-    *("GrowingMemory", "GrpcMethods", "HeaderFields", "Http2Limits", "IdleConnections"),
+    *(
+        "AccessLog",
+        "GrowingMemory",
+        "GrpcMethods",
+        "HeaderFields",
+        "Http2Limits",
+        "IdleConnections",
+    ),
     *(
         "GeneratedTemplate",
         "JsonResponseTemplate",

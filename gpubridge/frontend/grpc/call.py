@@ -111,6 +111,8 @@ class Call(ABC):
         """End the call with an error."""
         if self._done:
             return
+        if isinstance(error, BridgeError) and error.refusal is not None:
+            self._connection.http2.note(self._stream_id, *error.refusal)
         fields = failure(error, begun=self._headers_sent)
         self._connection.http2.send_headers(self._stream_id, fields, True)
         self._finish()

@@ -11,6 +11,7 @@ from typing import Any, Final
 from gpubridge.config import GrpcConnections
 from gpubridge.dataplane import GrpcConnectionState, Http2Connection, Http2Limits, RequestHeaders
 from gpubridge.errors import BridgeError
+from gpubridge.frontend.answered import client_of
 from gpubridge.frontend.connection_limits import Room, longest_idle, room_for, shortage
 from gpubridge.frontend.grpc.call import Call, SingleMessageCall, UnaryCall, read_timeout
 from gpubridge.frontend.grpc.connection_timeouts import ConnectionTimeouts, TimeoutAction
@@ -94,6 +95,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         plain = transport.get_extra_info("ssl_object") is None
         descriptor = transport.get_extra_info("socket").fileno() if plain else -1
         self._state.start(transport, descriptor, self._loop.call_soon)
+        if self._service.methods.counts.access_log is not None:
+            self.http2.set_client(client_of(transport))
         self.http2.received(0, monotonic())
         self._timeouts.heard = self.http2.heard
         most = self._limits.max_connections

@@ -63,7 +63,7 @@ class InferEndpoint(GrpcInferEndpoint):
 
     def share(self, request: InferRequest, regions: RequestRegions, known: KnownRequest) -> None:
         """Resolve a request's regions of client memory; see `RequestMemory.share`."""
-        with known.model.statistics.refusing():
+        with known.model.statistics.refusing(request.identifier):
             self._memory.share(request, regions, known.model.config.name)
 
     def receive(
@@ -234,11 +234,12 @@ class InferCall(SingleMessageCall):
                 known.arena.free(request.slot)
             raise InferEndpoint.decoupled(known)
         if regions is not None:
-            with known.model.statistics.refusing():
+            with known.model.statistics.refusing(request.identifier):
                 self._memory.share(request, regions, known.model.config.name)
         add_parameters(request, self._parameters)
         self._known = known
         self._request = request
+        self._connection.http2.note(self._stream_id, known.model.statistics, request.identifier)
         submit(request, Received("GRPC", self._began, time.monotonic_ns(), self._context))
 
     def _drop_message(self) -> None:

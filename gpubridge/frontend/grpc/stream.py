@@ -328,7 +328,7 @@ class StreamCall(Call):
         try:
             known, request, regions = make()
             if regions is not None:
-                with known.model.statistics.refusing():
+                with known.model.statistics.refusing(request.identifier):
                     self._memory.share(request, regions, known.model.config.name)
         except Exception as failed:
             error = request_error(failed)

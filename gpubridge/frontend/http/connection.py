@@ -24,7 +24,7 @@ from gpubridge.dataplane import (
 )
 from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, Pieces, invalid
-from gpubridge.frontend.answered import HTTP_ENDPOINTS
+from gpubridge.frontend.answered import HTTP_ENDPOINTS, client_of
 from gpubridge.frontend.connection_limits import Room, longest_idle, room_for, shortage
 from gpubridge.frontend.http.coded_bodies import CodedBodies, CollectedBody
 from gpubridge.frontend.http.message import (
@@ -165,6 +165,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         most = self._settings.connections.max_connections
         refused = 0 < most <= len(self._connections) and not self._close_idle()
         self._connections.add(self)
+        if self._listener.counts.access_log is not None:
+            self._state.set_client(client_of(transport))
         self._state.start(self._transport.write, self._transport.writelines)
         if room is Room.NONE or (
             refused and len(self._connections) > most + _REFUSED_WITH_RESPONSE

@@ -163,7 +163,7 @@ class FormCache:
         message, long = parse_form(head.form)
         name, version = message.model_name, message.model_version
         model = self._find(name, version)
-        with model.statistics.refusing():
+        with model.statistics.refusing(head.identifier):
             form, empty_final = build_form(message, head, model.config, self._check_region, long)
         return ReadRequest(name, version, model, form, empty_final)
 

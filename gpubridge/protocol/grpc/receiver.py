@@ -37,7 +37,7 @@ def whole_request(
     head = read_request(message)
     known = forms.read(head)
     form, arena = known.form, known.arena
-    with known.model.statistics.refusing():
+    with known.model.statistics.refusing(head.identifier):
         packed = InputCopy(form.places, input_data(form, head.offsets, message), arena).run()
         try:
             return infer_request(known, head, packed.slot, on_done, packed.copied)
@@ -97,7 +97,7 @@ class RequestReceiver(MessageReceiver):
         form = read.form
         if not self._moved:
             data = input_data(form, head.offsets, self.memory or b"")
-            with read.model.statistics.refusing():
+            with read.model.statistics.refusing(head.identifier):
                 check_input_strings(form, head.identifier, read.model.config.name, data)
         form.strings = ()
         return read
@@ -132,7 +132,7 @@ class RequestReceiver(MessageReceiver):
     def make(self, known: KnownRequest, on_done: Callable[[Outcome], None]) -> MadeRequest:
         """Return the request of a parsed complete message; as `request`."""
         head = RequestHead(b"", self.identifier, self.sizes, self.offsets)
-        with known.model.statistics.refusing():
+        with known.model.statistics.refusing(self.identifier):
             copy = self.copy(known)
             if copy is not None:
                 self.move(copy.run(), known)
