@@ -136,9 +136,11 @@ def run(options: argparse.Namespace) -> int:
     """Run the model; return the exit code, 1 if anything failed."""
     try:
         from gpubridge.develop.one_instance import one_model  # noqa: PLC0415
+        from gpubridge.stub.crash_report import report_crashes  # noqa: PLC0415
     except ImportError:
         require_native()
         raise
+    report_crashes()
     with one_model(str(options.directory)) as (directory, others):
         return _run(options, directory, others)
 

@@ -20,6 +20,7 @@ from gpubridge.pb_utils.logger import Logger
 from gpubridge.stub.array_batches import Executes, executes_by
 from gpubridge.stub.batches import BatchRunner
 from gpubridge.stub.bls.client import BlsClient
+from gpubridge.stub.crash_report import report_crashes
 from gpubridge.stub.error_text import model_error_text
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.forked import ForkedCalls
@@ -474,6 +475,7 @@ def _package(model: StubModel) -> str:
 def run(fd: int, server_pid: int) -> int:
     """Serve the channel on descriptor ``fd`` until it closes; returns the exit code."""
     die_with(server_pid)
+    report_crashes()
     channel = Channel(socket.socket(fileno=fd))
     os.register_at_fork(after_in_child=channel.close)
     try:

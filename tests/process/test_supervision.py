@@ -1,5 +1,6 @@
 """Stubs that die, crash again and again, or hang: who is told what, and what goes on undisturbed."""
 
+import json
 import os
 import re
 import resource
@@ -38,7 +39,7 @@ DEATHS = {
     "exit": ("os._exit(3)", "exited with code 3"),
     "deaf": ("os.closerange(3, 4096)", "exited with code 1"),
 }
-MODELS = ("bystander", "m", "orphans", "words", "poor", "family", *DEATHS)
+MODELS = ("bystander", "crash", "m", "orphans", "words", "poor", "family", *DEATHS)
 HANG = "open({path!r}, 'w').close(); threading.Event().wait()"
 HANG_WITH_GIL = "open({path!r}, 'w').close(); ctypes.PyDLL(None).pause()"
 HANGS = {"sleeping": HANG, "holding_gil": HANG_WITH_GIL}
@@ -117,6 +118,19 @@ def test_a_death_fails_its_request_with_the_reason_and_is_repaired(server, bysta
     assert server.ask("self.said = 'again'", model) == (200, "again")
     assert restarts(server, model) == 1
     assert server.is_ready()
+
+
+def test_a_crash_tells_the_python_stack_whatever_became_of_standard_error(server, bystander):
+    crash = "sys.stderr = None; os.close(2); ctypes.string_at(0)"
+    status, said = server.ask(crash, "crash")
+    assert status == 503
+    first, *others = said.splitlines()
+    assert re.search(r'signal 11 \(SIGSEGV\), at File ".*", line \d+ in string_at', first)
+    assert any(re.search(r'called from File ".*model\.py", line \d+ in execute', e) for e in others)
+    assert said in server.log()
+    found = json.loads(server.request("GET", "/v2/gpubridge/status")[2])
+    (model,) = (each for each in found["models"] if each["name"] == "crash")
+    assert any(end["reason"] == said for end in model["instances"][0]["ends"])
 
 
 @pytest.mark.parametrize(

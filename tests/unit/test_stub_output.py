@@ -315,3 +315,13 @@ async def test_lines_of_many_threads_are_whole_and_in_order(run, longest, fork):
             parts[line.file] = ""
     assert len(seen) == (16 if fork else 4)
     assert all(numbers == [*range(30)] for numbers in seen.values())
+
+
+async def test_the_frames_of_the_last_crash_are_kept_within_bounds(monkeypatch):
+    printed = Printed(monkeypatch)
+    os.write(printed.err, b'Fatal Python error: Aborted\n\n  File "a.py", line 1 in child\n')
+    os.write(printed.err, b"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1:\n")
+    frames = [f'File "{"x" * 300}.py", line {line} in f' for line in range(20)]
+    os.write(printed.err, "".join(f"  {frame}\n" for frame in frames).encode())
+    printed.end()
+    assert printed.output.crash_frames == [frame[:200] for frame in frames[:16]]

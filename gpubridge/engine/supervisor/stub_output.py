@@ -22,6 +22,8 @@ from gpubridge.transport.output_pieces import (
 )
 
 _LAST_LINES = 20
+_MOST_FRAMES = 16
+_FRAME_LETTERS = 200
 _SHOWN_LETTERS = 500
 _PIPE_BYTES = 1 << 16
 _LONGEST_LINE = 1 << 13
@@ -50,12 +52,14 @@ class StubOutput:
 
     - ``token``: for the process, `gpubridge.transport.output_pieces`.
     - ``last_lines``: the begins of the last lines that it printed.
+    - ``crash_frames``: the frames of the last Python stack that faulthandler wrote, the innermost first.
     """
 
     def __init__(self, log: Callable[[LogLine], None]) -> None:
         self._log = log
         self.token = new_token()
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self.crash_frames: list[str] = []
         self._told: dict[Identifier, None] = {}
         self._pause: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -149,6 +153,7 @@ class StubOutput:
         if isinstance(item, bytes):
             text = item.decode(errors="backslashreplace")
             self.last_lines.append(text[:_SHOWN_LETTERS])
+            self._note_crash(text)
             self._log(LogLine(_LEVELS[stream.name], text, stream.name, 0))
         elif stream is self._err:
             self._told.pop(item.identifier, None)
@@ -160,6 +165,13 @@ class StubOutput:
             line = decode_line(item.line)
             if line is not None:
                 self._log(line)
+
+    def _note_crash(self, text: str) -> None:
+        """Keep the frames of what faulthandler writes; it writes what the process does last."""
+        if text.startswith("Fatal Python error: "):
+            self.crash_frames.clear()
+        elif text.startswith('  File "') and len(self.crash_frames) < _MOST_FRAMES:
+            self.crash_frames.append(text.strip()[:_FRAME_LETTERS])
 
 
 def log_line(model: str, instance: str, line: LogLine) -> None:

@@ -59,6 +59,9 @@ class RunningStub(Protocol):
         """End it at once; ``why`` replaces the reported reason of its end."""
 
 
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT, signal.SIGILL)
+"""The signals whose stacks faulthandler writes."""
+
 StartStub = Callable[[StubEnvironment, str, str, socket.socket, bool], Awaitable[RunningStub]]
 """Starts a stub as `start_stub` does: environment, model, instance, the stub's end of the channel, again."""
 
@@ -130,7 +133,7 @@ class StubProcess:
         # Its last output is logged before its end.
         self._output.close()
         if not self.exited.done():
-            self.exited.set_result(self._expected or _describe(code))
+            self.exited.set_result(self._expected or _describe(code, self._output.crash_frames))
 
 
 class StubForks(Protocol):
@@ -228,7 +231,8 @@ def cannot_start(instance: str, error: Exception) -> BridgeError:
     return unavailable(f"cannot start the stub of '{instance}': {error}")
 
 
-def _describe(code: int) -> str:
+def _describe(code: int, frames: Sequence[str]) -> str:
+    """Return how a process ended, and for a crash its Python stack: ``frames``, the innermost first."""
     if code >= 0:
         return f"exited with code {code}"
     number = -code
@@ -241,4 +245,6 @@ def _describe(code: int) -> str:
         text += ", sent from outside: by an operator or by the kernel when memory ran out"
     elif number == signal.SIGBUS:
         text += ": a client shrank its shared memory region, or a file that the model maps, or /dev/shm is full"
+    if number in _CRASHES and frames:
+        text += f", at {frames[0]}" + "".join(f"\n  called from {frame}" for frame in frames[1:])
     return text
