@@ -153,6 +153,9 @@ class RepositorySettings:
         metavar="NAME",
     )
     exit_on_error: bool = flag(True, "exit when a model fails to load at the start")
+    allow_empty_repository: bool = flag(
+        False, "start although there is no model in a repository whose models are to be loaded"
+    )
     disable_auto_complete_config: bool = flag(
         False,
         "models may not complete their configuration, which must be complete",

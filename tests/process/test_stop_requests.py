@@ -33,7 +33,7 @@ def test_a_server_that_drains_late_serves_without_being_ready_and_keeps_anothers
         assert server.ask("self.said = 1") == (200, "1")
         empty = tmp_path / "empty"
         empty.mkdir()
-        with running_server(empty, ports, own=True) as new:
+        with running_server(empty, ports, "--allow-empty-repository=true", own=True) as new:
             assert f"there is no model in {empty}: a model is a directory" in new.log()
             wait_until(lambda: json.loads(path.read_text())["pid"] == new.pid, "its file", new)
             server.process.send_signal(signal.SIGTERM)

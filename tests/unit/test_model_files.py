@@ -5,8 +5,10 @@ import os
 import pytest
 
 from gpubridge.engine.load_threads import LoadThreads
+from gpubridge.engine.repository.loader import NotPrepared
 from gpubridge.engine.repository.model_files import read_model_files
 from gpubridge.engine.repository.model_sources import ModelSources
+from gpubridge.errors import BridgeError
 
 
 @pytest.fixture
@@ -130,3 +132,24 @@ async def test_the_models_of_a_repository_are_its_directories(tmp_path):
     (tmp_path / "to_a").symlink_to("a")
 
     assert await ModelSources(LoadThreads(), [tmp_path]).names() == ["a", "b", "to_a"]
+
+
+async def test_folders_that_tools_make_are_no_models(tmp_path, caplog):
+    for name in ("lost+found", "__pycache__", ".hidden", "m"):
+        (tmp_path / name / "1").mkdir(parents=True)
+    sources = ModelSources(LoadThreads(), [tmp_path])
+    assert await sources.names() == ["m"]
+    with pytest.raises(NotPrepared, match="not found"):
+        await sources.locate("lost+found")
+    assert not caplog.records
+
+
+async def test_a_repository_without_models_is_an_error_unless_it_may_be_empty(tmp_path):
+    for name in ("full/m", "empty/__pycache__"):
+        (tmp_path / name / "1").mkdir(parents=True)
+    sources = ModelSources(LoadThreads(), [tmp_path / "full", tmp_path / "empty"])
+    found = [names async for names in sources.listings(may_be_empty=True)]
+    assert sorted(found) == [[], [], ["m"]]
+    with pytest.raises(BridgeError, match=r"no model in .*empty: .*--allow-empty-repository=true"):
+        async for _ in sources.listings(may_be_empty=False):
+            pass

@@ -29,6 +29,8 @@ IGNORED_FOLDER = "__pycache__"
 _logger = logging.getLogger(__name__)
 
 _MODEL_NAME = re.compile(r"(?!\.)[^/\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+_NO_MODELS = ("lost+found", IGNORED_FOLDER)
+"""Folders that file systems and the interpreter make."""
 _PREFIX = "gpubridge-models-"
 _LOCK = "lock"
 _LAST_WRITE_SECONDS = 5.0
@@ -126,13 +128,13 @@ def list_repository(directory: Path) -> dict[Path, bool]:
 
 def is_model_name(name: str) -> bool:
     """Return whether a name is valid for a model directory."""
-    return _MODEL_NAME.fullmatch(name) is not None
+    return _MODEL_NAME.fullmatch(name) is not None and name not in _NO_MODELS
 
 
 @cache
 def is_model_entry(name: str) -> bool:
     """Return whether an entry of a repository may be a model; warn once about an unusable name."""
-    if not is_model_name(name) and not name.startswith("."):
+    if not is_model_name(name) and not name.startswith(".") and name not in _NO_MODELS:
         _logger.warning(
             "%s is no model: its name is not UTF-8, so no client can ask for it, or has control "
             "characters",

@@ -72,11 +72,24 @@ class ModelSources:
         self._listings = LatestAnswers(self._list)
         self._states = LatestAnswers(self._look)
 
-    async def listings(self) -> AsyncIterator[list[str]]:
-        """Yield the names of the models in each repository once it responds; raises BridgeError."""
+    async def listings(self, *, may_be_empty: bool) -> AsyncIterator[list[str]]:
+        """Yield the names of the models in each repository once it responds.
+
+        Raises BridgeError; also, unless ``may_be_empty``, for a repository without models, which remote ones
+        do not tell from a prefix that does not exist.
+        """
         yield [path.name for path in self._models]
-        for listing in asyncio.as_completed([self._list(each) for each in self._repositories]):
-            yield [path.name for path in await listing]
+        for listing in asyncio.as_completed([self._named(each) for each in self._repositories]):
+            repository, names = await listing
+            if not names and not may_be_empty:
+                raise invalid(
+                    f"there is no model in {repository}: a model is a directory with its name there, which "
+                    "contains its versions; --allow-empty-repository=true starts without"
+                )
+            yield names
+
+    async def _named(self, repository: _Repository) -> tuple[_Repository, list[str]]:
+        return repository, [path.name for path in await self._list(repository)]
 
     async def names(self) -> list[str]:
         """Return the names of the models in responding repositories; raises BridgeError."""

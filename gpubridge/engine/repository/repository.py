@@ -115,7 +115,9 @@ class ModelRepository(ServedModels):
             # The repositories must exist, whatever is loaded.
             await self._sources.names()
         else:
-            async for listing in self._sources.listings():
+            async for listing in self._sources.listings(
+                may_be_empty=settings.repository.allow_empty_repository
+            ):
                 fresh = sorted(set(listing) - names)
                 names.update(fresh)
                 loads += [self._tasks.start(self._load_and_tell(name)) for name in fresh]
