@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from types import MappingProxyType
 
@@ -28,7 +29,7 @@ from gpubridge.frontend.status.page import StatusPage
 from gpubridge.protocol.openai import openai_failure
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.telemetry.exposition import CONTENT_TYPE
-from gpubridge.telemetry.metrics import ModelState, metrics_page
+from gpubridge.telemetry.metrics import ModelState, metrics_page, model_states
 
 _ROUTES_KEPT = 1024
 _OF_STATUS = (
@@ -296,12 +297,22 @@ class MetricsRouter(_Router):
             repository.telemetry.machine,
             repository.telemetry.metrics,
             [
+                model_states(self._model_states()),
                 *self._answered.families(),
                 *repository.devices.families(),
                 *repository.metrics.families(),
             ],
         )
         return Answer(page, b"Content-Type: %b\r\n" % CONTENT_TYPE.encode(), plain=False)
+
+    def _model_states(self) -> Iterator[tuple[str, int, str]]:
+        """Yield name, version and state of each model version that is served or should be."""
+        ready = {(model.name, model.version): model.ready for model in self._repository.loaded()}
+        for row in self._repository.index():
+            if row.state == "READY" and not ready.get((row.name, row.version)):
+                yield row.name, row.version, "RESTARTING"
+            elif row.state and (row.wanted or row.state != "UNAVAILABLE"):
+                yield row.name, row.version, row.state
 
     def _states(self) -> list[ModelState]:
         return [

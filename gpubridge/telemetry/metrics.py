@@ -88,6 +88,22 @@ def metrics_page(
     )
 
 
+MODEL_STATES = ("READY", "LOADING", "UNLOADING", "RESTARTING", "UNAVAILABLE")
+"""The states of the repository index, and of models whose processes are all being started again."""
+
+
+def model_states(rows: Iterable[tuple[str, int, str]]) -> Family:
+    """Return the states of model versions (0: unknown), given by name, version and state."""
+    family = Family(
+        "gpubridge_model_state", "Whether a model version is in the state (1) or not (0)", "gauge"
+    )
+    for model, version, state in rows:
+        for each in MODEL_STATES:
+            labels = {"model": model, "version": str(version or ""), "state": each}
+            family.add(labels, int(each == state))
+    return family
+
+
 def _inference(states: Sequence[ModelState], settings: MetricsSettings) -> Iterator[Family]:
     """Yield Triton's families, in its order."""
     for name, text, value in _COUNTERS:

@@ -15,6 +15,7 @@ OWN_FAMILIES = frozenset(
         "gpubridge_fallbacks_total",
         "gpubridge_grpc_requests_total",
         "gpubridge_http_requests_total",
+        "gpubridge_model_state",
         "gpubridge_open_requests",
         "gpubridge_queued_requests",
         "gpubridge_request_duration_seconds",

@@ -11,6 +11,7 @@ import time
 import pytest
 import tritonclient.grpc as triton
 
+from gpubridge.telemetry.metrics import MODEL_STATES
 from gpubridge.telemetry.own_metrics import OWN_FAMILIES
 from tests.plane import ROOT
 from tests.process.flag_sets import METRICS
@@ -118,6 +119,7 @@ def metrics_of(known):
         "nv_inference_exec_count": executions,
         **{f"nv_inference_{step}_duration_us": MEASURED for step in STEPS},
         "nv_inference_pending_request_count": 0,
+        **{f"gpubridge_model_state state={state}": state == "READY" for state in MODEL_STATES},
         **{f"{FIRST}_bucket {end}": MEASURED for end in ends},
         f"{FIRST}_count": first,
         f"{FIRST}_sum": MEASURED,
