@@ -10,7 +10,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 
 from gpubridge.engine.environments.interpreter import STABLE_ABI, inspect, load_failure
-from gpubridge.engine.environments.module_build import Recipe, compile_module
+from gpubridge.engine.environments.module_build import compile_module
+from gpubridge.engine.environments.module_recipe import Recipe
 
 
 async def main(python: str, source: str, folder: str, *compiler: str) -> None:

@@ -107,8 +107,13 @@ DECOUPLED = "model_transaction_policy { decoupled: true }\n"
 BATCHED = "max_batch_size: 64\ndynamic_batching {}"
 
 
+# By the compiled loop, without batches: tests/process/test_decoupled.py
 @pytest.mark.parametrize(
-    ("environment", "config"), [({}, BATCHED), (PURE, "")], ids=["compiled-batched", "python"]
+    ("environment", "config"),
+    [
+        pytest.param({}, BATCHED, marks=pytest.mark.nightly, id="compiled-batched"),
+        pytest.param(PURE, "", id="python"),
+    ],
 )
 def test_a_model_gets_thousands_of_requests_before_it_finishes_one(tmp_path, config, environment):
     gate = Gate(tmp_path / "gate")
