@@ -4,6 +4,10 @@ from tests.unit.model_configs import cases
 
 # Situation; below it Triton, gpubridge, and why.
 _TEXT = """\
+a start over a repository without models
+    is ready with none; `lost+found`, `__pycache__` and hidden folders end it | fails unless
+    `--allow-empty-repository=true`; such folders are no models | a wrong prefix of a bucket looks like
+    an empty one; file systems and interpreters make such folders
 the future of `async_exec` is cancelled, as by `asyncio.wait_for`
     the call is run, and `asyncio.run` waits for it | the call is cancelled | nobody gets its answer
 a client does not read what a decoupled model sends
@@ -37,6 +41,9 @@ statistics: requests that a model answers with an error, and no response before 
     are successes | are failures | their clients got an error
 statistics: requests that find the queue full, or are of a sequence that has not begun
     are in no count | are failures | every request to a model is in one of the counts
+statistics and `nv_inference_request_failure`: requests that are refused before the model has them
+(malformed, not fit for its inputs)
+    are in no count | are failures, of the reason `OTHER` | fifty 400s are seen
 statistics of an ensemble: a request that fails
     counts twice | counts once | it is one request
 statistics of an ensemble: queue, inputs and outputs

@@ -479,7 +479,7 @@ NO_WAY_BACK = {
 }
 """Types that hold no object of Python, or only such as cannot lead back to them."""
 OF_A_STUB = {
-    *("BusyPoll", "Call", "CallChannel", "CallReader", "CallResponseReader", "CallWriter"),
+    *("BusyPoll", "CallChannel", "CallReader", "CallResponseReader", "CallWriter"),
     *("ContextCodec", "InFlightRequests", "RecordReader", "SendTurn", "StubLoop", "WaitPredictor"),
 }
 """Types of which a stub, or its connection, has a few for as long as it lives, and no client more."""
