@@ -92,9 +92,8 @@ def trace_settings(
 class PrivateBody:
     """Receives the body of an HTTP request into private memory."""
 
-    def __init__(self) -> None:
-        self.body = memoryview(b"")
-        self._private: PrivateMemory | None = None
+    body = memoryview(b"")
+    _private: PrivateMemory | None = None
 
     def body_memory(self, nbytes: int, body: Body | None) -> memoryview | GrowingMemory:
         """Return memory for the body."""
@@ -150,7 +149,6 @@ class ControlCall(PrivateBody):
         tasks: ControlTasks,
         limit: float = CONTROL_BYTES,
     ) -> None:
-        super().__init__()
         self._answer = answer
         self._tasks = tasks
         self._limit = limit

@@ -37,7 +37,7 @@ _COMMENT = b":\n\n"
 class _Generation(PrivateBody, ABC):
     """A generate request; owns its body, and its slot until it is submitted to the model.
 
-    - ``find``: returns the served model once the body is complete.
+    - ``find``: returns the served model once the body is complete; called by `_found`.
     - ``parameters``: forwarded headers.
     - ``context``: the headers of a trace context, if they matter.
     - ``parse``: returns the form of a body; thread-safe for bodies of more than `LARGE_BYTES`.
@@ -45,14 +45,13 @@ class _Generation(PrivateBody, ABC):
 
     def __init__(
         self,
-        find: Callable[[], Model],
+        find: Callable[..., Any],
         arena_of: Callable[[str], RequestArena],
         workers: Workers,
         parameters: Mapping[str, str],
         context: tuple[bytes, bytes] | None,
         parse: Parse = parse_generate,
     ) -> None:
-        super().__init__()
         self._began = time.monotonic_ns()
         self._context = context
         self._workers = workers
@@ -87,18 +86,28 @@ class _Generation(PrivateBody, ABC):
         if len(body) > HEAVY_BYTES:
             self._workers.tasks.start(self._parse_in_worker(body))
         else:
-            self._read(bytes(body))
+            given = bytes(body)
+            self._read(given)
             self._use_model()
-            form = self._parse(bytes(body), self._model.config)
-            self._submit(form, self._input_copy(form).run())
+            self._submit_body(given)
 
     def _use_model(self) -> None:
         """Find the model that the request is for, which counts it if it is refused."""
-        self._model = self._find()
+        self._model = self._found()
         self._exchange.counters = self._model.statistics
 
     def _read(self, body: bytes) -> None:
-        """Read what `_find` needs from the body; thread-safe; raises BridgeError."""
+        """Read what `_found` needs from the body; thread-safe; raises BridgeError."""
+
+    def _found(self) -> Model:
+        """Return the model of the request; raises BridgeError."""
+        model: Model = self._find()
+        return model
+
+    def _submit_body(self, body: bytes) -> None:
+        """Submit a request by its body; raises BridgeError."""
+        form = self._parse(body, self._model.config)
+        self._submit(form, self._input_copy(form).run())
 
     def _parse(self, body: bytes, config: ModelConfig) -> RequestForm:
         """Return the form of the request; thread-safe; raises BridgeError."""
@@ -130,10 +139,12 @@ class _Generation(PrivateBody, ABC):
 
     def _submit(self, form: RequestForm, inputs: InputCopy) -> None:
         """Submit the request to the model."""
+        self._send(form.request(inputs.slot, 0, inputs.places, self._done, inputs.copied))
+
+    def _send(self, request: InferRequest) -> None:
+        """Pass a request to the model, and drop the body."""
         self.release()
-        request = self._request = form.request(
-            inputs.slot, 0, inputs.places, self._done, inputs.copied
-        )
+        self._request = request
         add_parameters(request, self._parameters)
         request.account = self._exchange.account
         request.on_partial = self._respond
@@ -248,7 +259,7 @@ class GenerateStreamHandler(_Generation):
 
     def _advance(self) -> None:
         """Send queued responses, up to one that a worker has to encode."""
-        while self._waiting and not self._encoding:
+        while self._waiting and not self._encoding and not self._aborted:
             outcome = self._waiting.popleft()
             if outcome is None:
                 self._end()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from weakref import WeakKeyDictionary
 
-from gpubridge.config import openai_endpoints
 from gpubridge.config.model_config import ModelConfig
 from gpubridge.dataplane import HttpExchange
 from gpubridge.engine.memory.response_store import Charge, ModelCharge, ResponseStore
@@ -23,17 +22,20 @@ from gpubridge.host_shm import Account
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.protocol.openai import (
     OpenAiAnswer,
+    OpenAiModel,
     OpenAiRequest,
     model_entry,
     openai_failure,
     unix_seconds,
     unknown_model,
 )
-from gpubridge.protocol.request_form import RequestForm
+from gpubridge.protocol.request_form import LENGTH_BYTES, RequestForm
 from gpubridge.request import InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
 
-_GENERATING = rb"/v1/(?:(chat)/completions|(completions)|(embeddings))"
+_GENERATING = (
+    rb"/v1/(?:(?P<chat>chat/completions)|(?P<completions>completions)|(?P<embeddings>embeddings))"
+)
 _PIECE_BYTES = 128
 """Of the objects of a piece of text."""
 _CHARGED_TOGETHER = 1 << 16
@@ -61,6 +63,7 @@ class OpenAiRoutes:
         self._headers = headers
         self._tasks = ControlTasks()
         self._created = unix_seconds()
+        self._served: WeakKeyDictionary[Model, OpenAiModel] = WeakKeyDictionary()
         self.routes = [
             Route("openai", re.compile(_GENERATING), b"POST", self._open),
             Route("openai-models", re.compile(rb"/v1/models"), b"GET", self._open_list),
@@ -68,12 +71,13 @@ class OpenAiRoutes:
         ]
 
     def _open(self, path: re.Match[bytes], head: HttpExchange) -> OpenAiHandler:
-        endpoint = next(name for name in path.groups() if name).decode()
+        assert path.lastgroup is not None
         parameters = self._headers.of(head.fields()) if self._headers.active else {}
         context = trace_context(self._repository.telemetry.traces, head.field)
         shared = self._find, self._arena_of, self._workers
-        handler = OpenAiHandler(endpoint, *shared, parameters, context)
-        handler.charge_to(self._repository.regions.responses)
+        handler = OpenAiHandler(path.lastgroup, *shared, parameters, context)
+        # An answer that is not streamed is charged as responses that wait.
+        handler.store = self._repository.regions.responses
         return handler
 
     def _open_list(self, path: re.Match[bytes], head: HttpExchange) -> ControlCall:
@@ -91,16 +95,26 @@ class OpenAiRoutes:
     def _names(self) -> Iterator[str]:
         """Yield the models of this API, of each its newest version."""
         for name in dict.fromkeys(model.name for model in self._repository.loaded()):
-            if openai_endpoints(self._repository.find(name, None).config):
+            if self._about(self._repository.find(name, None)).endpoints:
                 yield name
 
-    def _find(self, name: str) -> Model:
-        if not self._repository.versions(name):
+    def _find(self, name: str) -> tuple[Model, OpenAiModel]:
+        try:
+            model = self._repository.find(name, None)
+        except BridgeError:
+            if not self._repository.versions(name):
+                raise unknown_model(name) from None
+            raise
+        about = self._about(model)
+        if not about.endpoints:
             raise unknown_model(name)
-        model = self._repository.find(name, None)
-        if not openai_endpoints(model.config):
-            raise unknown_model(name)
-        return model
+        return model, about
+
+    def _about(self, model: Model) -> OpenAiModel:
+        known = self._served.get(model)
+        if known is None or known.config is not model.config:
+            known = self._served[model] = OpenAiModel(model.config)
+        return known
 
 
 class OpenAiHandler(GenerateStreamHandler):
@@ -109,32 +123,46 @@ class OpenAiHandler(GenerateStreamHandler):
     def __init__(
         self,
         endpoint: str,
-        find: Callable[[str], Model],
+        find: Callable[[str], tuple[Model, OpenAiModel]],
         arena_of: Callable[[str], RequestArena],
         workers: Workers,
         parameters: Mapping[str, str],
         context: tuple[bytes, bytes] | None,
     ) -> None:
-        super().__init__(partial(find, ""), arena_of, workers, parameters, context)
-        self._find_by_name = find
+        super().__init__(find, arena_of, workers, parameters, context)
+        self._about: OpenAiModel
         self._endpoint = endpoint
-        self._store: ResponseStore
+        self.store: ResponseStore
         # Of an answer that is not streamed.
         self._kept: _KeptAnswer | None = None
+        self._pieces = 0
         self._asked: OpenAiRequest
         self._answer: OpenAiAnswer
-
-    def charge_to(self, store: ResponseStore) -> None:
-        """Charge an answer that is not streamed as responses that wait."""
-        self._store = store
 
     def _read(self, body: bytes) -> None:
         self._asked = OpenAiRequest(body, self._endpoint)
         self._answer = OpenAiAnswer(self._asked)
-        self._find = partial(self._find_by_name, self._asked.model)
+
+    def _found(self) -> Model:
+        model: Model
+        model, self._about = self._find(self._asked.model)
+        return model
+
+    def _submit_body(self, body: bytes) -> None:
+        form = self._asked.body_form(self._about)
+        if form is None:
+            super()._submit_body(body)
+            return
+        # The only input is the body, one string.
+        text = len(body).to_bytes(LENGTH_BYTES, "little") + body
+        nbytes = len(text)
+        slot = self._arena_of(self._model.name).allocate(nbytes)
+        slot.memory[:nbytes] = text
+        places = ((0, nbytes),)
+        self._send(form.request(slot, 0, places, self._done, nbytes, self._answer.identifier))
 
     def _parse(self, body: bytes, config: ModelConfig) -> RequestForm:
-        return self._asked.form(self._answer.identifier, config)
+        return self._asked.form(self._answer.identifier, self._about)
 
     def _encoded(self, outcome: Outcome) -> Pieces:
         if isinstance(outcome, InferResponse):
@@ -150,17 +178,20 @@ class OpenAiHandler(GenerateStreamHandler):
             self._exchange.send(body)
         else:
             if not self._asked.stream:
-                self._keep()
+                self._pieces += 1
+                nbytes = self._answer.nbytes + _PIECE_BYTES * self._pieces
+                if nbytes > _CHARGED_TOGETHER:
+                    self._keep(nbytes)
             # Nothing waits for the client.
             if self._request is not None:
                 self._request.passed_on(1)
 
-    def _keep(self) -> None:
-        """Charge what there is of an answer that is not streamed."""
+    def _keep(self, nbytes: int) -> None:
+        """Charge an answer that is not streamed and takes so many bytes by now."""
         if self._kept is None:
-            model = self._store.of_model(self._model.name)
-            self._kept = _KeptAnswer(self._store, model, self._exchange.account, self._fail)
-        self._kept.grow(self._answer.nbytes)
+            model = self.store.of_model(self._model.name)
+            self._kept = _KeptAnswer(self.store, model, self._exchange.account, self._fail)
+        self._kept.grow(nbytes)
 
     def _let_go(self) -> None:
         if self._kept is not None:
@@ -205,15 +236,11 @@ class OpenAiHandler(GenerateStreamHandler):
         else:
             self._exchange.fail(error)
 
-    def _advance(self) -> None:
-        if not self._aborted:
-            super()._advance()
-
 
 class _KeptAnswer(Charge):
     """Pieces of an answer that is not streamed; ``fail`` ends it with an error."""
 
-    __slots__ = ("_fail", "_pieces")
+    __slots__ = ("_fail",)
 
     def __init__(
         self,
@@ -224,12 +251,10 @@ class _KeptAnswer(Charge):
     ) -> None:
         super().__init__(store, model, account)
         self._fail = fail
-        self._pieces = 0
 
     def grow(self, nbytes: int) -> None:
-        """Charge an answer of so many bytes, which has got another piece."""
-        self._pieces += 1
-        more = nbytes + _PIECE_BYTES * self._pieces - self.held
+        """Charge an answer that takes so many bytes by now."""
+        more = nbytes - self.held
         if more > _CHARGED_TOGETHER:
             self.charge(more)
 

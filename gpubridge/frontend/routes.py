@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 
 from gpubridge.config import Restrictions
@@ -32,6 +32,8 @@ from gpubridge.telemetry.exposition import CONTENT_TYPE
 from gpubridge.telemetry.metrics import ModelState, metrics_page, model_states
 
 _ROUTES_KEPT = 1024
+_LONGEST_KEPT = 256
+"""Of paths, in bytes."""
 _OF_STATUS = (
     "health", "statistics", "metadata", "model-config", "model-repository", "shared-memory",
 )  # fmt: skip
@@ -133,6 +135,7 @@ class V2Router(_Router):
         self._endpoints: dict[_EndpointKey, InferEndpoint | GenerateEndpoint] = {}
         self.serving = False
         pages = self.pages = ApiPages(repository)
+        self._known = lru_cache(_ROUTES_KEPT)(self._matches)
         self._routes: list[Route] = [
             Route("inference", re.compile(MODEL + rb"/infer"), b"POST", self._open_infer, "infer"),
             *(
@@ -156,17 +159,15 @@ class V2Router(_Router):
 
         route = Route("metrics", re.compile(STATUS_PATH), b"GET", open_status, "status")
         self._routes.append(route)
+        self._known.cache_clear()
 
     def failure(
         self, error: BridgeError, status: int | None, head: HttpExchange
     ) -> tuple[int, Pieces]:
         """Return the status and the JSON body of an error; note the endpoint if it came before that took it."""
         if not head.endpoint:
-            path = _path(head.target)
-            for route in self._routes:
-                if route.paths.fullmatch(path):
-                    head.endpoint = route.number
-                    break
+            for route, _ in self._routes_of(head.target)[:1]:
+                head.endpoint = route.number
         return super().failure(error, status, head)
 
     def ready(self) -> bool:
@@ -201,18 +202,23 @@ class V2Router(_Router):
             head.endpoint = endpoint.number
             self.check("inference", head)
             return self._begin(endpoint, head)
+        matches = self._routes_of(target)
+        for route, match in matches:
+            head.endpoint = route.number
+            self.check(route.group, head)
+            if head.method == route.method:
+                _check_type(route, head)
+                return route.open(match, head)
+        raise _Refused("Method Not Allowed", 405) if matches else not_found("Not Found")
+
+    def _routes_of(self, target: bytes) -> list[tuple[Route, re.Match[bytes]]]:
+        """Return the routes of a request's target."""
         path = _path(target)
-        known = False
-        for route in self._routes:
-            match = route.paths.fullmatch(path)
-            if match is not None:
-                head.endpoint = route.number
-                self.check(route.group, head)
-                if head.method == route.method:
-                    _check_type(route, head)
-                    return route.open(match, head)
-                known = True
-        raise _Refused("Method Not Allowed", 405) if known else not_found("Not Found")
+        return (self._known if len(path) <= _LONGEST_KEPT else self._matches)(path)
+
+    def _matches(self, path: bytes) -> list[tuple[Route, re.Match[bytes]]]:
+        found = ((route, route.paths.fullmatch(path)) for route in self._routes)
+        return [(route, match) for route, match in found if match is not None]
 
     def _open_generate(
         self, path: re.Match[bytes], head: HttpExchange, *, events: bool

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import codecs
-import uuid
+import os
+import time
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timezone
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -37,6 +38,7 @@ _FIELDS = {"message": dict, "finish_reason": str, "usage": dict, "logprobs": dic
 _OWN = ("id", "model", "prompt", "input")
 """Members of a body that a model with `TEXT_INPUT` does not get as parameters."""
 _FLOAT_BYTES = 4
+_Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class OpenAiError(BridgeError):
@@ -75,7 +77,7 @@ def openai_failure(error: BridgeError, status: int | None) -> tuple[int, Pieces]
 
 def unix_seconds() -> int:
     """Return the time of day, as the API counts it."""
-    return int(datetime.now(timezone.utc).timestamp())
+    return time.time_ns() // 1_000_000_000
 
 
 def unknown_model(name: str) -> OpenAiError:
@@ -96,6 +98,7 @@ def model_entry(name: str, created: int) -> dict[str, object]:
 # -- requests ----------------------------------------------------------------------------------------
 
 _GENERATION = {
+    "model": str,
     "stream": bool,
     "stream_options": dict,
     "n": int,
@@ -116,9 +119,9 @@ _MEMBERS: Mapping[str, Mapping[str, type]] = {
         "tools": list,
     },
     "completions": _GENERATION,
-    "embeddings": {"dimensions": int, "encoding_format": str, "user": str},
+    "embeddings": {"model": str, "dimensions": int, "encoding_format": str, "user": str},
 }
-_LIMITS = {"max_tokens", "max_completion_tokens"}
+_LIMITS = ("max_tokens", "max_completion_tokens")
 _REQUIRED = {"chat": "messages", "completions": "prompt", "embeddings": "input"}
 _EXPECTED = {
     bool: "true or false",
@@ -128,6 +131,24 @@ _EXPECTED = {
     list: "an array",
     str: "a string",
 }
+
+
+class OpenAiModel:
+    """What the API asks of a model, by its configuration.
+
+    - ``endpoints``: those that it serves.
+    - ``body_form``: the form of a request with an empty body, for a model whose input is the body.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.endpoints = openai_endpoints(config)
+        self.body_form: RequestForm | None = None
+        spec = config.inputs_by_name.get(REQUEST_INPUT)
+        if self.endpoints and spec is not None:
+            shape = (1,) * (len(spec.dims) + bool(config.max_batch_size))
+            empty = InputForm(REQUEST_INPUT, "BYTES", shape, LENGTH_BYTES, bytes(LENGTH_BYTES))
+            self.body_form = make_form("", [empty], None, False, NO_CONTEXT, NO_OPTIONS, config)
 
 
 class OpenAiRequest:
@@ -146,14 +167,17 @@ class OpenAiRequest:
         if type(document) is not dict:
             raise OpenAiError("expected a JSON object as the body")
         self._body = body
-        members = self._members = {k: v for k, v in document.items() if v is not None}
+        if None in document.values():
+            document = {name: value for name, value in document.items() if value is not None}
+        members = self._members = document
         self.endpoint = endpoint
         for name in ("model", _REQUIRED[endpoint]):
             if name not in members:
                 raise OpenAiError(f"Missing required parameter: '{name}'.", name)
-        for name, wanted in {"model": str, **_MEMBERS[endpoint]}.items():
-            given = type(members.get(name))
-            if name in members and given is not wanted and (wanted, given) != (float, int):
+        known = _MEMBERS[endpoint]
+        for name, value in members.items():
+            wanted, given = known.get(name), type(value)
+            if wanted is not None and given is not wanted and (wanted, given) != (float, int):
                 raise _wrong(name, _EXPECTED[wanted])
         self.model: str = members["model"]
         self.stream: bool = endpoint != "embeddings" and members.get("stream", False)
@@ -167,12 +191,8 @@ class OpenAiRequest:
         if self.endpoint == "embeddings":
             if members.get("encoding_format") not in (None, "float", "base64"):
                 raise _wrong("encoding_format", "float or base64")
-        elif members.get("n", 1) != 1:
-            raise _wrong("n", "1, the number of choices")
-        elif "stream_options" in members and not self.stream:
-            raise _wrong("stream_options", "'stream': true beside it")
-        for limit in _LIMITS & members.keys() & _MEMBERS[self.endpoint].keys():
-            _check_limit(limit, members[limit])
+        else:
+            self._check_generation()
         name = _REQUIRED[self.endpoint]
         if self.endpoint != "chat":
             if not _is_prompts(members[name]):
@@ -182,6 +202,16 @@ class OpenAiRequest:
             raise _wrong(name, "a non-empty array")
         for index, message in enumerate(members[name]):
             _check_message(f"messages[{index}]", message)
+
+    def _check_generation(self) -> None:
+        members = self._members
+        if members.get("n", 1) != 1:
+            raise _wrong("n", "1, the number of choices")
+        if "stream_options" in members and not self.stream:
+            raise _wrong("stream_options", "'stream': true beside it")
+        for limit in _LIMITS:
+            if limit in members and limit in _MEMBERS[self.endpoint] and members[limit] < 0:
+                raise _wrong(limit, "an integer of 0 or more")
 
     @property
     def rows(self) -> int:
@@ -194,19 +224,26 @@ class OpenAiRequest:
         """Return whether embeddings are base64, not arrays of numbers."""
         return self._members.get("encoding_format") == "base64"
 
-    def form(self, identifier: str, config: ModelConfig) -> RequestForm:
-        """Return the inputs for a model; raises BridgeError."""
-        if self.endpoint not in openai_endpoints(config):
+    def body_form(self, model: OpenAiModel) -> RequestForm | None:
+        """Return the form of a request for a model whose input is the body; None for another model.
+
+        Raises BridgeError for a model that does not serve the endpoint.
+        """
+        if self.endpoint not in model.endpoints:
             raise OpenAiError(
                 f"The model '{self.model}' does not serve {self.endpoint}", "model", None, 404
             )
-        if REQUEST_INPUT not in config.inputs_by_name:
-            return generate_form(self._generate_members(config), config, identifier)
-        dims = config.inputs_by_name[REQUEST_INPUT].dims
-        shape = (1,) * (len(dims) + bool(config.max_batch_size))
-        data = len(self._body).to_bytes(4, "little") + self._body
-        entry = InputForm(REQUEST_INPUT, "BYTES", shape, len(data), data)
-        return make_form(identifier, [entry], None, False, NO_CONTEXT, NO_OPTIONS, config)
+        return model.body_form
+
+    def form(self, identifier: str, model: OpenAiModel) -> RequestForm:
+        """Return the inputs for a model; raises BridgeError."""
+        form = self.body_form(model)
+        if form is None:
+            return generate_form(self._generate_members(model.config), model.config, identifier)
+        data = len(self._body).to_bytes(LENGTH_BYTES, "little") + self._body
+        entries = [replace(form.inputs[0], nbytes=len(data), data=data)]
+        places = ((0, len(data)),)
+        return replace(form, identifier=identifier, inputs=entries, sent=entries, places=places)
 
     def _generate_members(self, config: ModelConfig) -> dict[str, Any]:
         """Return the members of a generate request: the text, and the other scalars of the body."""
@@ -224,11 +261,6 @@ class OpenAiRequest:
         if "exclude_input_in_output" in config.inputs_by_name:
             members.setdefault("exclude_input_in_output", True)
         return {**members, TEXT_INPUT: texts}
-
-
-def _check_limit(name: str, value: int) -> None:
-    if value < 0:
-        raise _wrong(name, "an integer of 0 or more")
 
 
 def _wrong(name: str, wanted: str) -> OpenAiError:
@@ -273,19 +305,20 @@ class OpenAiAnswer:
         self._request = request
         self._chat = request.endpoint == "chat"
         prefix = "chatcmpl-" if self._chat else "cmpl-"
-        self.identifier = prefix + uuid.uuid4().hex
+        self.identifier = prefix + os.urandom(16).hex()
         self._created = unix_seconds()
         # A character may be cut by the end of a piece.
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decode = _Decoder("replace").decode
         self._texts: list[str] = []
         self._message: dict[str, Any] = {}
         self._fields: dict[str, Any] = {}
         self.nbytes = 0
         self._begun = self._calls = False
         self._rows: list[memoryview] = []
-        # Of each event around its choice.
-        self._opening = b'data: %b,"choices":[' % orjson.dumps(self._head(streamed=True))[:-1]
-        self._ending = b'],"usage":null}\n\n' if request.with_usage else b"]}\n\n"
+        if request.stream:
+            # Of each event around its choice.
+            self._opening = b'data: %b,"choices":[' % orjson.dumps(self._head(streamed=True))[:-1]
+            self._ending = b'],"usage":null}\n\n' if request.with_usage else b"]}\n\n"
 
     def add(self, response: InferResponse) -> Pieces:
         """Take a response of the model; return its events for a client that streams.
@@ -303,13 +336,15 @@ class OpenAiAnswer:
                 fields = self._read_fields(_joined(buffer))
                 merge(delta, fields.pop("message", {}))
             elif spec.name == TEXT_OUTPUT:
-                merge(delta, {"content": self._decode(_joined(buffer))})
+                text = self._decode(_joined(buffer))
+                delta["content"] = delta["content"] + text if "content" in delta else text
         self._calls = self._calls or bool(delta.get("tool_calls"))
         self._fields.update(fields)
         if not self._request.stream:
             # Joined at the end: to merge each piece would copy those before it.
             self._texts.append(delta.pop("content", ""))
-            merge(self._message, delta)
+            if delta:
+                merge(self._message, delta)
             return ()
         if not delta and "finish_reason" not in fields:
             return ()
@@ -337,13 +372,13 @@ class OpenAiAnswer:
         if self._chat:
             for call in self._message.get("tool_calls", ()):
                 call.pop("index", None)
-            message = {"role": "assistant", **self._message}
-            choice["message"] = {**message, "content": content or (None if self._calls else "")}
+            message = choice["message"] = {"role": "assistant", **self._message}
+            message["content"] = content or (None if self._calls else "")
         else:
             choice["text"] = content
-        choice |= {"logprobs": self._fields.get("logprobs"), "finish_reason": self._reason()}
-        members = {**self._head(), "choices": [choice], "usage": self._usage()}
-        return [orjson.dumps(members)]
+        choice["logprobs"] = self._fields.get("logprobs")
+        choice["finish_reason"] = self._reason()
+        return [orjson.dumps({**self._head(), "choices": [choice], "usage": self._usage()})]
 
     def _head(self, *, streamed: bool = False) -> dict[str, Any]:
         kind = "text_completion"

@@ -76,7 +76,7 @@ async def test_events_keep_their_order_behind_one_that_a_worker_encodes():
 def test_an_answer_that_is_not_streamed_is_charged_and_bounded():
     store = ResponseStore(1 << 20)
     handler = OpenAiHandler("completions", str, None, None, {}, None)
-    handler.charge_to(store)
+    handler.store = store
     exchange = handler._exchange = Exchange()
     handler._model = SimpleNamespace(name="m")
     cancelled = []
