@@ -352,6 +352,10 @@ def test_a_changed_file_is_polled(tmp_path):
         assert answer() == [6]
         replace_file(app, CHANGING.replace("X * 2", "X * 5"))
         wait_until(lambda: answer() == [15], "the function")
+        third = CHANGING[CHANGING.index("@") :].replace("times", "third").partition("\n\n")[0]
+        replace_file(app, f"{CHANGING}{third}\n")
+        told = "declares models that are not served, start the server again for them: 'third'"
+        wait_until(lambda: told in server.log(), "the new model")
         replace_file(app, "syntax error")
         wait_until(lambda: "SyntaxError" in server.log(), "the error")
         assert answer("plus") == [5]

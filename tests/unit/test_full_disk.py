@@ -71,10 +71,11 @@ def test_a_changed_file_with_models_is_taken_once_there_is_space(monkeypatch, tm
     source.touch()
     (model / "config.pbtxt").write_text("old")
     (model / "1" / "gpubridge.declared_in").symlink_to(source)
+    (model / "1" / "gpubridge.served").write_text('["m"]')
     monkeypatch.setattr(one_file, "_declared", lambda _: {"m": {"name": LONG}})
     with full_disk(1000), pytest.raises(BridgeError, match="free space there"):
         one_file.renew(model)
-    assert files(model) == ["config.pbtxt", "gpubridge.declared_in"]
+    assert files(model) == ["config.pbtxt", "gpubridge.declared_in", "gpubridge.served"]
     assert (model / "config.pbtxt").read_text() == "old"
     one_file.renew(model)
     assert LONG in (model / "config.pbtxt").read_text()

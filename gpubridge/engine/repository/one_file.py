@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from gpubridge.config import CONFIG_FILENAME
 from gpubridge.config.load import parse_config_override
 from gpubridge.engine.repository.model_files import FileOverrides, is_model_name
-from gpubridge.errors import invalid, unavailable
+from gpubridge.errors import invalid, listed, unavailable
 from gpubridge.own_command import own_command
 
 _FILE = re.compile(r"(.+\.py)(?::(.+))?", re.DOTALL)
@@ -24,6 +25,9 @@ TritonPythonModel = model_class({path!r}, {name!r})
 """
 _SOURCE = Path("1", "gpubridge.declared_in")
 """In a model's directory, a link to the file, with the time of the change that the configuration is of."""
+_SERVED = Path("1", "gpubridge.served")
+"""In a model's directory, the names of the file's models that are served, as JSON."""
+_logger = logging.getLogger(__name__)
 
 
 class OneFileModels:
@@ -54,10 +58,12 @@ class OneFileModels:
                 )
         if not names:
             raise invalid(f"{path} declares no model: expected a function with @gpubridge.model")
-        return [self._write(path, name, models[name], changed) for name in names]
+        served = json.dumps(names).encode()
+        return [self._write(path, name, models[name], changed, served) for name in names]
 
-    def _write(self, path: str, name: str, config: object, changed: int) -> Path:
+    def _write(self, path: str, name: str, config: object, changed: int, served: bytes) -> Path:
         files = {
+            f"file:{_SERVED}": served,
             f"file:{CONFIG_FILENAME}": _text(config),
             "file:1/model.py": _ENTRY.format(path=path, name=name).encode(),
         }
@@ -74,6 +80,8 @@ class OneFileModels:
 def renew(directory: Path) -> None:
     """Write a model's configuration anew if the Python file that declares the model has changed.
 
+    Models that the file has besides those served are named in the log, once for each change.
+
     Does nothing for any other model. Raises BridgeError: INVALID_ARG as `OneFileModels.directories`,
     UNAVAILABLE where it cannot be written; then the next call writes it.
     """
@@ -88,6 +96,14 @@ def renew(directory: Path) -> None:
         return
     path = str(link.readlink())
     models = _declared(path)
+    served = json.loads((directory / _SERVED).read_bytes())
+    added = [name for name in models if name not in served]
+    if added and directory.name == next((name for name in models if name in served), ""):
+        _logger.warning(
+            "%s declares models that are not served, start the server again for them: %s",
+            path,
+            listed(added),
+        )
     if directory.name not in models:
         raise invalid(f"{path} no longer declares a model '{directory.name}'")
     config, text = directory / CONFIG_FILENAME, _text(models[directory.name])
