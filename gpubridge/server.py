@@ -61,6 +61,8 @@ _logger = logging.getLogger(__name__)
 _MakeProtocol = Callable[[set[Any]], asyncio.BufferedProtocol]
 
 _FLUSH_SECONDS = 1.0
+_CALLS_SHOWN = 20
+"""Models whose calls are logged at the start."""
 _HTTP, _GRPC, _METRICS = "HTTPService", "GRPCInferenceService", "Metrics Service"
 _NAMES = {_HTTP: "http", _GRPC: "grpc", _METRICS: "metrics"}
 
@@ -512,14 +514,16 @@ def _log_ready(
     _logger.info("ready: %s%s%s", ", ".join(places.values()), pages, hint)
     configs = {model.name: model.config for model in repository.loaded()}
     if _HTTP in places and configs:
-        named = sorted(configs.items())
+        # The page at / has those of all models.
+        named = sorted(configs.items())[:_CALLS_SHOWN]
         lines = [curl_line(config, places[_HTTP], configs) for _, config in named]
         header = settings.http.restrictions.get("inference")
         needs = [] if header is None else [f"-H '{header.header}: ...'"]
         needs += ["--cacert ROOT"] if settings.http.tls.served else []
         needs += ["--cert CLIENT --key KEY"] if settings.http.tls.use_ssl_mutual else []
         extra = f", with {' '.join(needs)}" if needs else ""
-        _logger.info("each model once%s:\n%s", extra, "\n".join(filter(None, lines)))
+        which = "each model" if len(named) == len(configs) else f"{len(named)} of the models"
+        _logger.info("%s once%s:\n%s", which, extra, "\n".join(filter(None, lines)))
 
 
 async def _close(

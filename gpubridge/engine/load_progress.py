@@ -12,6 +12,13 @@ from dataclasses import dataclass
 
 _logger = logging.getLogger(__name__)
 
+_MANY = 20
+"""Loads at once that have no lines of their own."""
+_TOLD = 3
+"""Loads that each have a line about their progress."""
+_LONG = 0.8
+"""Part of the time between two of these lines that a load has taken by its first."""
+
 Report = Callable[[], tuple[str, float | None]]
 """Returns the step of a load in words, and the part of it that is done, if that is known."""
 
@@ -38,30 +45,51 @@ class Load:
 
 
 class LoadProgress:
-    """The loads in progress; each is logged every ``every`` seconds."""
+    """The loads in progress; those that take long are logged every ``every`` seconds, many of them in one line.
+
+    Attribute ``level``: of the lines that each load has at its begin and its end.
+    """
 
     def __init__(self, every: float = 5.0) -> None:
         self.loads: list[Load] = []
+        self.level = logging.INFO
         self._every = every
+        self._timer: asyncio.Task[None] | None = None
+
+    def expect(self, models: int) -> None:
+        """Have so many loads at once log no lines of their own, if they are many."""
+        many = models > _MANY
+        if many and self.level == logging.INFO:
+            _logger.info("many models are loaded: --log-verbose=1 has a line for each")
+        self.level = logging.DEBUG if many else logging.INFO
 
     @contextmanager
     def track(self, model: str, version: int, report: Report) -> Iterator[None]:
         """List and log a load for as long as the block runs."""
         load = Load(model, version, time.monotonic(), report)
-        timer = asyncio.get_running_loop().create_task(self._log(load))
         token = _LOAD.set(load)
         self.loads.append(load)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().create_task(self._log())
         try:
             yield
         finally:
             self.loads.remove(load)
             _LOAD.reset(token)
-            timer.cancel()
+            if not self.loads and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
-    async def _log(self, load: Load) -> None:
+    async def _log(self) -> None:
         while True:
             await asyncio.sleep(self._every)
-            _logger.info("%s", load)
+            before = time.monotonic() - _LONG * self._every
+            long = [load for load in self.loads if load.since <= before]
+            if len(long) <= _TOLD:
+                for load in long:
+                    _logger.info("%s", load)
+            else:
+                _logger.info("%d models are being loaded, of which %s", len(long), long[0])
 
 
 @contextmanager

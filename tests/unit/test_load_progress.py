@@ -3,6 +3,7 @@
 import asyncio
 import re
 import sys
+from contextlib import ExitStack
 
 from gpubridge.engine.environments.unpacker import Unpacker
 from gpubridge.engine.load_progress import LoadProgress, load_step, readable_size
@@ -92,3 +93,16 @@ def test_sizes_are_readable():
         "1 MiB",
         "2.5 GiB",
     ]
+
+
+async def test_many_loads_have_one_line_about_their_progress(caplog):
+    caplog.set_level("INFO", "gpubridge")
+    progress = LoadProgress(0.01)
+    with ExitStack() as stack:
+        for number in range(200):
+            stack.enter_context(progress.track(f"m{number}", 1, lambda: ("step", None)))
+        await until(lambda: len(caplog.records) > 3)
+    text = "200 models are being loaded, of which model 'm0' version 1 has been loading"
+    assert all(record.getMessage().startswith(text) for record in caplog.records[1:])
+    await asyncio.sleep(0)
+    assert not timers()

@@ -227,3 +227,13 @@ async def test_all_models_give_up_their_requests_before_one_refuses_or_finalizes
         await repository.load(name)
     await repository.close(0.0)
     assert told[:6] == 2 * ["give up"] + 2 * ["refuse"] + 2 * ["stop"]
+
+
+@pytest.mark.parametrize(("count", "lines"), [(20, 40), (200, 1)])
+async def test_many_models_have_no_lines_of_their_own_at_the_start(tmp_path, caplog, count, lines):
+    caplog.set_level("INFO", "gpubridge")
+    repository, loader = make_repository(tmp_path, [member(f"m{n}") for n in range(count)], "none")
+    await repository.load_initial()
+    assert len(loader.up) == count
+    assert len(caplog.records) <= lines
+    assert ("many models" in caplog.text) == (count > 20)

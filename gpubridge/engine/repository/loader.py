@@ -311,7 +311,8 @@ class ModelLoader:
         return {m.version: error for m, error in zip(models, results, strict=True) if error}
 
     async def _load(self, model: StubModel) -> BridgeError | None:
-        _logger.info("loading: %s:%d", model.name, model.version)
+        level = self.context.progress.level
+        _logger.log(level, "loading: %s:%d", model.name, model.version)
         try:
             with self.context.progress.track(
                 model.name, model.version, partial(starting_step, model)

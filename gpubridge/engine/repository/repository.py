@@ -66,7 +66,7 @@ class ModelRepository(ServedModels):
     """
 
     def __init__(self, settings: ServerSettings, loader: ModelLoader) -> None:
-        super().__init__(loader.ensemble)
+        super().__init__(loader.ensemble, loader.context.progress)
         self._settings = settings
         self.server_id = settings.process.server_id
         self._loader = loader
@@ -75,7 +75,6 @@ class ModelRepository(ServedModels):
         self.telemetry = loader.context.telemetry
         self.metrics = loader.context.metrics
         self.threads = loader.context.threads
-        self.progress = loader.context.progress
         self.telemetry.log.on_change(self._set_log_levels)
         self._sources = ModelSources(
             self.threads,
@@ -110,6 +109,7 @@ class ModelRepository(ServedModels):
             and settings.repository.load_models != (ALL_MODELS,)
         )
         names = set(settings.repository.load_models) if named else set[str]()
+        self.progress.expect(len(names))
         loads = [self._tasks.start(self._load_and_tell(name)) for name in sorted(names)]
         if named:
             # The repositories must exist, whatever is loaded.
@@ -120,6 +120,7 @@ class ModelRepository(ServedModels):
             ):
                 fresh = sorted(set(listing) - names)
                 names.update(fresh)
+                self.progress.expect(len(names))
                 loads += [self._tasks.start(self._load_and_tell(name)) for name in fresh]
             if not names:
                 _logger.warning(
@@ -128,6 +129,7 @@ class ModelRepository(ServedModels):
                     ", ".join(map(str, settings.repository.model_repositories)),
                 )
         await asyncio.gather(*loads)
+        self.progress.expect(0)
 
     async def close(self, seconds: float) -> None:
         """Drain and unload every model, then release the arenas."""

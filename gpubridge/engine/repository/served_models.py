@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpubridge.engine.ensemble.graph import circular_dependency, explain_missing
+from gpubridge.engine.load_progress import LoadProgress
 from gpubridge.engine.models.model import Model
 from gpubridge.engine.repository.loader import (
     LoadError,
@@ -75,7 +76,8 @@ class ServedModels:
     that they send requests to.
     """
 
-    def __init__(self, make_ensemble: MakeEnsemble) -> None:
+    def __init__(self, make_ensemble: MakeEnsemble, progress: LoadProgress) -> None:
+        self.progress = progress
         self._make_ensemble = make_ensemble
         self._served: dict[str, Served] = {}
         self._index = ModelIndex()
@@ -222,7 +224,8 @@ class ServedModels:
         name = served.prepared.config.name
         for version in sorted(served.models):
             if old.get(version) is not served.models[version]:
-                _logger.info("successfully loaded '%s' version %d", name, version)
+                level = self.progress.level
+                _logger.log(level, "successfully loaded '%s' version %d", name, version)
         if error is not None and old and not served.models:
             reason = error.why(min(old))
             _logger.warning("ensemble '%s' is unloaded until it can be served: %s", name, reason)
