@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpubridge.cli.top_source import StatusSource, read_headers
+from gpubridge.cli.top_source import StatusSource, Trust, read_headers
 from gpubridge.cli.top_tables import Table, plain, shown, tables
 from gpubridge.errors import BridgeError, unavailable
 
@@ -46,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME:VALUE",
         help="a header of requests, for restricted endpoints; may be given several times",
     )
+    add("--cacert", metavar="FILE", help="certificates of the authorities that signed the server's")
+    add(
+        "--cert",
+        metavar="FILE",
+        help="a certificate of this client, for a server that asks for one",
+    )
+    add("--key", metavar="FILE", help="the private key of --cert, unless that file has it")
 
 
 def _seconds(text: str) -> float:
@@ -57,7 +64,8 @@ def _seconds(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Show the figures until Ctrl-C, or once; return the exit code."""
-    source = StatusSource(options.url, read_headers(options.header))
+    trust = Trust(options.cacert, options.cert, options.key)
+    source = StatusSource(options.url, read_headers(options.header), trust)
     try:
         if not options.once:
             _watch(source, options.interval)

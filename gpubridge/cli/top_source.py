@@ -7,7 +7,7 @@ import json
 import ssl
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from gpubridge.errors import invalid, unavailable
@@ -24,15 +24,39 @@ _PARTS = {
 """Names of durations in the status document, and in Triton's statistics."""
 
 
+class Trust(NamedTuple):
+    """Files of certificates: of the authorities to trust (the system's without), and of this client."""
+
+    authorities: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Return the settings of TLS connections; raises BridgeError."""
+        try:
+            context = ssl.create_default_context(cafile=self.authorities)
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.key)
+        except OSError as error:
+            files = ", ".join(filter(None, self))
+            raise invalid(
+                f"--cacert, --cert and --key expect PEM files of certificates and of the key, got {files}: "
+                f"{error}"
+            ) from error
+        return context
+
+
 class StatusSource:
     """Reads documents of one server.
+
+    - ``trust``: for ``https`` URLs.
 
     Attribute ``note``: what the server does not tell, if it has no status document.
 
     Raises BridgeError: INVALID_ARG for a URL of another form.
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], trust: Trust = Trust()) -> None:  # noqa: B008  (it never changes)
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
@@ -44,9 +68,8 @@ class StatusSource:
         self.note = ""
         self._headers = dict(headers)
         if parts.scheme == "https":
-            context = ssl.create_default_context()
             self._connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port, timeout=_SECONDS, context=context
+                host, port, timeout=_SECONDS, context=trust.context()
             )
         else:
             self._connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)

@@ -176,6 +176,15 @@ def raise_loopback() -> None:
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", flags | _UP))
 
 
+def places_text(settings: FleetSettings) -> str:
+    """Return where clients on this machine reach the fleet, and how it is looked at and ended."""
+    http, grpc, metrics = settings.http_port, settings.grpc_port, settings.metrics_port
+    return (
+        f"serving at http://localhost:{http}, gRPC localhost:{grpc}, http://localhost:{metrics}/metrics; "
+        "'gpubridge ray status' shows its servers, Ctrl-C or 'gpubridge ray down' ends it"
+    )
+
+
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
@@ -208,6 +217,7 @@ def main(control: str) -> int:
         threading.Thread(target=_wait_for_end_of_input, args=(down,), daemon=True).start()
         try:
             fleet.deploy(application, _say)
+            _say(places_text(FleetSettings.from_args(application["args"])))
             _say("ready")
             down.wait()
         except BridgeError as error:

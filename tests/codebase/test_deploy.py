@@ -116,6 +116,15 @@ def test_the_unit_of_systemd_leaves_time_to_drain():
     assert "KillMode=mixed" in unit
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_the_unit_of_systemd_may_do_little_else():
+    unit = DEPLOY / "systemd" / "gpubridge.service"
+    told = run_command(["systemd-analyze", "security", "--offline=true", str(unit)]).stdout
+    level = re.search(r"Overall exposure level for gpubridge.service: ([\d.]+)", told)
+    assert level is not None, told
+    assert float(level[1]) < 4.0
+
+
 def test_the_composition_starts_the_server_and_scrapes_it():
     (composition,) = documents("compose/compose.yaml")
     service = composition["services"]["gpubridge"]

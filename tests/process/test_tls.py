@@ -21,6 +21,7 @@ import tritonclient.http.aio as http_aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from gpubridge.cli import main
 from gpubridge.config.connections import HttpTls
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.tls_connection import read_context
@@ -164,6 +165,16 @@ def test_tritonclient_grpc(server, authority, size):
             client.async_stream_infer("echo", inputs)
         client.stop_stream()
         assert [(each.as_numpy("OUT") == data).all() for each in answers] == [True] * 3
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_top_trusts_the_authority_that_it_is_given(server, authority, capsys, trusted):
+    flags = ["--cacert", str(authority.root)] if trusted else []
+    url = f"https://localhost:{port_of(server.http_url)}"
+    assert main(["top", "--once", "--interval", "0.1", "--url", url, *flags]) == (not trusted)
+    out, err = capsys.readouterr()
+    assert ("MODEL" in out) == trusted
+    assert trusted or "certificate verify failed" in err
 
 
 def test_tritonclient_aio(server, authority):

@@ -131,6 +131,7 @@ def local_fleet(repository, *flags):
             said = re.compile(r"^ready$", re.MULTILINE)
             ready = poll(lambda: said.search(fleet.log()) or process.poll(), START_SECONDS)
             assert ready, fleet.log()
+            assert "serving at http://localhost:" in fleet.log()
             assert process.poll() is None, fleet.log()
             yield fleet
         finally:

@@ -7,6 +7,7 @@ import pytest
 
 from gpubridge.errors import BridgeError
 from gpubridge.ray.autoscaling import BUSY, PENDING, TARGET, pending_policy, pending_target
+from gpubridge.ray.local_fleet import places_text
 from gpubridge.ray.settings import FleetSettings
 from tests.commands import run_command
 
@@ -136,3 +137,10 @@ def test_without_namespaces_a_local_fleet_is_refused(capsys, tmp_path, monkeypat
     unshare.unlink()
     assert cli.main(["ray", "up", str(tmp_path)]) == 1
     assert "allows no network namespace" in capsys.readouterr().err
+
+
+def test_a_fleet_says_where_it_serves():
+    said = places_text(FleetSettings.from_args({**MODELS, "http_port": 9000}))
+    assert said.startswith(
+        "serving at http://localhost:9000, gRPC localhost:8001, http://localhost:8002/metrics;"
+    )
