@@ -321,16 +321,17 @@ class _InferHandler:
         served = self._endpoint.served
         slot = self._slot
         begin = self._start
-        if slot is None or not header_size:
+        header = b""
+        if slot is not None:
+            header = bytes(slot.memory[begin : begin + header_size])
+        if self._boundary is not None:
+            form = parse_form(header, self._boundary, served.model.config)
+        elif header:
+            form = served.forms.parse(header, self._length - header_size)
+        else:
             form = raw_request(served.model.config, self._length)
             if slot is not None and form.strings:
                 write_length(slot.memory, begin, self._length)
-        else:
-            header = bytes(slot.memory[begin : begin + header_size])
-            if self._boundary is not None:
-                form = parse_form(header, self._boundary, served.model.config)
-            else:
-                form = served.forms.parse(header, self._length - header_size)
         self._submit(form, header_size, copied)
 
     def _submit(

@@ -187,6 +187,9 @@ def test_files_are_uploaded_as_a_form(server, tmp_path, padding):
     done = run_command(["curl", "-sS", *(word for file in files for word in ("-F", file)), url])
     (output,) = json.loads(done.stdout)["outputs"]
     assert (output["shape"], output["data"]) == ([2, 1], [1, 2]), done.stdout
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    status, _, answer = server.request("POST", "/v2/models/photos/infer", b"", form)
+    assert (status, b"it does not begin with its boundary" in answer) == (400, True)
     told = run_command(["curl", "-sS", "-F", files[0].replace("the_", ""), url]).stdout
     assert (
         "unexpected inference input 'Photo' for model 'photos': its inputs are 'the_Photo'" in told
