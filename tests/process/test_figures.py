@@ -430,6 +430,8 @@ def test_the_rest_of_the_status(server, status):
     }  # fmt: skip
     assert (status["server"]["pid"], status["server"]["live"]) == (server.pid, True)
     assert status["machine"].keys() == {"gpus", *(name.removeprefix("nv_") for name in CPU)}
+    models = [row["model"] for row in status["slowest"]]
+    assert max(map(models.count, models)) <= 5
     slowest = [row["request_us"] for row in status["slowest"]]
     assert len(slowest) == 20
     assert slowest == sorted(slowest, reverse=True)

@@ -107,7 +107,7 @@ def model_row(status: VersionStatus, model: Model | None, memory: Memory, slow: 
             {**error._asdict(), "last": unix_time(error.last)}
             for error in model.statistics.errors.rows()
         ],
-        "slowest": slow[:_SLOW_OF_MODEL],
+        "slowest": slow,
         "ensemble": _ensemble(model.times) if isinstance(model, EnsembleModel) else None,
     }
 
@@ -209,7 +209,7 @@ def slow_rows(model: Model) -> list[Row]:
     # By the whole duration.
     found.sort(key=lambda row: row[2] + row[-1], reverse=True)
     rows = []
-    for identifier, ended, *durations in found[:SLOWEST]:
+    for identifier, ended, *durations in found[:_SLOW_OF_MODEL]:
         spent, queue, taken, execute, output, answer = (each // 1000 for each in durations)
         # What was executed took some time there.
         is_hit = not any(durations[1:5])
@@ -232,7 +232,7 @@ def slow_rows(model: Model) -> list[Row]:
 
 
 SLOWEST = 20
-"""Slowest requests of the document."""
+"""Slowest requests of the document, of each model as many as its row has."""
 
 
 def _ensemble(times: EnsembleTimes) -> Row:

@@ -64,3 +64,10 @@ function size(bytes) {
 const ago = (time) => { const gone = Math.max(0, state.doc.time - time); return gone < 2 ? "just now" : span(Math.floor(gone) * 1e6).replace(".0", "").replace(/(\d+)\.\d+ s/, "$1 s") + " ago"; };
 const clock = (time) => new Date(time * 1000).toLocaleTimeString();
 const sum = (values) => values.reduce((all, each) => all + each, 0);
+// A table with a title and a help text for each column; ``numbers``: the columns that hold numbers. On narrow screens a row is a card.
+function table(titles, cells, numbers = () => false) {
+  const kind = (i) => (numbers(i) ? "n" : null);
+  return h("div", { class: "scroll" }, h("table", null,
+    h("thead", null, h("tr", null, titles.map(([title, help], i) => h("th", { scope: "col", title: help, class: kind(i) }, title)))),
+    h("tbody", null, cells.map((row) => h("tr", null, row.map((cell, i) => h("td", { class: kind(i), "data-title": titles[i][0] }, cell)))))));
+}

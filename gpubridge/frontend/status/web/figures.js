@@ -1,14 +1,35 @@
 // Differences of documents: what a model did within a time, and what needs attention.
 
-const PARTS = [["queue", "queue"], ["input", "upload"], ["execute", "execute"], ["output", "download"], ["cache", "cache"], ["answer", "answer"]];
+const PARTS = ["queue", "input", "execute", "output", "cache", "answer"];
+// What each part of a request's duration is, and the metric that sums it.
+const PART_HELP = {
+  queue: "queue: from a request's arrival at the model until a process had it (nv_inference_queue_duration_us)",
+  input: "input: until execute was called: inputs were read, or uploaded to the GPU (nv_inference_compute_input_duration_us)",
+  execute: "execute: in the model's execute, or until its last response (nv_inference_compute_infer_duration_us)",
+  output: "output: until the server had what execute answered: outputs were encoded, or downloaded from the GPU (nv_inference_compute_output_duration_us)",
+  cache: "cache: until the response cache answered (nv_cache_hit_duration_per_model)",
+  answer: "answer: until the response was passed on to the client's connection, or to the model that called (gpubridge_answer_duration_us_total)",
+};
+const COPY_HELP = {
+  host: "host: tensor data that the bridge copied in the machine's memory, such as the inputs of a request's body (gpubridge_copies_total)",
+  h2d: "h2d: from the machine's memory to a GPU", d2h: "d2h: from a GPU to the machine's memory", d2d: "d2d: within a GPU", p2p: "p2p: from one GPU to another",
+};
 const HINTS = {
-  queue: "Requests wait until an instance is free: more instances, batching, or fewer requests help.",
-  input: "Making the inputs available takes longest: uploads to the GPU, or large inputs.",
+  input: "Making the inputs available takes longest: large inputs, or uploads to the GPU.",
   execute: "The model's own execute takes longest.",
-  output: "Getting the outputs takes longest: downloads from the GPU, large outputs, or a busy machine.",
+  output: "Getting the outputs takes longest: large outputs, downloads from the GPU, or a busy machine.",
   cache: "Most requests are answered from the response cache.",
   answer: "Passing the responses on takes longest: clients that read slowly, or a busy server.",
 };
+// What to change in the model's config.pbtxt for requests that wait.
+function queueAdvice(model) {
+  const count = model.instances.length, more = "instance_group [{ count: " + (count + 1) + " }]", waits = "Requests wait until a process is free. ", batch = model.did && model.did.batch;
+  if (model.scheduler === "sequence_batching") return waits + "In config.pbtxt " + more + " starts one more for other sequences.";
+  if (!model.max_batch_size) return waits + "config.pbtxt has no max_batch_size, so each is executed alone: max_batch_size: 8 with dynamic_batching {} lets those that wait be executed together, where the model can; " + more + " starts another process.";
+  if (!model.scheduler) return waits + "config.pbtxt lacks dynamic_batching {}, so each is executed alone, although max_batch_size is " + model.max_batch_size + ".";
+  if (batch && batch > 0.8 * model.max_batch_size) return waits + "Batches are full (" + number(batch) + " of " + model.max_batch_size + "): in config.pbtxt a larger max_batch_size, or " + more + " for another process.";
+  return waits + "They are batched (" + (batch ? number(batch) + " of " : "up to ") + model.max_batch_size + "): in config.pbtxt " + more + " starts another process.";
+}
 const NOTHING = { success: 0, durations: [], batch_sizes: [], copies: {}, failures: {} };
 // Seconds of the past, those in which all documents are kept, and entries after which older ones are left out.
 const KEEP = 900, LATELY = 75, FULL = 250;
@@ -86,7 +107,7 @@ function figures(model, seconds = Number(byId("window").value)) {
     const old = from.s.copies[kind] || { count: 0, bytes: 0 };
     return { kind, count: count - old.count, bytes: bytes - old.bytes };
   });
-  const parts = PARTS.map(([name]) => (done ? less(name + "_us") / done : 0));
+  const parts = PARTS.map((name) => (done ? less(name + "_us") / done : 0));
   return {
     done, failed, time, durations, sizes, copies, parts, rate: (done + failed) / time, mean: done ? less("request_us") / done : null,
     p50: quantile(durations, 0.5), p99: quantile(durations, 0.99), batch: sizes.length ? sum(sizes.map(([n, c]) => n * c)) / sum(sizes.map(([, c]) => c)) : null,
@@ -142,7 +163,7 @@ function troubles(model) {
   if (stuck) add("warn", "executing for " + span(stuck.executing_us), stuck.name + " has not come back from execute" + (model.queued ? "; " + counted(model.queued, "request waits", "requests wait") : ""));
   const [error, ...more] = errors.splice(0);
   if (error) add("warn", failed(error), firstLine(error.text) + (more.length ? " · and " + counted(more.length, "other error") : ""), [firstLine(error.text)]);
-  if (did && !found.some((each) => each.kind === "bad") && !stuck && model.queued > 4 && did.parts[0] > did.mean / 2) add("warn", counted(model.queued, "request") + " queued", Math.round(100 * did.parts[0] / did.mean) + " % of a request's time is waiting. " + HINTS.queue);
+  if (did && !found.some((each) => each.kind === "bad") && !stuck && model.queued > 4 && did.parts[0] > did.mean / 2) add("warn", counted(model.queued, "request") + " queued", Math.round(100 * did.parts[0] / did.mean) + " % of a request's time is waiting. " + queueAdvice(model));
   return found;
 }
 // Leaves one entry for a cause that several models suffer from: an entry of a caller or an ensemble goes with that of the model it needs.

@@ -10,12 +10,20 @@ function showGraph(model) {
     layers.forEach((layer, x) => layer.forEach((node, y) => at.set(node, [x * (wide + gap) + 2, (height - layer.length * (tall + room) + room) / 2 + y * (tall + room)])));
     const total = layers.length * (wide + gap) - gap + 4, made = s("svg", { viewBox: `0 0 ${total} ${height}`, width: total, height, role: "img", "aria-label": "graph of the ensemble" });
     const longest = Math.max(1, ...edges.map((each) => each.wait_us / Math.max(1, each.count)));
+    const labels = [];
     for (const edge of edges) {
       const [x1, y1] = at.get(edge.from === null ? "request" : edge.from), [x2, y2] = at.get(edge.to === null ? "response" : edge.to);
       const a = [x1 + wide, y1 + tall / 2], b = [x2, y2 + tall / 2], mean = edge.count ? edge.wait_us / edge.count : null, middle = (a[0] + b[0]) / 2;
       made.append(s("path", { class: "edge" + (mean > longest / 2 && mean > 1000 ? " wait" : ""), d: `M${a} C${middle},${a[1]} ${middle},${b[1]} ${b}` }, s("title", {}, edge.tensors.join(", "))));
-      made.append(s("text", { class: "dim", x: middle, y: (a[1] + b[1]) / 2 - 5, "text-anchor": "middle" }, (mean === null ? "" : "waits " + span(mean))));
+      if (mean !== null) labels.push([...onCurve(a, b, x2 - gap / 2), "waits " + span(mean)]);
     }
+    // Above all lines, on a ground of their own, and none on another.
+    labels.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
+    labels.forEach(([x, y, text], i) => {
+      const before = labels[i - 1];
+      if (before && before[0] === x && y - before[1] < 14) y = labels[i][1] = before[1] + 14;
+      made.append(s("text", { class: "dim ground", x, y: y + 4, "text-anchor": "middle" }, text));
+    });
     const slowest = Math.max(...steps.map((step) => (step.count ? step.step_us / step.count : 0)));
     for (const [node, [x, y]] of at) {
       const step = typeof node === "number" ? steps[node] : null, mean = step && step.count ? step.step_us / step.count : null;
@@ -27,4 +35,14 @@ function showGraph(model) {
     }
     return [h("h3", null, "Graph: means since the load"), h("div", { class: "scroll" }, made)];
   });
+}
+// The point of an edge's curve at x: between its ends it bends as a Bezier curve whose controls are in the middle.
+function onCurve([x1, y1], [x2, y2], x) {
+  const middle = (x1 + x2) / 2, mix = (t, p, q, r, z) => (1 - t) ** 3 * p + 3 * (1 - t) ** 2 * t * q + 3 * (1 - t) * t * t * r + t ** 3 * z;
+  let low = 0, high = 1;
+  for (let i = 0; i < 20; i++) {
+    const t = (low + high) / 2;
+    if (mix(t, x1, middle, middle, x2) < x) low = t; else high = t;
+  }
+  return [x, mix(low, y1, y1, y2, y2)];
 }

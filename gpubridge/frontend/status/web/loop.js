@@ -6,8 +6,8 @@ function showServer(models) {
   put(byId("server"), [slowest, errors, regions], () => [
     h("section", { class: "card", "aria-label": "slowest requests" }, h("h2", null, "Slowest requests of the last minutes"), slowTable(slowest, true)),
     h("section", { class: "card", "aria-label": "errors" }, h("h2", null, "Last errors"), errors.length ? errors.map((error) => fold("all" + error.key + error.text, false, [pill(clock(error.last), "bad"), " ", h("b", null, error.model), " " + firstLine(error.text) + " ", h("span", { class: "soft" }, error.requests + " ×")], h("pre", null, error.text))) : h("div", { class: "soft" }, "no request has failed lately")),
-    regions.length ? h("section", { class: "card", "aria-label": "clients' shared memory" }, h("h2", null, "Clients' shared memory (" + regions.length + ")"), h("div", { class: "scroll" }, h("table", null, h("thead", null, h("tr", null, ["Region", "Where", "Size", "In use by"].map((name) => h("th", { scope: "col" }, name)))),
-      h("tbody", null, regions.slice(0, 200).map((region) => h("tr", null, [region.name, region.device_id === undefined ? "/dev/shm" + region.key + (region.offset ? " + " + region.offset : "") : "GPU " + region.device_id, size(region.byte_size), region.uses + " requests"].map((cell) => h("td", null, cell)))))))) : null,
+    regions.length ? h("section", { class: "card", "aria-label": "clients' shared memory" }, h("h2", null, "Clients' shared memory (" + regions.length + ")"), table([["Region", "the name that clients gave it"], ["Where", "its file, or its GPU"], ["Size", "its bytes that requests may use"], ["In use by", "requests in flight that use it"]],
+      regions.slice(0, 200).map((region) => [region.name, region.device_id === undefined ? "/dev/shm" + region.key + (region.offset ? " + " + region.offset : "") : "GPU " + region.device_id, size(region.byte_size), region.uses + " requests"]))) : null,
   ]);
 }
 const MANY = 300, EVERY = 2000, SELDOM = 4000;
@@ -59,7 +59,7 @@ function step(by) {
   const next = keys[Math.min(keys.length - 1, Math.max(0, keys.indexOf(state.chosen) + by))];
   if (next) location.hash = encodeURIComponent(next);
 }
-put(byId("legend"), 0, () => PARTS.map(([name, title]) => [h("span", { class: "key " + name }), title + "\u2002"]).flat());
+put(byId("legend"), 0, () => PARTS.map((name) => h("span", { title: PART_HELP[name] }, h("span", { class: "key " + name }), name + "\u2002")));
 byId("filter").addEventListener("input", () => { state.page = 0; show(); });
 byId("window").addEventListener("change", show);
 byId("before").addEventListener("click", () => { state.page--; show(); });

@@ -43,12 +43,19 @@ function showVerdict(model, did) {
     const most = did.parts.indexOf(Math.max(...did.parts)), share = Math.round((100 * did.parts[most]) / (sum(did.parts) || 1));
     return [
       ...trouble,
-      h("div", { class: "big" }, [[number(did.rate), "requests/s"], [span(did.p50), "p50"], [span(did.p99), "p99"], [span(did.mean), "mean"], [String(model.queued), "queued"], [String(model.pending), "pending"]].map(([value, name]) => h("div", null, h("b", null, value), h("span", { class: "soft" }, name)))),
+      h("div", { class: "big" }, [
+        [number(did.rate), "requests/s", COLUMNS[2][2]], [span(did.p50), "p50", COLUMNS[3][2]], [span(did.p99), "p99", COLUMNS[4][2]], [span(did.mean), "mean", "mean duration of the requests that succeeded (nv_inference_request_duration_us)"],
+        [String(model.queued), "queued", "requests that no process has yet (gpubridge_queued_requests)"], [String(model.pending), "pending", "requests without a last response (gpubridge_open_requests)"],
+      ].map(([value, name, help]) => h("div", { title: help }, h("b", null, value), h("span", { class: "soft" }, name)))),
       h("h3", null, "Where the time of a request goes"), stack(did.parts, true),
-      h("div", { class: "big" }, PARTS.map(([name, title], i) => h("div", null, h("span", { class: "key " + name }), title + " ", h("strong", null, span(did.parts[i]))))),
-      h("div", { class: "verdict" }, h("b", null, PARTS[most][1] + ", " + share + " % of the time. "), model.ensemble ? "Its members take the time: the graph shows which." + (sum(did.parts) > 1.02 * did.mean ? " Those that run side by side count each." : "") : HINTS[PARTS[most][0]]),
+      h("div", { class: "big" }, PARTS.map((name, i) => h("div", { title: PART_HELP[name] }, h("span", { class: "key " + name }), name + " ", h("strong", null, span(did.parts[i]))))),
+      h("div", { class: "verdict" }, h("b", null, PARTS[most] + ", " + share + " % of the time. "), advice(model, did, PARTS[most])),
     ];
   });
+}
+function advice(model, did, part) {
+  if (model.ensemble) return "Its members take the time: the graph shows which." + (sum(did.parts) > 1.02 * did.mean ? " Those that run side by side count each." : "");
+  return part === "queue" ? queueAdvice(model) : HINTS[part];
 }
 function columns(data, none) {
   if (!data.length) return h("div", { class: "soft" }, none);
@@ -83,24 +90,28 @@ function showTrend(model) {
     return [line(0, "requests/s", number), line(1, "p99", span), h("div", { class: "soft ends" }, h("span", null, span((now - begin) * 1e6) + " ago"), h("span", null, "now"))];
   });
 }
+const INSTANCE_COLUMNS = [
+  ["Instance", "its name in the log"], ["State", "starting, ready, restarting, or failed: it does not start"], ["Process", "its process id"], ["Python", "the version of its Python; the tooltip has its path"], ["Device", "CPU, or the number of its GPU"],
+  ["Memory (PSS)", "memory of its process, where shared memory is divided among those who share it"], ["RSS", "memory of its process, with all that it shares"], ["GPU memory", "memory on the GPU that it shares with the server and other models (not that of its frameworks)"],
+  ["In flight", "requests at its process"], ["Executing for", "for how long the present execute has run"], ["Started", "when its process was started"], ["Restarts", "how often its process was started again, since the load"],
+];
 function showInstances(model) {
   const what = model.instances.map((each) => [each, each.started && ago(each.started)]);
-  put(panel.instances, what, () => (!what.length ? h("div", { class: "soft" }, "an ensemble has no process of its own") : h("div", { class: "scroll" }, h("table", null,
-    h("thead", null, h("tr", null, ["Instance", "State", "Process", "Python", "Device", "Memory (PSS)", "RSS", "GPU memory", "In flight", "Executing for", "Started", "Restarts"].map((name) => h("th", { scope: "col" }, name)))),
-    h("tbody", null, what.map(([each, started]) => h("tr", null, [each.name, pill(each.state, each.state === "ready" ? "good" : "bad"), each.pid || "–", h("span", { title: each.interpreter }, each.python || "–"), each.device === null ? "CPU" : "GPU " + each.device,
-      each.memory ? size(each.memory.pss_bytes) : "–", each.memory ? size(each.memory.rss_bytes) : "–", each.device_memory_bytes ? size(each.device_memory_bytes) : "–", each.in_flight, each.executing_us ? span(each.executing_us) : "–", started || "–", each.restarts ? pill(each.restarts, "warn") : "0"].map((cell) => h("td", null, cell)))))))));
+  put(panel.instances, what, () => (!what.length ? h("div", { class: "soft" }, "an ensemble has no process of its own") : table(INSTANCE_COLUMNS, what.map(([each, started]) => [
+    each.name, pill(each.state, each.state === "ready" ? "good" : "bad"), each.pid || "–", h("span", { title: each.interpreter }, each.python || "–"), each.device === null ? "CPU" : "GPU " + each.device,
+    each.memory ? size(each.memory.pss_bytes) : "–", each.memory ? size(each.memory.rss_bytes) : "–", each.device_memory_bytes ? size(each.device_memory_bytes) : "–", each.in_flight, each.executing_us ? span(each.executing_us) : "–", started || "–", each.restarts ? pill(each.restarts, "warn") : "0",
+  ]))));
 }
 function slowTable(slow, named) {
   if (!slow.length) return h("div", { class: "soft" }, "none");
-  return h("div", { class: "scroll" }, h("table", null,
-    h("thead", null, h("tr", null, [...(named ? ["Model"] : []), "Request", "At", "Took", ...PARTS.map(([, name]) => name), ""].map((name, i, all) => h("th", { scope: "col", class: i >= all.length - 2 - PARTS.length && i < all.length - 1 ? "n" : "" }, name)))),
-    h("tbody", null, slow.map((row) => h("tr", null, named ? h("td", null, link({ key: row.model + "/" + row.version }, row.model)) : null, h("td", { class: "name" }, row.id || "–"), h("td", null, clock(row.time)), h("td", { class: "n" }, h("b", null, span(row.request_us))),
-      PARTS.map(([name]) => h("td", { class: "n" }, span(row[name + "_us"]))), h("td", { css: { width: "22%" } }, stack(PARTS.map(([name]) => row[name + "_us"]))))))));
+  const titles = [...(named ? [["Model", "the model that had the request"]] : []), ["Request", "the id that its client gave it"], ["At", "when its execution ended"], ["Took", "its whole duration"], ...PARTS.map((name) => [name, PART_HELP[name]]), ["", "the same parts as a bar"]];
+  return table(titles, slow.map((row) => [...(named ? [link({ key: row.model + "/" + row.version }, row.model)] : []), h("span", { class: "name" }, row.id || "–"), clock(row.time), h("b", null, span(row.request_us)),
+    ...PARTS.map((name) => span(row[name + "_us"])), stack(PARTS.map((name) => row[name + "_us"]))]), (i) => i >= titles.length - 2 - PARTS.length && i < titles.length - 1);
 }
 function showCopies(model, did) {
   put(panel.copies, [did.copies, did.done, did.zero, model.fallbacks], () => [
     did.zero ? h("div", null, pill("zero-copy", "good"), " the bridge has copied no tensor data for these requests") : null,
-    h("div", null, did.copies.filter((each) => each.count).map((each) => h("div", null, h("b", null, each.kind), " " + number(each.count) + " copies, " + size(each.bytes) + (did.done ? ", " + number(each.count / did.done) + " a request" : "")))),
+    h("div", null, did.copies.filter((each) => each.count).map((each) => h("div", { title: COPY_HELP[each.kind] }, h("b", null, each.kind), " " + number(each.count) + " copies, " + size(each.bytes) + (did.done ? ", " + number(each.count / did.done) + " a request" : "")))),
     ...Object.entries(model.fallbacks).map(([reason, count]) => h("div", null, pill("slower path", "warn"), " " + reason.replaceAll("_", " ") + ": " + count + " ×")),
     !did.done && !Object.keys(model.fallbacks).length ? h("div", { class: "soft" }, "none") : null,
   ]);

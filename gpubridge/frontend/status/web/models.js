@@ -5,25 +5,25 @@ const link = (model, text) => h("a", { href: "#" + encodeURIComponent(model.key)
 function stack(parts, big) {
   const all = sum(parts);
   const made = h("div", { class: "stack" + (big ? " lineup" : ""), role: "img" });
-  made.setAttribute("aria-label", PARTS.map(([, name], i) => name + " " + span(parts[i])).join(", "));
+  made.setAttribute("aria-label", PARTS.map((name, i) => name + " " + span(parts[i])).join(", "));
   made.title = made.getAttribute("aria-label");
-  if (all) PARTS.forEach(([name], i) => made.append(h("i", { class: name, css: { width: (100 * parts[i]) / all + "%" } })));
+  if (all) PARTS.forEach((name, i) => made.append(h("i", { class: name, css: { width: (100 * parts[i]) / all + "%" } })));
   return made;
 }
 // Name, title, help, class, value to sort by, cell.
 const COLUMNS = [
   ["name", "Model", "name, and version above 1", "", (m) => m.name, (m) => [link(m), m.version > 1 ? h("span", { class: "soft" }, " v" + m.version) : null]],
   ["state", "State", "ready; degraded: some of its processes do not run; restarting: its process is started again; failed: it could not be loaded or started; loading, unloading, unloaded", "", (m) => m.rank, (m) => pill(m.condition, m.kind)],
-  ["rate", "Requests/s", "requests that ended within the time, failed ones too", "n", (m) => (m.did ? m.did.rate : -1), (m) => (m.did ? number(m.did.rate) : "–")],
-  ["p50", "p50", "half of the requests that succeeded took at most so long, estimated from a histogram", "n", (m) => (m.did && m.did.p50) || -1, (m) => (m.did ? span(m.did.p50) : "–")],
-  ["p99", "p99", "99 % of the requests that succeeded took at most so long, estimated from a histogram", "n", (m) => (m.did && m.did.p99) || -1, (m) => (m.did ? span(m.did.p99) : "–")],
-  ["queued", "Queue", "requests that no process has yet + those that one has", "n", (m) => m.queued || 0, (m) => (m.pending === undefined ? "–" : m.queued + (m.pending > m.queued ? " + " + (m.pending - m.queued) : ""))],
-  ["time", "Where the time goes", "mean parts of the durations of requests that succeeded", "", (m) => (m.did && m.did.mean) || -1, (m) => (!m.did ? "–" : m.did.done ? stack(m.did.parts) : h("span", { class: "soft" }, m.did.failed ? "all failed" : "no requests"))],
-  ["batch", "Batch", "mean batch size of executions", "n", (m) => (m.did && m.did.batch) || -1, (m) => (m.did && m.did.batch ? number(m.did.batch) : "–")],
+  ["rate", "Requests/s", "requests that ended within the time, failed ones too (nv_inference_request_success + nv_inference_request_failure)", "n", (m) => (m.did ? m.did.rate : -1), (m) => (m.did ? number(m.did.rate) : "–")],
+  ["p50", "p50", "half of the requests that succeeded took at most so long, estimated from a histogram (gpubridge_request_duration_seconds)", "n", (m) => (m.did && m.did.p50) || -1, (m) => (m.did ? span(m.did.p50) : "–")],
+  ["p99", "p99", "99 % of the requests that succeeded took at most so long, estimated from a histogram (gpubridge_request_duration_seconds)", "n", (m) => (m.did && m.did.p99) || -1, (m) => (m.did ? span(m.did.p99) : "–")],
+  ["queued", "Queue", "requests that no process has yet + those that one has (gpubridge_queued_requests, gpubridge_open_requests)", "n", (m) => m.queued || 0, (m) => (m.pending === undefined ? "–" : m.queued + (m.pending > m.queued ? " + " + (m.pending - m.queued) : ""))],
+  ["time", "Where the time goes", "mean parts of the durations of requests that succeeded; the tooltips of the colours say what each is", "", (m) => (m.did && m.did.mean) || -1, (m) => (!m.did ? "–" : m.did.done ? stack(m.did.parts) : h("span", { class: "soft" }, m.did.failed ? "all failed" : "no requests"))],
+  ["batch", "Batch", "mean batch size of executions (gpubridge_batch_size)", "n", (m) => (m.did && m.did.batch) || -1, (m) => (m.did && m.did.batch ? number(m.did.batch) : "–")],
   ["memory", "Memory", "of its processes (PSS), those that are measured", "n", (m) => m.bytes, (m) => (m.bytes ? size(m.bytes) : "–")],
   ["restarts", "Restarts", "how often its processes were started again, since the load", "n", restarts, (m) => { const n = restarts(m); return n ? pill(n, "warn") : "0"; }],
   ["errors", "Failed", "requests that failed within the time", "n", (m) => (m.did ? m.did.failed : -1), (m) => (m.did && m.did.failed ? pill(number(m.did.failed), "bad") : m.did ? "0" : "–")],
-  ["copies", "Copies", "copies of tensor data by the bridge, for each request that succeeded", "", (m) => (m.did && m.did.zero ? 1 : 0), (m) => (!m.did || !m.did.done ? "" : m.did.zero ? pill("zero-copy", "good") : h("span", { class: "soft" }, number(sum(m.did.copies.map((c) => c.count)) / m.did.done) + " a request"))],
+  ["copies", "Copies", "copies of tensor data by the bridge, for each request that succeeded (gpubridge_copies_total): a request over the network has one for its inputs and one for its outputs, one through shared memory has none", "", (m) => (m.did && m.did.zero ? 1 : 0), (m) => (!m.did || !m.did.done ? "" : m.did.zero ? pill("zero-copy", "good") : h("span", { class: "soft" }, number(sum(m.did.copies.map((c) => c.count)) / m.did.done) + " a request"))],
 ];
 const RANKS = ["unloaded", "ready", "loading", "unloading", "degraded", "restarting", "failed"];
 function describe(model) {
@@ -92,7 +92,7 @@ function showTable(models) {
   for (const key of tableRows.keys()) if (!keys.has(key)) tableRows.delete(key);
   const made = seen.map((model) => {
     let row = tableRows.get(model.key);
-    if (!row) tableRows.set(model.key, row = h("tr", { on: { click: () => { location.hash = encodeURIComponent(model.key); } } }, COLUMNS.map(([name, , , kind]) => h("td", { class: kind || (name === "name" ? "name" : "") }))));
+    if (!row) tableRows.set(model.key, row = h("tr", { on: { click: () => { location.hash = encodeURIComponent(model.key); } } }, COLUMNS.map(([name, title, , kind]) => h("td", { class: kind || (name === "name" ? "name" : ""), "data-title": title }))));
     COLUMNS.forEach(([name, , , , value, cell], i) => put(row.cells[i], name === "time" && model.did ? [model.did.parts, model.did.failed > 0] : [value(model), model.condition, model.pending, model.queued, model.did && [model.did.copies, model.did.done]], () => cell(model)));
     row.classList.toggle("chosen", model.key === state.chosen);
     return row;
