@@ -1150,6 +1150,15 @@ class MessageResponseTemplate:
         frame: its size is returned.
         """
 
+class CallCounts:
+    """Calls that a model has made to another: those that have ended, and nanoseconds of all of them."""
+
+    def __init__(self) -> None: ...
+    ended: int
+    spent_ns: int
+    def add(self, duration: int, /) -> None:
+        """Count a call that has ended."""
+
 class ModelCounters:
     """Counts for one model version, since it was loaded.
 

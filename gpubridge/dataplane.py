@@ -13,6 +13,7 @@ from gpubridge._native import (
     BusyPoll,
     Call,
     CallChannel,
+    CallCounts,
     DynamicBatcher,
     GeneratedTemplate,
     GrowingMemory,

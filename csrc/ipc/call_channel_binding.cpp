@@ -99,6 +99,8 @@ struct KnownCall {
   nb::object shared = given.attr("shared");
   nb::object origin = given.attr("origin");
   nb::object needed = given.attr("needed");
+  nb::object counts_object = given.attr("counts");
+  CallCounts& counts = nb::cast<CallCounts&>(counts_object);
   bool decoupled = nb::cast<bool>(given.attr("decoupled"));
   // Returns the signature and the shapes of a response as callers see them; None where those are
   // the model's own.
@@ -126,6 +128,7 @@ struct Call {
   std::uint64_t batch;  // of the caller's requests that it is made for; 0 for none
   bool blocks;          // whether that batch's `execute` is known to wait for it
   std::shared_ptr<KnownCall> form;
+  std::int64_t begun;  // when, in nanoseconds of CLOCK_MONOTONIC
   nb::object request;
 };
 
@@ -210,6 +213,7 @@ class CallChannel {
     if (hooks == nullptr || node.empty()) return;
     Call& call = nb::cast<Call&>(node.mapped());
     call.channel = nullptr;
+    call.form->counts.add(static_cast<Duration>(monotonic_ns() - call.begun));
     call.request.reset();
     charge_kept(*hooks);
     answer(*hooks, number, std::move(outcome), 0, call.form.get());
@@ -322,7 +326,8 @@ class CallChannel {
       form->shapes = nb::borrow(shapes);
       form->sizes = std::move(sizes);
     }
-    const nb::object call = nb::cast(Call{this, number, batch, (word & kBlocks) != 0, form, {}});
+    const nb::object call =
+        nb::cast(Call{this, number, batch, (word & kBlocks) != 0, form, monotonic_ns(), {}});
     // The signature, the dims, the batch size and the options of requests.
     const nb::object fitted = form->fitted;
     const nb::object request = make_infer_request(

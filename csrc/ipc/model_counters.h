@@ -33,6 +33,17 @@ struct RequestSums {
   Duration queued = 0;
 };
 
+// Calls that a model has made to another: those that have ended, and the sum of their durations.
+struct CallCounts {
+  std::uint64_t ended = 0;
+  Duration spent = 0;
+
+  void add(Duration duration) {
+    ++ended;
+    spent += duration;
+  }
+};
+
 struct BatchCounters {
   std::uint64_t executions = 0;
   Steps steps;

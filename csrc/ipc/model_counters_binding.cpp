@@ -92,6 +92,11 @@ void passed_on(ModelCounters& counters, const std::string& identifier, std::uint
 }  // namespace
 
 void bind_model_counters(nb::module_& module) {
+  nb::class_<CallCounts>(module, "CallCounts")
+      .def(nb::init<>())
+      .def_ro("ended", &CallCounts::ended)
+      .def_ro("spent_ns", &CallCounts::spent)
+      .def("add", &CallCounts::add);
   nb::class_<ModelCounters>(module, "ModelCounters")
       .def(nb::init<>())
       .def_ro("inferences", &ModelCounters::inferences)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gpubridge.dataplane import ModelCounters
+from gpubridge.dataplane import CallCounts, ModelCounters
 from gpubridge.errors import BridgeError
 
 _KINDS = ("h2d", "d2h", "d2d", "p2p")
@@ -181,7 +181,7 @@ class ModelStatistics(ModelCounters):
     """Statistics of one model version since it was loaded.
 
     `gpubridge.dataplane.ModelCounters` counts requests and executions; this class adds the server's
-    ``device_work`` for the model, slower ``fallbacks`` by reason, the latest ``errors``, ``labels``,
+    ``device_work`` for the model, slower ``fallbacks`` by reason, ``calls`` by the called model and its version, the latest ``errors``, ``labels``,
     histograms, and whether the response cache is used (``caches``). ``since``: the Unix time from which on it
     counts.
     """
@@ -209,8 +209,13 @@ class ModelStatistics(ModelCounters):
         self.device_work = DeviceWork()
         self.fallbacks: Counter[str] = Counter()
         self.errors = RecentErrors()
+        self.calls: dict[tuple[str, int], CallCounts] = {}
         self.since = time.time_ns() / 1e9
         self.caches = False
+
+    def calls_to(self, model: str, version: int) -> CallCounts:
+        """Return the counts of the calls to a version of another model."""
+        return self.calls.setdefault((model, version), CallCounts())
 
     @property
     def window(self) -> LatencyWindow | None:

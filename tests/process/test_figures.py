@@ -298,7 +298,7 @@ def test_models_that_are_not_loaded_have_no_statistics(server, statistics):
 
 MODEL_FIELDS = {
     "name", "version", "state", "reason", "condition", "ready", "backend", "max_batch_size", "scheduler", "decoupled",
-    "pending", "queued", "statistics", "instances", "fallbacks", "errors", "slowest", "ensemble",
+    "pending", "queued", "statistics", "instances", "fallbacks", "calls", "errors", "slowest", "ensemble",
 }  # fmt: skip
 INSTANCE_FIELDS = {
     "name", "state", "device", "interpreter", "in_flight", "restarts", "ends", "pid", "python", "started",

@@ -1,6 +1,7 @@
 """The status page's tables, lines and advice, from documents that it is given."""
 
 import json
+import re
 
 import pytest
 
@@ -288,6 +289,58 @@ ADVICE = {
     "instance_group [{ count: 3 }] starts one more for other": {"scheduler": "sequence_batching"},
 }
 """What the page advises for requests that wait, and the configuration of the model."""
+
+
+ANSWERING = {
+    "name": "called", "version": 1, "key": "called/1", "max_batch_size": 8, "scheduler": "",
+    "instances": [1], "did": {"done": 9, "batch": 1, "parts": [5, 0, 3, 0, 0, 0]},
+}  # fmt: skip
+CALL = {"model": "called", "version": 1, "count": 4, "call_us": 80}
+CALLER = {"key": "m/1", "instances": [1], "statistics": {"execute_us": 100, "success": 2}}
+NEEDS = {
+    "queue": {"calls": [{**CALL, "model": "other", "call_us": 10}, CALL]},
+    "execute": {
+        "calls": [],
+        "ensemble": {"steps": [{"model": "called", "version": None, "step_us": 80}]},
+    },
+}
+
+
+@pytest.mark.parametrize("part", NEEDS)
+def test_advice_is_that_of_the_model_that_takes_the_time(page, part):
+    model = json.dumps({**CALLER, **NEEDS[part]})
+    told = page.run(
+        f"(() => {{ state.models.set('called/1', {json.dumps(ANSWERING)});"
+        f"const told = advice({model}, null, '{part}'); state.models.delete('called/1'); return told }})()"
+    )
+    assert re.search("80 % of its execute (is its step|are its calls of) called[.]", told)
+    assert told.endswith(
+        "config.pbtxt lacks dynamic_batching {}, so each is executed alone, although max_batch_size is 8."
+    )
+    alone = {**CALLER, "calls": [{**CALL, "call_us": 40}]}
+    assert page.run(f"advice({json.dumps(alone)}, null, 'execute')") == page.run("HINTS.execute")
+
+
+def test_called_models_are_drawn_with_their_part_of_execute(page):
+    choose(page, "add")
+    model = {**CALLER, "name": "m", "calls": [{**CALL, "model": "other", "call_us": 12}, CALL]}
+    texts = page.run(
+        f"(() => {{ showGraph({json.dumps(model)});"
+        "return [...panel.ensemble.querySelectorAll('text')].map(each => each.textContent) })()"
+    )
+    assert sorted(texts) == sorted(
+        [
+            "m",
+            "50 µs in execute",
+            "other",
+            "3 µs, 4 calls",
+            "12 %",
+            "called",
+            "20 µs, 4 calls",
+            "80 %",
+        ]
+    )
+    page.run("location.hash = ''")
 
 
 @pytest.mark.parametrize(("text", "given"), [(text, ADVICE[text]) for text in ADVICE])

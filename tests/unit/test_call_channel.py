@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.dataplane import CallChannel
+from gpubridge.dataplane import CallChannel, CallCounts
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.bls.charged_calls import ChargedCalls
 from gpubridge.frontend.bls.server import BlsConnection, CallHooks
@@ -43,6 +43,7 @@ class Server:
         self.asked: list = []
         self.caught_up = 0
         self.reshape = None
+        self.counts = CallCounts()
         self.caller = SimpleNamespace(waits_for={}, settings=SimpleNamespace(model="caller"))
         self.busy = SimpleNamespace(waits_for={})
         self.connection = SimpleNamespace(device=None, catch_up=self.catch_up, account=None)
@@ -87,6 +88,7 @@ class Server:
             decoupled=False,
             reshape=self.reshape,
             origin="caused",
+            counts=self.counts,
             fit=lambda record, sizes: (INPUT, DIMS, 1, NO_OPTIONS),
         )
 
@@ -138,11 +140,13 @@ def test_a_call_reaches_its_model_and_its_answer_the_stub(server):
     (request,) = server.requests
     (place,) = request.ranges
     assert (place.segment, place.offset, place.nbytes) == (server.segment, 64, 8)
+    assert server.counts.ended == 0
     assert (request.identifier, request.context.shared) == ("me", False)
     assert server.caller.waits_for == {"called": 1}
     request.finish(InferResponse(Signature((), ()), (), []))
     assert server.told() == [(7, 0, ResponseContext())]
     assert server.caller.waits_for == {}
+    assert (server.counts.ended, server.counts.spent_ns > 0) == (1, True)
     # It is over: no second outcome is sent.
     request.finish(None)
     assert server.calls.calls() == []

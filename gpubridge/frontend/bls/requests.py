@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gpubridge.dataplane import CallCounts
 from gpubridge.engine.models.model import Model
 from gpubridge.engine.models.tracing import UNTRACED, Caused
 from gpubridge.engine.repository.repository import ModelRepository
@@ -37,6 +38,7 @@ class CallForm:
 
     The compiled module reads these attributes, besides ``model`` and ``instances``:
 
+    - ``counts``: the calls from the caller's model to the called one; set by who asks for the template.
     - ``submit``: submits requests.
     - ``home``: the name of the called model.
     - ``needed``: the models that execute the requests.
@@ -48,6 +50,8 @@ class CallForm:
 
     Raises BridgeError: with Triton's text, when the model cannot be called so.
     """
+
+    counts: CallCounts
 
     def __init__(
         self,
@@ -67,7 +71,6 @@ class CallForm:
             text_of_sequence(context.correlation_text)
         self.model = model
         self.submit = model.submit
-        self.home = model.name
         self.needed = tuple(model.executed_by)
         self.instances = instances
         self.decoupled = context.decoupled
@@ -90,6 +93,11 @@ class CallForm:
         )
         self.shared = self.context if context.handed_on else self.context.changed(shared=True)
         self._encoded = b""
+
+    @property
+    def home(self) -> str:
+        """The name of the called model."""
+        return self.model.name
 
     def cause(self) -> Caused:
         """Return the origin of requests that are traced with the caller's."""

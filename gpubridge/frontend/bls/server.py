@@ -353,7 +353,9 @@ class BlsConnection:
     def _form(self, record: Record) -> CallForm:
         if self._given_up:
             raise self._refusal()
-        return self._server.models.form(record, self._model, self._connection.device or "")
+        form = self._server.models.form(record, self._model, self._connection.device or "")
+        form.counts = self.caller.counters.calls_to(form.model.name, form.model.version)
+        return form
 
     def _failed(self, record: Record, error: Exception, begun: bool) -> BridgeError:
         if isinstance(error, MalformedMessage):

@@ -103,6 +103,15 @@ def model_row(status: VersionStatus, model: Model | None, memory: Memory, slow: 
         "statistics": _statistics(model),
         "instances": [_instance(instance, memory) for instance in model.instances],
         "fallbacks": model.fallbacks,
+        "calls": [
+            {
+                "model": name,
+                "version": version,
+                "count": counts.ended,
+                "call_us": counts.spent_ns // 1000,
+            }
+            for (name, version), counts in model.statistics.calls.items()
+        ],
         "errors": [
             {**error._asdict(), "last": unix_time(error.last)}
             for error in model.statistics.errors.rows()

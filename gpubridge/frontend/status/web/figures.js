@@ -21,6 +21,22 @@ const HINTS = {
   cache: "Most requests are answered from the response cache.",
   answer: "Passing the responses on takes longest: clients that read slowly, or a busy server.",
 };
+// The call that takes most of a model's execute, if calls take half of it or more.
+function heaviest(model) {
+  const calls = model.calls || [], most = calls.reduce((best, each) => (best && best.call_us >= each.call_us ? best : each), null);
+  return most && most.call_us >= model.statistics.execute_us / 2 ? most : null;
+}
+// What to change, of the model or of what it needs most: a caller's processes are busy while the called model is.
+function advice(model, did, part, seen = []) {
+  const steps = model.ensemble ? model.ensemble.steps : [], call = heaviest(model) || steps.reduce((best, each) => (best && best.step_us >= each.step_us ? best : each), null);
+  if (part !== "execute" && !(part === "queue" && call)) return part === "queue" ? queueAdvice(model) : HINTS[part];
+  if (!call) return HINTS.execute;
+  const needed = [...state.models.values()].find((each) => each.name === call.model && each.did && (!call.version || each.version === call.version));
+  const share = Math.round((100 * (call.call_us || call.step_us)) / (model.statistics.execute_us || 1)), own = part === "queue" ? "Requests wait, and " : "", told = own + Math.min(100, share) + " % of its execute " + (model.ensemble ? "is its step " : "are its calls of ") + call.model + ". ";
+  if (!needed || !needed.did.done || seen.includes(needed.key)) return told;
+  const most = PARTS[needed.did.parts.indexOf(Math.max(...needed.did.parts))];
+  return told + "There " + most + " takes most. " + advice(needed, needed.did, most, [...seen, model.key]);
+}
 // What to change in the model's config.pbtxt for requests that wait.
 function queueAdvice(model) {
   const count = model.instances.length, more = "instance_group [{ count: " + (count + 1) + " }]", waits = "Requests wait until a process is free. ", batch = model.did && model.did.batch;
@@ -163,7 +179,7 @@ function troubles(model) {
   if (stuck) add("warn", "executing for " + span(stuck.executing_us), stuck.name + " has not come back from execute" + (model.queued ? "; " + counted(model.queued, "request waits", "requests wait") : ""));
   const [error, ...more] = errors.splice(0);
   if (error) add("warn", failed(error), firstLine(error.text) + (more.length ? " · and " + counted(more.length, "other error") : ""), [firstLine(error.text)]);
-  if (did && !found.some((each) => each.kind === "bad") && !stuck && model.queued > 4 && did.parts[0] > did.mean / 2) add("warn", counted(model.queued, "request") + " queued", Math.round(100 * did.parts[0] / did.mean) + " % of a request's time is waiting. " + queueAdvice(model));
+  if (did && !found.some((each) => each.kind === "bad") && !stuck && model.queued > 4 && did.parts[0] > did.mean / 2) add("warn", counted(model.queued, "request") + " queued", Math.round(100 * did.parts[0] / did.mean) + " % of a request's time is waiting. " + advice(model, did, "queue"));
   return found;
 }
 // Leaves one entry for a cause that several models suffer from: an entry of a caller or an ensemble goes with that of the model it needs.

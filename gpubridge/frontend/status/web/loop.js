@@ -14,6 +14,8 @@ const MANY = 300, EVERY = 2000, SELDOM = 4000;
 function show() {
   if (!state.doc) return;
   const models = [...state.models.values()];
+  // Advice looks at other models' figures.
+  for (const model of models) model.did = figures(model);
   models.forEach(describe);
   showHeader(); showAttention(models); showTable(models); showChosen(); showServer(models);
 }

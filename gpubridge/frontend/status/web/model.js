@@ -49,13 +49,9 @@ function showVerdict(model, did) {
       ].map(([value, name, help]) => h("div", { title: help }, h("b", null, value), h("span", { class: "soft" }, name)))),
       h("h3", null, "Where the time of a request goes"), stack(did.parts, true),
       h("div", { class: "big" }, PARTS.map((name, i) => h("div", { title: PART_HELP[name] }, h("span", { class: "key " + name }), name + " ", h("strong", null, span(did.parts[i]))))),
-      h("div", { class: "verdict" }, h("b", null, PARTS[most] + ", " + share + " % of the time. "), advice(model, did, PARTS[most])),
+      h("div", { class: "verdict" }, h("b", null, PARTS[most] + ", " + share + " % of the time. "), advice(model, did, PARTS[most]), sum(did.parts) > 1.02 * did.mean ? " Steps that run side by side count each." : null),
     ];
   });
-}
-function advice(model, did, part) {
-  if (model.ensemble) return "Its members take the time: the graph shows which." + (sum(did.parts) > 1.02 * did.mean ? " Those that run side by side count each." : "");
-  return part === "queue" ? queueAdvice(model) : HINTS[part];
 }
 function columns(data, none) {
   if (!data.length) return h("div", { class: "soft" }, none);
