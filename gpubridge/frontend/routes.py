@@ -26,6 +26,7 @@ from gpubridge.frontend.openai import OpenAiRoutes, is_openai
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.frontend.status.document import STATUS_PATH, StatusDocument
 from gpubridge.frontend.status.page import StatusPage
+from gpubridge.frontend.status.rows import condition
 from gpubridge.protocol.openai import openai_failure
 from gpubridge.protocol.status import error_body, http_status
 from gpubridge.telemetry.exposition import CONTENT_TYPE
@@ -313,12 +314,10 @@ class MetricsRouter(_Router):
 
     def _model_states(self) -> Iterator[tuple[str, int, str]]:
         """Yield name, version and state of each model version that is served or should be."""
-        ready = {(model.name, model.version): model.ready for model in self._repository.loaded()}
+        loaded = {(model.name, model.version): model for model in self._repository.loaded()}
         for row in self._repository.index():
-            if row.state == "READY" and not ready.get((row.name, row.version)):
-                yield row.name, row.version, "RESTARTING"
-            elif row.state and (row.wanted or row.state != "UNAVAILABLE"):
-                yield row.name, row.version, row.state
+            if row.state and (row.wanted or row.state != "UNAVAILABLE"):
+                yield row.name, row.version, condition(row, loaded.get((row.name, row.version)))
 
     def _states(self) -> list[ModelState]:
         return [

@@ -88,8 +88,8 @@ def metrics_page(
     )
 
 
-MODEL_STATES = ("READY", "LOADING", "UNLOADING", "RESTARTING", "UNAVAILABLE")
-"""The states of the repository index, and of models whose processes are all being started again."""
+MODEL_STATES = ("ready", "degraded", "restarting", "failed", "loading", "unloading")
+"""The conditions of models that are served or should be (`gpubridge.protocol.conditions`)."""
 
 
 def model_states(rows: Iterable[tuple[str, int, str]]) -> Family:

@@ -60,9 +60,9 @@ do not fit, and a client's fifty 400s are in no metric of it.
 sees, by `endpoint` (`infer`, `generate`, `health`, ...; `ModelInfer`, ...; `other` for an unknown path: never a client's text) and `code` (the HTTP
 status; the name of the gRPC status). Errors within a stream of gRPC are counted at their models; the stream's own status counts once. A client that leaves before its answer
 is counted with the code 499, as nginx has it, or `CANCELLED`.
-`gpubridge_model_state` has the label `state`: `READY`, `LOADING`, `UNLOADING`, `UNAVAILABLE` (of the index), or `RESTARTING` (all its
-processes are being started again); one of them is 1. A model that was unloaded on purpose has none; one whose versions are
-not known has an empty `version`. `gpubridge_model_state{state="UNAVAILABLE"} == 1` is a model that should be served and is not.
+`gpubridge_model_state` has the label `state`, the model's [condition](status.md#conditions): `ready`, `degraded`, `restarting`, `failed`,
+`loading` or `unloading`; one of them is 1. A model that was unloaded on purpose has none; one whose versions are
+not known has an empty `version`. `gpubridge_model_state{state="failed"} == 1` is a model that should be served and is not.
 `gpubridge_copied_bytes_total` and `gpubridge_copies_total` have the label `kind`: `host` (in host memory), `h2d`,
 `d2h`, `d2d` (on one GPU) and `p2p` (from GPU to GPU). The [copy budgets](copy-budgets.md) say how many there may be.
 `gpubridge_fallbacks_total` has the label `reason`: why a slower path was taken. The log has the details.

@@ -119,7 +119,7 @@ def metrics_of(known):
         "nv_inference_exec_count": executions,
         **{f"nv_inference_{step}_duration_us": MEASURED for step in STEPS},
         "nv_inference_pending_request_count": 0,
-        **{f"gpubridge_model_state state={state}": state == "READY" for state in MODEL_STATES},
+        **{f"gpubridge_model_state state={state}": state == "ready" for state in MODEL_STATES},
         **{f"{FIRST}_bucket {end}": MEASURED for end in ends},
         f"{FIRST}_count": first,
         f"{FIRST}_sum": MEASURED,

@@ -434,7 +434,7 @@ def test_models_that_do_not_load_tell_why_and_the_others_serve(half_broken):
         states = {
             re.search(r'model="(.*?)"', name)[1]: value
             for name, value in server.metrics().items()
-            if name.startswith("gpubridge_model_state{") and 'state="UNAVAILABLE"' in name
+            if name.startswith("gpubridge_model_state{") and 'state="failed"' in name
         }
         assert states == {name: name not in ready for name in rows}
         # No stub stays of a model that did not load, not even the instance that was up.
