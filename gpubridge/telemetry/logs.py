@@ -161,16 +161,21 @@ def log_from_stub(model: str, instance: str, fields: dict[str, Any]) -> None:
     _model_logger.log(level, "%s", fields.get("text", ""), extra=place)
 
 
-def request_error(error: Exception, what: str = "request") -> BridgeError:
+def request_error(
+    error: Exception, what: str = "request", client: Callable[[], str] = str
+) -> BridgeError:
     """Return the error of a failed request; an exception that is a bug of gpubridge is logged.
 
-    ``what``: names what has failed, if not a request.
+    - ``what``: names what has failed, if not a request.
+    - ``client``: returns the client, for the log, if it is known.
     """
     if isinstance(error, BridgeError):
         return error
     if isinstance(error, MemoryError):
         return NoMemory()
-    _logger.error("a %s failed by a bug of gpubridge", what, exc_info=error)
+    text = f"a {what} failed by a bug of gpubridge"
+    whose = client()
+    _logger.error("%s", f"{text}; the client: {whose}" if whose else text, exc_info=error)
     return InternalError(
         f"internal error: {type(error).__name__}: {error}; this is a bug of gpubridge, not of the "
         f"{what}: the server's log has its traceback"

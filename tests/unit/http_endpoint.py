@@ -53,8 +53,7 @@ class Transport:
         """The state of the connection in the kernel: established, until a test says otherwise."""
 
     def get_extra_info(self, name, _=None):
-        assert name == "socket"
-        return self
+        return ("1.2.3.4", 5) if name == "peername" else self
 
     def fileno(self) -> int:
         return self.descriptor

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -135,3 +136,13 @@ def test_a_log_that_takes_nothing_loses_its_lines():
     endpoint.receive(GET)
     log.close()
     assert log.dropped == 1
+
+
+def test_the_line_of_a_bug_names_the_client(caplog):
+    endpoint = Endpoint()
+    endpoint.listener.router = SimpleNamespace(failure=endpoint.failure)
+    endpoint.connection._route = lambda head: 1 / 0
+    endpoint.receive(GET)
+    assert endpoint.answers()[0][0] == 500
+    assert "a request failed by a bug of gpubridge; the client: 1.2.3.4:5" in caplog.text
+    assert b"1.2.3.4" not in endpoint.answers()[0][1]

@@ -233,8 +233,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Close where another answer would wait behind more than a connection's share of memory."""
         unread, most = self.unsent, self._listener.budget.share
         if unread > most:
-            text = "connection closed: %d bytes of answers wait for a client that asks for more, at most %d may"
-            _logger.warning(text, unread, most)
+            text = "connection of %s closed: %d bytes of answers wait while it asks for more, at most %d may"
+            _logger.warning(text, client_of(self._transport), unread, most)
             self.abort()
 
     def check(self, now: float) -> None:
@@ -368,7 +368,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self, error: Exception, status: int | None, exchange: HttpExchange
     ) -> tuple[int, Pieces]:
         """Return the status and the JSON body of an error; a model counts what it has not got."""
-        failed = request_error(error)
+        failed = request_error(error, client=lambda: client_of(self._transport))
         if exchange.counters is not None:
             exchange.counters.refused(failed)
             exchange.counters = None
