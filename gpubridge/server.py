@@ -336,7 +336,7 @@ def _build_endpoints(
     answered = AnsweredRequests(service.methods.counts, service.names)
     if settings.log.access:
         answered.log_to(repository.telemetry.log)
-    metrics = MetricsRouter(repository, settings.http.restrictions, answered, page)
+    metrics = MetricsRouter(repository, settings.http.restrictions, answered, workers, page)
     return _Endpoints(router, service, metrics, status, answered)
 
 

@@ -16,12 +16,12 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode, Pieces, not_found, unsupported
 from gpubridge.frontend.answered import HTTP_NUMBERS, AnsweredRequests
 from gpubridge.frontend.api.pages import ApiPages
-from gpubridge.frontend.control import Answer, ControlCall, ControlTasks
 from gpubridge.frontend.control_routes import MODEL, ControlRoutes, Route, named
 from gpubridge.frontend.forwarded_headers import NO_HEADERS, ForwardedHeaders
 from gpubridge.frontend.generate_endpoint import GenerateEndpoint
 from gpubridge.frontend.http.message import RequestHandler
 from gpubridge.frontend.infer import InferEndpoint
+from gpubridge.frontend.metrics_text import MetricsText
 from gpubridge.frontend.openai import OpenAiRoutes, is_openai
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.frontend.status.document import STATUS_PATH, StatusDocument
@@ -29,7 +29,6 @@ from gpubridge.frontend.status.page import StatusPage
 from gpubridge.frontend.status.rows import condition
 from gpubridge.protocol.openai import openai_failure
 from gpubridge.protocol.status import error_body, http_status
-from gpubridge.telemetry.exposition import CONTENT_TYPE
 from gpubridge.telemetry.metrics import ModelState, metrics_page, model_states
 
 _ROUTES_KEPT = 1024
@@ -275,13 +274,14 @@ class MetricsRouter(_Router):
         repository: ModelRepository,
         restrictions: Restrictions,
         answered: AnsweredRequests,
+        workers: Workers,
         status_page: StatusPage | None = None,
     ) -> None:
         super().__init__(restrictions)
         self._answered = answered
         self._repository = repository
         self._status_page = status_page
-        self._tasks = ControlTasks()
+        self._text = MetricsText(self._metrics, workers)
 
     def route(self, head: HttpExchange) -> RequestHandler:
         """Return the handler of a request; raises BridgeError."""
@@ -291,15 +291,15 @@ class MetricsRouter(_Router):
         if path == STATUS_PATH:
             self.check_status(head)
         if head.method == b"GET" and path == b"/metrics":
-            return ControlCall(self._page, self._tasks)
+            return self._text.open(head)
         handler = None if self._status_page is None else self._status_page.route(head)
         if handler is None:
             raise not_found("Not Found: the metrics are at /metrics")
         return handler
 
-    def _page(self, call: ControlCall) -> Answer:
+    def _metrics(self) -> bytes:
         repository = self._repository
-        page = metrics_page(
+        return metrics_page(
             self._states(),
             repository.telemetry.machine,
             repository.telemetry.metrics,
@@ -310,7 +310,6 @@ class MetricsRouter(_Router):
                 *repository.metrics.families(),
             ],
         )
-        return Answer(page, b"Content-Type: %b\r\n" % CONTENT_TYPE.encode(), plain=False)
 
     def _model_states(self) -> Iterator[tuple[str, int, str]]:
         """Yield name, version and state of each model version that is served or should be."""
