@@ -33,6 +33,8 @@ _LONGEST_CHARACTER = 4
 _LONGEST_NAME = 128
 _MOST_NAMES = 16
 """Names that a message lists."""
+_LONGEST_TOLD = 1 << 16
+"""Longer messages of models are a `LongError`; others have text of the client in them, which knows it."""
 _OPENING = b'{"error":"'
 Pieces = Sequence[Union[bytes, memoryview]]
 
@@ -60,6 +62,15 @@ class BridgeError(Exception):
         """Return the first ``length`` characters of the message."""
         return self.message[:length]
 
+    @property
+    def told(self) -> str:
+        """The message for a client: of one with a client's own long text, the begin and the end."""
+        more = len(self.message) - _LONGEST_TOLD
+        if more <= 0:
+            return self.message
+        half = _LONGEST_TOLD // 2
+        return f"{self.message[:half]}... ({more} more characters) ...{self.message[-half:]}"
+
     def prefixed(self, prefix: str) -> BridgeError:
         """Return a copy with a prefix before its message."""
         return BridgeError(prefix + self.message, self.code)
@@ -82,6 +93,11 @@ class LongError(BridgeError):
     def message(self) -> str:  # type: ignore[override]
         """The decoded text."""
         return b"".join(self.text).decode()
+
+    @property
+    def told(self) -> str:
+        """The decoded text, whole."""
+        return self.message
 
     def copy(self) -> BridgeError:
         """Return a copy without a traceback."""

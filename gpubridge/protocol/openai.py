@@ -70,7 +70,7 @@ def openai_failure(error: BridgeError, status: int | None) -> tuple[int, Pieces]
     kind = "server_error" if status >= 500 else "invalid_request_error"
     if status == 429:
         kind = "rate_limit_error"
-    text = error.message.encode(errors="replace").decode()
+    text = error.told.encode(errors="replace").decode()
     members = {"message": text, "type": kind, "param": param, "code": code}
     return status, [orjson.dumps({"error": members})]
 

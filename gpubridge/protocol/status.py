@@ -24,7 +24,7 @@ def error_body(error: BridgeError) -> Pieces:
     if isinstance(error, LongError):
         return error.body
     try:
-        return [orjson.dumps({"error": error.message})]
+        return [orjson.dumps({"error": error.told})]
     except orjson.JSONEncodeError:
         # A model's message may contain lone surrogates, which UTF-8 cannot encode.
-        return [orjson.dumps({"error": error.message.encode(errors="replace").decode()})]
+        return [orjson.dumps({"error": error.told.encode(errors="replace").decode()})]

@@ -276,7 +276,7 @@ class StreamCall(Call):
         if self._errors_end:
             self.refuse(error)
             return
-        self._send(error_frame(error.message, _readable(identifier)))
+        self._send(error_frame(error.told, _readable(identifier)))
 
     def _feed(self, turn: _OrderedRequest, message: bytes, at: int) -> None:
         """Copy a long message into shared memory, one piece in each turn of the event loop."""
@@ -337,7 +337,7 @@ class StreamCall(Call):
                 self._turns.pop()
                 self._turn_away(identifier, error)
             else:
-                self._fail_turn(turn, error, error_frame(error.message, _readable(identifier)))
+                self._fail_turn(turn, error, error_frame(error.told, _readable(identifier)))
             return
         add_parameters(request, self._parameters)
         turn.known = known

@@ -168,7 +168,7 @@ def failure_frame(error: BridgeError, model: str, identifier: str, *, final: boo
     message = message_class("ModelStreamInferResponse")()
     _set_final(message.infer_response, model, identifier, final)
     if not isinstance(error, LongError):
-        message.error_message = _text(error.message)
+        message.error_message = _text(error.told)
         return [encode_frame(message.SerializeToString())]
     # The text is appended as the last field, without a copy.
     opening = bytearray(message.SerializeToString())
