@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+from urllib.parse import urlsplit
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -14,6 +18,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
+from requests import PreparedRequest, Response, Session
+from requests.adapters import HTTPAdapter
+from requests.exceptions import TooManyRedirects
+from urllib3.exceptions import HTTPError
 
 from gpubridge.telemetry import spans as recorded
 from gpubridge.telemetry.settings import OpenTelemetrySettings
@@ -25,8 +33,44 @@ _SERVICE = "triton-inference-server"
 """As Triton's, unless the settings or the environment have a name."""
 _REPORT_SECONDS = 60.0
 _CLOSE_SECONDS = 5.0
+_PROVIDER = "OTLP_HTTP_CREDENTIAL_PROVIDER", "OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER"
+_ANSWER_BYTES = 1 << 14
+"""Read of a collector's answer, which has a status and at most a reason."""
 _SCOPE = InstrumentationScope("gpubridge")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+class _ShortAnswers(HTTPAdapter):
+    """Reads no more of a collector's answer than its beginning, also of one that never ends.
+
+    What another host is to have, the settings say: headers may have keys, so that no collector names one.
+    """
+
+    def send(self, request: PreparedRequest, **how: Any) -> Response:  # type: ignore[override]
+        """Send a request; return the response, with its body read; raises RequestException."""
+        response = super().send(request, **how)
+        try:
+            body = response.raw.read(_ANSWER_BYTES, decode_content=True)
+        except HTTPError:
+            # Its status says what became of the spans.
+            body = b""
+        # A connection with more to read is not used again.
+        response.raw.close()
+        response.raw = BytesIO(body)
+        target = urlsplit(response.headers.get("location", ""))
+        if response.is_redirect and target.netloc not in ("", urlsplit(request.url).netloc):
+            raise TooManyRedirects(f"the collector redirects to another host, {target.netloc!r}")
+        return response
+
+
+def _session() -> Session | None:
+    """Return what exports; None where the environment names a provider of credentials that does."""
+    if any(name.endswith(_PROVIDER) for name in os.environ):
+        return None
+    session = Session()
+    for scheme in ("http://", "https://"):
+        session.mount(scheme, _ShortAnswers())
+    return session
 
 
 class OtlpExport:
@@ -40,7 +84,7 @@ class OtlpExport:
         if str(self._resource.attributes["service.name"]).startswith("unknown_service"):
             self._resource = self._resource.merge(Resource({"service.name": _SERVICE}))
         self._report = _LossReport()
-        self._exporter = OTLPSpanExporter(settings.url or None)
+        self._exporter = OTLPSpanExporter(settings.url or None, session=_session())
         self._processor = BatchSpanProcessor(
             self._exporter,
             settings.bsp_max_queue_size,

@@ -31,7 +31,11 @@ def test_the_begin_and_the_end_are_told(send):
         error = unknown_model(error.message)
     sent = send(error)
     assert len(sent) < 140_000
-    for part in ("no model 'aé", f"... ({len(error.message) - 65536} more characters) ...", "z': load it"):
+    for part in (
+        "no model 'aé",
+        f"... ({len(error.message) - 65536} more characters) ...",
+        "z': load it",
+    ):
         assert part.encode() in sent
 
 
