@@ -216,9 +216,10 @@ class GrpcEndpoint:
                 view = view[taken:]
                 self.connection.buffer_updated(taken)
 
-    async def settle(self) -> None:
-        """Let what is due be sent, and kept requests be answered."""
-        await asyncio.sleep(0)
+    async def settle(self, turns: int = 1) -> None:
+        """Let what is due in some turns of the event loop be sent, and kept requests be answered."""
+        for _ in range(turns):
+            await asyncio.sleep(0)
         waiting, self.waiting = self.waiting, []
         for model, request in waiting:
             model.answer(request)

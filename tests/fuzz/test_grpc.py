@@ -202,6 +202,10 @@ async def _ask(neighbour, endpoint):
     assert list(answer.raw_output_contents) == [b"good"]
 
 
+TURNS = 60
+"""Turns of the event loop in which a connection takes thousands of messages."""
+
+
 async def _converse(pieces, deferred, ends=False):
     """Have a connection take bytes, answer what it will, and go; nothing may be left of it."""
     failures = []
@@ -214,12 +218,12 @@ async def _converse(pieces, deferred, ends=False):
         await asyncio.sleep(0)
     if ends:
         endpoint.end()
-    await endpoint.settle()
+    await endpoint.settle(TURNS)
     _proper(endpoint)
     # Requests and windows of a client that sends no more are not waited for.
     assert not ends or endpoint.closed
     endpoint.lose()
-    await endpoint.settle()
+    await endpoint.settle(TURNS)
     assert not failures
     assert endpoint.connections == {neighbour.connection}
     assert endpoint.regions.lent() == (0, 0)

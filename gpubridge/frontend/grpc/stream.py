@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, NoReturn
@@ -23,6 +23,7 @@ from gpubridge.frontend.forwarded_headers import add_parameters
 from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.packing import PIECE, PREFIX, Packing
 from gpubridge.frontend.grpc.status import CallFailed, Status
+from gpubridge.frontend.grpc.waiting_messages import WaitingMessages
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import LARGE_BYTES, PrivateBytes
 from gpubridge.protocol.grpc.infer_request import (
@@ -48,6 +49,8 @@ _OF_REQUEST = 2048
 """Bytes of memory of an open request beside its tensors, about."""
 _UNSENT_BYTES = 1 << 20
 """Unsent bytes of responses, above which decoupled models send no more."""
+_A_TURN = 64
+"""Requests of a stream that are taken, or given up, in one turn of the event loop: clients pour in thousands."""
 _ERRORS_END = (b"triton_grpc_error", b"true")
 
 
@@ -127,7 +130,7 @@ class StreamCall(Call):
         self._errors_end = _ERRORS_END in opening.headers.fields
         self._turns: deque[_OrderedRequest] = deque()
         self._flows = _Flows()
-        self._waiting: deque[bytes] = deque()
+        self._waiting = WaitingMessages()
         # Compressed messages, and messages received after them, in order.
         self._coded: deque[tuple[bytes, bool]] = deque()
         # Responses that workers encode or compress, and responses after them, in order.
@@ -158,19 +161,33 @@ class StreamCall(Call):
         if compressed or self._coded or self._unpacking is not None:
             self._coded.extend([(message, compressed) for message in messages])
         else:
-            self._waiting.extend(messages)
+            self._waiting.add(messages)
         self._ended = end or self._ended
         self._unpack_queued()
 
+    def _continue(self) -> None:
+        self._waiting.later = False
+        if not self._done:
+            self._unpack_queued()
+
+    def _continue_later(self) -> None:
+        if not self._waiting.later:
+            self._waiting.later = True
+            asyncio.get_running_loop().call_soon(self._continue)
+
     def _unpack_queued(self) -> None:
-        """Decompress queued messages."""
+        """Decompress queued messages, some in each turn of the event loop."""
+        left = 0 if self._waiting.later else _A_TURN
         try:
-            while self._coded and self._unpacking is None:
+            while self._coded and self._unpacking is None and left:
+                left -= 1
                 message, compressed = self._coded[0]
                 plain = self._unpack(message, self._unpacked) if compressed else message
                 if plain is not None:
                     self._coded.popleft()
-                    self._waiting.append(plain)
+                    self._waiting.add([plain])
+            if self._coded and self._unpacking is None:
+                self._continue_later()
             self._count()
         except Exception as error:
             self.refuse(error)
@@ -179,12 +196,12 @@ class StreamCall(Call):
 
     def _unpacked(self, message: bytes) -> None:
         self._coded.popleft()
-        self._waiting.append(message)
+        self._waiting.add([message])
         self._unpack_queued()
 
     def _count(self) -> None:
         """Charge the connection for messages that are not submitted yet, if they are large."""
-        held = self._partial + sum(map(len, self._waiting))
+        held = self._partial + self._waiting.nbytes
         held += sum(len(message) for message, _ in self._coded)
         if held <= LARGE_BYTES:
             self._release_charge()
@@ -219,8 +236,12 @@ class StreamCall(Call):
         if self._advancing:
             # Called for an immediate response to a request that is being submitted: no recursion.
             return
-        self._advancing = True
-        while self._waiting and not self._done and self._receiver is None and self._may_submit():
+        self._advancing, left = True, 0 if self._waiting.later else _A_TURN
+        while self._may_begin():
+            if not left:
+                self._continue_later()
+                break
+            left -= 1
             self._begin(self._waiting[0])
         self._advancing = False
         if self._done:
@@ -239,6 +260,10 @@ class StreamCall(Call):
             else:
                 self._succeed()
 
+    def _may_begin(self) -> bool:
+        ready = self._waiting and not self._done and self._receiver is None
+        return bool(ready) and self._may_submit()
+
     def _may_submit(self) -> bool:
         """Return False while the client has more unread than its connection's share of the memory.
 
@@ -256,7 +281,7 @@ class StreamCall(Call):
     def _begin(self, message: bytes) -> None:
         shortage = self._connection.shortage
         if shortage is not None:
-            self._waiting.popleft()
+            self._waiting.take()
             self._turn_away(lambda: read_request(message).identifier, shortage)
             return
         turn = _OrderedRequest()
@@ -267,7 +292,7 @@ class StreamCall(Call):
             self._receiver = self._memory.receiver(len(message), account, self.refuse)
             self._feed(turn, message, 0)
         else:
-            self._waiting.popleft()
+            self._waiting.take()
             make = partial(whole_request, message, self._forms, answer)
             self._submit(turn, make, lambda: read_request(message).identifier)
 
@@ -315,7 +340,7 @@ class StreamCall(Call):
     ) -> None:
         """Submit the request of a long message, then continue with the next message."""
         receiver, self._receiver = self._receiver, None
-        self._waiting.popleft()
+        self._waiting.take()
         if not self._done:
             self._submit(turn, make, identifier)
         if receiver is not None:
@@ -375,11 +400,9 @@ class StreamCall(Call):
             receiver.close()
         turns, self._turns = self._turns, deque()
         flows, self._flows = self._flows, _Flows()
-        for turn in turns:
-            if turn.request is not None and turn.frame is None:
-                turn.request.cancel()
-        for flow in flows:
-            flow.request.cancel()
+        open_ones = [turn.request for turn in turns if turn.frame is None]
+        open_ones += [flow.request for flow in flows]
+        _cancel_in_turns(filter(None, open_ones))
 
     # -- responses -------------------------------------------------------------------------------
 
@@ -538,6 +561,15 @@ class StreamCall(Call):
                 return
             self._connection.http2.send_data(self._stream_id, frame)
             self._connection.flush_soon()
+
+
+def _cancel_in_turns(requests: Iterator[InferRequest]) -> None:
+    """Cancel the requests of a stream that has ended, some in each turn of the event loop."""
+    for number, request in enumerate(requests, 1):
+        request.cancel()
+        if number == _A_TURN:
+            asyncio.get_running_loop().call_soon(_cancel_in_turns, requests)
+            break
 
 
 def _failure(
