@@ -18,6 +18,12 @@ from gpubridge.transport.context import RequestContext
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.signatures import Shapes, Signature
 
+def count_json_members(document: bytes | memoryview, most: int, /) -> int:
+    """Return the number of members and objects of a JSON document, up to one more than ``most``.
+
+    Other threads run meanwhile; the document need not be valid.
+    """
+
 def split_json_data(document: bytes | memoryview, /) -> tuple[bytes, list[tuple[int, int]]] | None:
     """Take the values of the inputs out of a request's JSON.
 

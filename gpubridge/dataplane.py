@@ -47,6 +47,7 @@ from gpubridge._native import (
     SlotLists,
     StreamResponses,
     TraceSampling,
+    count_json_members,
     format_json_string,
     format_json_values,
     limit_heap,

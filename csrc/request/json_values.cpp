@@ -526,4 +526,20 @@ bool format_string(std::string_view text, std::string& out) {
   return true;
 }
 
+std::size_t count_members(std::string_view document, std::size_t most) {
+  std::size_t count = 0;
+  bool within_string = false;
+  for (std::size_t at = 0; at < document.size() && count <= most; ++at) {
+    const char c = document[at];
+    if (within_string) {
+      if (c == '\\') ++at;
+      within_string = c != '"';
+    } else {
+      within_string = c == '"';
+      count += c == ':' || c == '{' ? 1 : 0;
+    }
+  }
+  return count;
+}
+
 }  // namespace gpubridge

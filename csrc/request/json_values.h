@@ -31,6 +31,10 @@ struct SplitDocument {
   std::vector<std::string_view> values;
 };
 
+// Counts the members and objects of a JSON document, up to one more than `most`. It need not be
+// valid.
+[[nodiscard]] std::size_t count_members(std::string_view document, std::size_t most);
+
 // Takes the `data` arrays, brackets included, out of a request's JSON, which has empty arrays in
 // their places then. Nothing where a name has an escape, `inputs` or `data` come twice in an
 // object, brackets do not match or nesting is deeper than 64. What is kept and what is taken has

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from gpubridge.dataplane import count_json_members
 from gpubridge.errors import BridgeError, ErrorCode, invalid, listed, unsupported
 from gpubridge.transport.context import LONG_TEXT
 
@@ -58,10 +59,28 @@ def shown(value: Any) -> str:
     return json.dumps(value) if type(value) in _SCALARS else "an array"
 
 
+MOST_MEMBERS = 1 << 16
+"""Members and objects that the JSON of a request may have."""
+_LEAST_MEMBER = 3
+"""Bytes of the shortest member or object, with what divides it from the next."""
 _SHOWN = 32
 """Characters of a client's text that an error repeats."""
 _STRUCTURES: dict[type, str] = {dict: "an object", list: "an array"}
 _SCALARS = (bool, int, float, type(None))
+
+
+def check_members(body: bytes) -> None:
+    """Raise INVALID_ARG for a document with more members than a parser takes in a moment.
+
+    It makes an object of each, while no other thread runs.
+    """
+    if len(body) > _LEAST_MEMBER * MOST_MEMBERS:
+        count = count_json_members(body, MOST_MEMBERS)
+        if count > MOST_MEMBERS:
+            raise invalid(
+                f"expected at most {MOST_MEMBERS} members and objects in the JSON of a request, got more: send "
+                "many values as the data of a tensor"
+            )
 
 
 def parse_json(body: bytes) -> Any:
@@ -69,6 +88,7 @@ def parse_json(body: bytes) -> Any:
 
     ``NaN`` and ``Infinity`` are numbers, and a NUL byte ends the document.
     """
+    check_members(body)
     body = body.removeprefix(b"\xef\xbb\xbf")
     try:
         return orjson.loads(body)

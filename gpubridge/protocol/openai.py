@@ -24,6 +24,7 @@ from gpubridge.config import (
 )
 from gpubridge.errors import BridgeError, ErrorCode, Pieces, QueueFull
 from gpubridge.model_io import InputForm
+from gpubridge.protocol.fields import check_members
 from gpubridge.protocol.generate import generate_form
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.json_tensor import data_to_json
@@ -161,7 +162,10 @@ class OpenAiRequest:
 
     def __init__(self, body: bytes, endpoint: str) -> None:
         try:
+            check_members(body)
             document = orjson.loads(body)
+        except BridgeError as error:
+            raise OpenAiError(error.message) from error
         except orjson.JSONDecodeError as error:
             raise OpenAiError(f"expected a JSON body: {error.msg} at {error.pos}") from error
         if type(document) is not dict:
