@@ -1162,8 +1162,6 @@ class CallCounts:
     def __init__(self) -> None: ...
     ended: int
     spent_ns: int
-    def add(self, duration: int, /) -> None:
-        """Count a call that has ended."""
 
 class ModelCounters:
     """Counts for one model version, since it was loaded.

@@ -95,8 +95,7 @@ void bind_model_counters(nb::module_& module) {
   nb::class_<CallCounts>(module, "CallCounts")
       .def(nb::init<>())
       .def_ro("ended", &CallCounts::ended)
-      .def_ro("spent_ns", &CallCounts::spent)
-      .def("add", &CallCounts::add);
+      .def_ro("spent_ns", &CallCounts::spent);
   nb::class_<ModelCounters>(module, "ModelCounters")
       .def(nb::init<>())
       .def_ro("inferences", &ModelCounters::inferences)

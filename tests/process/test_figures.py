@@ -327,6 +327,9 @@ def test_the_status_of_a_model(server, status, page, name):
     assert row["backend"] == ("ensemble" if known.steps else "python")
     assert row["decoupled"] == (name in ("decoupled", "threads", "streams", "iterative"))
     assert sum(each["requests"] for each in row["errors"]) == known.errors
+    called = [(each["model"], each["version"], each["count"]) for each in row["calls"]]
+    assert called == ([("called", 1, 5)] if name == "caller" else [])
+    assert all(each["call_us"] > 0 for each in row["calls"])
     assert len(row["instances"]) == known.instances
     assert sum(each["restarts"] for each in row["instances"]) == known.restarts
     for each in row["instances"]:

@@ -23,7 +23,7 @@ def page(tmp_path_factory):
     write_model(repository, "add", ADD)
     with running_server(repository) as server, browser() as chromium:
         made = chromium.open(f"http://{server.metrics_url}/")
-        made.wait("typeof state === 'object' && state.models.has('add/1')", "the model")
+        made.wait("typeof state === 'object' && !!state.models?.has('add/1')", "the model")
         yield made
         assert made.faults() == []
 

@@ -28,7 +28,7 @@ function showGraph(model) {
   const calls = model.calls || [], executed = model.statistics.success;
   put(panel.ensemble, [model.ensemble, calls, executed], () => {
     if (model.ensemble) return [h("h3", null, "Graph: means since the load"), drawEnsemble(model.ensemble)];
-    return calls.length ? [h("h3", { title: "Calls (BLS) by this model since its load. Those that are made together overlap: their parts of execute may be more than 100 % together." }, "Called models since the load"), drawCalls(model, calls)] : null;
+    return calls.length ? [h("h3", { title: "Calls (BLS) by this model since its load. Those that are made together overlap: their parts of execute may be more than 100 % together, as they are where requests fail after calls." }, "Called models since the load"), drawCalls(model, calls)] : null;
   });
 }
 // A node has its mean time, an edge how long its tensors waited for the next step.
@@ -46,7 +46,7 @@ function drawEnsemble({ steps, edges }) {
 function drawCalls(model, calls) {
   const { execute_us, success } = model.statistics, key = (each) => each.model + "/" + each.version, nodes = new Map([["", { name: model.name, line: success ? span(execute_us / success) + " in execute" : "" }]]);
   for (const each of calls) nodes.set(key(each), { name: each.model + (each.version > 1 ? " v" + each.version : ""), line: each.count ? span(each.call_us / each.count) + ", " + number(each.count) + " calls" : "not answered yet", part: each.call_us / execute_us });
-  const edges = calls.map((each) => ({ from: "", to: key(each), label: Math.round((100 * each.call_us) / execute_us) + " %", slow: each === heaviest(model), help: "the part of execute that its calls took" }));
+  const edges = calls.map((each) => ({ from: "", to: key(each), label: Math.round(Math.min(100, (100 * each.call_us) / execute_us)) + " %", slow: each === heaviest(model), help: "the part of execute that its calls took" }));
   return draw([[""], calls.map(key)], nodes, execute_us ? edges : edges.map((each) => ({ ...each, label: "" })), "models that this model calls");
 }
 // The point of an edge's curve at x: between its ends it bends as a Bezier curve whose controls are in the middle.
