@@ -57,6 +57,7 @@ struct Entry {
   AccessRecord record;
   std::int64_t ended_ns;
   Clock::time_point time;
+  std::uint64_t number = 0;
 };
 
 std::string time_text(Clock::time_point when, AccessLog::Format format) {
@@ -109,8 +110,11 @@ std::string line_of(const Entry& entry, AccessLog::Format format, const AccessLo
   const std::vector<std::string>& endpoints = record.grpc ? names.grpc : names.http;
   const std::string_view endpoint =
       record.endpoint < endpoints.size() ? std::string_view(endpoints[record.endpoint]) : "other";
+  // A request without an id gets one, for the log alone.
+  const std::string given = "#" + std::to_string(entry.number);
+  const std::string_view identifier = record.identifier.empty() ? given : record.identifier;
   const std::array<std::pair<std::string_view, std::string_view>, 6> texts{{
-      {"id", record.identifier},
+      {"id", identifier},
       {"model", record.model},
       {"version", record.version},
       {"client", record.client == nullptr ? std::string_view() : *record.client},
@@ -197,6 +201,7 @@ struct AccessLog::Shared {
   Format format;
   const Names names;
   std::vector<Entry> waiting;
+  std::uint64_t added = 0;
   std::uint64_t dropped = 0;
   bool closing = false;
   bool ended = false;
@@ -216,6 +221,7 @@ void AccessLog::add(AccessRecord record) {
     ++shared_->dropped;
     return;
   }
+  entry.number = ++shared_->added;
   shared_->waiting.push_back(std::move(entry));
   if (shared_->waiting.size() == 1) shared_->changed.notify_all();
 }

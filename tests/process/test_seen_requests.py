@@ -151,14 +151,14 @@ def test_the_access_log_tells_whose_each_request_was(tmp_path):
         wanted = [
             ("http", "m", "http", "infer", "200"),
             ("gen", "m", "http", "generate", "200"),
-            ("", "m", "http", "infer", "400"),
+            ("#", "m", "http", "infer", "400"),
             ("grpc IN", "m", "grpc", "ModelInfer", "0"),
             ("grpc X", "m", "grpc", "ModelInfer", "3"),
         ]
 
         def found():
             return re.findall(
-                r'access\] request id="(.*?)" model="(\w*)" version="\d*" client="127.0.0.1:\d+" '
+                r'access\] request id="(#|.*?)\d*" model="(\w*)" version="\d*" client="127.0.0.1:\d+" '
                 r'protocol="(\w+)" endpoint="(\w+)" status=(\d+) bytes_in=\d+ bytes_out=\d+ ms=',
                 server.log(),
             )

@@ -56,7 +56,7 @@ def test_each_request_has_a_line():
         "message": "request",
         "file": "access",
         "process": 0,
-        "id": "",
+        "id": "#1",
         "model": "",
         "version": "",
         "client": "1.2.3.4:5",
