@@ -38,6 +38,8 @@ _SHIPPED_BACKENDS = Backends()
 _LONGEST = 4 * 1024 * 1024
 """Maximum characters of a configuration, so that parsing it does not block the server for long."""
 
+_MOST_MESSAGES = 1 << 15
+"""Braces that open in a configuration: each is a message, which takes a tenth of a millisecond to parse."""
 _UNKNOWN_NAME = re.compile(r'(Message|Enum) type "([\w.]+)" has no (?:field|value) named "?(\w+)')
 _TENSORS = ("input", "output")
 _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
@@ -121,8 +123,9 @@ def parse_model_config(text: str | bytes, source: str) -> ProtoMessage:
     Raises BridgeError: ``INVALID_ARG`` with `source`, line, column, and what was expected.
     """
     message = message_class("ModelConfig")()
+    content = text.encode() if isinstance(text, str) else text
+    _check_messages(content.decode("latin-1"), source)
     try:
-        content = text.encode() if isinstance(text, str) else text
         text_format.Parse(plain_text(content, source), message)
     except text_format.ParseError as error:
         text_of_error = f"{error}{_real_spelling(str(error))}"
@@ -193,12 +196,23 @@ def complete_model_config(
     return complete
 
 
+def _check_messages(text: str, source: str) -> None:
+    """Raise INVALID_ARG for a configuration of so many messages that it takes long to parse."""
+    count = text.count("{")
+    if count > _MOST_MESSAGES:
+        raise invalid(
+            f"{source}: expected at most {_MOST_MESSAGES} inputs, outputs and other messages in a "
+            f"configuration, got {count}"
+        )
+
+
 def parse_config_override(text: str) -> ProtoMessage:
     """Parse an ``inference.ModelConfig`` in JSON, as in ``/config``."""
     if len(text) > _LONGEST:
         raise invalid(
             f"Invalid config override: expected at most {_LONGEST} characters, got {len(text)}"
         )
+    _check_messages(text, "Invalid config override")
     try:
         # Unlike the standard library's json, orjson refuses lone surrogates.
         values: Any = orjson.loads(text)
@@ -262,6 +276,7 @@ def _parse(text: str, name: str) -> ProtoMessage:
         raise invalid(
             f"{source} a configuration of {len(text)} characters; expected at most {_LONGEST}"
         )
+    _check_messages(text, f"{source} no valid configuration")
     try:
         # Unlike the standard library's json, orjson refuses lone surrogates.
         values: Any = orjson.loads(text)

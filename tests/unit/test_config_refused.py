@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gpubridge.config import load_model_config, parse_model_config
+from gpubridge.config import load, load_model_config, parse_model_config
 from gpubridge.errors import BridgeError, ErrorCode
 from tests.unit.model_configs import INPUT, MINIMAL, OUTPUT, PYTHON, cases, write_model
 
@@ -248,3 +248,18 @@ class TestRefused:
         with pytest.raises(BridgeError, match="does not exist") as caught:
             load_model_config(tmp_path / "nowhere", gpu_count=0)
         assert caught.value.code is ErrorCode.NOT_FOUND
+
+
+def test_more_inputs_than_are_parsed_in_a_moment_are_refused_unparsed(tmp_path, monkeypatch):
+    many = 50_000
+    monkeypatch.setattr(load, "text_format", None)
+    monkeypatch.setattr(load, "message_from_json", None)
+    said = (
+        f"expected at most 32768 inputs, outputs and other messages in a configuration, got {many}"
+    )
+    for parse, text in (
+        (lambda text: load.parse_model_config(text, "config.pbtxt"), "input { }" * many),
+        (load.parse_config_override, f'{{"input": [{", ".join(["{}"] * (many - 1))}]}}'),
+    ):
+        with pytest.raises(BridgeError, match=said):
+            parse(text)
