@@ -35,6 +35,7 @@ function advice(model, did, part, seen = []) {
   const share = Math.round((100 * (call.call_us || call.step_us)) / (model.statistics.execute_us || 1)), own = part === "queue" ? "Requests wait, and " : "", told = own + Math.min(100, share) + " % of its execute " + (model.ensemble ? "is its step " : "are its calls of ") + call.model + ". ";
   if (!needed || !needed.did.done || seen.includes(needed.key)) return told;
   const most = PARTS[needed.did.parts.indexOf(Math.max(...needed.did.parts))];
+  if (most === "execute" && !heaviest(needed) && !needed.ensemble) return told + "It is " + needed.name + "'s own execute that takes longest.";
   return told + "There " + most + " takes most. " + advice(needed, needed.did, most, [...seen, model.key]);
 }
 // What to change in the model's config.pbtxt for requests that wait.
