@@ -154,7 +154,9 @@ class RepositorySettings:
     )
     exit_on_error: bool = flag(True, "exit when a model fails to load at the start")
     allow_empty_repository: bool = flag(
-        False, "start although there is no model in a repository whose models are to be loaded"
+        False,
+        "start although there is no model in a repository whose models are to be loaded, "
+        "as with --exit-on-error=false",
     )
     disable_auto_complete_config: bool = flag(
         False,

@@ -103,7 +103,8 @@ def test_polling_tries_a_download_again(storage, tmp_path, flags):
     write(tmp_path / "local", "here", "local")
     storage.cut_after = 1 << 16
     both = (storage.url, tmp_path / "local")
-    with running_server(both, *POLL, *flags, environment=ENVIRONMENT) as server:
+    empty = "--allow-empty-repository=true"
+    with running_server(both, *POLL, *flags, empty, environment=ENVIRONMENT) as server:
         storage.put("m/1/weights", LARGE)
         storage.upload(tmp_path / "files")
         told = f"{storage.url}/m cannot be read: "

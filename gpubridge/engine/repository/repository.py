@@ -117,6 +117,7 @@ class ModelRepository(ServedModels):
         else:
             async for listing in self._sources.listings(
                 may_be_empty=settings.repository.allow_empty_repository
+                or not settings.repository.exit_on_error
             ):
                 fresh = sorted(set(listing) - names)
                 names.update(fresh)
