@@ -115,10 +115,14 @@ def test_a_dropped_model_makes_place_for_another(model, tmp_path, gpubridge_mode
 
 @pytest.fixture
 def interrupt():
-    """Have SIGUSR1 interrupt the main thread, as Ctrl-C does elsewhere."""
+    """Have the first SIGUSR1 interrupt the main thread, as Ctrl-C does elsewhere."""
 
     def raise_interrupt(*_):
-        raise KeyboardInterrupt
+        if not raise_interrupt.taken:
+            raise_interrupt.taken = True
+            raise KeyboardInterrupt
+
+    raise_interrupt.taken = False
 
     before = signal.signal(signal.SIGUSR1, raise_interrupt)
     yield
@@ -227,9 +231,12 @@ def test_a_handler_closes_the_model_while_a_call_begins(model, monkeypatch):
 
 
 def waiting_in(method, gate):
-    """A model whose method interrupts the main thread, and waits at a gate."""
+    """A model whose method interrupts the main thread, and waits at a gate.
+
+    A signal that comes just before the main thread waits for a lock does not wake it: it is sent again.
+    """
     return f"""
-import fcntl, os, signal
+import fcntl, os, signal, threading
 
 
 class TritonPythonModel:
@@ -237,7 +244,10 @@ class TritonPythonModel:
         pass
 
     def {method}:
-        os.kill(os.getpid(), signal.SIGUSR1)
+        handler = signal.getsignal(signal.SIGUSR1)
+        while not handler.taken:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            threading.Event().wait(0.01)
         with open({gate.path!r}) as file:
             fcntl.flock(file, fcntl.LOCK_SH)
 """
