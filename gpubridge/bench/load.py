@@ -36,7 +36,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Bounds:
-    """When a load ends: after so many seconds, and after so many requests, if that is not None.
+    """End of a load: after so many seconds, and after so many requests, if that is not None.
 
     ``timeout``: seconds after which a request without an answer has failed.
     """
@@ -48,7 +48,7 @@ class Bounds:
 
 @dataclass
 class Failures:
-    """How many requests failed, and the first reason."""
+    """Number of requests that failed, and the first reason."""
 
     count: int = 0
     first: str = ""

@@ -1,4 +1,4 @@
-"""What a load found: figures, a table, and a picture of latency by quantile."""
+"""Results of a load: figures, a table, and a picture of latency by quantile."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _OF_STATUS = (
 )  # fmt: skip
 """Groups whose answers are part of the status document."""
 _AUTHORIZATION = b"authorization"
-"""What clients of OpenAI's API send their key by."""
+"""Header in which clients of OpenAI's API send their key."""
 _ANY_TYPE = ("inference", "openai")
 """Groups whose requests may have a body of any type; all others are control requests."""
 

@@ -135,7 +135,7 @@ _EXPECTED = {
 
 
 class OpenAiModel:
-    """What the API asks of a model, by its configuration.
+    """Facts that the API needs of a model, by its configuration.
 
     - ``endpoints``: those that it serves.
     - ``body_form``: the form of a request with an empty body, for a model whose input is the body.

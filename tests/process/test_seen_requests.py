@@ -1,4 +1,4 @@
-"""What operators see of requests that no model executes."""
+"""Counts, and lines of logs, of requests that no model executes."""
 
 import http.client
 import json

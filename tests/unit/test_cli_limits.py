@@ -1,4 +1,4 @@
-"""What a server finds at its start: signals that its parent blocked, limits without room for it."""
+"""Surroundings at the start of a server: signals that its parent blocked, limits without room for it."""
 
 import resource
 import signal

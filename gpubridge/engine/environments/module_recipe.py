@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a build needs to know beside the sources.
+    """Inputs of a build beside the sources.
 
     - ``name``: the file's name.
     - ``compiler``: its command.

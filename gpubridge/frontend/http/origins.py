@@ -1,4 +1,4 @@
-"""Which web pages, and on loopback which hosts, an endpoint is asked by."""
+"""Checks of the web pages, and on loopback of the hosts, by which an endpoint is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models did in the last fifteen minutes, in steps of ten seconds, for whoever looks later.
+"""History of the last fifteen minutes of each model, in steps of ten seconds.
 
 The sums that the data plane counts anyway are read by a timer, on the event loop, in turns with its other work.
 A model in which nothing is done costs a comparison; one that is always in use costs a difference as JSON every
