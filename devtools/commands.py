@@ -62,9 +62,9 @@ usage: ./dev COMMAND [ARGUMENTS]
   docs [--external]  build the documentation site in build/site; every warning is an error, as is
                 a link that leads nowhere (--external: also links to other sites)
   bench [...]   measure on this machine; arguments go to python -m benchmarks
-  gpu [PART]    what needs a GPU, with PYTHON as it is: nothing is installed (docs/how-to/gpu-checks.md);
-                PART is doctor, tests [...], bench [...], images [...] or zero-copy [...], all of
-                them if it is not given
+  gpu [first|second|PART] [--output DIR] [--wheels DIR] [--limit SECONDS]  what needs a GPU, with PYTHON
+                and the wheels in .whl, in two calls of 480 and 300 s at most; results in
+                build/gpu-results; parts and their arguments: docs/how-to/gpu-checks.md
   serve [...]   gpubridge serve with these arguments
   wheel [DIR]   make a wheel in DIR (dist) that installs elsewhere without compiling: for this Python, and
                 for C libraries from the version that its name says on (manylinux, by auditwheel)
@@ -72,7 +72,6 @@ usage: ./dev COMMAND [ARGUMENTS]
 
   PYTHON          the interpreter to use (default: python3, else the newest python3.N)
   GPUBRIDGE_VENV  where the virtual environment lives (default: .venv)
-  GPUBRIDGE_GPU_SECONDS  what each part of gpu may take at most, where that is less than its own limit
 """
 
 

@@ -1,118 +1,74 @@
-"""What only a machine with a GPU can tell, by an interpreter as it is: ``./dev gpu``."""
+"""What only a machine with a GPU can tell: ``./dev gpu``, in two calls with limits, or a part of it."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable
-from functools import partial
+import argparse
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
 
-from devtools.console import Failed, run_steps, say
+from devtools.console import Failed
 from devtools.environment import Checkout
-from devtools.processes import output_of, run
+from devtools.gpu_page import page
+from devtools.gpu_parts import CALL_SECONDS, CALLS, PARTS, WITHOUT_GPU, Lane
+from devtools.timed_parts import PASSED, Part, PartRunner
 
-__all__ = ["gpu"]
+__all__ = ["gpu", "run_parts"]
 
-_PROBE = """
-from gpubridge.cuda_ipc import probe_devices
-
-probe = probe_devices()
-print(f"{probe.count} GPUs" if probe.count else f"no GPU: {probe.reason}")
-raise SystemExit(probe.count == 0)
-"""
-_NO_TESTS = 5
-Part = Callable[["_Lane", list[str]], bool]
+_PART_SECONDS = 300.0
 
 
 def gpu(checkout: Checkout, arguments: list[str]) -> None:
-    """Run a part, or all of them: nothing is installed, compiled or fetched."""
-    part, *rest = arguments or ["all"]
-    if part != "all" and part not in _PARTS:
+    """Run one of the calls, both of them, or a part with its arguments.
+
+    Raises
+    ------
+    Failed
+        A part did not pass, or is unknown.
+    """
+    name = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+    if name not in ("", *CALLS, *PARTS):
         raise Failed(
-            f"unknown part of gpu: {part}; expected doctor, tests, bench, images or zero-copy, or none "
-            "for all of them"
+            f"unknown part of gpu: {name}; expected first, second, none for both, or one of "
+            f"{', '.join(PARTS)}"
         )
-    lane = _Lane(checkout)
-    lane.look()
-    chosen = _PARTS if part == "all" else {part: _PARTS[part]}
-    steps = [(f"gpu {name}", partial(each, lane, rest)) for name, each in chosen.items()]
-    run_steps(steps, "not as it should be")
+    options, rest = _parser().parse_known_args(arguments[bool(name) :])
+    if rest and name not in PARTS:
+        raise Failed(f"unknown argument of gpu: {rest[0]}; expected --output, --wheels or --limit")
+    lane = Lane(checkout.root, checkout.python, options.wheels.resolve(), options.output.resolve())
+    lane.output.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for call in [name] if name else CALLS:
+        names = CALLS.get(call, ("probe", call) if call not in WITHOUT_GPU else (call,))
+        # Each is made when those before it have run: they install what it looks for.
+        parts = (PARTS[each](lane, rest if each == name else ()) for each in names)
+        failed += run_parts(lane, call, parts, options.limit)
+    if failed:
+        raise Failed(f"{', '.join(failed)}: not as it should be; see the files in {lane.output}")
 
 
-class _Lane:
-    """The interpreter with its variables."""
+def run_parts(lane: Lane, call: str, parts: Iterable[Part], limit: float | None) -> list[str]:
+    """Run parts, with their share of a limit if one is given; return the names of those that did not pass.
 
-    def __init__(self, checkout: Checkout) -> None:
-        self._root = checkout.root
-        self._python = checkout.python
-        given = os.environ.get("PYTHONPATH")
-        path = f"{checkout.root}{os.pathsep}{given}" if given else str(checkout.root)
-        self._variables = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-
-    def python(self, *arguments: str, quiet: bool = False) -> int:
-        """Run the interpreter; return its exit status."""
-        command = [self._python, *arguments]
-        return run(command, cwd=self._root, variables=self._variables, quiet=quiet)
-
-    def limited(self, seconds: int, *arguments: str) -> int:
-        """Run the interpreter for so long at most; interrupt it then, and kill it if that is no help."""
-        most = min(seconds, int(os.environ.get("GPUBRIDGE_GPU_SECONDS") or seconds))
-        command = ["timeout", "-s", "INT", "-k", "10", str(most), self._python, *arguments]
-        return run(command, cwd=self._root, variables=self._variables)
-
-    def look(self) -> None:
-        """Raise `Failed` where there is no GPU, or no compiled module."""
-        say(f"looking for a GPU with {self._python} ({output_of([self._python, '-V'])})")
-        sys.stdout.flush()
-        if self.python("-c", _PROBE):
-            raise Failed("no GPU can be used here: nothing was tested")
-        if self.python("-c", "import gpubridge._native"):
-            raise Failed(
-                "the compiled module is not there: cmake -S . -B build && cmake --build build && "
-                "cmake --install build (docs/how-to/building.md)"
-            )
+    What there is so far is in the folder of results after each part, and the page is printed at the end.
+    """
+    most = CALL_SECONDS.get(call, _PART_SECONDS)
+    share = 1.0 if limit is None else limit / most
+    runner = PartRunner(call, lane.output, lane.root, lane.variables(), most * share)
+    text = ""
+    for part in parts:
+        seconds = part.seconds if part.seconds is None else part.seconds * share
+        runner.run(replace(part, seconds=seconds))
+        text = page(call, lane.output, [asdict(record) for record in runner.records])
+        (lane.output / f"{call}.md").write_text(text, encoding="utf-8")
+    print(text, flush=True)
+    return [record.part for record in runner.records if record.outcome != PASSED]
 
 
-def _doctor(lane: _Lane, _: list[str]) -> bool:
-    return lane.limited(80, "-m", "gpubridge", "doctor") == 0
-
-
-def _tests(lane: _Lane, arguments: list[str]) -> bool:
-    """Run what may hang last, one at a time; what was seen by the end of the time is told, as on Ctrl-C."""
-    spread = lane.python("-c", "import xdist", quiet=True) == 0
-    workers = ["-n", "4", "--dist", "loadfile"] if spread else []
-    first = _pytest(lane, 300, "not last", [*workers, *arguments])
-    return _pytest(lane, 150, "last", arguments) and first
-
-
-def _pytest(lane: _Lane, seconds: int, marks: str, arguments: list[str]) -> bool:
-    """Run tests; that none of those that are asked for has these marks is no failure."""
-    # What other releases of the frameworks warn of is no failure.
-    options = ("-p", "no:cacheprovider", "-o", "filterwarnings=default", "-v")
-    command = ("-m", "pytest", *options, "tests/gpu", *arguments, "-m", marks)
-    return lane.limited(seconds, *command) in (0, _NO_TESTS)
-
-
-def _bench(lane: _Lane, arguments: list[str]) -> bool:
-    return lane.limited(250, "-m", "benchmarks.gpu_lane", "--budget", "220", *arguments) == 0
-
-
-def _images(lane: _Lane, arguments: list[str]) -> bool:
-    kernel = lane.limited(80, "-m", "benchmarks.gpu_image_kernel")
-    images = lane.limited(270, "-m", "benchmarks.gpu_images", *arguments)
-    return kernel == images == 0
-
-
-def _zero_copy(lane: _Lane, arguments: list[str]) -> bool:
-    command = ("-m", "gpubridge", "bench", "zero-copy", "--output", "benchmarks/results")
-    return lane.limited(300, *command, *arguments) == 0
-
-
-# All limits together are below 25 minutes.
-_PARTS: dict[str, Part] = {
-    "doctor": _doctor,
-    "tests": _tests,
-    "bench": _bench,
-    "images": _images,
-    "zero-copy": _zero_copy,
-}
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev gpu", allow_abbrev=False)
+    add = parser.add_argument
+    add("--output", type=Path, default=Path("build/gpu-results"), metavar="DIR")
+    add("--wheels", type=Path, default=Path(".whl"), metavar="DIR")
+    add("--limit", type=float, metavar="SECONDS", help="of the call; its parts' in proportion")
+    return parser

@@ -94,7 +94,11 @@ def test_its_own_useless_environment_is_made_again(checkout, monkeypatch, capfd)
         (["test", "--gate", "--fast"], "unknown argument of test --gate: --fast; expected none"),
         (["test", "--all", "-k", "x"], "unknown argument of test --all: -k; expected none"),
         (["fuzz", "1", "2"], "expected fuzz [TARGET] [SECONDS], got 1 2"),
-        (["gpu", "speed"], "unknown part of gpu: speed; expected doctor, tests, bench, images or"),
+        (["gpu", "speed"], "unknown part of gpu: speed; expected first, second, none for both, or"),
+        (
+            ["gpu", "first", "-k", "x"],
+            "unknown argument of gpu: -k; expected --output, --wheels or",
+        ),
         (["tset"], "unknown command: tset"),
     ],
 )

@@ -7,8 +7,8 @@ import pytest
 
 from gpubridge.cuda_ipc import probe_devices
 from tests.gpu.clients import running_client
-from tests.gpu.first_page import first_page
 from tests.gpu.lane import SIMULATED, running_lane_machine
+from tests.gpu.results import add_report
 
 _HERE = Path(__file__).parent
 # Of a test; of one that may hang, or needs the GPU for itself.
@@ -37,12 +37,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("last") is not None)
 
 
-def pytest_report_header(config):
-    """Say what this driver does: what fails for want of it is no fault of the tests."""
-    if SIMULATED:
-        return ["GPUs: simulated"]
-    # Said by the run before.
-    return [] if config.option.markexpr == "last" else first_page()
+def pytest_runtest_logreport(report):
+    """Keep what each test came to."""
+    add_report(report)
+
+
+def pytest_collectreport(report):
+    """Keep which file cannot be imported."""
+    add_report(report)
 
 
 @pytest.fixture(scope="module")

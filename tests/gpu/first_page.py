@@ -1,4 +1,4 @@
-"""First page of the lane's report: each assumption about a driver, and what this one does of it.
+"""Assumptions about a driver that can be tried, and what this one does: ``python -m tests.gpu.first_page``.
 
 The assumptions are those of docs/explanation/device-ordering.md; where this driver does otherwise, the bridge does without,
 and tests of that are skipped with the same reason.
@@ -10,6 +10,7 @@ import itertools
 from gpubridge.cuda_ipc import probe_devices
 from gpubridge.cuda_ipc.device_check import check_device
 from gpubridge.cuda_ipc.devices import is_exclusive, is_under_mps, probe_peers
+from tests.gpu.results import add_result
 
 _ASSUMED = {
     "memory": "a process opens another one's memory by a legacy handle",
@@ -37,9 +38,12 @@ def first_page() -> list[str]:
         check = check_device(device.uuid)
         for field in dataclasses.fields(check):
             ability = getattr(check, field.name)
+            add_result(check=field.name, device=device.name, reason=ability.reason)
             lines.append(_line(_ASSUMED.get(field.name, field.name), ability.reason))
     pairs = list(itertools.permutations(found.devices, 2))
     apart = [reason for pair in pairs if (reason := probe_peers(*pair).reason)]
+    if pairs:
+        add_result(check="peers", reason="; ".join(apart))
     if pairs and not apart:
         lines.append(_line("GPUs reach each other's memory", ""))
     return [*lines, *(_line("GPUs reach each other's memory", reason) for reason in apart)]
@@ -47,3 +51,7 @@ def first_page() -> list[str]:
 
 def _line(assumed: str, reason: str) -> str:
     return f"  {'NO ' if reason else 'yes'} {assumed}{f': {reason}' if reason else ''}"
+
+
+if __name__ == "__main__":
+    print(*first_page(), sep="\n")
