@@ -1,7 +1,12 @@
 """Tests wait for conditions, not for a time: nothing sleeps but a helper that polls, and where time is the subject."""
 
 import re
+import signal
 from pathlib import Path
+
+import pytest
+
+from tests import hangs
 
 TESTS = Path(__file__).parents[1]
 HELPER = "waits.py"
@@ -61,3 +66,18 @@ def test_a_sleep_is_found(tmp_path):
     )
     (tmp_path / "test_two.py").write_text("def sleep(x): pass\nasyncio.sleep(0)\nuntil_asleep()\n")
     assert sleeps(tmp_path) == {"test_one.py": 2}
+
+
+def test_each_wait_of_a_teardown_has_a_limit():
+    # pytest-timeout gives up both once a test has failed.
+    timer, handler = signal.setitimer(signal.ITIMER_REAL, 0), signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    teardown = hangs.pytest_runtest_teardown()
+    next(teardown)
+    assert all(signal.getitimer(signal.ITIMER_REAL))
+    with pytest.raises(pytest.fail.Exception, match="the teardown of a test waits"):
+        signal.raise_signal(signal.SIGALRM)
+    teardown.close()
+    assert not any(signal.getitimer(signal.ITIMER_REAL))
+    assert signal.signal(signal.SIGALRM, handler) is signal.SIG_DFL
+    signal.setitimer(signal.ITIMER_REAL, *timer)
