@@ -111,11 +111,22 @@ class InProcessModel:
             )
         return self._run.batch(requests, parameters or {})
 
-    def close(self) -> None:
-        """Finalize the model, and wait for its end; idempotent, and nothing in a forked child."""
+    def close(self, timeout: float | None = None) -> None:
+        """Finalize the model, and wait for its end; idempotent, and nothing in a forked child.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; None for no limit.
+
+        Raises
+        ------
+        BridgeError
+            If the model's code still runs after that time, with the stack of its thread.
+        """
         if os.getpid() == self._run.process:
             self._run.end()
-            self._run.wait()
+            self._run.wait(timeout)
 
     def __enter__(self) -> Self:
         return self

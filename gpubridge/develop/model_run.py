@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack
@@ -128,9 +129,16 @@ class ModelRun:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._cancel)
 
-    def wait(self) -> None:
-        """Wait until it has ended, without a limit; may be interrupted and repeated."""
-        self.ended.wait()
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until it has ended; may be interrupted and repeated.
+
+        Raises BridgeError: UNAVAILABLE if it still runs after that many seconds; None for no limit.
+        """
+        if not self.ended.wait(seconds):
+            raise unavailable(
+                f"model '{self._directory.name}' of this process was closed, but still runs after {seconds:g} s: "
+                f"wait until it returns, or end the process; {self._where()}"
+            )
         if self._engine.ident is not None:
             self._engine.join()
 
@@ -153,8 +161,18 @@ class ModelRun:
             if not other.ended.wait(_CLOSE_SECONDS):
                 raise invalid(
                     f"another model of this process, '{other._directory.name}', was closed or given up, but "
-                    f"its code still runs after {_CLOSE_SECONDS:g} s: wait until it returns"
+                    f"its code still runs after {_CLOSE_SECONDS:g} s: wait until it returns; {other._where()}"
                 )
+
+    def _where(self) -> str:
+        """Return the stack of the thread that has not ended: the model's, or else the engine's."""
+        thread = self._stubs if self._stubs.is_alive() else self._engine
+        frame = sys._current_frames().get(thread.ident or 0)
+        return (
+            "its thread stands at\n" + "".join(traceback.format_stack(frame))
+            if frame
+            else "its thread has just ended"
+        )
 
     # -- in threads of its own ---------------------------------------------------------------------
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from gpubridge.develop.child_server import Server
     from gpubridge.develop.in_process import InProcessModel
 
+_END_SECONDS = 60.0
+"""Until then a model has to end after its test: a run of tests shall end, whatever a model waits for."""
+
 
 @pytest.fixture
 def gpubridge_model() -> Iterator[Callable[..., InProcessModel]]:
@@ -19,7 +22,13 @@ def gpubridge_model() -> Iterator[Callable[..., InProcessModel]]:
     from gpubridge.develop.in_process import InProcessModel  # noqa: PLC0415  (where it is used)
 
     with ExitStack() as stack:
-        yield lambda *args, **options: stack.enter_context(InProcessModel(*args, **options))
+
+        def load(*args: Any, **options: Any) -> InProcessModel:
+            model = InProcessModel(*args, **options)
+            stack.callback(lambda: model.close(_END_SECONDS))
+            return model
+
+        yield load
 
 
 @pytest.fixture

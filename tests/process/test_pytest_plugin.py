@@ -140,7 +140,8 @@ def test_a_load_that_is_interrupted_is_given_up(
     with monkeypatch.context() as patched:
         patched.setattr("gpubridge.develop.model_run._CLOSE_SECONDS", 0)
         with pytest.raises(
-            BridgeError, match="'waiting', was closed or given up, but its code still"
+            BridgeError,
+            match=r"'waiting', was closed or given up, but its code(?s:.*)in initialize",
         ):
             gpubridge_model(tmp_path / "numbers")
     gate.open()
@@ -366,11 +367,27 @@ def test_the_package_is_not_imported():
 
 def test_fixtures(gpubridge_model, gpubridge_server):
     pass
+
+def test_the_model_hangs(gpubridge_model):
+    import signal, pytest
+    from gpubridge.develop import model_run, pytest_plugin
+
+    def interrupt(*_):
+        if not interrupt.taken:
+            interrupt.taken = True
+            model_run._CLOSE_SECONDS = pytest_plugin._END_SECONDS = 0
+            pytest.fail("too late")
+
+    interrupt.taken = False
+    signal.signal(signal.SIGUSR1, interrupt)
+    gpubridge_model("waiting").close()
 """
 
 
-def test_the_plugin_imports_nothing_until_it_is_used(tmp_path):
+def test_the_plugin_imports_nothing_until_it_is_used_and_ends_a_run_whose_model_hangs(tmp_path):
     (tmp_path / "test_use.py").write_text(USE)
+    gate = Gate(tmp_path / "gate")
+    write_model(tmp_path, "waiting", waiting_in("finalize(self)", gate))
     # Without the other packages' plugins, which cost more than the test.
     (plugin,) = (each for each in entry_points(group="pytest11") if each.name == "gpubridge")
     done = run_command(
@@ -378,4 +395,7 @@ def test_the_plugin_imports_nothing_until_it_is_used(tmp_path):
         cwd=tmp_path,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
-    assert "2 passed" in done.stdout, done.stdout
+    assert "1 failed, 2 passed, 1 error" in done.stdout, done.stdout
+    assert "model 'waiting' of this process was closed, but still runs after 0 s" in done.stdout
+    assert "in finalize" in done.stdout.partition("its thread stands at")[2]
+    gate.open()
