@@ -3,9 +3,15 @@
 import json
 import os
 import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from gpubridge.config.remote_url import read_remote_url
+from gpubridge.config.settings import RepositorySettings
+from gpubridge.engine.repository.remote import open_repositories
+from gpubridge.errors import BridgeError
 from tests.process.controlled import EXPLICIT, ask, control, states, write
 from tests.process.object_storage import ENVIRONMENT, s3_storage
 from tests.process.server import running_server, wait_until
@@ -196,3 +202,60 @@ def test_models_are_served_from_google_cloud_storage(tmp_path, flags):
             assert ask(server) == "a/1"
     finally:
         gcs.stop()
+
+
+@contextmanager
+def storage_at(location=None):
+    """A server that has nothing, or redirects there; yields its address and the headers that it got."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            got.append({name.lower(): value for name, value in self.headers.items()})
+            self.send_response(307 if location else 404)
+            self.send_header("Location", f"http://{location}{self.path}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_HEAD(self):
+            self.do_GET()
+
+        def log_message(self, *_):
+            pass
+
+    got = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}", got
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("module", "url"),
+    [("s3fs", "s3://{}/b/models"), ("gcsfs", "gs://b/models"), ("adlfs", "az://c/models")],
+)
+def test_no_other_host_gets_credentials(module, url, monkeypatch):
+    """Storage that redirects: S3's session token went with the request."""
+    monkeypatch.setattr(pytest.importorskip("s3fs").S3FileSystem, "retries", 1)
+    pytest.importorskip(module)
+    credentials = pytest.importorskip("google.oauth2.credentials").Credentials("SECRET")
+    with storage_at() as (other, stolen), storage_at(other) as (server, asked):
+        azure = f"DefaultEndpointsProtocol=http;AccountName=a;AccountKey=Zm9v;BlobEndpoint=http://{server}/a;"
+        given = {"AWS_SESSION_TOKEN": "SECRET", "AZURE_STORAGE_CONNECTION_STRING": azure}
+        given |= {"STORAGE_EMULATOR_HOST": f"http://{server}", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}  # fmt: skip
+        for name, value in (ENVIRONMENT | given).items():
+            monkeypatch.setenv(name, value)
+        remote = read_remote_url(url.format(server))
+        (opened,) = open_repositories(RepositorySettings(model_repositories=(remote,)))
+        if module == "gcsfs":
+            opened._system.credentials.credentials = credentials
+        try:
+            told = str(opened.models(required=True))
+        except BridgeError as error:
+            told = str(error)
+        assert ["authorization" in each for each in asked] == [True] * (len(asked) or 1)
+        assert [each for each in stolen if "authorization" in each or "SECRET" in str(each)] == []
+        if module == "s3fs":
+            assert f"expected an answer of {server}, got a redirect to '{other}'" in told
+            assert stolen == []

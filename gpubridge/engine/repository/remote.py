@@ -33,6 +33,7 @@ from gpubridge.engine.repository.model_files import (
     HeldDirectory,
     is_model_entry,
 )
+from gpubridge.engine.repository.s3_session import session_class
 from gpubridge.errors import BridgeError, counted, invalid, unavailable
 
 _MODULES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
@@ -294,6 +295,8 @@ def _system_of(url: RemoteUrl) -> Callable[[], Any]:
 
     def make() -> Any:
         options = storage_options(url, os.environ)
+        if url.protocol == "s3":
+            options["config_kwargs"]["http_session_cls"] = session_class()
         fsspec = importlib.import_module("fsspec")
         cacheless = {"skip_instance_cache": True, "use_listings_cache": False}
         return fsspec.filesystem(url.protocol, **cacheless, **options)
