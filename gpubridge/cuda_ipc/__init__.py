@@ -19,12 +19,19 @@ from gpubridge.cuda_ipc.devices import (
     visibility,
 )
 from gpubridge.cuda_ipc.driver import CudaError, DriverAbsent, DriverThread, bindings_absence
-from gpubridge.cuda_ipc.events import EventLease, EventRing, SharedEvents
+from gpubridge.cuda_ipc.events import (
+    LONGEST_EVENT_SECONDS,
+    EventLease,
+    EventRing,
+    SharedEvents,
+    late_event,
+)
 from gpubridge.cuda_ipc.pinned import PinnedMemory, forget_pinning, pieces_of, plan_pinning
 from gpubridge.cuda_ipc.segment import DeviceSegment, open_client_region
 from gpubridge.cuda_ipc.staged import Part, StagedCopies
 
 __all__ = [
+    "LONGEST_EVENT_SECONDS",
     "Ability",
     "CopyCounts",
     "CopyMark",
@@ -50,6 +57,7 @@ __all__ = [
     "find_device",
     "forget_pinning",
     "is_exclusive",
+    "late_event",
     "list_devices",
     "open_client_region",
     "pieces_of",

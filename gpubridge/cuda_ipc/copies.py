@@ -9,6 +9,7 @@ first, since to sleep and be woken takes longer.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -305,14 +306,20 @@ class CopyMark:
         self._stream._free_events.append(self._event)
 
 
-def sleep_until(done: Callable[[], bool]) -> None:
-    """Poll with pauses of at most an eighth of the time that has passed so far."""
+def sleep_until(done: Callable[[], bool], longest: float = math.inf) -> bool:
+    """Poll with pauses of at most an eighth of the time that has passed so far.
+
+    Returns false if it is not done after ``longest`` seconds.
+    """
     if _poll_briefly(done):
-        return
+        return True
     began = time.perf_counter() - _POLL_SECONDS
     while not done():
-        pause = (time.perf_counter() - began) / _PAUSE_SHARE
-        time.sleep(min(pause, _LONGEST_PAUSE))
+        passed = time.perf_counter() - began
+        if passed >= longest:
+            return False
+        time.sleep(min(passed / _PAUSE_SHARE, _LONGEST_PAUSE))
+    return True
 
 
 def _poll_briefly(done: Callable[[], bool]) -> bool:

@@ -1,9 +1,9 @@
-"""A check of the abilities of a device that processes share, by three new processes.
+"""A check of the abilities of a device that processes share, by four new processes.
 
-One exports memory and events, which two others import; it also tries to pin memory. It forks these before it
+One exports memory and events, which others import; it also tries to pin memory. It forks these before it
 uses the driver, which costs them no interpreter and no imports. They exchange lines of JSON. Patterns are random, so that no earlier contents of the memory pass for an answer. In the end one
-importer is killed before its recorded work is complete, while the other one's stream waits for it: the
-server relies on this case when a stub dies.
+importer is killed before its recorded work is complete, and one ends by itself after that, while a stream of
+another one waits: the server relies on these cases when a stub ends.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _NO_EVENTS = "not tried, since events do not cross processes"
 _LONGEST_SECONDS = 60
 _KILLED = 2
 """The event whose recorder is killed."""
+_LEFT = 3
+"""The event whose recorder has completed its work and ended."""
 _LOST_SECONDS = 0.5
 """Time in which a stream that waits for a killed process must not continue."""
 _RELEASE_SECONDS = 5.0
@@ -64,7 +66,7 @@ class DeviceCheck:
     - ``memory``, ``memory_fds``: a process uses memory of another by a legacy handle, or by a descriptor.
     - ``events``: streams wait for events of another process.
     - ``lost_events``: streams that wait for a killed process continue when another process records its
-      events again, and not before.
+      events again, and not before; those that wait for a process that has ended continue then, too.
     - ``pinning``: shared host memory can be pinned.
     - ``tried``: false if the check failed for reasons that may pass.
     """
@@ -84,7 +86,7 @@ class _NoCheck(DeviceCheck):
 def check_device(device_uuid: str, timeout_seconds: float = 60.0) -> DeviceCheck:
     """Check a device with new processes, which are killed after ``timeout_seconds``.
 
-    Takes a few seconds, and the memory of three contexts on the device meanwhile.
+    Takes a few seconds, and the memory of three contexts on the device at a time.
     """
     process = subprocess.Popen(
         check_command(device_uuid),
@@ -160,11 +162,13 @@ def _export(device_uuid: str) -> dict[str, str]:
     with contextlib.suppress(DriverAbsent):
         import_bindings()
     with contextlib.ExitStack() as ending:
-        first, second = (ending.enter_context(_Peer(device_uuid)) for _ in range(2))
-        return _exported(device_uuid, first, second)
+        first, second, third = (ending.enter_context(_Peer(device_uuid)) for _ in range(3))
+        first.begin()
+        second.begin()
+        return _exported(device_uuid, first, second, third)
 
 
-def _exported(device_uuid: str, first: _Peer, second: _Peer) -> dict[str, str]:
+def _exported(device_uuid: str, first: _Peer, second: _Peer, third: _Peer) -> dict[str, str]:
     try:
         exporter = _Exporter(device_uuid)
         memory = _reason(lambda: exporter.share_memory(first, by_fd=False))
@@ -173,6 +177,7 @@ def _exported(device_uuid: str, first: _Peer, second: _Peer) -> dict[str, str]:
             _NO_MEMORY if memory and memory_fds else _reason(lambda: exporter.share_events(first))
         )
         lost = _NO_EVENTS if events else _reason(lambda: exporter.lose_events(first, second))
+        lost = lost or _reason(lambda: exporter.leave_events(third, second))
         pinning = _reason(exporter.pin)
     except BridgeError as error:
         _reraise_unavailable(error)
@@ -219,7 +224,8 @@ class _Lines:
 class _Peer(_Lines):
     """An importing process and a socket to send it descriptors; ends with this context.
 
-    It is forked: neither this process nor the other one may have used the driver before.
+    It is forked: neither this process nor the other one may have used the driver before. It uses that from
+    `begin` on.
     """
 
     def __init__(self, device_uuid: str) -> None:
@@ -238,6 +244,16 @@ class _Peer(_Lines):
     def __enter__(self) -> _Peer:
         return self
 
+    def begin(self) -> None:
+        """Let the process make its context."""
+        self.send({})
+
+    def leave(self) -> None:
+        """Let the process close what it has opened and end, as a stub does, and wait until it is gone."""
+        self._outbound.close()
+        select.select([self._inbound], [], [], _END_SECONDS)
+        self.kill()
+
     def kill(self) -> None:
         """Kill the process and wait until it is gone."""
         pid, self._pid = self._pid, 0
@@ -246,10 +262,9 @@ class _Peer(_Lines):
             os.waitpid(pid, 0)
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._outbound.close()
         # It ends now, unless it hangs in the driver.
-        select.select([self._inbound], [], [], _END_SECONDS)
+        with contextlib.suppress(BrokenPipeError):
+            self.leave()
         self.kill()
         self._inbound.close()
         self.fds.close()
@@ -261,7 +276,9 @@ def _import(device_uuid: str, inbound: IO[str], outbound: IO[str], fds: socket.s
     try:
         signal.alarm(_LONGEST_SECONDS)
         try:
-            _Importer(device_uuid, inbound, outbound, fds).run()
+            # Nothing is said where this process is not needed.
+            if inbound.readline():
+                _Importer(device_uuid, inbound, outbound, fds).run()
         except BridgeError as error:
             json.dump({"error": error.message, "code": error.code}, outbound)
         outbound.flush()
@@ -317,7 +334,7 @@ class _Exporter(_Device):
 
     def share_events(self, peer: _Peer) -> None:
         # Each process records one: a stub records events that the server has created.
-        events = self._events = SharedEvents.create(self.context, _KILLED + 1)
+        events = self._events = SharedEvents.create(self.context, _LEFT + 1)
         peer.request(events=[handle.hex() for handle in events.handles])
         pattern = os.urandom(_PATTERN)
         self.begin_slowly(self.pointer, pattern, events, 0)
@@ -350,6 +367,21 @@ class _Exporter(_Device):
                 "event again"
             )
 
+    def leave_events(self, recorder: _Peer, waiter: _Peer) -> None:
+        """Let a process complete its work and end; check that streams that wait for it then can be released."""
+        recorder.begin()
+        recorder.request(events=[handle.hex() for handle in self._events.handles])
+        recorder.request(complete=_LEFT)
+        recorder.leave()
+        # Whether the driver lets this stream pass by itself does not matter: the server always records.
+        waiter.request(order=_LEFT)
+        self._events.record(_LEFT, self.copies.handle)
+        if not _becomes_true(lambda: bool(waiter.request(passed=True)["passed"]), _RELEASE_SECONDS):
+            raise BridgeError(
+                "streams that wait for a process that has ended do not continue when another one records "
+                "its event again"
+            )
+
     def pin(self) -> None:
         # Like an arena: the whole of a segment of shared memory.
         with mmap.mmap(-1, _SIZE) as mapped:
@@ -378,6 +410,8 @@ class _Importer(_Device):
             try:
                 message = self._lines.receive()
             except BridgeError:
+                if self._events is not None:
+                    self._events.close()
                 return
             try:
                 answer = self._answer(message)
@@ -409,6 +443,10 @@ class _Importer(_Device):
         if "stall" in message:
             self._stall()
             events.record(message["stall"], self.copies.handle)
+            return {}
+        if "complete" in message:
+            events.record(message["complete"], self.copies.handle)
+            self.copies.wait()
             return {}
         if "order" in message:
             events.order(message["order"], self.copies.handle)

@@ -14,10 +14,22 @@ from typing import Any, Callable
 from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.copies import sleep_until
 from gpubridge.cuda_ipc.driver import NOT_READY, call, handle_bytes, handle_from, status_of
-from gpubridge.errors import InternalError
+from gpubridge.errors import InternalError, unavailable
 
 _DISABLE_TIMING = 2
 _INTERPROCESS = 4
+
+LONGEST_EVENT_SECONDS = 600.0
+"""For so long a thread waits for work of another process that lives; no kernel takes this long."""
+
+
+def late_event(recorder: str, number: int) -> str:
+    """Return the error text for an event that has not completed in `LONGEST_EVENT_SECONDS`."""
+    return (
+        f"expected the GPU work of {recorder} on tensors that it has handed on to be complete within "
+        f"{LONGEST_EVENT_SECONDS:g} s, but event {number} is not: look for a kernel that hangs "
+        "(nvidia-smi), and load that model again"
+    )
 
 
 class SharedEvents:
@@ -87,14 +99,16 @@ class SharedEvents:
         with self._context.pushed():
             return not status_of("cuEventQuery", event, expected=(NOT_READY,))
 
-    def wait(self, number: int) -> None:
+    def wait(self, number: int, recorder: str) -> None:
         """Wait, asleep, until the recorded work is complete.
 
-        If the recorder has died, this ends after another process has recorded the event again.
+        If the recorder has ended, this ends after another process has recorded the event again. Raises
+        UNAVAILABLE after `LONGEST_EVENT_SECONDS`, with the name of the ``recorder``.
         """
-        # The driver's own wait does not sleep for events of another process.
+        # The driver's own wait does not sleep for events of another process, and has no bound.
         with self._context.pushed():
-            sleep_until(lambda: self.done(number))
+            if not sleep_until(lambda: self.done(number), LONGEST_EVENT_SECONDS):
+                raise unavailable(late_event(recorder, number))
 
     def close(self) -> None:
         """Destroy the events, for which no stream waits any more; idempotent."""

@@ -128,7 +128,7 @@ def test_a_host_waits_for_an_event_that_another_process_has_recorded(ipc):
         producer.do(CONSUMER, shared)
         consumer.do(CONSUMER, shared)
         number = producer.do(RECORDER + "threading.Timer(0.2, released.set).start()", data)
-        assert consumer.do(f"events.wait(told); {READ}", number) == data
+        assert consumer.do(f"events.wait(told, 'another'); {READ}", number) == data
 
 
 def test_the_own_handle_and_more_than_there_is_are_refused(ipc):

@@ -58,6 +58,32 @@ def test_waits_for_a_killed_recorder(machine, becomes, when_killed, recorded_ane
         assert reader.do(STATE) == [recorded_anew, DONE]
 
 
+@pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.parametrize("becomes", ["passes", "never"])
+def test_waits_for_a_recorder_that_is_done_and_gone(machine, becomes, killed):
+    machine.set(exited_recorder=becomes)
+    with (
+        running_worker(machine) as server,
+        running_worker(machine) as recorder,
+        running_worker(machine) as reader,
+    ):
+        handle = server.do(MAKE)
+        recorder.do(
+            OPEN + "ok(d.cuEventRecord(event, stream)); ok(d.cuEventSynchronize(event))", handle
+        )
+        reader.do(WAITING + "; ok(d.cuStreamSynchronize(stream))", handle)
+        if killed:
+            recorder.kill()
+        else:
+            recorder.do("ok(d.cuEventDestroy(event))")
+        reader.do("ok(d.cuStreamWaitEvent(stream, event, 0))")
+        if becomes == "never":
+            assert reader.do(STATE) == [NOT_READY, NOT_READY]
+            server.do("ok(d.cuEventRecord(event, 0)); ok(d.cuStreamSynchronize(0))")
+        reader.do("ok(d.cuStreamSynchronize(stream))")
+        assert reader.do(STATE) == [DONE, DONE]
+
+
 @pytest.mark.parametrize("becomes", ["rerecord", "released", "never"])
 def test_the_living_are_waited_for(machine, becomes):
     with waiting_reader(machine, becomes) as (_, recorder, reader):

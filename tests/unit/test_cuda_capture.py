@@ -50,7 +50,7 @@ WORK = [
     "copies.d2h(memoryview(bytearray(64)), segment.pointer, 64)",
     "copies.h2d(segment.pointer, memoryview(bytes(64)), 64)",
     "copies.mark().wait(), copies.mark().done(), copies.done()",
-    "events.record(0, copies.handle), events.wait(0), events.done(0)",
+    "events.record(0, copies.handle), events.wait(0, 'another'), events.done(0)",
     "mine(4096, 2).close()",
     "kept.append(DeviceSegment.allocate(context, 3, 4096, by_fd=True))",
     "CopyStream(context).close()",

@@ -76,8 +76,8 @@ def test_memory_and_events_cross_and_are_waited_for(machine, ordinal):
     assert found == [[True, ""]] * 4
     # The process that asks gets no context, and each other one only that of the device.
     retained = machine.calls("cuDevicePrimaryCtxRetain")
-    assert [call.arguments for call in retained] == [(ordinal,)] * 3
-    assert len({call.pid for call in retained}) == 3
+    assert [call.arguments for call in retained] == [(ordinal,)] * 4
+    assert len({call.pid for call in retained}) == 4
     assert len({call.pid for call in machine.calls("cuStreamWaitEvent")}) == 3
 
 
@@ -213,15 +213,21 @@ def test_no_process_is_killed_under_mps(machine, check, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("recorder", "reason"),
+    ("recorder", "exited", "reason"),
     [
-        ("rerecord", ""),
-        ("released", "continue at once, with undefined data"),
-        ("never", "do not continue when another one records its event again"),
+        ("rerecord", "passes", ""),
+        ("rerecord", "never", ""),
+        ("rerecord", "lost", "has ended do not continue when another one records its event again"),
+        ("released", "passes", "continue at once, with undefined data"),
+        (
+            "never",
+            "passes",
+            "killed process do not continue when another one records its event again",
+        ),
     ],
 )
-def test_waiters_for_a_killed_process(machine, check, recorder, reason):
-    machine.set(killed_recorder=recorder)
+def test_waiters_for_a_process_that_is_gone(machine, check, recorder, exited, reason):
+    machine.set(killed_recorder=recorder, exited_recorder=exited)
     *_, events, _, lost, why = facts(check())
     assert (events, lost) == (True, not reason)
     assert why.endswith(reason)

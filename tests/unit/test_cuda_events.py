@@ -78,7 +78,7 @@ def test_a_consumer_waits_on_the_device_for_the_producer(trio, ordered):
 def test_a_host_waits_for_the_producer(trio):
     _, producer, consumer = trio
     number = producer.do("answer = produce(); threading.Timer(0.2, released.set).start()")
-    consumer.do("events.wait(told);" + READ + "copies.wait()", number)
+    consumer.do("events.wait(told, 'another');" + READ + "copies.wait()", number)
     assert consumer.do("answer = back[0]") == 8
 
 

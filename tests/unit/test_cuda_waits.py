@@ -1,6 +1,7 @@
 """Waits for a GPU sleep: whatever waits, for however long, leaves the processors to others."""
 
 import contextlib
+import math
 import time
 
 import pytest
@@ -17,6 +18,7 @@ POLL_SECONDS = 20e-6
 
 # Another thread waits; how much of a processor that takes is in `spent` when it is over.
 WAITING = """
+import math
 import time
 spent = []
 
@@ -74,7 +76,7 @@ def test_an_event_of_another_process_is_waited_for_asleep(machine):
         owner.do("context.make_current(); hold(copies.handle); events.record(0, copies.handle)")
         worker.do(WAITING)
         worker.do("events = SharedEvents.open(context, [bytes.fromhex(h) for h in told])", handles)
-        worker.do("wait(lambda: events.wait(0)); time.sleep(1); assert not spent")
+        worker.do("wait(lambda: events.wait(0, 'another')); time.sleep(1); assert not spent")
         owner.do("released.set()")
         (spent,) = worker.do("thread.join(); answer = spent")
         # An eighth of the second has passed when it asks for the last time.
@@ -121,6 +123,13 @@ class Clock:
         self.asked += 1
         self.now += 2e-6
         return self.now >= self.done_at
+
+
+def test_a_wait_has_an_end(monkeypatch):
+    clock = Clock(math.inf)
+    monkeypatch.setattr(copies, "time", clock)
+    assert copies.sleep_until(clock.done, 60.0) is False
+    assert 60.0 <= clock.now <= 60.03
 
 
 @pytest.mark.parametrize("done_at", [0.0, 20e-6, 200e-6, 0.001, 0.05, 10.0])

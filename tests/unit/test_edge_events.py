@@ -5,9 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpubridge.engine.devices.edge_events import EdgeEvent, LeasePoller, StubEvents, awaited_by
+from gpubridge.engine.devices import staging
+from gpubridge.engine.devices.edge_events import (
+    EdgeEvent,
+    LeasePoller,
+    StubEvents,
+    add_event_waits,
+    awaited_by,
+)
 from gpubridge.engine.devices.event_sharing import EventSharing
-from gpubridge.errors import ErrorCode, StubDied
+from gpubridge.engine.devices.staging import DeviceStaging
+from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, InferResponse, MemoryRange, PendingMemory
 from gpubridge.transport.channel import MalformedMessage
@@ -55,7 +63,9 @@ class Stub:
 
     def __init__(self, name, sharing=None):
         self.arena = SimpleNamespace(
-            region=1, events=SimpleNamespace(count=COUNT, loss=f"{name} is dead"), uuid="GPU-0"
+            region=1,
+            events=SimpleNamespace(count=COUNT, loss=f"{name} is dead", end=f"{name} has ended"),
+            uuid="GPU-0",
         )
         self.page = ControlPage(Segment.create(0, ControlPage.SIZE))
         self.pending = self.page.events.pending
@@ -63,7 +73,7 @@ class Stub:
         self.killed = []
         self.lent = []
         devices = SimpleNamespace(
-            release_waiters=lambda arena, numbers: self.released.append(numbers),
+            release_waiters=lambda arena, *what: self.released.append(what),
             events=sharing or EventSharing("wait"),
         )
         borrowed = SimpleNamespace(views=lambda refs: [object() for _ in refs])
@@ -100,7 +110,7 @@ def test_tensors_made_of_lost_ones_are_lost_over_any_number_of_models():
     of_that = second.answer(0, [handed_on(made)])
     last = handed_on(of_that)
     first.events.close()
-    assert first.released == [[2]]
+    assert first.released == [([2], "first is dead")]
     outcome = third.answer(None, [last])
     assert isinstance(outcome, StubDied)
     assert (outcome.message, outcome.code) == ("first is dead", ErrorCode.UNAVAILABLE)
@@ -115,6 +125,50 @@ def test_complete_tensors_are_not_lost():
     first.events.close()
     assert isinstance(second.answer(None, [handed_on(made)]), InferResponse)
     assert isinstance(second.answer(None, [handed_on(other)]), StubDied)
+
+
+@pytest.mark.parametrize("ends", [lambda events: events.close(), lambda events: events.end(1)])
+def test_nothing_waits_for_complete_tensors_of_a_stub_that_has_ended(ends):
+    stub, announced = Stub("stub"), []
+    announcer = SimpleNamespace(known=(), announce=announced.append)
+    parts = [handed_on(stub.answer(number, pending=False)) for number in (3, 1)]
+    context = RequestContext()
+    assert waits_of(add_event_waits(context, parts, announcer)) == [(1, 3), (1, 1)]
+    ends(stub.events)
+    # Who waits already is released, whatever the driver does with waits for the dead.
+    assert stub.released == [([1, 3], "stub has ended")]
+    assert add_event_waits(context, parts, announcer) is context
+
+
+@pytest.mark.parametrize("seen", ["by the stub", "at its end", "by the driver", "by nobody"])
+async def test_the_server_waits_for_a_tensor_as_long_as_it_may(monkeypatch, seen):
+    stub = Stub("stub")
+    asked = []
+
+    def done(number):
+        asked.append(number)
+        if seen == "by the stub":
+            stub.pending[number] = 0
+        if seen == "at its end":
+            stub.events.close()
+        return seen == "by the driver"
+
+    async def run(work):
+        return work()
+
+    stub.arena.events.done, stub.arena.events.instance = done, "stub_0"
+    if seen == "by nobody":
+        monkeypatch.setattr(staging, "LONGEST_EVENT_SECONDS", 0.0)
+    made = stub.answer(2).event
+    waiting = DeviceStaging(
+        SimpleNamespace(run=run), None, SimpleNamespace(device_work=None)
+    )._wait_for_event(made)
+    if seen in ("by the stub", "by the driver"):
+        await waiting
+    else:
+        with pytest.raises(BridgeError, match=r"stub is dead|GPU work of stub 'stub_0'.*event 2 "):
+            await waiting
+    assert asked == [2]
 
 
 async def test_any_response_may_come_of_an_answer_to_a_call():
@@ -197,8 +251,8 @@ def test_a_stub_says_what_it_has_not_seen_to_be_done():
 
 
 def test_an_event_outlives_nobody():
-    event = EdgeEvent(None, 0, object())
-    event.precede(EdgeEvent(None, 1, object()))
+    event = EdgeEvent(None, 0, object(), memoryview(b""))
+    event.precede(EdgeEvent(None, 1, object(), memoryview(b"")))
     event.lose("gone")
     assert event.lost == "gone"
 

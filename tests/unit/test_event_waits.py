@@ -63,7 +63,7 @@ def test_a_thread_looks_while_others_wait(workers):
     waiter.do(
         "import threading\n"
         "def wait():\n"
-        "    with waits.by_thread(78): events.wait(0)\n"
+        "    with waits.by_thread(78): events.wait(0, 'another')\n"
         "thread = threading.Thread(target=wait); thread.start()\n"
         + polling("78 in list(page.events.awaited)")
     )

@@ -74,22 +74,46 @@ class EdgeEvent:
     """One recording of a device event; exists while a tensor refers to it.
 
     - ``lease``: keeps the event from being recorded again.
+    - ``pending``: the cells of its stub's control page that say which events are incomplete.
     - ``lost``: error text if it never completes; else empty.
+    - ``ended``: whether its stub has ended, so that nothing may wait for it any more: no driver promises
+      what becomes of a wait for an event whose recorder is gone, even if its work was complete.
     """
 
-    __slots__ = ("__weakref__", "_dependents", "arena", "lease", "lost", "number")
+    __slots__ = (
+        "__weakref__",
+        "_dependents",
+        "_pending",
+        "arena",
+        "ended",
+        "lease",
+        "lost",
+        "number",
+    )
 
-    def __init__(self, arena: DeviceRegion, number: int, lease: object) -> None:
+    def __init__(
+        self, arena: DeviceRegion, number: int, lease: object, pending: memoryview
+    ) -> None:
         self.arena = arena
         self.number = number
         self.lease = lease
         self.lost = ""
+        self.ended = False
+        self._pending = pending
         self._dependents: WeakSet[EdgeEvent] = WeakSet()
 
     @property
     def name(self) -> int:
         """Return its name in control pages."""
         return event_name(self.arena.region, self.number)
+
+    @property
+    def over(self) -> bool:
+        """Return whether nothing has to wait for it, whatever the driver says.
+
+        Its stub has ended, or has seen it complete itself. If its data is undefined, ``lost`` says so.
+        """
+        return self.ended or not self._pending[self.number]
 
     def precede(self, event: EdgeEvent) -> None:
         """Record that another event depends on this one."""
@@ -118,7 +142,7 @@ def add_event_waits(context: S, ranges: Sequence[MemoryRange], announcer: Region
     """Return a context with the events of its tensors; announces the events' arenas first."""
     waits: list[tuple[int, int] | None] = []
     for part in ranges:
-        if type(part.keep) is not PendingMemory:
+        if type(part.keep) is not PendingMemory or part.keep.event.ended:
             waits.append(None)
             continue
         event = part.keep.event
@@ -199,8 +223,9 @@ class StubEvents:
         return [number for number in range(self._count) if pending[number]]
 
     def end(self, region: int) -> None:
-        """Handle a closed region; the events belong to the first."""
+        """Handle a closed region; the events belong to the first, and its stub may have closed them."""
         if self._arena is not None and self._arena.region == region:
+            self._end_events()
             self._arena, self._count = None, 0
 
     def keep(self, ranges: Iterable[MemoryRange] | None) -> None:
@@ -265,7 +290,7 @@ class StubEvents:
             return None
         number, lease = named
         (view,) = self._borrowed.views([(self._arena.region, 0, 0, lease)])
-        made = EdgeEvent(self._arena, number, view)
+        made = EdgeEvent(self._arena, number, view, self._control.events.pending)
         self._made.add(made)
         for event in awaited:
             event.precede(made)
@@ -274,15 +299,27 @@ class StubEvents:
         return made
 
     def close(self) -> None:
-        """Mark the incomplete events of the dead stub as lost, then release streams that wait for them.
+        """End the events of the stub, which has ended, and release all streams that wait for them."""
+        self._late.close()
+        self._end_events()
+
+    def _end_events(self) -> None:
+        """Mark incomplete events as lost, then have all leased ones recorded again.
 
         In this order, so that dependent results fail. The driver is not asked, as it may report events
-        of a dead process as complete.
+        of a dead process as complete, and a complete one as incomplete. Consumers that are told of these
+        tensors later wait for nothing.
         """
-        self._late.close()
-        numbers = self._pending()
-        if numbers and self._arena is not None and self._arena.events is not None:
-            for event in self._made:
-                if event.number in numbers:
-                    event.lose(self._arena.events.loss)
-            self._devices.release_waiters(self._arena, numbers)
+        arena = self._arena
+        if arena is None or arena.events is None:
+            return
+        numbers = set(self._pending())
+        reason = arena.events.loss if numbers else arena.events.end
+        for event in self._made:
+            if event.number in numbers:
+                event.lose(arena.events.loss)
+        for event in self._made:
+            event.ended = True
+        numbers.update(event.number for event in self._made)
+        if numbers:
+            self._devices.release_waiters(arena, sorted(numbers), reason)

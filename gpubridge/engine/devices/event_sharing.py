@@ -1,9 +1,10 @@
-"""Sharing of device events between stubs, and the end of waits for events of dead stubs.
+"""Sharing of device events between stubs, and the end of waits for events of stubs that have ended.
 
-No documentation says what the driver does with the events of a killed process. Therefore stubs share
-events only after three processes have tested this on their GPU (`gpubridge.cuda_ipc.device_check`).
-Before that, and where the test fails, a stub waits for its own GPU work before it sends a tensor. If
-streams still wait for a dead stub after its events were recorded, their stubs are killed.
+No documentation says what the driver does with the events of a process that has ended, by itself or
+killed. Therefore stubs share events only after processes have tested this on their GPU
+(`gpubridge.cuda_ipc.device_check`). Before that, and where the test fails, a stub waits for its own GPU
+work before it sends a tensor. If streams still wait for such a stub after its events were recorded, their
+stubs are killed.
 """
 
 from __future__ import annotations
@@ -94,32 +95,33 @@ class EventSharing:
             if user.uuid == uuid:
                 user.share(shared)
 
-    def await_release(self, arena: DeviceRegion, numbers: Collection[int], loss: str) -> None:
-        """Kill, after a delay, the stubs whose streams still wait for events of a dead stub.
+    def await_release(self, arena: DeviceRegion, numbers: Collection[int], reason: str) -> None:
+        """Kill, after a delay, the stubs whose streams still wait for events of a stub that has ended.
 
-        The events were recorded just now. ``loss``: the error text that names the dead stub.
+        The events were recorded just now. ``reason``: the error text that names the ended stub.
         """
         # No reference to the arena: its memory is not kept for the delay.
-        lost = frozenset(event_name(arena.region, number) for number in numbers)
+        ended = frozenset(event_name(arena.region, number) for number in numbers)
         since = time.monotonic_ns()
         asyncio.get_running_loop().call_later(
-            self._seconds, self._end_waiting, arena.uuid, lost, since, loss
+            self._seconds, self._end_waiting, arena.uuid, ended, since, reason
         )
 
-    def _end_waiting(self, uuid: str, lost: frozenset[int], since: int, loss: str) -> None:
+    def _end_waiting(self, uuid: str, ended: frozenset[int], since: int, reason: str) -> None:
         """Kill waiting stubs, then stubs that wait for those."""
         users = {user for user in self._users if user.uuid == uuid}
-        while waiting := {user for user in users if user.waits_for(lost, since) is not False}:
+        while waiting := {user for user in users if user.waits_for(ended, since) is not False}:
             users -= waiting
-            if self._is_shared(uuid) and any(user.waits_for(lost, since) for user in waiting):
+            if self._is_shared(uuid) and any(user.waits_for(ended, since) for user in waiting):
                 self._refuse(
-                    uuid, "the driver did not release streams that waited for a killed process"
+                    uuid,
+                    "the driver did not release streams that waited for a process that has ended",
                 )
-            lost = lost.union(*(user.unfinished() for user in waiting))
+            ended = ended.union(*(user.unfinished() for user in waiting))
             for user in waiting:
                 user.kill(
                     f"was killed: {self._seconds:g} s later, its GPU work still waited for another "
-                    f"process (device-lost-event-seconds). {loss}"
+                    f"process (device-lost-event-seconds). {reason}"
                 )
 
     def families(self) -> list[Family]:

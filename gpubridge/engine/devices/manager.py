@@ -256,14 +256,17 @@ class DeviceManager:
         """Wrap an allocation as a region of the server."""
         return DeviceRegion(segment, self.free)
 
-    def release_waiters(self, arena: DeviceRegion, numbers: list[int]) -> None:
-        """Release the streams that wait for events of a dead stub."""
+    def release_waiters(self, arena: DeviceRegion, numbers: list[int], reason: str) -> None:
+        """Release the streams that wait for events of a stub that has ended.
+
+        ``reason``: tells requests whose stub still waits some time later of that end.
+        """
 
         async def release() -> None:
             # This closure keeps the arena alive.
             if arena.events is not None:
-                await arena.events.record_for_dead_stub(self, numbers)
-                self.events.await_release(arena, numbers, arena.events.loss)
+                await arena.events.record_for_ended_stub(self, numbers)
+                self.events.await_release(arena, numbers, reason)
 
         self._releases.start(release())
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from gpubridge.cuda_ipc import Part
+from gpubridge.cuda_ipc import LONGEST_EVENT_SECONDS, Part, late_event
 from gpubridge.engine.devices.copies import NoPeerCopy
 from gpubridge.engine.devices.edge_events import EdgeEvent, awaited_by
 from gpubridge.engine.devices.manager import DeviceManager
 from gpubridge.engine.memory.device_region import ON_DEVICE, ClientDeviceSegment
 from gpubridge.engine.memory.placed_response import SharedSlot
 from gpubridge.engine.workers import TaskSet
-from gpubridge.errors import BridgeError, ErrorCode, StubDied
+from gpubridge.errors import BridgeError, ErrorCode, StubDied, unavailable
 from gpubridge.host_shm import HostArena
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
 from gpubridge.telemetry.statistics import DeviceWork, ModelStatistics
@@ -147,13 +148,21 @@ class DeviceStaging:
         return copied
 
     async def _wait_for_event(self, event: EdgeEvent) -> None:
-        """Wait for an event without blocking a thread: GPU work may take long."""
+        """Wait for an event without blocking a thread: GPU work may take long.
+
+        Not only the driver is asked: it may not report an event whose recorder is gone. Raises
+        BridgeError for lost data, and UNAVAILABLE after `LONGEST_EVENT_SECONDS`.
+        """
         events, pause = event.arena.events, _FIRST_PAUSE
+        end = time.monotonic() + LONGEST_EVENT_SECONDS
         while (
             events is not None
             and not event.lost
+            and not event.over
             and not await self._devices.run(partial(events.done, event.number))
         ):
+            if time.monotonic() >= end:
+                raise unavailable(late_event(f"stub '{events.instance}'", event.number))
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         if event.lost:

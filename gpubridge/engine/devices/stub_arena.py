@@ -25,13 +25,14 @@ _logger = logging.getLogger(__name__)
 class StubArenaEvents:
     """Shared events by which a stub marks the completion of tensors that it has sent.
 
-    The server creates them, so that they outlive the stub. ``shared``: taken over.
+    The server creates them, so that they outlive the stub. ``shared``: taken over. ``instance``: the
+    name of the stub's instance.
     """
 
     def __init__(self, shared: SharedEvents, uuid: str, instance: str) -> None:
         self._shared = shared
         self._uuid = uuid
-        self._instance = instance
+        self.instance = instance
         self.handles = b"".join(shared.handles)
         self.count = len(shared.handles)
 
@@ -54,17 +55,27 @@ class StubArenaEvents:
     def loss(self) -> str:
         """Return the error text for an event that never completes."""
         return (
-            f"Stub process '{self._instance}' is not healthy. It died before the GPU work on the "
+            f"Stub process '{self.instance}' is not healthy. It died before the GPU work on the "
             "tensors that it had sent was complete; send the request again"
         )
 
-    async def record_for_dead_stub(self, devices: DeviceManager, numbers: Sequence[int]) -> None:
-        """Record events of a dead stub, so that streams waiting for them continue, with undefined data."""
+    @property
+    def end(self) -> str:
+        """Return the error text for a stub that still waits for an event of this one, which has ended."""
+        return f"That process was stub '{self.instance}', which has ended; send the request again"
+
+    async def record_for_ended_stub(self, devices: DeviceManager, numbers: Sequence[int]) -> None:
+        """Record events of a stub that has ended, so that streams waiting for them continue.
+
+        Of those whose work was not complete, the data is undefined.
+        """
         try:
             await devices.run(lambda: self._record(numbers, devices.stream(self._uuid).handle))
         except BridgeError as error:
             _logger.warning(
-                "GPU streams that wait for a dead stub cannot be released: %s", error.message
+                "GPU streams that wait for stub '%s', which has ended, cannot be released: %s",
+                self.instance,
+                error.message,
             )
 
     def _record(self, numbers: Sequence[int], stream: int) -> None:

@@ -74,7 +74,8 @@ class AwaitedEvent:
         """Wait until the bytes are complete; counted."""
         self._copies.count_wait()
         with self._waits.by_thread(self._name):
-            self._events.wait(self._number)
+            stub = f"the stub of another model (arena {self._name >> 32})"
+            self._events.wait(self._number, stub)
 
 
 class EdgeEvents:
@@ -202,7 +203,7 @@ class EdgeEvents:
     def finish(self) -> None:
         """Wait until all tensors given to other stubs are complete, before the process ends."""
         while self._own is not None and self._recorded:
-            self._own.wait(self._recorded[0])
+            self._own.wait(self._recorded[0], "this stub")
             self.sweep()
 
     def awaited(

@@ -22,6 +22,8 @@
 #include "world.h"
 
 constexpr std::uint64_t kRecent = 64;
+// In place of a recorder that has destroyed its handle.
+constexpr pid_t kGone = -1;
 
 struct Progress {
   std::atomic<std::uint64_t> recorded{0};
@@ -84,12 +86,18 @@ std::shared_ptr<Progress> map_progress(const std::string& name, bool create) {
   return {static_cast<Progress*>(mapped), [](Progress* page) { munmap(page, sizeof(Progress)); }};
 }
 
-// Whether a wait for a record is over, if need be by what becomes of those of killed processes.
-bool has_come(const Progress& progress, std::uint64_t number) {
+// Whether the process is gone that made a record, or its handle of the event is.
+bool is_gone(const Progress& progress, std::uint64_t number) {
+  const pid_t recorder = progress.recorders[number % kRecent].load();
+  return recorder == kGone || kill(recorder, 0) != 0;
+}
+
+// Whether work was done that a record is behind, if need be by what becomes of that of killed processes.
+bool is_done(const Progress& progress, std::uint64_t number) {
   const bool come = progress.completed.load() >= number;
   switch (settings().killed_recorder) {
     case KilledRecorder::kReleased:
-      return come || kill(progress.recorders[number % kRecent].load(), 0) != 0;
+      return come || is_gone(progress, number);
     case KilledRecorder::kNever:
       return progress.come[number % kRecent].load() >= number;
     default:
@@ -97,9 +105,29 @@ bool has_come(const Progress& progress, std::uint64_t number) {
   }
 }
 
+// Whether a wait for a record is over, if need be by what becomes of those of ended processes.
+bool has_come(const Progress& progress, std::uint64_t number) {
+  if (!is_done(progress, number)) return false;
+  const bool itself = number != 0 && progress.come[number % kRecent].load() == number;
+  if (settings().exited_recorder == ExitedRecorder::kPasses || !itself || !is_gone(progress, number))
+    return true;
+  if (settings().exited_recorder == ExitedRecorder::kLost) return false;
+  const std::uint64_t last = progress.recorded.load();
+  return !is_gone(progress, last) && is_done(progress, last);
+}
+
 // A lost context ends all its waits.
 bool is_over(const Progress& progress, std::uint64_t number, CUcontext context) {
   return has_come(progress, number) || context->sticky.load() != kSuccess;
+}
+
+// What this process has recorded is of a recorder that is gone: it has destroyed its handle.
+void leave_records(Event& event) {
+  if (event.name.empty()) return;
+  for (std::atomic<pid_t>& recorder : event.progress()->recorders) {
+    pid_t own = getpid();
+    recorder.compare_exchange_strong(own, kGone);
+  }
 }
 
 void remove_name(const Event& event) {
@@ -113,6 +141,7 @@ void remove_name(const Event& event) {
 void forget_events(CUcontext context) {
   for (const auto& [handle, event] : g_events.of(context)) {
     g_events.remove(handle);
+    leave_records(*event);
     remove_name(*event);
   }
 }
@@ -142,6 +171,7 @@ SIMCUDA_API cuEventDestroy_v2(CUevent handle) {
   const auto event = g_events.find(handle);
   if (event == nullptr) return call.end(kInvalidHandle);
   g_events.remove(handle);
+  leave_records(*event);
   remove_name(*event);
   return call.end(kSuccess);
 }

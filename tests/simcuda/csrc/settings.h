@@ -10,6 +10,7 @@
 enum class Destroyed { kReused, kRefused, kCrash };
 enum class SameBlock { kCounted, kRefused, kClosedOnce };
 enum class KilledRecorder { kRerecord, kReleased, kNever };
+enum class ExitedRecorder { kPasses, kNever, kLost };
 enum class DeadExporter { kFault, kStale, kHeld };
 
 struct Settings {
@@ -59,6 +60,12 @@ struct Settings {
   //   released  it ends with the recorder, though nothing was done
   //   never     it never ends, whoever records the event anew
   KilledRecorder killed_recorder = KilledRecorder::kRerecord;
+  // EXITED_RECORDER: what a wait for an event becomes whose work was done, and whose recorder has
+  // ended since, or has destroyed its handle of the event.
+  //   passes  it ends
+  //   never   it ends only when a process that lives records the event anew, and that has come
+  //   lost    it never ends, whoever records the event anew
+  ExitedRecorder exited_recorder = ExitedRecorder::kPasses;
   // SHM: the name of the process's /dev/shm. Events cross only to processes with the same.
   std::string shm = "common";
   // EVENT_LIMIT: how many events of a process can be opened by others at once.
