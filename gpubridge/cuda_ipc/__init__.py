@@ -26,7 +26,7 @@ from gpubridge.cuda_ipc.events import (
     SharedEvents,
     late_event,
 )
-from gpubridge.cuda_ipc.pinned import PinnedMemory, forget_pinning, pieces_of, plan_pinning
+from gpubridge.cuda_ipc.pinned import PinnedMemory
 from gpubridge.cuda_ipc.segment import DeviceSegment, open_client_region
 from gpubridge.cuda_ipc.staged import Part, StagedCopies
 
@@ -55,13 +55,10 @@ __all__ = [
     "driver_release",
     "enable_peer_access",
     "find_device",
-    "forget_pinning",
     "is_exclusive",
     "late_event",
     "list_devices",
     "open_client_region",
-    "pieces_of",
-    "plan_pinning",
     "probe_devices",
     "probe_peers",
     "relax_captures",

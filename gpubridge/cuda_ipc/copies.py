@@ -13,12 +13,10 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, Callable, TypeVar
 
 from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.driver import CAPTURES, NOT_READY, CudaError, call, status_of
-from gpubridge.cuda_ipc.pinned import copied_pieces
 from gpubridge.errors import BridgeError, ErrorCode, InternalError
 
 _Record = TypeVar("_Record")
@@ -75,9 +73,7 @@ class CopyStream:
         memory before this returns.
         """
         _check(memory, nbytes)
-        pieces = copied_pieces(memory, nbytes)
-        copies = [(pointer + at, piece, size) for at, piece, size in pieces]
-        self._copy("h2d", "cuMemcpyHtoDAsync", copies, nbytes)
+        self._copy("h2d", "cuMemcpyHtoDAsync", pointer, memory, nbytes)
 
     def d2h(self, memory: memoryview, pointer: int, nbytes: int) -> None:
         """Copy from the device to the host; waits if that memory is not pinned.
@@ -88,21 +84,19 @@ class CopyStream:
         if memory.readonly:
             # The driver would write to it nevertheless.
             raise InternalError("expected writable memory for a copy from the device")
-        pieces = copied_pieces(memory, nbytes)
-        copies = [(piece, pointer + at, size) for at, piece, size in pieces]
-        self._copy("d2h", "cuMemcpyDtoHAsync", copies, nbytes)
+        self._copy("d2h", "cuMemcpyDtoHAsync", memory, pointer, nbytes)
 
     def d2d(self, to: int, source: int, nbytes: int) -> None:
         """Copy ``nbytes`` from ``source`` to ``to`` on this device."""
-        self._copy("d2d", "cuMemcpyDtoDAsync", [(to, source, nbytes)], nbytes)
+        self._copy("d2d", "cuMemcpyDtoDAsync", to, source, nbytes)
 
     def p2p(self, to: int, peer: DeviceContext, source: int, nbytes: int) -> None:
         """Copy ``nbytes`` from ``source`` on this device to ``to`` on the device of ``peer``.
 
         Without `enable_peer_access` the driver copies through the host.
         """
-        arguments = to, peer.raw, source, self._context.raw, nbytes
-        self._copy("p2p", "cuMemcpyPeerAsync", [arguments], nbytes)
+        context = self._context.raw
+        self._copy("p2p", "cuMemcpyPeerAsync", to, peer.raw, source, context, nbytes)
 
     def order_after(self, stream: int) -> None:
         """Order later work of this stream after the current work of another one.
@@ -234,13 +228,13 @@ class CopyStream:
                     call("cuEventDestroy", event)
                 call("cuStreamDestroy", stream)
 
-    def _copy(self, kind: str, name: str, copies: Sequence[tuple[Any, ...]], nbytes: int) -> None:
-        """Start a copy, which counts as one however many calls it takes."""
+    def _copy(self, kind: str, name: str, *arguments: Any) -> None:
+        """Start and count a copy by a function of the driver, whose last argument is the number of bytes."""
+        nbytes = arguments[-1]
         if not nbytes:
             return
         with self._context.pushed():
-            for arguments in copies:
-                call(name, *arguments, self._open())
+            call(name, *arguments, self._open())
         self.count_copy(kind, nbytes)
 
     def _open(self) -> Any:

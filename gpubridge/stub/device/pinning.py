@@ -6,14 +6,7 @@ import queue
 import threading
 from typing import Callable, Optional
 
-from gpubridge.cuda_ipc import (
-    DeviceContext,
-    PinnedMemory,
-    forget_pinning,
-    pieces_of,
-    plan_pinning,
-    relax_captures,
-)
+from gpubridge.cuda_ipc import DeviceContext, PinnedMemory, relax_captures
 from gpubridge.errors import BridgeError
 from gpubridge.host_shm import Segment
 
@@ -53,9 +46,9 @@ class HostPinning:
                     self._order(each)
 
     def add(self, segment: Segment, offset: int, nbytes: int) -> None:
-        """Queue a range of a segment for pinning, before anything is copied there.
+        """Queue a range of a segment for pinning.
 
-        Ranges do not overlap, and no copy crosses their ends.
+        It is a slot, or slots for small tensors. Ranges do not overlap, and no copy crosses their ends.
         """
         added = segment, offset, nbytes
         with self._beginning:
@@ -69,7 +62,6 @@ class HostPinning:
         # The view of the segment may be released at any time.
         memory = segment.view[offset : offset + nbytes]
         segment.pinned = True
-        plan_pinning(memory)
         self._wanted.add(segment.region)
         self._orders.put((segment.region, memory))
 
@@ -102,32 +94,18 @@ class HostPinning:
         region, memory = order or (0, None)
         try:
             if memory is not None:
-                ranges.setdefault(region, []).append(memory)
-                self._pin(pinned, region, memory)
+                if region in self._wanted:
+                    ranges.setdefault(region, []).append(memory)
+                    if not pinned.pin(memory):
+                        self._report(pinned.reason)
             else:
                 for each in (region,) if order else tuple(ranges):
-                    self._unpin(pinned, ranges.pop(each))
+                    for pinned_or_not in ranges.pop(each, ()):
+                        pinned.unpin(pinned_or_not)
         except BridgeError as error:
             # After a lost context the process ends.
             self._report(error.message)
         return order is not None
-
-    def _pin(self, pinned: PinnedMemory, region: int, memory: memoryview) -> None:
-        """Pin a whole range, or nothing of it; stop if it is removed meanwhile."""
-        for piece in pieces_of(memory):
-            if region not in self._wanted:
-                return
-            if not pinned.pin(piece):
-                self._report(pinned.reason)
-                for each in pieces_of(memory):
-                    pinned.unpin(each)
-                return
-
-    def _unpin(self, pinned: PinnedMemory, ranges: list[memoryview]) -> None:
-        for memory in ranges:
-            for piece in pieces_of(memory):
-                pinned.unpin(piece)
-            forget_pinning(memory)
 
     def _report(self, reason: str) -> None:
         if not self._reported:
