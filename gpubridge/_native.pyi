@@ -55,6 +55,12 @@ def limit_heap() -> None:
     Does nothing where the C library is not glibc.
     """
 
+def owned_view(memory: bytes | memoryview, owner: object) -> memoryview:
+    """Return a view of memory that holds an owner of it; what views it holds the owner, too.
+
+    The owner is let go of, on the thread that deletes the last view, after the memory is.
+    """
+
 def split_form(
     form: bytes | memoryview, /
 ) -> tuple[bytes, bytes, Sequence[tuple[int, int] | None]] | None:

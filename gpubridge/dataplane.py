@@ -51,6 +51,7 @@ from gpubridge._native import (
     format_json_string,
     format_json_values,
     limit_heap,
+    owned_view,
     pack_json_parameters,
     pack_json_values,
     pack_typed_contents,

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import BridgeError, invalid, listed
-from gpubridge.tensor.dtypes import element_count, item_size
+from gpubridge.tensor.datatypes import element_count, item_size
 
 _logger = logging.getLogger(__name__)
 _warned: WeakSet[ModelConfig] = WeakSet()

@@ -205,7 +205,22 @@ nb::object LeaseBook::tensors(nb::handle refs, nb::handle specs, nb::handle shap
   return tensors;
 }
 
+// Bytes with an object that keeps them as they are, until the last view of them is gone.
+struct OwnedBytes {
+  OwnedBytes(nb::handle buffer, nb::object owner) : owner(std::move(owner)), region(buffer) {}
+
+  nb::object owner;  // let go of after the bytes
+  LentRegion region;
+};
+
+nb::object owned_view(nb::handle buffer, nb::object owner) {
+  const auto keep = std::make_shared<OwnedBytes>(buffer, std::move(owner));
+  const BufferView& bytes = keep->region.bytes;
+  return LentSpan{keep, static_cast<char*>(bytes.data()), bytes.size(), bytes.read_only()}.object();
+}
+
 void bind_lease_book(nb::module_& module) {
+  module.def("owned_view", &owned_view, nb::arg(), nb::arg().none());
   nb::class_<LeaseBook>(module, "LeaseBook")
       .def(nb::init<nb::handle>())
       .def("add", &LeaseBook::add)

@@ -333,7 +333,7 @@ class ResponseWriter {
   }
 
   nb::object check_;
-  nb::object item_size_ = nb::module_::import_("gpubridge.tensor.dtypes").attr("item_size");
+  nb::object item_size_ = nb::module_::import_("gpubridge.tensor.datatypes").attr("item_size");
   nb::type_object tensor_;
   OutputPool& pool_;
   std::unordered_map<std::string, std::shared_ptr<const Form>> forms_;

@@ -1,6 +1,7 @@
 // BYTES tensors: each element is a little-endian uint32 length followed by its bytes.
 
 #include "buffer_view.h"
+#include "list_items.h"
 #include "little_endian.h"
 #include "python_object.h"
 
@@ -74,16 +75,25 @@ std::size_t count_strings(nb::handle buffer) {
   return count;
 }
 
-nb::object encode_strings(nb::handle items) {
-  const ObjectSlots slots(items, 0);
-  // The elements as they are now: str() of one may run any code, even code that replaces others in
-  // the array, or resizes it.
+// The elements of a list or an array as they are now: str() of one may run any code, even code that
+// replaces others in it, or resizes it.
+std::vector<Element> elements_of(nb::handle items) {
   std::vector<Element> elements;
+  if (PyList_Check(items.ptr())) {
+    for (nb::object& item : items_of(items)) elements.push_back({std::move(item), {}});
+    return elements;
+  }
+  const ObjectSlots slots(items, 0);
   elements.reserve(slots.count());
   for (std::size_t index = 0; index < slots.count(); ++index) {
     PyObject* item = slots.begin()[index];
     elements.push_back({nb::borrow(item == nullptr ? Py_None : item), {}});
   }
+  return elements;
+}
+
+nb::object encode_strings(nb::handle items) {
+  std::vector<Element> elements = elements_of(items);
   std::size_t total = 0;
   for (Element& element : elements) {
     element = element_of(std::move(element.holder));

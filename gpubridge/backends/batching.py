@@ -10,7 +10,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from gpubridge.backends.model_setup import ModelSetup
-from gpubridge.tensor.dtypes import DATATYPES
+from gpubridge.tensor.datatypes import DATATYPES
 
 
 class UnusableInput(Exception):

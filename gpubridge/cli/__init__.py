@@ -105,10 +105,17 @@ def _server() -> Iterator[None]:
     numbers = (signal.SIGTERM, signal.SIGINT)
     # No exception, which could be lost, for example in an import.
     before = {number: signal.signal(number, lambda *_: os._exit(0)) for number in numbers}
+    # A server has no use for OpenBLAS's threads, which spin at first. It reads the variable when NumPy is imported;
+    # what stubs get is `os.environ`, which does not have it.
+    os.putenv(_BLAS_THREADS, "1")
     try:
         with own_signals():
             yield
     finally:
+        if _BLAS_THREADS in os.environ:
+            os.putenv(_BLAS_THREADS, os.environ[_BLAS_THREADS])
+        else:
+            os.unsetenv(_BLAS_THREADS)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -125,22 +132,4 @@ def _open_standard_streams() -> None:
 
 
 def _module(command: str) -> Any:
-    if command in _SERVERS:
-        _import_numpy()
     return importlib.import_module(f"gpubridge.cli.{command}")
-
-
-def _import_numpy() -> None:
-    """Import numpy without threads for linear algebra, which a server has no use for and which spin at first.
-
-    Stubs do not inherit the variable: OpenBLAS reads it when it is loaded.
-    """
-    before = os.environ.get(_BLAS_THREADS)
-    os.environ[_BLAS_THREADS] = "1"
-    try:
-        importlib.import_module("numpy")
-    finally:
-        if before is None:
-            del os.environ[_BLAS_THREADS]
-        else:
-            os.environ[_BLAS_THREADS] = before

@@ -18,7 +18,7 @@ from gpubridge.develop.requests import InputTensor, read_input
 from gpubridge.errors import invalid, unsupported
 from gpubridge.protocol.example_inputs import needed_inputs, smallest_shape
 from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import element_count, item_size
+from gpubridge.tensor.datatypes import element_count, item_size
 
 _MOST_SCHEDULED = 10_000_000
 _MOST_CONNECTIONS = 1024

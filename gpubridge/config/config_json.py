@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import MutableMapping, MutableSequence
 
-import numpy as np
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
 from gpubridge.schema import ProtoMessage
 
 JsonValue = str | int | float | bool | None | list["JsonValue"] | dict[str, "JsonValue"]
+
+_FLOAT = struct.Struct("<f")
 
 # 64-bit integers that Triton leaves as protobuf's text instead of numbers.
 _INT64_AS_TEXT = frozenset(
@@ -46,6 +48,15 @@ def message_to_triton_json(message: ProtoMessage) -> dict[str, JsonValue]:
     return result
 
 
+def _shortest(value: float) -> float:
+    """Return the number with the fewest digits that is the same float32."""
+    for digits in range(6, 10):
+        near = float(f"{value:.{digits}g}")
+        if _FLOAT.pack(near) == _FLOAT.pack(value):
+            return near
+    return value
+
+
 def _one_value(field: FieldDescriptor, value: ProtoMessage) -> JsonValue:
     if field.message_type is not None:
         return message_to_triton_json(value)
@@ -56,7 +67,7 @@ def _one_value(field: FieldDescriptor, value: ProtoMessage) -> JsonValue:
         return str(value)
     if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT:
         # 0.1 stored as a float32 must print as 0.1, not as 0.10000000149011612.
-        value = float(str(np.float32(value)))
+        value = _shortest(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_INTEGER_LIMIT:
         return int(value)
     return value  # type: ignore[no-any-return]

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from gpubridge.errors import invalid
 from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import datatype_from_numpy, element_count, numpy_dtype
+from gpubridge.tensor.datatypes import element_count
+from gpubridge.tensor.dtypes import datatype_from_numpy, numpy_dtype
 
 
 def encode_array(name: str, value: Any, expected: str) -> tuple[str, tuple[int, ...], bytes]:

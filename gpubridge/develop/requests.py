@@ -22,12 +22,9 @@ from gpubridge.protocol.json_tensor import input_from_json
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import (
-    element_count,
-    item_size,
-    numbers_to_bytes,
-    numpy_dtype,
-)
+from gpubridge.tensor.datatypes import element_count, item_size
+from gpubridge.tensor.dtypes import numpy_dtype
+from gpubridge.tensor.packed_numbers import numbers_to_bytes
 from gpubridge.transport.control import LARGEST_BATCH
 
 
@@ -107,7 +104,8 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 def _halves(spec: TensorSpec, value: Any, shape: Sequence[int]) -> bytes:
     """Return the bytes of FP16 or BF16, which JSON requests cannot carry."""
-    if numpy_dtype(spec.datatype) is None:
+    dtype = numpy_dtype(spec.datatype)
+    if dtype is None:
         raise invalid(
             f"input '{spec.name}' is BF16: install ml-dtypes, or give the elements as @FILE"
         )
@@ -117,7 +115,10 @@ def _halves(spec: TensorSpec, value: Any, shape: Sequence[int]) -> bytes:
         raise invalid(
             f"input '{spec.name}': expected numbers, all lists of one length: {error}"
         ) from None
-    return numbers_to_bytes(spec.name, spec.datatype, numbers)
+    # BF16 is the upper half of a float32, rounded.
+    form = "FP32" if spec.datatype == "BF16" else spec.datatype
+    packed = numbers_to_bytes(spec.name, form, numbers.ravel().tolist())
+    return np.frombuffer(packed, numpy_dtype(form)).astype(dtype).tobytes()
 
 
 def _from_file(spec: TensorSpec, path: Path) -> InputTensor:

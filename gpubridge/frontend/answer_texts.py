@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-
-import numpy as np
-
+from gpubridge.dataplane import owned_view
 from gpubridge.errors import BridgeError, Pieces, unavailable
 from gpubridge.host_shm import Budget
 
@@ -28,11 +25,20 @@ def charged(budget: Budget, texts: Pieces) -> list[bytes | memoryview] | BridgeE
             f"there is no memory for an answer of {nbytes} bytes in JSON or compressed ({error.message}); "
             "read answers faster, or ask for binary outputs without compression"
         )
-    return [_counted(budget, text) if len(text) > _LONG else text for text in texts]
+    return [
+        owned_view(text, _Charge(budget, len(text))) if len(text) > _LONG else text
+        for text in texts
+    ]
 
 
-def _counted(budget: Budget, text: bytes | memoryview) -> memoryview:
-    # All views of an array refer to it, also those of what a transport has not sent yet.
-    array = np.frombuffer(text, np.uint8)
-    weakref.finalize(array, budget.give_back, len(text)).atexit = False
-    return array.data
+class _Charge:
+    """A charge, already taken, that is given back with this object."""
+
+    __slots__ = ("_budget", "_nbytes")
+
+    def __init__(self, budget: Budget, nbytes: int) -> None:
+        self._budget = budget
+        self._nbytes = nbytes
+
+    def __del__(self) -> None:
+        self._budget.give_back(self._nbytes)

@@ -10,7 +10,8 @@ from typing import Any, Callable, NamedTuple, TypeVar
 import numpy as np
 
 from gpubridge.errors import invalid
-from gpubridge.tensor.dtypes import DATATYPES, config_name, datatype_from_numpy
+from gpubridge.tensor.datatypes import DATATYPES, config_name
+from gpubridge.tensor.dtypes import datatype_from_numpy
 
 _Target = TypeVar("_Target", bound=Callable[..., Any])
 _DECLARATION = "__gpubridge_model__"

@@ -12,7 +12,7 @@ from gpubridge.errors import BridgeError
 from gpubridge.pb_utils.exceptions import TritonError, TritonModelException
 from gpubridge.pb_utils.host import device_memory
 from gpubridge.pb_utils.tensor import DeviceTensor, Tensor
-from gpubridge.tensor.dtypes import byte_size
+from gpubridge.tensor.datatypes import byte_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

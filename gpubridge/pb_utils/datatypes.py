@@ -9,7 +9,8 @@ import numpy as np
 from gpubridge.pb_utils.exceptions import TritonModelException, integer, text
 from gpubridge.pb_utils.host import device_memory
 from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import DATATYPES, byte_size, datatype_from_numpy, numpy_dtype
+from gpubridge.tensor.datatypes import DATATYPES, byte_size
+from gpubridge.tensor.dtypes import DTYPE_OF_DATATYPE, datatype_from_numpy, numpy_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,15 +18,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TYPE_OF_NUMBER: dict[int, type] = {
-    entry.number: entry.dtype.type for entry in DATATYPES.values() if entry.dtype is not None
+    DATATYPES[name].number: dtype.type for name, dtype in DTYPE_OF_DATATYPE.items()
 }
 _NUMBER_OF_TYPE = {numpy_type: number for number, numpy_type in _TYPE_OF_NUMBER.items()}
 
 #: Configuration name -> NumPy type. BF16 is not in it: NumPy has no such type.
 TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
-    entry.config_name: bool if entry.name == "BOOL" else entry.dtype.type
-    for entry in DATATYPES.values()
-    if entry.dtype is not None
+    DATATYPES[name].config_name: bool if name == "BOOL" else dtype.type
+    for name, dtype in DTYPE_OF_DATATYPE.items()
 }
 
 

@@ -12,15 +12,9 @@ from gpubridge.pb_utils.datatypes import OutputForm, output_form, wants_device
 from gpubridge.pb_utils.exceptions import TritonModelException, text, wrong_type
 from gpubridge.pb_utils.host import device_memory
 from gpubridge.tensor import bytes_codec, cuda_array, dlpack
+from gpubridge.tensor.datatypes import DATATYPES, byte_size, element_count
 from gpubridge.tensor.device_bytes import DeviceBytes
-from gpubridge.tensor.dtypes import (
-    DATATYPE_OF_DTYPE,
-    DATATYPES,
-    byte_size,
-    datatype_from_numpy,
-    element_count,
-    numpy_dtype,
-)
+from gpubridge.tensor.dtypes import DATATYPE_OF_DTYPE, datatype_from_numpy, numpy_dtype
 from gpubridge.tensor.native import fields_type
 
 if TYPE_CHECKING:

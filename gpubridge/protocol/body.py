@@ -9,9 +9,9 @@ from gpubridge.errors import BridgeError, invalid, unavailable
 from gpubridge.host_shm import HostArena
 from gpubridge.model_io import InputForm
 from gpubridge.protocol.request_form import LENGTH_BYTES, RequestForm
-from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.bytes_codec import string_fault
-from gpubridge.tensor.dtypes import element_count, item_size
+from gpubridge.tensor import strings
+from gpubridge.tensor.datatypes import element_count, item_size
+from gpubridge.tensor.strings import string_fault
 
 ALIGNMENT = 64
 """Alignment of the first tensor after a header."""
@@ -166,7 +166,7 @@ def check_strings(form: RequestForm, model: str, data: Sequence[memoryview]) -> 
     for index, count in form.strings:
         buffer = data[index]
         try:
-            bytes_codec.validate(buffer, count)
+            strings.validate(buffer, count)
         except BridgeError as error:
             name = form.sent[index].name
             fault = string_fault(form.identifier, name, model, buffer, count)

@@ -25,12 +25,6 @@ _UNSUPPORTED = ("BOOL", "BYTES", "FP16", "BF16")
 _PIECE = 4096
 
 
-def classified_bytes(response: InferResponse, classes: Mapping[str, int]) -> int:
-    """Return the bytes of the outputs that are to be classified."""
-    named = zip(response.signature.tensors, response.buffers, strict=True)
-    return sum(len(buffer) for spec, buffer in named if spec.name in classes)
-
-
 def classified(
     response: InferResponse, classes: Mapping[str, int], config: ModelConfig
 ) -> InferResponse:

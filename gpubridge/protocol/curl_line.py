@@ -19,7 +19,7 @@ from gpubridge.protocol.example_inputs import (
     smallest_count,
     smallest_shape,
 )
-from gpubridge.tensor.dtypes import item_size
+from gpubridge.tensor.datatypes import item_size
 
 _MOST_ELEMENTS = 1 << 22
 """Maximum elements of all inputs of a command."""

@@ -28,7 +28,7 @@ from gpubridge.protocol.request_form import RequestForm
 from gpubridge.protocol.request_templates import TEMPLATE_BYTES, RequestTemplate, input_rules
 from gpubridge.protocol.response_encoding import reshapes
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, InferResponse, LongParameters
-from gpubridge.tensor.dtypes import element_count
+from gpubridge.tensor.datatypes import element_count
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.signatures import Signature
 

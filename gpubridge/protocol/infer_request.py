@@ -52,7 +52,7 @@ from gpubridge.protocol.request_templates import (
     input_rules,
 )
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, RequestOptions
-from gpubridge.tensor.dtypes import DATATYPES, element_count, item_size
+from gpubridge.tensor.datatypes import DATATYPES, element_count, item_size
 from gpubridge.transport.context import RequestContext, correlated
 
 _DIM_LIMIT = 1 << 63

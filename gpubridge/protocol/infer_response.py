@@ -23,7 +23,7 @@ from gpubridge.protocol.response_encoding import (
     reshapes,
 )
 from gpubridge.request import InferResponse, LongParameters
-from gpubridge.tensor.dtypes import element_count
+from gpubridge.tensor.datatypes import element_count
 from gpubridge.transport.signatures import Signature
 
 _LONG_TEXT = 1 << 16

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Set as AbstractSet
 from typing import Any
 
-import numpy as np
-
 from gpubridge import dataplane
 from gpubridge.errors import BridgeError, invalid
 from gpubridge.model_io import InputForm
 from gpubridge.protocol.fields import parse_json, wrong_type
 from gpubridge.protocol.long_strings import LongStrings
-from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import DATATYPES, element_count, numbers_to_bytes
+from gpubridge.tensor import strings
+from gpubridge.tensor.datatypes import DATATYPES, element_count
+from gpubridge.tensor.packed_numbers import numbers_to_bytes
 
 _BINARY_ONLY = ("FP16", "BF16")
 JSON_DATATYPES = frozenset(DATATYPES) - {*_BINARY_ONLY}
@@ -46,7 +45,7 @@ def input_from_json(name: str, datatype: str, shape: tuple[int, ...], data: list
     _check_values(name, datatype, values[:count])
     if datatype == "BYTES":
         _check_values(name, datatype, values)
-        encoded = bytes_codec.encode(np.array(values, dtype=object))
+        encoded = strings.encode_strings(values)
         miscounted = len(values) != count
         return InputForm(name, datatype, shape, len(encoded), encoded, miscounted=miscounted)
     if len(values) != count:
@@ -116,7 +115,7 @@ def data_to_json(name: str, datatype: str, count: int, buffer: memoryview) -> by
     text = dataplane.format_json_values(buffer, datatype, count)
     if text is None:
         try:
-            bytes_codec.decode(buffer, count)
+            strings.validate(buffer, count)
         except BridgeError as error:
             raise BridgeError(f"output '{name}': {error.message}") from error
         raise BridgeError(

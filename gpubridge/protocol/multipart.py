@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import invalid
 from gpubridge.model_io import InputForm, unexpected_input
@@ -20,8 +18,8 @@ from gpubridge.protocol.generate import deduced_shape, value_input
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS
-from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import item_size
+from gpubridge.tensor.datatypes import item_size
+from gpubridge.tensor.strings import encode_strings
 
 _TYPE = b"multipart/form-data"
 _MOST_PARTS = 1024
@@ -76,7 +74,7 @@ def _input(spec: TensorSpec, parts: list[_Part], config: ModelConfig) -> InputFo
         values = [parse_json(content) for content in contents]
         return value_input(spec, values if len(values) > 1 else values[0], config)
     if spec.datatype == "BYTES":
-        count, data = len(contents), bytes_codec.encode(np.array(contents, dtype=object))
+        count, data = len(contents), encode_strings(contents)
     elif len(parts) > 1:
         raise invalid(f"input '{spec.name}' of a form: expected one file, got {len(parts)} parts")
     else:

@@ -31,7 +31,7 @@ from gpubridge.protocol.json_tensor import data_to_json
 from gpubridge.protocol.request_form import LENGTH_BYTES, RequestForm
 from gpubridge.protocol.status import http_status
 from gpubridge.request import NO_CONTEXT, NO_OPTIONS, InferResponse
-from gpubridge.tensor import bytes_codec
+from gpubridge.tensor.strings import decode_strings
 
 _ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 _FIELDS = {"message": dict, "finish_reason": str, "usage": dict, "logprobs": dict}
@@ -523,7 +523,7 @@ def _joined(buffer: memoryview) -> bytes:
     if len(buffer) >= LENGTH_BYTES and _length(buffer) == len(buffer) - LENGTH_BYTES:
         # One element, as of most pieces of a stream.
         return bytes(buffer[LENGTH_BYTES:])
-    return b"".join(bytes_codec.decode(buffer).tolist())
+    return b"".join(decode_strings(bytes(buffer)))
 
 
 def _length(buffer: memoryview) -> int:

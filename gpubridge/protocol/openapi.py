@@ -15,7 +15,7 @@ from gpubridge.protocol.example_inputs import (
     smallest_shape,
 )
 from gpubridge.protocol.fields import JsonObject
-from gpubridge.tensor.dtypes import DATATYPES
+from gpubridge.tensor.datatypes import DATATYPES
 
 MOST_TENSORS = 256
 """Inputs and outputs of a model up to which the document has it."""

@@ -12,7 +12,7 @@ from gpubridge.host_shm import Slot
 from gpubridge.model_io import InputForm, model_shape
 from gpubridge.protocol.fields import string, unsigned
 from gpubridge.request import NO_OPTIONS, InferRequest, RequestOptions
-from gpubridge.tensor.dtypes import element_count
+from gpubridge.tensor.datatypes import element_count
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.signatures import encode_tensors
 

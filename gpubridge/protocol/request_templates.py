@@ -17,7 +17,7 @@ from gpubridge.dataplane import RequestShapes
 from gpubridge.protocol.fields import json_parameters
 from gpubridge.protocol.request_form import RequestForm, RequestRegions
 from gpubridge.request import RequestOptions
-from gpubridge.tensor.dtypes import item_size
+from gpubridge.tensor.datatypes import item_size
 from gpubridge.transport.context import RequestContext, correlated
 
 TEMPLATE_BYTES = 2 << 20

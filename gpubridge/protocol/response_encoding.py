@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpubridge.config import ModelConfig
 from gpubridge.model_io import as_configured
-from gpubridge.protocol.classification import classified
 from gpubridge.protocol.request_form import RequestForm, classes_of
 from gpubridge.request import InferResponse
 from gpubridge.transport.signatures import Shapes, Signature
@@ -51,6 +50,12 @@ def reshapes(config: ModelConfig) -> bool:
     return any(output.reshape is not None for output in config.outputs)
 
 
+def classified_bytes(response: InferResponse, classes: Mapping[str, int]) -> int:
+    """Return the bytes of the outputs that are to be classified."""
+    named = zip(response.signature.tensors, response.buffers, strict=True)
+    return sum(len(buffer) for spec, buffer in named if spec.name in classes)
+
+
 def prepare_response(
     form: RequestForm,
     response: InferResponse,
@@ -67,6 +72,9 @@ def prepare_response(
     if encoding is None or encoding.signature is not response.signature:
         classes = classes_of(form.outputs)
         if classes:
+            # It needs NumPy, which the server does without until then.
+            from gpubridge.protocol.classification import classified  # noqa: PLC0415
+
             response = classified(response, classes, config)
         encoding = encode(response.signature)
         if not classes:

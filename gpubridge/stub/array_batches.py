@@ -12,7 +12,8 @@ import numpy as np
 from gpubridge.errors import invalid
 from gpubridge.pb_utils import Batch, InferenceRequest, InferenceResponse, TritonModelException
 from gpubridge.pb_utils.batch import rows_of
-from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
+from gpubridge.tensor.datatypes import DATATYPES
+from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.transport.stub_settings import StubSettings
 
 PADDING = "BATCH_PADDING"

@@ -13,7 +13,7 @@ from gpubridge.stub.memory.output_aliasing import OutputAliasing, is_worthwhile
 from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.stub.memory.placement import Placement
 from gpubridge.stub.memory.states import SequenceStates
-from gpubridge.tensor.dtypes import DATATYPES
+from gpubridge.tensor.datatypes import DATATYPES
 from gpubridge.transport.context import ResponseContext
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.messages import ResponseFlag

@@ -1,65 +1,23 @@
-"""Codec of BYTES tensors: each element is a little-endian ``uint32`` length and its bytes."""
+"""Codec of arrays of strings: BYTES tensors, as `gpubridge.tensor.strings` describes them."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpubridge.errors import BridgeError, invalid
-from gpubridge.tensor.dtypes import element_count, numpy_dtype
+from gpubridge.tensor.datatypes import element_count
+from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.tensor.native import native
+from gpubridge.tensor.strings import LENGTH, check_count, decode_strings, encode_strings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_COUNTED = 100_000
 _PIECE = 4096
-INCOMPLETE_LENGTH = "Invalid bytes tensor data: incomplete length field"
-STRING_BEYOND_BUFFER = "Invalid bytes tensor data: string extends beyond buffer"
-_LENGTH = struct.Struct("<I")
-_LONGEST = 0xFFFFFFFF
-
-
-def string_fault(identifier: str, name: str, model: str, buffer: memoryview, count: int) -> str:
-    """Describe the error in a malformed BYTES input of ``count`` strings."""
-    prefix = f"[request id: {identifier or '<id_unknown>'}] "
-    found = at = length = 0
-    while at < len(buffer):
-        if found == _COUNTED:
-            # A longer count would delay all other requests.
-            return (
-                f"{prefix}expected {count} string elements for inference input '{name}' for model "
-                f"'{model}', got others: those after the first {found} do not add up to that number"
-            )
-        left = len(buffer) - at
-        if left < 4:
-            return (
-                f"{prefix}incomplete string length indicator for inference input '{name}' for model "
-                f"'{model}', expecting 4 bytes but only {left} bytes available. Please make sure the "
-                "string length indicator is in one buffer."
-            )
-        length = int.from_bytes(buffer[at : at + 4], "little")
-        at += 4 + length
-        found += 1
-        if found > count:
-            return (
-                f"{prefix}unexpected number of string elements {found} for inference input '{name}' "
-                f"for model '{model}', expecting {count}"
-            )
-    if found < count:
-        return (
-            f"{prefix}expected {count} string elements for inference input '{name}' for model "
-            f"'{model}', got {found}"
-        )
-    return (
-        f"incomplete string data for inference input '{name}', expecting string of length {length} "
-        f"but only {length - (at - len(buffer))} bytes available"
-    )
 
 
 def encode(array: NDArray[Any]) -> bytes:
@@ -84,34 +42,22 @@ def encode(array: NDArray[Any]) -> bytes:
         )
     module = native()
     if module is None:
-        return _encode_objects(array.ravel().tolist())
+        return encode_strings(array.ravel().tolist())
     try:
         return module.bytes_encode(np.ascontiguousarray(array))
     except OverflowError as error:
         raise invalid(str(error)) from None
 
 
-def _encode_objects(items: list[Any]) -> bytes:
-    if set(map(type, items)) != {bytes}:
-        items = [item if isinstance(item, bytes) else str(item).encode() for item in items]
-    lengths = list(map(len, items))
-    if max(lengths) > _LONGEST:
-        raise invalid(
-            f"expected strings of at most {_LONGEST} bytes in a BYTES tensor, got one of "
-            f"{max(lengths)} bytes"
-        )
-    return b"".join(chain.from_iterable(zip(map(_LENGTH.pack, lengths), items)))
-
-
 def _encode_fixed_width(array: NDArray[np.bytes_]) -> bytes:
     width = array.dtype.itemsize
     lengths = np.char.str_len(array).ravel().astype("<u4")
-    records = np.empty((array.size, _LENGTH.size + width), np.uint8)
-    records[:, : _LENGTH.size] = lengths.view(np.uint8).reshape(-1, _LENGTH.size)
-    records[:, _LENGTH.size :] = np.frombuffer(array, np.uint8).reshape(-1, width)
+    records = np.empty((array.size, LENGTH.size + width), np.uint8)
+    records[:, : LENGTH.size] = lengths.view(np.uint8).reshape(-1, LENGTH.size)
+    records[:, LENGTH.size :] = np.frombuffer(array, np.uint8).reshape(-1, width)
     if (lengths == width).all():
         return records.tobytes()
-    used = np.arange(records.shape[1]) < (lengths[:, np.newaxis] + _LENGTH.size)
+    used = np.arange(records.shape[1]) < (lengths[:, np.newaxis] + LENGTH.size)
     return records[used].tobytes()
 
 
@@ -125,55 +71,18 @@ def decode(buffer: Any, count: int | None = None) -> NDArray[np.object_]:
     """
     module = native()
     if module is None:
-        strings = _decode_strings(bytes(buffer))
-        _check_count(len(strings), count)
+        strings = decode_strings(bytes(buffer))
+        check_count(len(strings), count)
         decoded = np.empty(len(strings), np.object_)
         decoded[:] = strings
         return decoded
     try:
         decoded = np.empty(module.bytes_count(buffer), np.object_)
-        _check_count(decoded.size, count)
+        check_count(decoded.size, count)
         module.bytes_decode(buffer, decoded)
     except ValueError as error:
         raise invalid(str(error)) from None
     return decoded
-
-
-def _decode_strings(data: bytes) -> list[bytes]:
-    strings: list[bytes] = []
-    append = strings.append
-    length_at = _LENGTH.unpack_from
-    start, end = 0, len(data)
-    while start < end:
-        if end - start < 4:
-            raise invalid(INCOMPLETE_LENGTH)
-        stop = start + 4 + length_at(data, start)[0]
-        if stop > end:
-            raise invalid(STRING_BEYOND_BUFFER)
-        append(data[start + 4 : stop])
-        start = stop
-    return strings
-
-
-def validate(buffer: Any, count: int) -> None:
-    """Raise INVALID_ARG unless a buffer is a well-formed BYTES tensor of `count` strings."""
-    module = native()
-    if module is None:
-        _check_count(len(_decode_strings(bytes(buffer))), count)
-        return
-    try:
-        found = module.bytes_count(buffer)
-    except ValueError as error:
-        raise invalid(str(error)) from None
-    _check_count(found, count)
-
-
-def _check_count(found: int, expected: int | None) -> None:
-    if expected is not None and found != expected:
-        raise invalid(
-            f"Invalid bytes tensor data: expected {expected} strings for the tensor's shape, got "
-            f"{found}"
-        )
 
 
 def spell_values(datatype: str, shape: tuple[int, ...], data: bytes) -> Iterator[str]:

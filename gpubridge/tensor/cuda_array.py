@@ -8,8 +8,9 @@ import numpy as np
 
 from gpubridge.errors import BridgeError, invalid, unsupported
 from gpubridge.tensor import dlpack
+from gpubridge.tensor.datatypes import byte_size, element_count
 from gpubridge.tensor.device_bytes import DeviceBytes, OrderingStream, Ready
-from gpubridge.tensor.dtypes import DATATYPES, byte_size, datatype_from_numpy, element_count
+from gpubridge.tensor.dtypes import DTYPE_OF_DATATYPE, datatype_from_numpy
 from gpubridge.tensor.streams import LEGACY_STREAM, current_stream_of
 
 
@@ -21,7 +22,7 @@ def cuda_array_interface(
     The consumer waits for the legacy default stream, which waits for the data. Raises BridgeError:
     UNSUPPORTED for BF16, for which the interface has no name.
     """
-    dtype = DATATYPES[datatype].dtype
+    dtype = DTYPE_OF_DATATYPE.get(datatype)
     if dtype is None:
         raise unsupported(
             f"__cuda_array_interface__ has no name for the elements of {datatype} tensors: use DLPack"

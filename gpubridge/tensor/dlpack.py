@@ -18,8 +18,8 @@ import numpy as np
 
 from gpubridge.errors import invalid, unsupported
 from gpubridge.tensor import dlpack_ctypes
+from gpubridge.tensor.datatypes import element_count, item_size
 from gpubridge.tensor.device_bytes import DeviceBytes, OrderingStream, Ready, ReadyTogether
-from gpubridge.tensor.dtypes import element_count, item_size
 from gpubridge.tensor.native import CapsuleFields, native
 from gpubridge.tensor.streams import UsedStreams, current_stream_of, remember_unnamed
 

@@ -129,7 +129,7 @@ class NativeModule(CapsuleEngine, Protocol):
         """Count the strings of a serialised BYTES tensor; ValueError where it is malformed."""
 
     def bytes_encode(self, items: Any, /) -> bytes:
-        """Serialise a C-contiguous object array."""
+        """Serialise a list, or a C-contiguous object array."""
 
     def bytes_decode(self, buffer: Any, items: Any, /) -> None:
         """Fill a C-contiguous object array; ValueError if malformed or of another count."""

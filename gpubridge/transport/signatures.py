@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from gpubridge.errors import BridgeError, invalid
-from gpubridge.tensor.dtypes import item_size
+from gpubridge.tensor.datatypes import item_size
 from gpubridge.transport.channel import MalformedMessage
 
 MOST_TENSORS = 4096

@@ -14,7 +14,8 @@ from gpubridge.protocol.infer_request import parse_request
 from gpubridge.protocol.infer_response import encode_response
 from gpubridge.request import InferResponse
 from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
+from gpubridge.tensor.datatypes import DATATYPES
+from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.transport.signatures import Signature, TensorSpec
 from tests.fuzz.budget import fuzzed
 from tests.fuzz.json_values import PARAMETERS

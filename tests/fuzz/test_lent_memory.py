@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from gpubridge.tensor import native
-from gpubridge.transport.leases import LeaseBook
+from gpubridge.transport.lease_book import LeaseBook
 from tests.fuzz.budget import fuzzed
 
 pytestmark = pytest.mark.skipif(native.native() is None, reason=str(native.absence()))

@@ -23,7 +23,8 @@ from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import Budget
 from gpubridge.protocol.generate import parse_generate
 from gpubridge.telemetry.statistics import ModelStatistics
-from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
+from gpubridge.tensor.datatypes import DATATYPES
+from gpubridge.tensor.dtypes import numpy_dtype
 from gpubridge.transport.context import RequestContext, context_codec
 from gpubridge.transport.signatures import SignatureCache, decode_shapes
 from tests.fuzz.budget import fuzzed, mutations

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
-from gpubridge.tensor.dtypes import DATATYPES, numpy_dtype
+from gpubridge.tensor.datatypes import DATATYPES
+from gpubridge.tensor.dtypes import numpy_dtype
 from tests.process.device_models import LIBRARY, running_device_server, write_device_model
 from tests.process.server import write_code_model, write_model
 from tests.process.test_device_edges import ensemble

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 
 from gpubridge.tensor import dlpack, dlpack_abi
-from gpubridge.tensor.dtypes import DATATYPES
+from gpubridge.tensor.datatypes import DATATYPES
 
 __all__ = ["Owner", "Producer", "exported", "name_of"]
 

@@ -12,7 +12,7 @@ from gpubridge.bench.load_report import draw, figures, table
 from gpubridge.cli import bench_load, main
 from gpubridge.errors import BridgeError
 from gpubridge.protocol.infer_request import parse_request
-from gpubridge.tensor.dtypes import DATATYPES
+from gpubridge.tensor.datatypes import DATATYPES
 from tests.unit.model_configs import model_config
 
 MILLISECOND = 1_000_000

@@ -47,27 +47,32 @@ def test_a_server_does_not_search_what_it_imported_for_garbage(tmp_path):
     assert done.stderr == "True True\n"
 
 
-def test_a_server_has_no_threads_for_linear_algebra():
+def test_a_server_imports_no_numpy_and_has_no_threads_for_linear_algebra(tmp_path):
     code = (
-        "import os, sys\n"
+        "import os, sys, uvloop\n"
+        "def run(serving):\n"
+        "    serving.close()\n"
+        "    print('numpy' in sys.modules, file=sys.stderr)\n"
+        "    before = len(os.listdir('/proc/self/task'))\n"
+        "    import numpy\n"
+        "    said = len(os.listdir('/proc/self/task')) - before, os.environ.get('OPENBLAS_NUM_THREADS')\n"
+        "    print(*said, file=sys.stderr)\n"
+        "uvloop.run = run\n"
         "from gpubridge.cli import main\n"
-        "try: main(['serve', '--help'])\n"
-        "except SystemExit: pass\n"
-        "said = len(os.listdir('/proc/self/task')), os.environ.get('OPENBLAS_NUM_THREADS')\n"
-        "print(*said, 'numpy' in sys.modules, file=sys.stderr)\n"
+        "main(['serve', sys.argv[1]])\n"
     )
     for given in ({}, {"OPENBLAS_NUM_THREADS": "4"}):
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "", **given}
         if not given:
             del environment["OPENBLAS_NUM_THREADS"]
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", code, str(tmp_path)],
             env=environment,
             capture_output=True,
             text=True,
             check=True,
         )
-        assert done.stderr.split() == ["1", given.get("OPENBLAS_NUM_THREADS", "None"), "True"]
+        assert done.stderr.split() == ["False", "0", given.get("OPENBLAS_NUM_THREADS", "None")]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 import gc
 import os
 import threading
+import weakref
 
 import numpy as np
 import pytest
 
+from gpubridge import dataplane
 from gpubridge.host_shm import HostArena
 from gpubridge.pb_utils import Tensor
 from gpubridge.tensor import native
@@ -316,3 +318,21 @@ def test_memory_to_be_read_only_gives_views_that_say_so(wall):
     assert bytes(view) == b"xbcd"
     del view, other
     wall.borrower.drop(region)
+
+
+def test_views_of_owned_memory_keep_its_owner():
+    class Owner:
+        pass
+
+    owner, memory = Owner(), memoryview(bytearray(b"abcd"))
+    gone = weakref.ref(owner)
+    views = [dataplane.owned_view(memory[1:3], owner)]
+    memory.release()
+    del owner
+    views[0][0] = ord("x")
+    views.append(views.pop()[:1])
+    assert (bytes(views[0]), gone() is None) == (b"x", False)
+    views.clear()
+    assert gone() is None
+    with pytest.raises(TypeError, match="read-only"):
+        dataplane.owned_view(b"ab", None)[0] = 1

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from gpubridge import dataplane
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.grpc import packing, stream
-from gpubridge.protocol import body, response_encoding
+from gpubridge.protocol import body, classification
 from gpubridge.protocol.fields import parse_json
 from gpubridge.protocol.grpc import infer_request, receiver
 from gpubridge.protocol.grpc.infer_request import FormCache, build_form, parse_form, read_request
@@ -327,7 +327,7 @@ async def test_a_worker_checks_long_strings(readers, monkeypatch, count):
 async def test_a_worker_finds_classes_of_much(monkeypatch, model, method, datatype):
     monkeypatch.setattr(packing, "HEAVY_BYTES", 3)
     threads = []
-    find = response_encoding.classified
+    find = classification.classified
 
     def note(response, classes, config):
         threads.append(threading.current_thread())
@@ -335,7 +335,7 @@ async def test_a_worker_finds_classes_of_much(monkeypatch, model, method, dataty
         response.signature = Signature((spec._replace(datatype=datatype),), ())
         return find(response, classes, config)
 
-    monkeypatch.setattr(response_encoding, "classified", note)
+    monkeypatch.setattr(classification, "classified", note)
     endpoint = GrpcEndpoint()
     made = raw(("A", "FP32", [1], struct.pack("<f", 2.5)), id="one")
     made.model_name = model

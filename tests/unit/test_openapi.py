@@ -11,7 +11,7 @@ import pytest
 from gpubridge.frontend.api.document import OpenApiDocument
 from gpubridge.protocol.generate import parse_generate
 from gpubridge.protocol.infer_request import parse_request
-from gpubridge.tensor.dtypes import DATATYPES
+from gpubridge.tensor.datatypes import DATATYPES
 from tests.unit.model_configs import model_config
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"

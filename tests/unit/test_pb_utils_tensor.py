@@ -10,7 +10,8 @@ import pytest
 from gpubridge import pb_utils
 from gpubridge.pb_utils.tensor import SharedTensor
 from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import DATATYPES
+from gpubridge.tensor.datatypes import DATATYPES
+from gpubridge.tensor.dtypes import numpy_dtype
 
 pytestmark = pytest.mark.both_runtimes
 
@@ -36,7 +37,7 @@ def test_a_tensor_refers_to_its_array():
 
 @pytest.mark.parametrize("datatype", NUMERIC)
 def test_datatype_of_an_array(datatype):
-    array = np.zeros((2, 2), DATATYPES[datatype].dtype)
+    array = np.zeros((2, 2), numpy_dtype(datatype))
     tensor = Tensor("OUT", array)
     assert tensor._datatype == datatype
     assert bytes(tensor._payload()) == array.tobytes()
@@ -102,7 +103,7 @@ def test_bfloat16_arrays():
 
 @pytest.mark.parametrize("datatype", NUMERIC)
 def test_a_received_tensor_is_a_view(datatype):
-    array = np.array([[0, 1, 1], [1, 0, 1]]).astype(DATATYPES[datatype].dtype)
+    array = np.array([[0, 1, 1], [1, 0, 1]]).astype(numpy_dtype(datatype))
     memory, tensor = received(array, datatype)
     view = tensor.as_numpy()
     assert view.dtype == array.dtype
@@ -249,7 +250,7 @@ def test_to_dlpack_raises_the_reference_count_by_exactly_one():
 
 @pytest.mark.parametrize("datatype", NUMERIC)
 def test_numpy_takes_a_tensor(datatype):
-    array = np.array([[0, 1], [1, 1]]).astype(DATATYPES[datatype].dtype)
+    array = np.array([[0, 1], [1, 1]]).astype(numpy_dtype(datatype))
     if not hasattr(np, "from_dlpack"):
         pytest.skip("this NumPy has no from_dlpack")
     if datatype == "BOOL" and tuple(map(int, np.__version__.split(".")[:2])) < (1, 25):

@@ -17,7 +17,7 @@ from gpubridge.protocol.body import (
     input_copy,
 )
 from gpubridge.protocol.infer_request import parse_request
-from gpubridge.tensor.dtypes import DATATYPES, item_size
+from gpubridge.tensor.datatypes import DATATYPES, item_size
 from tests.unit.model_configs import model_config
 
 NAMES = list("ABCDEFGH")

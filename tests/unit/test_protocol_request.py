@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol import infer_request
 from gpubridge.protocol.infer_request import raw_request
-from gpubridge.tensor.dtypes import DATATYPES, item_size
+from gpubridge.tensor.datatypes import DATATYPES, item_size
 from gpubridge.transport.signatures import SignatureCache, decode_shapes
 from tests.unit.model_configs import model_config
 

@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.tensor import bytes_codec, native
+from gpubridge.tensor import bytes_codec, native, strings
 
 
 @pytest.fixture(params=["native", "python"], autouse=True)
 def implementation(request, monkeypatch):
     if request.param == "python":
-        monkeypatch.setattr(bytes_codec, "native", lambda: None)
+        for module in (bytes_codec, strings):
+            monkeypatch.setattr(module, "native", lambda: None)
     elif native.native() is None:
         pytest.skip(f"no compiled module: {native.absence()}")
     return request.param
 
 
-def serialised(*strings):
-    return b"".join(struct.pack("<I", len(string)) + string for string in strings)
+def serialised(*items):
+    return b"".join(struct.pack("<I", len(item)) + item for item in items)
 
 
 def objects(*items):
@@ -92,11 +93,12 @@ def test_an_element_may_replace_others_while_it_is_encoded():
 
 
 @pytest.mark.parametrize(
-    "strings", [objects("a", "bc", ""), [b"ab", b"c", b""], [b"ab", b"cd"], ["ä", "bc", ""]]
+    "items", [objects("a", "bc", ""), [b"ab", b"c", b""], [b"ab", b"cd"], ["ä", "bc", ""]]
 )
-def test_arrays_of_text_or_bytes_only(strings):
-    expected = [each if isinstance(each, bytes) else each.encode() for each in strings]
-    assert bytes_codec.encode(np.asarray(strings)) == serialised(*expected)
+def test_arrays_of_text_or_bytes_only(items):
+    expected = [each if isinstance(each, bytes) else each.encode() for each in items]
+    assert bytes_codec.encode(np.asarray(items)) == serialised(*expected)
+    assert strings.encode_strings(list(items)) == serialised(*expected)
 
 
 @pytest.mark.parametrize("dtype", ["O", "S2", "U2"])
@@ -114,7 +116,7 @@ def test_no_elements_no_bytes():
         assert bytes_codec.encode(np.empty((0, 4), dtype)) == b""
     assert bytes_codec.decode(b"", 0).shape == (0,)
     assert bytes_codec.decode(b"").dtype == np.object_
-    bytes_codec.validate(b"", 0)
+    strings.validate(b"", 0)
 
 
 def test_numbers_are_not_strings():
@@ -123,17 +125,17 @@ def test_numbers_are_not_strings():
 
 
 MALFORMED = [
-    (b"\1", bytes_codec.INCOMPLETE_LENGTH),
-    (serialised(b"ab") + b"\0\0\0", bytes_codec.INCOMPLETE_LENGTH),
-    (b"\1\0\0\0", bytes_codec.STRING_BEYOND_BUFFER),
-    (serialised(b"ab", b"cde")[:-1], bytes_codec.STRING_BEYOND_BUFFER),
-    (b"\xff\xff\xff\xff" + b"x" * 10, bytes_codec.STRING_BEYOND_BUFFER),
+    (b"\1", strings.INCOMPLETE_LENGTH),
+    (serialised(b"ab") + b"\0\0\0", strings.INCOMPLETE_LENGTH),
+    (b"\1\0\0\0", strings.STRING_BEYOND_BUFFER),
+    (serialised(b"ab", b"cde")[:-1], strings.STRING_BEYOND_BUFFER),
+    (b"\xff\xff\xff\xff" + b"x" * 10, strings.STRING_BEYOND_BUFFER),
 ]
 
 
 @pytest.mark.parametrize(("data", "text"), MALFORMED)
 def test_malformed_data(data, text):
-    for call in (bytes_codec.decode, bytes_codec.validate):
+    for call in (bytes_codec.decode, strings.validate):
         with pytest.raises(BridgeError) as caught:
             call(data, 2)
         assert caught.value.message == text
@@ -143,10 +145,10 @@ def test_malformed_data(data, text):
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_another_count_than_the_shape_asks_for(count):
     data = serialised(b"a", b"bc")
-    for call in (bytes_codec.decode, bytes_codec.validate):
+    for call in (bytes_codec.decode, strings.validate):
         with pytest.raises(BridgeError, match=f"expected {count} strings .* got 2"):
             call(data, count)
-    bytes_codec.validate(data, 2)
+    strings.validate(data, 2)
 
 
 def test_views_of_foreign_memory_are_copied_out():

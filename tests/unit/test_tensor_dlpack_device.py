@@ -11,8 +11,8 @@ import pytest
 
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.tensor import dlpack
+from gpubridge.tensor.datatypes import DATATYPES
 from gpubridge.tensor.device_bytes import DeviceBytes
-from gpubridge.tensor.dtypes import DATATYPES
 from tests.unit.device_doubles import (
     BRIDGE_STREAM,
     CudaArray,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpubridge.tensor import dlpack, dlpack_abi, dlpack_ctypes, native
-from gpubridge.tensor.dtypes import DATATYPES
+from gpubridge.tensor.datatypes import DATATYPES
 from tests.unit.dlpack_capsules import Owner, exported, name_of
 
 NUMERIC = [name for name in DATATYPES if name not in ("BYTES", "BF16")]

@@ -18,7 +18,7 @@ from gpubridge.backends.pytorch.program import (
     load_forward,
     pick_output,
 )
-from gpubridge.tensor.dtypes import DATATYPES
+from gpubridge.tensor.datatypes import DATATYPES
 
 _WITHOUT_EFFECT = (
     "ENABLE_CACHE_CLEANING",

@@ -28,7 +28,7 @@ from gpubridge.engine.supervisor.ready_check import ReadyCheck
 from gpubridge.errors import BridgeError, counted, unavailable, unsupported
 from gpubridge.request import InferRequest, InferResponse, Outcome, merged_parameters
 from gpubridge.telemetry.logs import request_error
-from gpubridge.tensor.dtypes import item_size
+from gpubridge.tensor.datatypes import item_size
 from gpubridge.transport.signatures import Signature, SignatureCache, TensorSpec
 
 _logger = logging.getLogger(__name__)

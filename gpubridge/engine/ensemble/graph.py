@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import invalid
-from gpubridge.tensor.dtypes import config_name
+from gpubridge.tensor.datatypes import config_name
 
 if TYPE_CHECKING:
     from gpubridge.engine.repository.model_index import VersionStatus

@@ -6,8 +6,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
+from gpubridge.dataplane import owned_view
 from gpubridge.engine.memory.device_region import OF_CLIENTS, ON_DEVICE
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.request import NO_BYTES, InferResponse, MemoryRange, Parameters
@@ -38,17 +37,7 @@ def held_bytes(place: MemoryRange) -> memoryview:
         return memoryview(b"")
     # Requests that would need this are refused: the server does not read clients' memory.
     assert not isinstance(segment, OF_CLIENTS)
-    # A view of its own: the segment's own view may be released before this one.
-    array: Any = np.frombuffer(segment.view[offset : offset + nbytes], np.uint8)
-    array = array.view(_HeldArray)
-    array.keep = keep
-    return memoryview(array)
-
-
-class _HeldArray(np.ndarray[Any, Any]):
-    """An array with a reference to the owner of its memory; views refer to the array."""
-
-    keep: object
+    return owned_view(segment.view[offset : offset + nbytes], keep)
 
 
 class PlacedResponse(InferResponse):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from gpubridge.errors import BridgeError
 from gpubridge.request import CompletedBatch, InferRequest, InferResponse
 from gpubridge.telemetry.traces import AnyTrace, Traces
-from gpubridge.tensor.bytes_codec import spell_values
 from gpubridge.transport.signatures import SignatureCache, TensorSpec, decode_shapes
 
 _WAITED = {"HTTP": "HTTP_RECV", "GRPC": "GRPC_WAITREAD"}
@@ -224,5 +223,13 @@ def _note(
     if view is None:
         trace.tensor(activity, named, None, 0)
     else:
-        spell = partial(spell_values, spec.datatype, shape, bytes(view))
+        spell = partial(_spell, spec.datatype, shape, bytes(view))
         trace.tensor(activity, named, spell, len(view))
+
+
+def _spell(datatype: str, shape: tuple[int, ...], data: bytes) -> Iterator[str]:
+    """Yield the text of a tensor's values, in the writer's thread."""
+    # It needs NumPy, which the server does without until then.
+    from gpubridge.tensor.bytes_codec import spell_values  # noqa: PLC0415
+
+    return spell_values(datatype, shape, data)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from gpubridge.config import KSERVE_DATATYPES, ModelConfig
 from gpubridge.config.files import read_regular
 from gpubridge.errors import BridgeError, ErrorCode, invalid
@@ -19,8 +17,8 @@ from gpubridge.host_shm import HostArena
 from gpubridge.model_io import InputForm, check_inputs, model_shape
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.schema import ProtoMessage, enum_name
-from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.dtypes import byte_size, element_count
+from gpubridge.tensor import strings
+from gpubridge.tensor.datatypes import byte_size, element_count
 from gpubridge.transport.control import LARGEST_BATCH
 from gpubridge.transport.signatures import encode_tensors
 
@@ -244,7 +242,7 @@ def _input(
             content = content[:nbytes]
         else:
             try:
-                bytes_codec.validate(content, words)
+                strings.validate(content, words)
             except BridgeError as error:
                 raise invalid(
                     f"[request id: <id_unknown>] expected {words} string elements for inference "
@@ -275,6 +273,8 @@ def _read(folder: Path, name: str, model: str) -> bytes:
 
 def _random(entry: InputForm) -> bytes:
     """Return random floats from 0 to 1, small integers, or short words."""
+    import numpy as np  # noqa: PLC0415  (the server does without it until then)
+
     generator = np.random.default_rng()
     count = element_count(entry.shape)
     if entry.datatype == "BYTES":

@@ -18,11 +18,11 @@ from gpubridge.frontend.answer_texts import charged
 from gpubridge.frontend.coding import Inflater, compress
 from gpubridge.frontend.grpc.status import RESPONSE_FIELDS, CallFailed, Status
 from gpubridge.host_shm import Account, Body, Budget, PrivateBytes
-from gpubridge.protocol.classification import classified_bytes
 from gpubridge.protocol.grpc.infer_request import FormCache, KnownRequest
 from gpubridge.protocol.grpc.infer_response import FrameSegments, encode_response
 from gpubridge.protocol.grpc.receiver import RequestReceiver
 from gpubridge.protocol.request_form import classes_of
+from gpubridge.protocol.response_encoding import classified_bytes
 from gpubridge.request import InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
 

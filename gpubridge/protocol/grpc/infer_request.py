@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from gpubridge import dataplane
 from gpubridge.config import ModelConfig
 from gpubridge.dataplane import RequestTemplates, read_fields
@@ -45,7 +43,8 @@ from gpubridge.protocol.request_templates import (
 from gpubridge.request import InferRequest, Outcome
 from gpubridge.schema import ProtoMessage
 from gpubridge.telemetry.statistics import ModelStatistics
-from gpubridge.tensor.dtypes import DATATYPES, item_size, numbers_to_bytes
+from gpubridge.tensor.datatypes import DATATYPES, item_size
+from gpubridge.tensor.packed_numbers import numbers_to_bytes
 
 LONG_FORM_BYTES = 1 << 20
 """Bytes of a form above which a worker parses it."""
@@ -327,7 +326,7 @@ def data_from_contents(
         )
         assert data is not None  # protobuf has parsed it
         if narrow:
-            values = np.frombuffer(data, np.uint32 if name == "UINT32" else np.int32)
+            values = memoryview(data).cast("I" if name == "UINT32" else "i")
             data = numbers_to_bytes(entry.name, datatype, values)
     return data or b""
 

@@ -13,9 +13,9 @@ from gpubridge.errors import BridgeError, invalid, unavailable
 from gpubridge.host_shm import ClientMapping, map_client_region
 from gpubridge.pb_utils import Tensor
 from gpubridge.stub.memory.read_only import tells_of_write
-from gpubridge.tensor import bytes_codec
-from gpubridge.tensor.bytes_codec import string_fault
-from gpubridge.tensor.dtypes import element_count
+from gpubridge.tensor import strings
+from gpubridge.tensor.datatypes import element_count
+from gpubridge.tensor.strings import string_fault
 from gpubridge.transport.control import ControlPage
 from gpubridge.transport.device_events import waits_of
 from gpubridge.transport.leases import BorrowedMemory
@@ -181,7 +181,7 @@ class ClientMemory:
     def _check_strings(self, record: Record, index: int, memory: memoryview) -> None:
         count = element_count(record.shapes[index])
         try:
-            bytes_codec.validate(memory, count)
+            strings.validate(memory, count)
         except BridgeError as error:
             name = record.signature.tensors[index].name
             text = string_fault(record.identifier, name, self._model, memory, count)

@@ -14,7 +14,7 @@ from gpubridge.pb_utils.datatypes import OutputForm
 from gpubridge.pb_utils.tensor import DeviceTensor, OutputTensor
 from gpubridge.stub.memory.client_memory import ClientMemory, Target, target_of, targets_of
 from gpubridge.stub.memory.outputs import OutputMemory
-from gpubridge.tensor.dtypes import element_count
+from gpubridge.tensor.datatypes import element_count
 from gpubridge.transport.control import NO_LEASE
 from gpubridge.transport.records import Record
 

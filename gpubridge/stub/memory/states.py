@@ -14,7 +14,7 @@ import numpy as np
 
 from gpubridge.errors import invalid
 from gpubridge.pb_utils import Tensor
-from gpubridge.tensor.dtypes import element_count, item_size
+from gpubridge.tensor.datatypes import element_count, item_size
 from gpubridge.transport.context import RequestContext
 from gpubridge.transport.stub_settings import StateSettings
 
