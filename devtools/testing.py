@@ -81,12 +81,12 @@ def run_pytest(
     arguments: list[str],
     variables: Mapping[str, str] | None = None,
 ) -> int:
-    """Run pytest with two workers for each core, since tests of servers mostly wait; return its exit status."""
+    """Run pytest with three workers for each core, since tests of servers mostly wait; return its exit status."""
     given = dict(os.environ if variables is None else variables)
     # Hundreds of servers and stubs are started: none of them shall compile the package again.
     given.pop("PYTHONDONTWRITEBYTECODE", None)
-    workers = str(2 * len(os.sched_getaffinity(0)))
-    # Files stay whole, so the fixtures of each are made once; short ones of tests/unit are the last in their order.
+    workers = str(3 * len(os.sched_getaffinity(0)))
+    # Files stay whole, so the fixtures of each are made once; `tests/file_order.py` has their order.
     order = ("--dist", "loadfile", "--no-loadscope-reorder")
     spread = ("-n", workers, "--maxprocesses", _MOST_WORKERS, *order)
     return run([python, "-m", "pytest", *spread, *arguments], cwd=checkout.root, variables=given)

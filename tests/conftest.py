@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from tests import flaky, forks, hangs, lanes, plane, run_folder, run_report, server_starts
+from tests import (
+    file_order,
+    flaky,
+    forks,
+    hangs,
+    lanes,
+    plane,
+    run_folder,
+    run_report,
+    server_starts,
+)
 
 # Thousands of inputs, which pytest would look at one by one.
 collect_ignore = ["fuzz/native"]
@@ -24,7 +34,8 @@ def pytest_configure(config):
     Such a thread spins for milliseconds after the import of NumPy, in each of thousands of processes.
     Shells have Ctrl-C ignored by what they start in the background, and by its children.
     """
-    for plugin in (flaky, forks, hangs, plane, run_folder, run_report.RunReport(), server_starts):
+    report = run_report.RunReport()
+    for plugin in (file_order, flaky, forks, hangs, plane, run_folder, report, server_starts):
         config.pluginmanager.register(plugin)
     if config.pluginmanager.hasplugin("hypothesispytest"):
         # Where GPUs are tested it may be absent.
