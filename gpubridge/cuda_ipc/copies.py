@@ -18,6 +18,7 @@ from typing import Any, Callable, TypeVar
 from gpubridge.cuda_ipc.context import DeviceContext
 from gpubridge.cuda_ipc.driver import CAPTURES, NOT_READY, CudaError, call, status_of
 from gpubridge.errors import BridgeError, ErrorCode, InternalError
+from gpubridge.tensor.streams import ANY_STREAM, LEGACY_STREAM
 
 _Record = TypeVar("_Record")
 
@@ -101,8 +102,8 @@ class CopyStream:
     def order_after(self, stream: int) -> None:
         """Order later work of this stream after the current work of another one.
 
-        ``stream``: a handle; 0 or 1 is the legacy default stream, 2 the per-thread one. Waits for the
-        end of a capture, see `wait_for_capture`.
+        ``stream``: a handle; 0 or 1 is the legacy default stream, 2 the per-thread one; or `ANY_STREAM`.
+        Waits for the end of a capture, see `wait_for_capture`.
         """
         with self._context.pushed():
             # A wait is for the record that precedes it: the event can be reused at once.
@@ -121,16 +122,31 @@ class CopyStream:
             call("cuStreamWaitEvent", stream, self.mark()._event, 0)
 
     def mark(self, other: int | None = None) -> CopyMark:
-        """Mark the end of the current work of this stream, or of another one."""
+        """Mark the end of the current work of this stream, of another one, or of `ANY_STREAM`."""
         stream = self._open() if other is None else other
         with self._context.pushed():
             event = self._take_event()
             try:
-                call("cuEventRecord", event, stream)
+                if other == ANY_STREAM:
+                    self._record_all(event)
+                else:
+                    call("cuEventRecord", event, stream)
             except BaseException:
                 self._free_events.append(event)
                 raise
         return CopyMark(self, event)
+
+    def _record_all(self, event: Any) -> None:
+        """Record an event behind all work of this process on the device; waits with older drivers."""
+        try:
+            call("cuCtxRecordEvent", self._context.raw, event)
+        except CudaError as error:
+            if error.sticky or error.status in CAPTURES:
+                raise
+            # A driver before CUDA 12.5 does not have the function.
+            self.count_wait()
+            self.wait_for_all()
+            call("cuEventRecord", event, self._open())
 
     def mark_uncaptured(self, stream: int) -> CopyMark:
         """Mark the current work of another stream, which is not captured then, see `record_uncaptured`."""
@@ -159,10 +175,14 @@ class CopyStream:
                 time.sleep(_CAPTURE_POLL_SECONDS)
 
     def captured(self, stream: int) -> bool:
-        """Return whether a stream is captured, or unusable while another one is captured."""
+        """Return whether a stream is captured, or unusable while another one is captured.
+
+        All streams cannot be asked: of `ANY_STREAM` those are that the legacy stream waits for.
+        """
+        asked = LEGACY_STREAM if stream == ANY_STREAM else stream
         with self._context.pushed():
             try:
-                return bool(int(call("cuStreamIsCapturing", stream)))
+                return bool(int(call("cuStreamIsCapturing", asked)))
             except CudaError as error:
                 # Other errors are raised by the next call on the stream.
                 return error.status in CAPTURES

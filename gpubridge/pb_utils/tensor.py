@@ -509,8 +509,11 @@ class DeviceTensor(OutputTensor):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        if stream is not None and not isinstance(stream, int):
-            raise TypeError(f"expected stream to be an int or None, got {type(stream).__name__}")
+        if not (stream is None or isinstance(stream, int) or hasattr(stream, "__cuda_stream__")):
+            raise TypeError(
+                "expected stream to be an int, an object with __cuda_stream__, or None, got "
+                f"{type(stream).__name__}"
+            )
         here = self.__dlpack_device__()
         wanted = here if dl_device is None else tuple(dl_device)
         if wanted == (dlpack.CPU, 0):

@@ -7,13 +7,14 @@ This module does not load or call the driver: the process that has the device pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpubridge.tensor.streams import (
     LEGACY_STREAM,
     FrameworkStream,
     UsedStreams,
     current_streams,
+    named_stream,
     others_imported,
     remember,
     remember_unnamed,
@@ -87,7 +88,7 @@ class DeviceBytes:
     - ``read_only``: whether consumers must not write; only some interfaces can express it.
     - ``shared``: whether others may write to the memory at any time: it is another library's, or
       was exported.
-    - ``streams``: streams on which others may still use the bytes, kept alive here. Call `order_into`
+    - ``streams``: streams on which others may still use the bytes, kept alive here, or `ANY_STREAM`. Call `order_into`
       before the memory is read for sending or passed to others.
     """
 
@@ -141,12 +142,13 @@ class DeviceBytes:
         part.owner_streams = self.owner_streams
         return part
 
-    def hand_out(self, stream: int | None) -> None:
+    def hand_out(self, named: Any) -> None:
         """Export the bytes to a consumer's stream, numbered as in ``__dlpack__``.
 
-        ``stream``: None is the legacy default stream or a framework's current one; with -1 the consumer
-        orders its own work.
+        ``named``: a stream's handle, or the object that owns it (`named_stream`); None is the legacy
+        default stream or a framework's current one; with -1 the consumer orders its own work.
         """
+        stream, owner = named_stream(named)
         if stream is not None and stream < -1:
             raise ValueError(
                 "expected stream to be None, -1, 1 (legacy default), 2 (per-thread default) or a "
@@ -162,7 +164,7 @@ class DeviceBytes:
         if stream is None or stream == -1:
             remember_unnamed(self.streams, self.ordinal)
         else:
-            remember(self.streams, stream or LEGACY_STREAM, self.ordinal)
+            remember(self.streams, stream or LEGACY_STREAM, self.ordinal, owner)
 
     def hand_out_unnamed(self) -> None:
         """Export the bytes to a consumer that names no stream.

@@ -1,8 +1,9 @@
 """CUDA streams by their handles, and the current streams of frameworks that a model has imported.
 
 This module imports no framework and makes none initialise CUDA. A handle is valid as long as its
-stream exists, so it is stored with the framework's stream object: CuPy destroys a stream with that
-object; PyTorch never destroys the streams of its pool.
+stream exists, so it is stored with the object that owns the stream: CuPy destroys a stream with that
+object; PyTorch never destroys the streams of its pool. To use a handle later is undefined, and has ended
+processes. So a handle of which no owner is known is not stored: its place is taken by `ANY_STREAM`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple
 
 #: Handles of CUDA's default streams, as in DLPack and the CUDA array interface.
 LEGACY_STREAM, PER_THREAD_STREAM = 1, 2
+#: In place of handles: all streams of the device's context.
+ANY_STREAM = -1
 
 _KNOWN = ("torch", "cupy")
 #: Other libraries that use DLPack capsules on their own streams, which are not known here.
@@ -46,7 +49,7 @@ _OTHERS = (
 )
 
 UsedStreams = dict[int, list[object]]
-"""Handles of streams that may use memory, each with the known objects that keep it alive."""
+"""Handles of streams that may use memory, each with the objects that keep it alive; `ANY_STREAM` has none."""
 
 
 class FrameworkStream(NamedTuple):
@@ -97,14 +100,30 @@ def others_imported() -> bool:
     return any(name in sys.modules for name in _OTHERS)
 
 
-def remember(streams: UsedStreams, handle: int, ordinal: int) -> None:
-    """Add a stream, with the objects of frameworks whose current stream it is."""
-    if handle == PER_THREAD_STREAM:
-        # A different stream in each thread; the legacy stream waits for those of all threads.
-        handle = LEGACY_STREAM
-    streams.setdefault(handle, [])
-    if handle != LEGACY_STREAM:
-        _hold(streams, [each for each in current_streams(ordinal) if each.handle == handle])
+def named_stream(stream: Any) -> tuple[int, object]:
+    """Return the handle of a stream that a consumer names, and the object that owns the stream, if any.
+
+    The object has the method ``__cuda_stream__``, by which libraries exchange streams.
+    """
+    describe = getattr(stream, "__cuda_stream__", None)
+    if describe is None:
+        return stream, None
+    _, handle = describe()
+    return int(handle), stream
+
+
+def remember(streams: UsedStreams, handle: int, ordinal: int, owner: object = None) -> None:
+    """Add a stream with its owner, or with the object of a framework whose current stream it is."""
+    if handle in (LEGACY_STREAM, PER_THREAD_STREAM):
+        # The second is another one in each thread; the legacy stream waits for those of all threads.
+        streams.setdefault(LEGACY_STREAM, [])
+        return
+    owners = [owner]
+    if owner is None:
+        owners = [each.owner for each in current_streams(ordinal) if each.handle == handle]
+    _hold(streams, [FrameworkStream(handle, each) for each in owners])
+    if not streams.get(handle):
+        streams[ANY_STREAM] = []
 
 
 def remember_unnamed(streams: UsedStreams, ordinal: int) -> None:

@@ -36,13 +36,19 @@ class Array:
         }
 
 
+class Stream(int):
+    # It says which stream it is, as libraries' own objects do, and keeps it.
+    def __cuda_stream__(self):
+        return 0, int(self)
+
+
 class Library:
     def __init__(self, args=None):
         # As frameworks do: the primary context, which the bridge's work is in, too.
         number = int(args["model_instance_device_id"]) if args else 0
         ok(d.cuInit(0))
         ok(d.cuCtxSetCurrent(ok(d.cuDevicePrimaryCtxRetain(ok(d.cuDeviceGet(number))))))
-        self.stream = int(ok(d.cuStreamCreate(1)))
+        self.stream = Stream(ok(d.cuStreamCreate(1)))
         self.memory = {}
         self.launched = []
 

@@ -62,6 +62,25 @@ def test_a_late_record_may_wait_for_what_is_not_its_own(worker):
     worker.do("released.set()")
 
 
+def test_a_record_of_all_streams_comes_after_what_a_destroyed_one_has_to_do(worker):
+    worker.do(KEPT + "sign = ok(d.cuEventCreate(2)); context = ok(d.cuCtxGetCurrent())")
+    worker.do("ok(d.cuCtxRecordEvent(context, sign)); own = ok(d.cuStreamCreate(1))")
+    worker.do("ok(d.cuStreamWaitEvent(own, sign, 0)); ok(d.cuMemcpyDtoDAsync(b, a, 64, own))")
+    assert worker.do("answer = int(d.cuEventQuery(sign)[0])") == 600
+    worker.do("released.set(); ok(d.cuStreamSynchronize(own))")
+    assert worker.do("answer = read(b, 1)[0]") == 5
+
+
+@pytest.mark.parametrize("look", ["d.cuCtxRecordEvent(context, sign)", "d.cuCtxSynchronize()"])
+def test_who_looks_at_all_streams_spoils_each_capture(worker, look):
+    worker.do("start(); stream = ok(d.cuStreamCreate(1)); context = ok(d.cuCtxGetCurrent())")
+    worker.do("sign = ok(d.cuEventCreate(2)); relaxed = d.CUstreamCaptureMode(2)")
+    worker.do("ok(d.cuThreadExchangeStreamCaptureMode(relaxed))")
+    worker.do("ok(d.cuStreamBeginCapture(stream, relaxed))")
+    worker.refuses("CAPTURE_UNSUPPORTED", f"ok({look})")
+    worker.refuses("CAPTURE_INVALIDATED", "ok(d.cuStreamEndCapture(stream))")
+
+
 def test_handles_may_stay_refused(careless, worker):
     careless.set(destroyed="refused")
     worker.do(KEPT + "ok(d.cuStreamCreate(1)); ok(d.cuEventCreate(2))")

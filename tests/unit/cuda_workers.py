@@ -66,7 +66,16 @@ device = StubDevice(
     gpu, 0, work, cells, None, lambda *what: closed.append(what), lambda: None,
     lambda *what: said.append(what))
 device._require().context.make_current()
-stream = int(ok(d.cuStreamCreate(1)))
+
+class Stream(int):
+    # It says which stream it is, as libraries' own objects do, and keeps it.
+    def __cuda_stream__(self):
+        return 0, int(self)
+
+def new_stream():
+    return Stream(ok(d.cuStreamCreate(1)))
+
+stream = new_stream()
 whole = device.capacity
 
 def passed():

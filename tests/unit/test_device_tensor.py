@@ -111,7 +111,7 @@ def test_as_numpy_looks_again_where_others_may_have_written(memory, dlpack_engin
     tensor.__dlpack__(stream=MODEL_STREAM)
     tensor._device_bytes.owner.write(np.ones(2, np.float32).tobytes())
     assert tensor.as_numpy().tolist() == [1, 1]
-    assert ("after", MODEL_STREAM) in memory.stream.asked
+    assert ("after", streams.ANY_STREAM) in memory.stream.asked
     source = CudaArray(np.zeros(2, np.float32))
     taken = Tensor.from_dlpack("OUT", source)
     assert taken.as_numpy().tolist() == [0, 0]
@@ -139,6 +139,13 @@ def test_data_without_elements_needs_no_device(dlpack_engine):
     assert tensor.__cuda_array_interface__["data"] == (0, False)
 
 
+class Owned(int):
+    """A stream with an object that owns it."""
+
+    def __cuda_stream__(self):
+        return 0, int(self)
+
+
 @pytest.mark.parametrize(
     ("stream", "asked", "kept"),
     [
@@ -148,7 +155,8 @@ def test_data_without_elements_needs_no_device(dlpack_engine):
         # Another stream in each thread; the legacy stream waits for all of them.
         (2, [("before", 2)], {1}),
         (-1, [], {1}),
-        (MODEL_STREAM, [("before", MODEL_STREAM)], {MODEL_STREAM}),
+        (MODEL_STREAM, [("before", MODEL_STREAM)], {streams.ANY_STREAM}),
+        (Owned(MODEL_STREAM), [("before", MODEL_STREAM)], {MODEL_STREAM}),
     ],
 )
 def test_the_consumers_stream_waits_for_the_data(stream, asked, kept, dlpack_engine):
@@ -165,7 +173,10 @@ def test_streams_that_are_none():
     tensor = arrived(np.zeros(2, np.float32))
     with pytest.raises(ValueError, match=r"expected stream to be None, -1, .* got -2$"):
         tensor.__dlpack__(stream=-2)
-    with pytest.raises(TypeError, match="expected stream to be an int or None, got str"):
+    with pytest.raises(
+        TypeError,
+        match="expected stream to be an int, an object with __cuda_stream__, or None, got str",
+    ):
         tensor.__dlpack__(stream="1")
     assert not tensor._device_bytes.shared
 
@@ -179,7 +190,7 @@ def test_tensors_made_on_the_bridges_stream_need_no_order_there():
 def test_an_owner_can_know_the_streams_when_the_bytes_are_gone():
     used = {}
     tensor = arrived(np.zeros(2, np.float32), streams=used)
-    tensor.__dlpack__(stream=MODEL_STREAM)
+    tensor.__dlpack__(stream=Owned(MODEL_STREAM))
     del tensor
     assert set(used) == {MODEL_STREAM}
 

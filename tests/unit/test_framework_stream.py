@@ -105,6 +105,20 @@ def test_a_stream_lives_as_long_as_its_handle_is_remembered(monkeypatch, named):
     assert watch() is None
 
 
+def test_a_handle_without_an_owner_is_not_kept():
+    """Its stream may be destroyed when the handle would be used."""
+    used, owner = {}, SimpleNamespace(__cuda_stream__=lambda: (0, 8))
+    streams.remember(used, 9, 0)
+    assert used == {streams.ANY_STREAM: []}
+    handle, owned = streams.named_stream(owner)
+    streams.remember(used, handle, 0, owned)
+    assert used == {streams.ANY_STREAM: [], 8: [owner]}
+    # The owner is known by now.
+    del used[streams.ANY_STREAM]
+    streams.remember(used, 8, 0)
+    assert used == {8: [owner]}
+
+
 def test_the_per_thread_stream_is_remembered_as_the_one_that_all_threads_have():
     used = {}
     streams.remember(used, PER_THREAD_STREAM, 0)

@@ -46,7 +46,7 @@ def test_memory_of_a_captured_stream_goes_back_when_the_capture_has_ended(
 
 def test_other_memory_goes_back_meanwhile(worker):
     assert worker.do(
-        "mine = int(ok(d.cuStreamCreate(1))); kept = device.allocate_device(64); kept.hand_out(stream);"
+        "mine = new_stream(); kept = device.allocate_device(64); kept.hand_out(stream);"
         "data = device.allocate_device(whole // 2); data.hand_out(mine); begin(stream, 0);"
         "del kept, data; device.reclaim(); ok(d.cuThreadExchangeStreamCaptureMode("
         "d.CUstreamCaptureMode(2))); ok(d.cuStreamSynchronize(mine)); device.reclaim();"

@@ -139,6 +139,34 @@ def test_a_stream_that_was_local_to_the_model_lives_until_its_memory_is_back(wor
     assert worker.do("answer = room_for(whole)")
 
 
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize(
+    "use",
+    [
+        "copies.order(data); copies.finish(); assert read(data.pointer, 64) == sevens",
+        "copy = copies.copy(data); copies.finish(); assert read(copy.pointer, 64) == sevens",
+        "event = device.record_event([data], copies); copies.finish()",
+        "released.set()",
+    ],
+    ids=["ordered", "copied", "handed on", "given up"],
+)
+def test_a_stream_of_an_unknown_owner_may_be_gone_while_its_memory_is_used(
+    machine, worker, use, old
+):
+    """To use its handle would end the process."""
+    machine.set(destroyed="crash")
+    if old:
+        machine.fail("cuCtxRecordEvent", 500)
+    worker.do(
+        "local = ok(d.cuStreamCreate(1)); data = device.allocate_device(whole // 2)\n"
+        "data.hand_out(int(local)); hold(local); fill(data.pointer, 7, 64, local)\n"
+        "ok(d.cuStreamDestroy(local)); threading.Timer(0.1, released.set).start()\n"
+        f"copies = device.transfers(); sevens = bytes([7]) * 64; {use}\n"
+        "data = copy = copies = None; device.reclaim(); passed()"
+    )
+    assert worker.do("answer = room_for(whole)")
+
+
 BESIDE = """
 class Framework:
     # A tensor of a library that is not known, on a stream.
@@ -153,7 +181,7 @@ class Framework:
                                    read_only=False, copied=False)
 
 from gpubridge.tensor import dlpack
-held, free = int(ok(d.cuStreamCreate(1))), int(ok(d.cuStreamCreate(1)))
+held, free = new_stream(), new_stream()
 slots = [device.allocate_device(64) for _ in range(2)]
 for value, slot in enumerate(slots):
     fill(slot.pointer, 7 + value, 64, stream)

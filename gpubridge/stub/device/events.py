@@ -19,6 +19,7 @@ from gpubridge.stub.device.event_waits import EventWaits
 from gpubridge.stub.device.regions import DeviceRegions
 from gpubridge.stub.device.transfers import Transfers
 from gpubridge.tensor.device_bytes import DeviceBytes
+from gpubridge.tensor.streams import ANY_STREAM
 from gpubridge.transport.context import RequestContext, ResponseContext
 from gpubridge.transport.control import EventCells
 from gpubridge.transport.device_events import event_name, waits_of
@@ -154,7 +155,8 @@ class EdgeEvents:
 
     def _lease(self, ring: EventRing, streams: set[int], copies: Transfers) -> EventLease | None:
         # A single stream needs no join.
-        (stream,) = streams if len(streams) == 1 else (_join(streams, copies),)
+        single = len(streams) == 1 and ANY_STREAM not in streams
+        (stream,) = streams if single else (_join(streams, copies),)
         record = partial(ring.record, stream, self._forget)
         lease = self._event_stream().record_uncaptured(stream, record, self._query)
         if lease is not None:

@@ -182,6 +182,13 @@ CUresult refused_look(Stream* stream) {
   return is_legacy(stream) ? refused_legacy(stream->context) : kSuccess;
 }
 
+CUresult refused_look(CUcontext context) {
+  if (g_under_way.load() == 0) return kSuccess;
+  const std::lock_guard lock(g_mutex);
+  return spoil_if([&](const Stream& stream, const Capture&) { return stream.context == context; },
+                  kCaptureUnsupported);
+}
+
 CUresult refused_pageable(Stream* stream) {
   if (g_under_way.load() == 0) return kSuccess;
   const std::lock_guard lock(g_mutex);

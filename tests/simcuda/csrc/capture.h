@@ -23,6 +23,8 @@ CUresult refused_by_capture(const char* call);
 CUresult submit(Stream* stream, Work work, std::uint64_t* number = nullptr);
 // What a call fails with that looks at a stream, or waits for it.
 CUresult refused_look(Stream* stream);
+// What a call fails with that looks at all streams of a context, or waits for them.
+CUresult refused_look(CUcontext context);
 // What a copy of pageable memory fails with, which no graph can do.
 CUresult refused_pageable(Stream* stream);
 // A stream goes, and what is captured of it with it.

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <vector>
 
+#include "capture.h"
 #include "events.h"
 #include "memory.h"
 #include "settings.h"
@@ -253,6 +254,7 @@ SIMCUDA_API cuCtxGetDevice(CUdevice* device) {
 SIMCUDA_API cuCtxSynchronize() {
   Call call("cuCtxSynchronize");
   if (const CUresult fault = call.begin()) return call.end(fault);
+  if (const CUresult refused = refused_look(current_context())) return call.end(refused);
   synchronize(current_context());
   return call.end(current_context()->sticky.load());
 }

@@ -205,6 +205,24 @@ SIMCUDA_API cuEventRecord(CUevent handle, CUstream stream_handle) {
   return call.end(kSuccess);
 }
 
+SIMCUDA_API cuCtxRecordEvent(CUcontext context, CUevent handle) {
+  Call call("cuCtxRecordEvent");
+  if (const CUresult fault = call.begin()) return call.end(fault);
+  const auto event = g_events.find(handle);
+  if (event == nullptr || event->context != context) return call.end(kInvalidHandle);
+  if (const CUresult refused = refused_look(context)) return call.end(refused);
+  event->set(CaptureMark{});
+  event->set(std::make_shared<Progress>());
+  const auto progress = event->progress();
+  const std::uint64_t number = ++progress->recorded;
+  progress->recorders[number % kRecent] = getpid();
+  enqueue_behind_all(context, [progress, number] {
+    progress->completed = number;
+    return kSuccess;
+  });
+  return call.end(kSuccess);
+}
+
 SIMCUDA_API cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags) {
   Call call("cuStreamWaitEvent");
   if (const CUresult fault = call.with(flags).begin()) return call.end(fault);

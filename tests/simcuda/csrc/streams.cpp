@@ -68,6 +68,16 @@ void drain(Stream* stream) {
   stream->close();
 }
 
+// The streams of a context, each with its last work.
+std::vector<std::pair<Stream*, std::uint64_t>> all_work_of(CUcontext context) {
+  const std::lock_guard lock(g_streams_mutex);
+  std::vector<std::pair<Stream*, std::uint64_t>> all;
+  for (Stream* stream : streams_of(context)) all.emplace_back(stream, stream->last());
+  Stream* legacy = legacy_of(context);
+  all.emplace_back(legacy, legacy->last());
+  return all;
+}
+
 bool is_allowed(const Stream& stream, Use use) {
   CUcontext current = current_context();
   if (use == Use::kAny || stream.context == current) return true;
@@ -167,15 +177,17 @@ std::uint64_t enqueue(Stream* stream, Work work) {
   });
 }
 
+void enqueue_behind_all(CUcontext context, Work work) {
+  auto* stream = new Stream(context, kStreamNonBlocking);
+  stream->add([all = all_work_of(context), work = std::move(work)] {
+    for (const auto& [other, number] : all) other->wait(number);
+    return work();
+  });
+  drain(stream);
+}
+
 void synchronize(CUcontext context) {
-  std::vector<std::pair<Stream*, std::uint64_t>> all;
-  {
-    const std::lock_guard lock(g_streams_mutex);
-    for (Stream* stream : streams_of(context)) all.emplace_back(stream, stream->last());
-    Stream* legacy = legacy_of(context);
-    all.emplace_back(legacy, legacy->last());
-  }
-  for (const auto& [stream, number] : all) wait_for(stream, number);
+  for (const auto& [stream, number] : all_work_of(context)) wait_for(stream, number);
 }
 
 void synchronize_all() {

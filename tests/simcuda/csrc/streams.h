@@ -56,6 +56,8 @@ bool is_legacy(const Stream* stream);
 std::uint64_t enqueue(Stream* stream, Work work);
 // Lets the caller wait for work on a stream.
 void wait_for(Stream* stream, std::uint64_t number);
+// Adds work behind all that the streams of a context have to do now.
+void enqueue_behind_all(CUcontext context, Work work);
 // Lets the caller wait for all work of a context.
 void synchronize(CUcontext context);
 // The same of all contexts.
