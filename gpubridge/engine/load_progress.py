@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from gpubridge.engine.workers import repeat
+
 _logger = logging.getLogger(__name__)
 
 _MANY = 20
@@ -70,7 +72,9 @@ class LoadProgress:
         token = _LOAD.set(load)
         self.loads.append(load)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().create_task(self._log())
+            self._timer = asyncio.get_running_loop().create_task(
+                repeat("line on loads", self._every, self._log)
+            )
         try:
             yield
         finally:
@@ -81,15 +85,13 @@ class LoadProgress:
                 self._timer = None
 
     async def _log(self) -> None:
-        while True:
-            await asyncio.sleep(self._every)
-            before = time.monotonic() - _LONG * self._every
-            long = [load for load in self.loads if load.since <= before]
-            if len(long) <= _TOLD:
-                for load in long:
-                    _logger.info("%s", load)
-            else:
-                _logger.info("%d models are being loaded, of which %s", len(long), long[0])
+        before = time.monotonic() - _LONG * self._every
+        long = [load for load in self.loads if load.since <= before]
+        if len(long) <= _TOLD:
+            for load in long:
+                _logger.info("%s", load)
+        else:
+            _logger.info("%d models are being loaded, of which %s", len(long), long[0])
 
 
 @contextmanager

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
-from gpubridge.errors import BridgeError, unavailable
+from gpubridge.errors import BridgeError, InternalError, unavailable
 from gpubridge.telemetry.logs import request_error
 
 HEAVY_BYTES = 1 << 20
@@ -19,6 +20,8 @@ HEAVY_BYTES = 1 << 20
 _THREADS = 2
 _NICE = 10
 _Result = TypeVar("_Result")
+
+_logger = logging.getLogger(__name__)
 
 
 class Workers:
@@ -92,6 +95,26 @@ class Workers:
         """Wait for the work in progress; drop work that has not begun."""
         self._closed = True
         self._pool.shutdown(cancel_futures=True)
+
+
+async def repeat(
+    what: str, seconds: float, step: Callable[[], Coroutine[Any, Any, object]]
+) -> NoReturn:
+    """Take a step after every ``seconds``, until cancelled; ``what`` names the steps in the log.
+
+    A step that fails by a bug of gpubridge does not end them: each new error is logged.
+    """
+    told = ""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await step()
+        except Exception as error:  # noqa: BLE001  (a bug of ours is logged)
+            if repr(error) != told:
+                told = repr(error)
+                failure = request_error(error, what)
+                if not isinstance(failure, InternalError):
+                    _logger.warning("a %s failed: %s", what, failure.message)
 
 
 class TaskSet:

@@ -15,7 +15,13 @@ from tritonclient.utils import InferenceServerException
 
 from tests.process.ensembles import TEXT, write_ensemble
 from tests.process.raw_http import connected, read_answers
-from tests.process.server import STARTED, running_server, write_code_model, write_model
+from tests.process.server import (
+    STARTED,
+    running_server,
+    wait_until,
+    write_code_model,
+    write_model,
+)
 
 PLANTED = """
 import sys
@@ -60,6 +66,22 @@ if "serve" in sys.orig_argv:
     plant(RequestContext, "encoded", lambda self: "fault" in (self.parameters or ""), True)
     plant(StubModel, "_is_prepared", lambda self, *_: self.name, "prepare")
     plant(CalledModels, "form", lambda self, record, *_: record.context.model, "call")
+    # Of the task that keeps an instance running: each of these once.
+    from gpubridge.engine.devices.manager import DeviceManager
+    from gpubridge.engine.ipc.stub_connection import StubConnection
+    from gpubridge.engine.models.dispatcher import Dispatcher
+    from gpubridge.engine.supervisor.instance import Instance
+
+    kept = ["join", "_fail_in_flight", "_use_replacement", "drain", "on_death"]
+    due = lambda step: lambda self, *given: (
+        "kept_0" in (getattr(self, "name", ""), *(getattr(each, "name", "") for each in given))
+        and step in kept and not kept.remove(step) and step)
+    for owner, step in (
+        (DeviceManager, "join"), (Instance, "_fail_in_flight"), (Instance, "_use_replacement"),
+        (Dispatcher, "on_death"),
+    ):
+        plant(owner, step, due(step), step)
+    plant(StubConnection, "drain", lambda self, then: due("drain")(then.func.__self__._instance), "drain")
 """
 MODELS = ("good", "parse", "encode", "prepare", "send")
 COUNT = 6
@@ -99,7 +121,7 @@ BATCHES = {
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     (folder / "sitecustomize.py").write_text(PLANTED)
-    for name in (*MODELS, "second", "call"):
+    for name in (*MODELS, "second", "call", "kept"):
         write_code_model(folder / "models", name)
     for name, config in BATCHES.items():
         tensors, config_of_four = "IN INT32 [1] > OUT INT32 [1]", f"max_batch_size: 4 {config}"
@@ -133,6 +155,19 @@ def answers(server, asked):
             head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
             client.sendall(head % (path.encode(), len(body)) + body)
         yield from read_answers(client, len(asked))
+
+
+def test_an_instance_goes_on(server):
+    """Whatever fails in what keeps it running: its requests get an error, and another process is started."""
+    ended = [
+        *answers(server, [("/v2/models/kept/infer", infer_body("import os; os._exit(3)"))] * 6)
+    ]
+    assert {status for status, _ in ended} <= {500, 503}
+    wait_until(lambda: server.is_ready("kept"), "the instance", server)
+    assert server.ask("self.said = 'kept'", "kept") == (200, "kept")
+    for what in ("run", "stop"):
+        assert f"a {what} of instance 'kept_0' failed by a bug of gpubridge" in server.log()
+    assert "a look at a dead process's messages failed by a bug of gpubridge" in server.log()
 
 
 @pytest.mark.parametrize("binary", [False, True])

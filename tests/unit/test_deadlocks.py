@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import hypothesis.strategies as st
 from hypothesis import given
 
+from gpubridge.frontend.bls.deadlock_detection import WaitGraph
 from gpubridge.frontend.bls.deadlock_watch import DeadlockWatch
 from tests.fuzz.budget import fuzzed
 
@@ -178,3 +179,22 @@ def take(world, what, who, number):
             world.end(instance)
         else:
             world.call(instance, number, what)
+
+
+async def test_a_bug_in_a_look_costs_no_call(monkeypatch, caplog):
+    world = World([1])
+    look, planted = WaitGraph.deadlock, [ZeroDivisionError("planted")]
+
+    def deadlock(graph, call):
+        if planted:
+            raise planted.pop()
+        return look(graph, call)
+
+    monkeypatch.setattr(WaitGraph, "deadlock", deadlock)
+    world.request(0)
+    (instance,) = world.instances
+    world.call(instance, 0, "exec")
+    assert instance.waits
+    world.watch._on_timer()
+    assert not instance.waits
+    assert "a look for a circle of calls failed by a bug of gpubridge" in caplog.text

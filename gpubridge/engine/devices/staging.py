@@ -24,6 +24,7 @@ from gpubridge.engine.workers import TaskSet
 from gpubridge.errors import BridgeError, ErrorCode, StubDied, unavailable
 from gpubridge.host_shm import HostArena
 from gpubridge.request import NO_BYTES, InferRequest, InferResponse, MemoryRange
+from gpubridge.telemetry.logs import request_error
 from gpubridge.telemetry.statistics import DeviceWork, ModelStatistics
 
 _logger = logging.getLogger(__name__)
@@ -221,9 +222,9 @@ class _Delivery:
         if isinstance(outcome, InferResponse):
             try:
                 await self._write(outcome)
-            except BridgeError as error:
+            except Exception as error:  # noqa: BLE001  (a bug of ours is an error of the request's)
                 # The frames of its traceback refer to the memory.
-                outcome = error.with_traceback(None)
+                outcome = request_error(error).with_traceback(None)
         if before is not None:
             await before
         if to is not None:

@@ -25,7 +25,9 @@ from gpubridge.engine.repository.model_files import (
     read_model_files,
 )
 from gpubridge.engine.repository.remote import RemoteModel, RemoteRepository
+from gpubridge.engine.workers import repeat
 from gpubridge.errors import BridgeError, ErrorCode, invalid
+from gpubridge.telemetry.logs import request_error
 
 if TYPE_CHECKING:
     from gpubridge.engine.repository.repository import ModelRepository
@@ -274,9 +276,7 @@ class RepositoryPoller:
     async def run(self, seconds: float) -> None:
         """Poll every ``seconds``, until cancelled."""
         try:
-            while True:
-                await asyncio.sleep(seconds)
-                await self.poll()
+            await repeat("poll of the repositories", seconds, self.poll)
         finally:
             for task in self._working.values():
                 task.cancel()
@@ -310,8 +310,9 @@ class RepositoryPoller:
         except LoadFailed:
             # The error of each version is in the log.
             return
-        except BridgeError as error:
-            _logger.error("%s", error.message)  # noqa: TRY400  (the traceback does not help)
+        except Exception as error:  # noqa: BLE001  (a bug of ours concerns this model)
+            told = request_error(error, f"load of model '{name}'")
+            _logger.error("%s", told.message)  # noqa: TRY400  (the traceback does not help)
 
     def _done(self, name: str, _: asyncio.Task[None]) -> None:
         del self._working[name]

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Container,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +36,7 @@ from gpubridge.engine.repository.model_index import VersionStatus
 from gpubridge.engine.repository.model_sources import ModelSources, RepositoryPoller
 from gpubridge.engine.repository.remote import open_repositories
 from gpubridge.engine.repository.served_models import Served, ServedModels
-from gpubridge.engine.workers import TaskSet
+from gpubridge.engine.workers import TaskSet, repeat
 from gpubridge.errors import BridgeError, unavailable
 
 _TICK_SECONDS = 5.0
@@ -42,21 +51,34 @@ ALL_MODELS = "*"
 async def run_maintenance(
     running: Callable[[], Iterable[Model]], limit: float | None, regions: Regions
 ) -> None:
-    """Enforce time limits and release idle memory, until cancelled."""
-    tick = _TICK_SECONDS if limit is None else min(_TICK_SECONDS, max(limit / 8, 0.02))
-    clock = asyncio.get_running_loop().time
-    due = clock() + _TICK_SECONDS
-    while True:
-        await asyncio.sleep(tick)
-        models = list(running())
-        if limit is not None:
-            for model in models:
-                model.check_time_limit()
-        if clock() >= due:
-            due = clock() + _TICK_SECONDS
-            for model in models:
-                model.maintain()
-            regions.trim(_IDLE_SECONDS)
+    """Enforce time limits and release idle memory, until cancelled.
+
+    What fails for one model by a bug of gpubridge is done for the others.
+    """
+
+    def for_all(act: Callable[[Model], None]) -> Iterator[Exception]:
+        for model in list(running()):
+            try:
+                act(model)
+            except Exception as error:  # noqa: BLE001  (of this model, for the log)
+                yield error
+
+    async def check() -> None:
+        for error in list(for_all(lambda model: model.check_time_limit())):
+            raise error
+
+    async def maintain() -> None:
+        errors = list(for_all(lambda model: model.maintain()))
+        regions.trim(_IDLE_SECONDS)
+        for error in errors:
+            raise error
+
+    maintaining = repeat("round of maintenance", _TICK_SECONDS, maintain)
+    if limit is None:
+        await maintaining
+    else:
+        tick = min(_TICK_SECONDS, max(limit / 8, 0.02))
+        await asyncio.gather(repeat("check of execute's time limit", tick, check), maintaining)
 
 
 class ModelRepository(ServedModels):

@@ -230,39 +230,61 @@ class Instance:
             raise
 
     async def _keep_running(self) -> None:
-        """Restart the stub whenever it dies, until `stop`."""
+        """Restart the stub whenever it dies, until `stop`; a bug of gpubridge is such a death, too."""
         backoff = 0.0
-        while True:
-            assert self._run is not None
-            run, exited = self._run, self._run.exited
-            succeeded = run.connection.requests.succeeded
-            self.state = InstanceState.READY
-            self.feed.open(self.settings.least_window)
-            since = time.monotonic()
-            # The levels may have changed while the model was loading.
-            self.set_log_levels()
-            self._context.devices.join(self)
-            self._listener.on_ready(self)
-            how = await asyncio.shield(exited)
-            answered = run.connection.requests.succeeded > succeeded
-            del run
-            shrunk = self._fail_in_flight(how)
-            if self._stopping:
-                return
-            if was_healthy(time.monotonic() - since, answered=answered):
-                backoff = 0.0
-            self._replacement.note_death()
-            taken = await self._use_replacement()
-            # A client caused this death, not the model: no back-off.
-            wait = 0.0 if shrunk else backoff
-            self._plan_replacement(wait)
-            if not taken and not await self._restart(wait):
-                return
-            if not shrunk:
+        while not self._stopping:
+            try:
+                if self._run is None:
+                    await self._restart(backoff)
+                else:
+                    backoff = await self._live(self._run, backoff)
+            except Exception as error:  # noqa: BLE001  (a bug of ours: the instance goes on without)
                 backoff = self._next_backoff(backoff)
+                await self._end_run(request_error(error, f"run of instance '{self.name}'"))
 
-    async def _restart(self, backoff: float) -> bool:
-        """Start stubs until one is ready; return False if stopped meanwhile."""
+    async def _live(self, run: StubRun, backoff: float) -> float:
+        """Serve until a stub dies, then start another one; return the back-off after that."""
+        succeeded = run.connection.requests.succeeded
+        self.state = InstanceState.READY
+        self.feed.open(self.settings.least_window)
+        since = time.monotonic()
+        # The levels may have changed while the model was loading.
+        self.set_log_levels()
+        self._context.devices.join(self)
+        self._listener.on_ready(self)
+        how = await asyncio.shield(run.exited)
+        answered = run.connection.requests.succeeded > succeeded
+        # Of a closed run, no reference is left while another one starts.
+        del run
+        shrunk = self._fail_in_flight(how)
+        if self._stopping:
+            return backoff
+        if was_healthy(time.monotonic() - since, answered=answered):
+            backoff = 0.0
+        self._replacement.note_death()
+        taken = await self._use_replacement()
+        # A client caused this death, not the model: no back-off.
+        wait = 0.0 if shrunk else backoff
+        self._plan_replacement(wait)
+        if not taken:
+            await self._restart(wait)
+        return backoff if shrunk else self._next_backoff(backoff)
+
+    async def _end_run(self, error: BridgeError) -> None:
+        """End the stub after a bug of gpubridge, which its started requests get as their error."""
+        self._note_end(error.message)
+        run = self._run
+        if run is None:
+            return
+        self.state = InstanceState.RESTARTING
+        try:
+            await run.end()
+            self._hand_back(run, error)
+        except Exception as another:  # noqa: BLE001  (also ours: another stub is started in any case)
+            request_error(another, f"stop of instance '{self.name}'")
+
+    async def _restart(self, backoff: float) -> None:
+        """Start stubs until one is ready, or `stop`."""
         failed = False
         while not self._stopping:
             # Requests do not wait for a stub that keeps dying.
@@ -281,13 +303,12 @@ class Instance:
                 _logger.error("%s", text)  # noqa: TRY400  (the model's own traceback is in it)
                 # The replacement may hold a resource that this start lacks, such as a lock.
                 if await self._use_replacement():
-                    return True
+                    return
                 backoff = self._next_backoff(backoff)
                 failed = True
                 continue
             _logger.info("instance '%s' is ready again", self.name)
-            return True
-        return False
+            return
 
     # -- the replacement stub ------------------------------------------------------------------
 
@@ -343,10 +364,22 @@ class Instance:
         if not self._stopping:
             _logger.error("%s", text)
             self.state = InstanceState.RESTARTING
-        lost, unstarted = self._close(self._run)
         self._note_end(text)
-        self._listener.on_death(self, lost, unstarted, StubDied(text))
+        self._hand_back(self._run, StubDied(text))
         return shrunk
+
+    def _hand_back(self, run: StubRun, error: BridgeError) -> None:
+        """Release a dead stub: requests that it had started fail, the others are queued again."""
+        lost, unstarted = self._close(run)
+        try:
+            self._listener.on_death(self, lost, unstarted, error)
+        except Exception as bug:
+            told = request_error(bug)
+            for request in (*lost, *unstarted):
+                # Those that are queued again are at no instance.
+                if request.instance is not None:
+                    request.finish(told.copy())
+            raise
 
     def _note_end(self, reason: str) -> None:
         self.last_error = reason

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from gpubridge.telemetry.logs import request_error
 from gpubridge.transport.fork_requests import MARK
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -105,9 +106,11 @@ class Orphans:
             self._timer.cancel()
         try:
             busy = self._process_children(list(_children(self._stubs)), self._loop.time())
-        except OSError:
-            # For example, no descriptor is left.
+        except Exception as error:  # noqa: BLE001  (a bug of ours does not end the checks)
+            # An OSError is, for example, that no descriptor is left.
             busy = False
+            if not isinstance(error, OSError):
+                request_error(error, "look for orphans")
         delay = _SOON_SECONDS if busy else _SELDOM_SECONDS
         self._timer = self._loop.call_later(delay, self._check)
         return busy

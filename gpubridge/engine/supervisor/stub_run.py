@@ -17,6 +17,7 @@ from gpubridge.engine.supervisor.startup import ConfigCompletion
 from gpubridge.engine.supervisor.stub_process import RunningStub, cannot_start
 from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.request import InferRequest
+from gpubridge.telemetry.logs import request_error
 from gpubridge.telemetry.spans import Span
 from gpubridge.transport.channel import pair
 from gpubridge.transport.control import GIVEN_UP
@@ -253,9 +254,14 @@ class StubRun:
     def _on_exit(self, future: asyncio.Future[str]) -> None:
         self.on_connected()
         # Its exit may be known before its last messages are read (a load error, responses).
-        self.connection.drain(partial(self._on_end, future.result()))
+        try:
+            self.connection.drain(partial(self._on_end, future.result()))
+        except Exception as error:  # noqa: BLE001  (after a bug of ours it has ended, too)
+            request_error(error, "look at a dead process's messages")
+            self._on_end(future.result())
 
     def _on_end(self, how: str) -> None:
-        self.exited.set_result(how)
+        if not self.exited.done():
+            self.exited.set_result(how)
         if not self._started.done():
             self._started.set_exception(StubDied(self.unhealthy(how)))

@@ -9,6 +9,7 @@ from gpubridge.dataplane import Call
 from gpubridge.engine.supervisor.instance import Instance
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.bls.deadlock_detection import Caller, Deadlock, WaitGraph, moves_on
+from gpubridge.telemetry.logs import request_error
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
@@ -50,7 +51,11 @@ class DeadlockWatch:
         return bool(self._suspects)
 
     def _deadlock(self, call: Call, *, sure: bool) -> Deadlock | None:
-        return WaitGraph(self._callers, sure=sure).deadlock(call)
+        try:
+            return WaitGraph(self._callers, sure=sure).deadlock(call)
+        except Exception as error:
+            request_error(error, "look for a circle of calls")
+            return None
 
     def _ask(self) -> None:
         """Ask the stubs, and look again after a pause."""

@@ -129,8 +129,9 @@ class MessageCoder:
                     message.write(piece)
                     counted.check_unpacked(message.tell(), packed)
                 outcome: bytes | Failed = refusals[0] if refusals else message.getvalue()
-            except BridgeError as error:
-                outcome = error if error.code == ErrorCode.UNAVAILABLE else _failed(error)
+            except Exception as error:
+                told = request_error(error)
+                outcome = told if told.code == ErrorCode.UNAVAILABLE else _failed(told)
             finally:
                 counted.close()
         done(outcome)

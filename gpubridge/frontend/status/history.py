@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from gpubridge.engine.models.model import Model
+from gpubridge.engine.workers import repeat
 from gpubridge.frontend.status.rows import Row, done_key, sums_row, unix_time
 
 KEPT_SECONDS = 900.0
@@ -68,7 +69,8 @@ class StatusHistory:
 
     def begin(self) -> None:
         """Take steps from now on, until `close`."""
-        self._task = asyncio.get_running_loop().create_task(self._keep())
+        keep = repeat("step of the history", _STEP_SECONDS, self._keep)
+        self._task = asyncio.get_running_loop().create_task(keep)
 
     def close(self) -> None:
         """Take no more steps."""
@@ -76,9 +78,7 @@ class StatusHistory:
             self._task.cancel()
 
     async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(_STEP_SECONDS)
-            await self.step(unix_time(time.monotonic()))
+        await self.step(unix_time(time.monotonic()))
 
     async def step(self, now: float) -> None:
         """Take in what was done since the last step, and forget models that are gone."""
