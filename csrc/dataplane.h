@@ -81,9 +81,9 @@ Binding bind_access_log, bind_bls_reader, bind_bls_records, bind_busy_poll, bind
     bind_call_channel, bind_context, bind_datagrams, bind_dlpack_capsule, bind_growing_memory,
     bind_grpc_inference, bind_grpc_stream, bind_heap_limits, bind_http1_connection,
     bind_http1_inference, bind_http2, bind_in_flight, bind_infer_request, bind_item_batcher,
-    bind_lease_book, bind_model_counters, bind_place, bind_records, bind_request_dispatch,
-    bind_message_receiver, bind_responses, bind_result_arena, bind_slot_lists, bind_stub,
-    bind_stub_loop, bind_templates, bind_tensor_values, bind_trace_sampling, bind_wait_predictor,
-    bind_watched_pages;
+    bind_lease_book, bind_model_counters, bind_output_pool, bind_place, bind_records,
+    bind_request_dispatch, bind_message_receiver, bind_responses, bind_result_arena,
+    bind_slot_lists, bind_stub, bind_stub_loop, bind_templates, bind_tensor_values,
+    bind_trace_sampling, bind_wait_predictor, bind_watched_pages;
 
 }  // namespace gpubridge

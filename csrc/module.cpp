@@ -11,8 +11,8 @@ NB_MODULE(_native, module) {
   nb::set_leak_warnings(false);
   const auto bind = [&](auto... bindings) { (bindings(module), ...); };
   bind(bind_bls_reader, bind_bls_records, bind_bytes_codec, bind_context, bind_datagrams,
-       bind_dlpack_capsule, bind_lease_book, bind_place, bind_records, bind_result_arena, bind_stub,
-       bind_stub_loop, bind_wait_predictor, bind_watched_pages);
+       bind_dlpack_capsule, bind_lease_book, bind_output_pool, bind_place, bind_records,
+       bind_result_arena, bind_stub, bind_stub_loop, bind_wait_predictor, bind_watched_pages);
 #ifndef GPUBRIDGE_STUB_ONLY
   bind(bind_access_log, bind_busy_poll, bind_call_channel, bind_growing_memory, bind_grpc_inference,
        bind_grpc_stream, bind_heap_limits, bind_http1_connection, bind_http1_inference, bind_http2,

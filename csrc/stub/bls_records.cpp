@@ -2,10 +2,12 @@
 
 #include "stub/bls_records.h"
 
+#include "buffer_view.h"
 #include "heap_type.h"
 #include "ipc/datagrams.h"
 #include "ipc/messages.h"
 #include "list_items.h"
+#include "stub/output_pool.h"
 #include "stub/request.h"
 #include "stub/response.h"
 #include "stub/tensor.h"
@@ -19,6 +21,8 @@ constexpr std::size_t kFrameHead = 8;
 // As gpubridge/transport/leases.py has it.
 constexpr std::uint64_t kReadOnly = 1U << 30U;
 constexpr std::size_t kFieldsPerRef = 4;
+// Of a tensor of strings.
+constexpr auto kAnySize = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kKept = 512;
 constexpr char kCall = 1;
 // As gpubridge/transport/context.py has it: the server reads longer texts where a call is alone.
@@ -49,10 +53,11 @@ class CallWriter {
   // `describe` gives the signature and the context of a call; `references` says where tensors lie
   // that are in no shared memory yet, for a model, as the fields of all references one after
   // another.
-  CallWriter(nb::object describe, nb::object references, nb::type_object tensor)
+  CallWriter(nb::object describe, nb::object references, nb::type_object tensor, nb::object pool)
       : describe_(std::move(describe)),
         references_(std::move(references)),
-        tensor_(std::move(tensor)) {}
+        tensor_(std::move(tensor)),
+        pool_object_(std::move(pool)) {}
 
   // The record of a call; None where it is left to Python.
   nb::object write(std::uint32_t number, nb::handle request, bool decoupled) {
@@ -102,32 +107,31 @@ class CallWriter {
     }
     parts.ticket = number;
     char* at = parts.append_to(record);
-    if (call.placed) {
-      for (const nb::object& input : call.inputs) {
-        at = write_ref(at, as<Tensor>(input.ptr())->place);
-      }
-    } else {
-      const nb::object model = nb::borrow(as<Request>(request.ptr())->fields[kModelName]);
-      const auto refs = nb::cast<nb::list>(references_(list_of(call.inputs), model));
-      if (refs.size() != kFieldsPerRef * parts.tensors) throw nb::value_error("references");
-      for (std::size_t first = 0; first < refs.size(); first += kFieldsPerRef) {
-        at = write_ref(at, ref_at(refs, first));
+    const nb::object model = nb::borrow(as<Request>(request.ptr())->fields[kModelName]);
+    std::vector<TensorRef> refs(call.inputs.size(), TensorRef{0, 0, 0, kNoLease});
+    if (!place(call, model, refs)) {
+      const auto fields = nb::cast<nb::list>(references_(list_of(call.inputs), model));
+      if (fields.size() != kFieldsPerRef * refs.size()) throw nb::value_error("references");
+      for (std::size_t index = 0; index < refs.size(); ++index) {
+        refs[index] = ref_at(fields, kFieldsPerRef * index);
       }
     }
+    for (const TensorRef& ref : refs) at = write_ref(at, ref);
     return true;
   }
 
   struct Known {
     std::string signature;
     std::string context;
+    std::vector<std::uint64_t> itemsizes;  // of an element of each input, 0 for BYTES
   };
 
   struct Call {
     // Those of now: another thread may initialize the request anew.
     std::vector<nb::object> inputs;
     SignatureKey key;
-    bool placed = true;      // whether all tensors are in shared memory
-    bool handed_on = false;  // whether some are
+    std::vector<std::uint64_t> sizes;  // of each input: elements, then bytes or kAnySize
+    bool handed_on = false;            // whether some tensors are in shared memory
   };
 
   // Takes what a call says; false where Python has to look.
@@ -142,8 +146,9 @@ class CallWriter {
       if (!is_initialized(tensor)) return false;
       // Tensors of derived classes may be elsewhere.
       if (!tensor->placed && nb::handle(input.type()).ptr() != tensor_.ptr()) return false;
-      (tensor->placed ? call.handed_on : call.placed) = tensor->placed;
-      call.key.add(tensor->fields[kName], tensor->fields[kDatatype], tensor->fields[kShape]);
+      call.handed_on = call.handed_on || tensor->placed;
+      call.sizes.push_back(
+          call.key.add(tensor->fields[kName], tensor->fields[kDatatype], tensor->fields[kShape]));
     }
     return true;
   }
@@ -160,14 +165,57 @@ class CallWriter {
     parts.context = form.context;
     parts.identifier = {id, static_cast<std::size_t>(size)};
     parts.dims = call.key.dims;
+    for (std::size_t index = 0; index < call.sizes.size(); ++index) {
+      const std::uint64_t itemsize = form.itemsizes[index];
+      call.sizes[index] = itemsize == 0 ? kAnySize : itemsize * call.sizes[index];
+    }
   }
+
+  // Puts where the inputs of a call lie in `refs`; those that are in no shared memory are copied
+  // there, for the processes of a model. False where that is left to Python.
+  bool place(const Call& call, nb::handle model, std::span<TensorRef> refs) {
+    std::vector<BufferView> held;
+    std::vector<OutputPool::Piece> pieces;
+    held.reserve(refs.size());
+    pieces.reserve(refs.size());
+    std::size_t total = 0;
+    for (std::size_t index = 0; index < refs.size(); ++index) {
+      const auto* tensor = as<Tensor>(call.inputs[index].ptr());
+      if (tensor->placed) {
+        refs[index] = tensor->place;
+        continue;
+      }
+      const nb::object from = nb::borrow(exporter(tensor));
+      if (!from.is_valid()) return false;
+      try {
+        held.emplace_back(from, PyBUF_SIMPLE);
+      } catch (nb::python_error&) {
+        // As of ml_dtypes' bfloat16, which has no buffer format.
+        return false;
+      }
+      const std::size_t size = held.back().size();
+      // The model may have resized an array that it had made a tensor of.
+      if (call.sizes[index] != kAnySize && call.sizes[index] != size) return false;
+      pieces.push_back({index, static_cast<const char*>(held.back().data()), size});
+      total += OutputPool::aligned(size);
+    }
+    if (total > OutputPool::kMostBytes) return false;
+    if (total != 0) pool_.count(pool_.copy(pieces, view_of_text(model), refs));
+    return true;
+  }
+
   const Known& known(nb::handle request, bool decoupled, const Call& call) {
     const std::string key = key_of(request, decoupled, call);
     const auto found = known_.find(key);
     if (found != known_.end()) return found->second;
     const auto encoded = nb::cast<nb::tuple>(describe_(request, decoupled));
     Known made{std::string(view_of_bytes(encoded[0])),
-               std::string(view_of_bytes(nb::object(encoded[1].attr("encoded")())))};
+               std::string(view_of_bytes(nb::object(encoded[1].attr("encoded")()))),
+               {}};
+    for (const nb::object& input : call.inputs) {
+      const nb::object size = item_size_(nb::handle(as<Tensor>(input.ptr())->fields[kDatatype]));
+      made.itemsizes.push_back(size.is_none() ? 0 : nb::cast<std::uint64_t>(size));
+    }
     // Another thread may have initialized the request anew meanwhile: it is left to Python then.
     if (Call now; !read(request, now) || key_of(request, decoupled, now) != key) {
       PyErr_SetString(PyExc_RuntimeError, "the request has changed");
@@ -191,7 +239,10 @@ class CallWriter {
 
   nb::object describe_;
   nb::object references_;
+  nb::object item_size_ = nb::module_::import_("gpubridge.tensor.datatypes").attr("item_size");
   nb::type_object tensor_;
+  nb::object pool_object_;
+  OutputPool& pool_ = nb::cast<OutputPool&>(pool_object_);
   std::unordered_map<std::string, Known> known_;
 };
 
@@ -225,7 +276,7 @@ nb::object CallResponseReader::response(const nb::bytes& message, const RecordVi
 void bind_bls_records(nb::module_& module) {
   using namespace stub;
   nb::class_<CallWriter>(module, "CallWriter")
-      .def(nb::init<nb::object, nb::object, nb::type_object>())
+      .def(nb::init<nb::object, nb::object, nb::type_object, nb::object>())
       .def("write", &CallWriter::write)
       .def("send", &CallWriter::send);
   nb::class_<CallResponseReader>(module, "CallResponseReader")

@@ -1,4 +1,5 @@
-// Slots of output memory for responses, each with a lease of its own, used again and again.
+// Slots of output memory for responses and the inputs of calls, each with a lease of its own, used
+// again and again.
 #pragma once
 
 #include "buffer_view.h"
@@ -20,7 +21,18 @@ class OutputPool {
     TensorRef place;  // with the slot's size as nbytes
   };
 
-  // The largest response that has a place here.
+  // The OutputMemory, which holds this, too.
+  [[nodiscard]] nb::handle memory() const { return memory_; }
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(memory_.ptr());
+    return 0;
+  }
+  void clear() {
+    classes_.clear();
+    memory_ = nb::none();
+  }
+
+  // The most bytes that have a place here.
   static constexpr std::size_t kMostBytes = std::size_t{1} << 24U;
   // Slots of more have sizes in quarter steps between powers of two.
   static constexpr std::size_t kLarge = std::size_t{1} << 16U;
@@ -60,6 +72,40 @@ class OutputPool {
     return grow(entries, nbytes, consumer);
   }
 
+  // Bytes that are to be copied, and the number of the reference that says where they lie then.
+  struct Piece {
+    std::size_t index;
+    const char* data;
+    std::size_t size;
+  };
+
+  // Copies pieces to one slot for the processes of a model, and puts where they lie in `refs`;
+  // returns how many bytes those are. Other threads may run meanwhile.
+  std::uint64_t copy(std::span<const Piece> pieces, std::string_view consumer,
+                     std::span<TensorRef> refs) {
+    std::size_t total = 0;
+    for (const Piece& piece : pieces) total += aligned(piece.size);
+    if (total == 0) return 0;
+    const Slot slot = lend(total, consumer);
+    std::uint64_t copied = 0;
+    std::size_t at = 0;
+    for (const auto& [index, data, size] : pieces) {
+      copy_bytes(slot.data + at, data, size);
+      refs[index] = {slot.place.region, slot.place.offset + at, size, slot.place.lease};
+      at += aligned(size);
+      copied += size;
+    }
+    return copied;
+  }
+
+  static std::size_t aligned(std::size_t size) {
+    return (size + kAlignment - 1) & ~(kAlignment - 1);
+  }
+
+  // Counts bytes that were copied for no response, until they are taken.
+  void count(std::uint64_t copied) { copied_ += copied; }
+  [[nodiscard]] std::uint64_t take_copied() { return std::exchange(copied_, 0); }
+
   // Takes slots back that were lent, and are not sent.
   void take_back(std::span<const TensorRef> places) {
     for (const TensorRef& place : places) {
@@ -84,6 +130,7 @@ class OutputPool {
   void disown() { classes_.clear(); }
 
  private:
+  static constexpr std::size_t kAlignment = 64;
   static constexpr std::size_t kSmallest = 4096;
   // Small slots of one size that the pool keeps; more are lent by the OutputMemory, each once.
   static constexpr std::size_t kMostSlots = 512;
@@ -163,6 +210,7 @@ class OutputPool {
   // By consumer: a class for each size of slots.
   std::map<std::string, Classes, std::less<>> classes_;
   bool lent_once_ = false;
+  std::uint64_t copied_ = 0;
 };
 
 }  // namespace gpubridge::stub

@@ -92,7 +92,7 @@ class ResponseWriter {
     std::vector<Output> outputs;
     if (!gather(response.ptr(), target.wanted, outputs)) return false;
     std::size_t total = 0;
-    for (const Output& output : outputs) total += aligned(output.bytes.size());
+    for (const Output& output : outputs) total += OutputPool::aligned(output.bytes.size());
     // Large ones may lie in a slot that their model was given to write to, which Python knows.
     if (total > OutputPool::kMostBytes || (total > OutputPool::kLarge && pool_.shown()))
       return false;
@@ -105,9 +105,9 @@ class ResponseWriter {
     if (!sizes_fit(outputs, *form)) return false;
     const auto parameters = nb::borrow(as<Response>(response.ptr())->fields[kResponseParameters]);
     const std::string_view json = view_of_text(parameters);
-    const std::vector<Sent> stay = passed_on(outputs, target);
+    const std::vector<Stays> stay = passed_on(outputs, target);
     std::vector<TensorRef> refs(outputs.size(), TensorRef{0, 0, 0, kNoLease});
-    copy(others(outputs, stay), target.consumer, refs, copied);
+    copied += pool_.copy(others(outputs, stay), target.consumer, refs);
     bool passed_on = false;
     if (!stay.empty()) {
       outputs.clear();
@@ -141,12 +141,7 @@ class ResponseWriter {
   }
 
  private:
-  static constexpr std::size_t kAlignment = 64;
   static constexpr std::size_t kSignaturesKept = 4096;
-
-  static std::size_t aligned(std::size_t size) {
-    return (size + kAlignment - 1) & ~(kAlignment - 1);
-  }
 
   // The encoded context of a response; `parameters` are JSON.
   static std::string encoded_context(std::string_view parameters, bool passed_on) {
@@ -154,14 +149,6 @@ class ResponseWriter {
     if (parameters != "{}") context.set_text(ContextField::kParameters, parameters);
     if (passed_on) context.set_flag(ContextField::kPassedOn);
     return context.encoded();
-  }
-
-  // The exporter of the bytes that are sent of a tensor.
-  static PyObject* exporter(const Tensor* tensor) {
-    for (const TensorField field : {kSource, kLent, kArray}) {
-      if (tensor->fields[field] != nullptr) return tensor->fields[field];
-    }
-    return nullptr;
   }
 
   // True if two of the things, whose places `place` returns, share a byte: the receiver of one
@@ -197,10 +184,9 @@ class ResponseWriter {
     std::string signature;
     std::vector<std::uint64_t> itemsizes;
   };
-  // An output without a reference to it, and where it lies; of one that is copied only the size.
-  struct Sent {
-    std::size_t index;
-    const char* data;
+  // An output that stays, without a reference to it, and where it lies.
+  struct Stays {
+    OutputPool::Piece piece;
     TensorRef place;
   };
 
@@ -240,61 +226,49 @@ class ResponseWriter {
   }
 
   // The outputs that lie in an input of their request; none where two of them overlap.
-  static std::vector<Sent> passed_on(const std::vector<Output>& outputs,
-                                     const ResponseTarget& target) {
-    std::vector<Sent> found;
+  static std::vector<Stays> passed_on(const std::vector<Output>& outputs,
+                                      const ResponseTarget& target) {
+    std::vector<Stays> found;
     if (target.inputs == nullptr || target.inputs->empty()) return found;
     for (std::size_t index = 0; index < outputs.size(); ++index) {
       const BufferView& bytes = outputs[index].bytes;
       const auto* const data = static_cast<const char*>(bytes.data());
       const auto place = target.inputs->find(data, bytes.size());
-      if (place && !outputs[index].is_bytes()) found.push_back({index, data, *place});
+      if (place && !outputs[index].is_bytes()) {
+        found.push_back({{index, data, bytes.size()}, *place});
+      }
     }
-    return overlap(found, &Sent::place) ? std::vector<Sent>() : found;
+    return overlap(found, &Stays::place) ? std::vector<Stays>() : found;
   }
 
   // All outputs but those that stay, which are in order.
-  static std::vector<Sent> others(const std::vector<Output>& outputs, std::span<const Sent> stay) {
-    std::vector<Sent> others;
+  static std::vector<OutputPool::Piece> others(const std::vector<Output>& outputs,
+                                               std::span<const Stays> stay) {
+    std::vector<OutputPool::Piece> others;
     others.reserve(outputs.size());
     for (std::size_t index = 0; index < outputs.size(); ++index) {
-      if (!stay.empty() && stay.front().index == index) {
+      if (!stay.empty() && stay.front().piece.index == index) {
         stay = stay.subspan(1);
         continue;
       }
       const BufferView& bytes = outputs[index].bytes;
-      others.push_back({index, static_cast<const char*>(bytes.data()), {.nbytes = bytes.size()}});
+      others.push_back({index, static_cast<const char*>(bytes.data()), bytes.size()});
     }
     return others;
   }
 
-  // Copies outputs to one slot, and puts where they lie in `refs`.
-  void copy(std::span<const Sent> outputs, std::string_view consumer, std::span<TensorRef> refs,
-            std::uint64_t& copied) {
-    std::size_t total = 0;
-    for (const Sent& output : outputs) total += aligned(output.place.nbytes);
-    if (total == 0) return;
-    const OutputPool::Slot slot = pool_.lend(total, consumer);
-    std::size_t at = 0;
-    for (const Sent& output : outputs) {
-      const std::size_t size = output.place.nbytes;
-      copy_bytes(slot.data + at, output.data, size);
-      refs[output.index] = {slot.place.region, slot.place.offset + at, size, slot.place.lease};
-      at += aligned(size);
-      copied += size;
-    }
-  }
-
   // Leaves outputs where they are, if no reference to them is left now that the response is gone;
   // returns whether that is so. With one left they may be written to: then they are copied.
-  [[nodiscard]] bool pass_on(const ResponseTarget& target, std::span<const Sent> stay,
+  [[nodiscard]] bool pass_on(const ResponseTarget& target, std::span<const Stays> stay,
                              std::span<TensorRef> refs, std::uint64_t& copied) {
     if (__atomic_load_n(target.lent, __ATOMIC_ACQUIRE) == 0) {
-      for (const Sent& output : stay) refs[output.index] = output.place;
+      for (const Stays& output : stay) refs[output.piece.index] = output.place;
       return true;
     }
+    std::vector<OutputPool::Piece> pieces;
+    for (const Stays& output : stay) pieces.push_back(output.piece);
     try {
-      copy(stay, target.consumer, refs, copied);
+      copied += pool_.copy(pieces, target.consumer, refs);
     } catch (nb::python_error&) {
       pool_.take_back(refs);
       throw;

@@ -34,7 +34,8 @@ constexpr std::size_t kFrameLimit = 128 * 1024;
 struct LoopParts {
   nb::object channel;   // Channel
   nb::object executor;  // Executor: runs what is not plain, and knows the model
-  nb::object outputs;   // OutputMemory
+  nb::object pool;      // OutputPool
+  nb::object outputs;   // its OutputMemory
   nb::object control;   // ControlPage
   nb::object waits;     // the compiled WaitPredictor
   nb::object reader;    // RecordReader
@@ -68,11 +69,9 @@ struct ControlViews {
 class StubLoop {
  public:
   StubLoop(LoopParts parts, RequestReader reader, ResponseWriter writer, nb::type_object response,
-           LeaseBook& book, std::unique_ptr<OutputPool> pool, std::int64_t awake_ns,
-           const StubLimits& limits)
+           LeaseBook& book, std::int64_t awake_ns, const StubLimits& limits)
       : parts_(std::move(parts)),
         book_(book),
-        pool_(std::move(pool)),
         reader_(std::move(reader)),
         writer_(std::move(writer)),
         limits_(limits),
@@ -145,13 +144,10 @@ class StubLoop {
     const nb::gil_scoped_release unlocked;
     sender_.watch();
   }
-  // Gives free slots back to the OutputMemory.
-  void give_back() { pool_->give_back(); }
   // Leaves what is shared with the server alone: for a forked child.
   void disown() {
     descriptor_ = -1;
     attach();
-    pool_->disown();
     sender_.disown();
   }
 
@@ -207,7 +203,7 @@ class StubLoop {
       // The others have not started: another stub gets them.
       if (has_lost_device()) return;
     }
-    reclaims_ = pool_->take_lent_once() || reclaims_;
+    reclaims_ = pool_.take_lent_once() || reclaims_;
     soon_ = false;
     // Only now: the server waits for what was sent.
     if (reclaims_) reclaims_ = nb::cast<bool>(parts_.outputs.attr("reclaim")());
@@ -434,7 +430,7 @@ class StubLoop {
     char* at = result_.data();
     at = put_number(at, batch.sequence);
     for (const std::int64_t time : {started_, called_, ended_}) at = put_number(at, time);
-    at = put_number(at, copied_);
+    at = put_number(at, copied_ + pool_.take_copied());
     put_number(at, static_cast<std::uint32_t>(batch.records.size()));
   }
 
@@ -507,7 +503,7 @@ class StubLoop {
   LoopParts parts_;
   WaitPredictor& waits_ = nb::cast<WaitPredictor&>(parts_.waits);
   LeaseBook& book_;
-  std::unique_ptr<OutputPool> pool_;
+  OutputPool& pool_ = nb::cast<OutputPool&>(parts_.pool);
   RequestReader reader_;
   ResponseWriter writer_;
   StubLimits limits_;
@@ -559,23 +555,24 @@ StubLimits limits_of(nb::handle given) {
 // Of `classes`: Tensor, InferenceRequest, InferenceResponse, and what makes an InferenceTrace of a
 // number. Of `transport`: the RecordReader,
 // parse_signature, the OutputCheck, decode_execute and Batch.
-void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::object outputs,
+void make_loop(StubLoop* place, nb::object channel, nb::object executor, nb::object pool,
                nb::object control, nb::object waits, LeaseBook& book, const nb::tuple& classes,
                const nb::tuple& transport, std::int64_t awake_ns, nb::handle limits) {
   const auto tensor = nb::borrow<nb::type_object>(classes[0]);
   use_tensor_class(tensor);
   const nb::object identity = executor.attr("identity");
-  auto pool = std::make_unique<OutputPool>(outputs, control.attr("outputs"));
+  auto& outputs = nb::cast<OutputPool&>(pool);
   RequestReader reader(
       TensorReader(transport[1], identity.attr("outputs"), tensor, book),
       {executor.attr("handle_of"), executor.attr("control_tensors"), nb::object(classes[3])},
       {identity.attr("name"), identity.attr("version")}, nb::borrow<nb::type_object>(classes[1]));
-  ResponseWriter writer(transport[2], tensor, *pool);
-  LoopParts parts{std::move(channel), std::move(executor), std::move(outputs), std::move(control),
-                  std::move(waits),   transport[0],        transport[3],       transport[4]};
+  ResponseWriter writer(transport[2], tensor, outputs);
+  LoopParts parts{
+      std::move(channel), std::move(executor), std::move(pool), nb::borrow(outputs.memory()),
+      std::move(control), std::move(waits),    transport[0],    transport[3],
+      transport[4]};
   new (place) StubLoop(std::move(parts), std::move(reader), std::move(writer),
-                       nb::borrow<nb::type_object>(classes[2]), book, std::move(pool), awake_ns,
-                       limits_of(limits));
+                       nb::borrow<nb::type_object>(classes[2]), book, awake_ns, limits_of(limits));
 }
 
 }  // namespace
@@ -593,7 +590,6 @@ void bind_stub_loop(nb::module_& module) {
       .def("use_device", &StubLoop::use_device)
       .def("respond", &StubLoop::respond)
       .def("watch", &StubLoop::watch)
-      .def("give_back", &StubLoop::give_back)
       .def("disown", &StubLoop::disown);
 }
 

@@ -32,6 +32,14 @@ inline bool is_initialized(const Tensor* tensor) {
          tensor->fields[kShape] != nullptr;
 }
 
+// The exporter of the bytes that are sent of a tensor; null where Python has to make them.
+inline PyObject* exporter(const Tensor* tensor) {
+  for (const TensorField field : {kSource, kLent, kArray}) {
+    if (tensor->fields[field] != nullptr) return tensor->fields[field];
+  }
+  return nullptr;
+}
+
 inline bool is_tensor(PyObject* object) { return PyObject_TypeCheck(object, tensor_type()) != 0; }
 
 // A tensor that arrived, of a class derived from the type; its bytes are what `lent` exports.

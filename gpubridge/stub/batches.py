@@ -81,7 +81,7 @@ class BatchRunner:
         self._loop = loop = compiled.StubLoop(
             self._channel,
             executor,
-            self._outputs,
+            self._outputs.pool,
             self._control,
             self.waits,
             borrowed.book,
@@ -90,7 +90,6 @@ class BatchRunner:
             self._awake_ns,
             LIMITS,
         )
-        self._outputs.release_unused = loop.give_back
         executor.use(loop)
         if device is not None:
             loop.wake_by(device.waker.descriptor)
@@ -162,7 +161,6 @@ class BatchRunner:
     def drop_loop(self) -> None:
         """Drop the compiled loop, whose references the garbage collector does not see."""
         self._loop = None
-        self._outputs.release_unused = _nothing
         if self._executor is not None:
             self._executor.use(None)
 
@@ -171,7 +169,3 @@ class BatchRunner:
         self.results.disown()
         if self._loop is not None:
             self._loop.disown()
-
-
-def _nothing() -> None:
-    """Stand for the loop's `give_back`."""

@@ -71,11 +71,8 @@ class NativeStubLoop(Protocol):
     def watch(self) -> None:
         """Send results that wait for a slow batch, until the channel is closed."""
 
-    def give_back(self) -> None:
-        """Give the output memory back what is reserved and not in use."""
-
     def disown(self) -> None:
-        """Leave what is shared with the server alone: for a forked child."""
+        """Send nothing more: for a forked child."""
 
 
 class CapsuleEngine(Protocol):
@@ -107,6 +104,7 @@ class NativeModule(CapsuleEngine, Protocol):
     StubLoop: Callable[..., NativeStubLoop]
     WaitPredictor: Callable[..., Any]
     WatchedPages: Callable[..., Any]
+    OutputPool: Callable[..., Any]
     CallReader: Callable[..., Any]
     CallWriter: Callable[..., Any]
     CallResponseReader: Callable[..., Any]

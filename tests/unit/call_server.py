@@ -6,6 +6,7 @@ import threading
 
 from gpubridge.pb_utils import InferenceRequest, host
 from gpubridge.stub.bls.client import BlsClient
+from gpubridge.stub.memory.outputs import OutputMemory
 from gpubridge.transport.calls import CallKind, decode_calls, encode_records
 from gpubridge.transport.channel import Channel, ChannelClosed
 from gpubridge.transport.context import CallContext, ResponseContext
@@ -34,8 +35,7 @@ class CallServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self._channel, self._stub = Channel(theirs), Channel(ours)
-        waits = WaitPredictor(0)
-        self.client = BlsClient(self._stub, memoryview(bytearray(16)), None, waits, 0)
+        self.client = call_client(self._stub, WaitPredictor(0))
         self.calls: queue.Queue[tuple[int, int]] = queue.Queue()
         self.cancels: queue.Queue[tuple[int, bool]] = queue.Queue()
         self.credits: queue.Queue[tuple[int, int]] = queue.Queue()
@@ -103,6 +103,12 @@ class CallServer:
     def answer(self, *answers: tuple[int, object, bool]) -> None:
         """Send responses in one message: number, value (None for an empty one), whether more follow."""
         self._channel.send(encode_records(CallKind.CALL_RESPONSES, [_record(*a) for a in answers]))
+
+
+def call_client(channel: Channel, waits: WaitPredictor, awake_ns: int = 0) -> BlsClient:
+    """Make the client of a channel, with memory of its own."""
+    lent, table = memoryview(bytearray(16)), memoryview(bytearray(16))
+    return BlsClient(channel, lent, OutputMemory(1, 1 << 20, table, print, print), waits, awake_ns)
 
 
 def _record(number: int, value: object, open_: bool) -> bytes:

@@ -2,13 +2,14 @@
 
 import os
 import resource
+import struct
 
 import numpy as np
 import pytest
 
 from gpubridge.errors import ErrorCode
 from gpubridge.host_shm import Segment
-from gpubridge.pb_utils import InferenceRequest, Tensor
+from gpubridge.pb_utils import InferenceRequest, Tensor, TritonModelException
 from gpubridge.pb_utils.request import TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
 from gpubridge.stub.bls.records import BlsRecords
 from gpubridge.stub.memory.outputs import OutputMemory
@@ -34,15 +35,17 @@ class Side:
     def __init__(self, compiled, monkeypatch):
         self.leases = memoryview(bytearray(b"\1" * 16))
         self.borrowed = BorrowedMemory(self.leases)
+        self.segments: list[Segment] = []
         self.segment = Segment.create(REGION, 4096)
         self.segment.view[: VALUES.nbytes] = VALUES.tobytes()
         for region in (REGION, read_only_id(REGION)):
             self.borrowed.add(region, self.segment.view)
-        outputs = OutputMemory(1, 1 << 20, memoryview(bytearray(64)), print, print)
+        self.lent = memoryview(bytearray(64))
+        self.outputs = OutputMemory(1, 1 << 20, self.lent, self.segments.append, print)
         with monkeypatch.context() as patched:
             if not compiled:
                 patched.setattr("gpubridge.stub.bls.records.native", lambda: None)
-            self.records = BlsRecords(self.borrowed, outputs)
+            self.records = BlsRecords(self.borrowed, self.outputs)
 
 
 @pytest.fixture
@@ -86,6 +89,35 @@ def test_remembered_calls_are_told_apart(sides):
         for decoupled in (False, True):
             made = make()
             assert compiled.encode(1, made, decoupled) == python.encode(1, made, decoupled)
+
+
+def test_own_inputs_are_copied_without_python_to_slots_that_are_lent_again(sides, monkeypatch):
+    side = sides[0]
+    made = [("A", VALUES), ("B", -VALUES[:3])]
+
+    def places():
+        record = side.records.encode(1, call([Tensor(*each) for each in made]), False)
+        return list(struct.iter_unpack("<QQQI", record[-56:]))
+
+    monkeypatch.setattr(OutputMemory, "place", None)
+    first = places()
+    monkeypatch.setattr(OutputMemory, "reserve_lease", None)
+    side.lent[first[0][3]] = 0
+    assert places() == first
+    assert [side.lent[lease] for *_, lease in first] == [1, 1]
+    memory = side.segments[0].view
+    sent = [bytes(memory[at : at + size]) for _, at, size, _ in first]
+    assert sent == [values.tobytes() for _, values in made]
+    assert side.outputs.take_copied() == 2 * sum(map(len, sent))
+
+
+def test_an_array_that_was_resized_since_is_refused_as_python_does(sides):
+    for side in sides:
+        values = np.zeros(4, np.float32)
+        request = call([Tensor("A", values)])
+        values.resize(8, refcheck=False)
+        with pytest.raises(TritonModelException, match="its array was resized since"):
+            side.records.encode(1, request, False)
 
 
 @pytest.mark.parametrize("field", ["_request_id", "_model_name"])

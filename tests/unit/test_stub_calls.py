@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpubridge.stub.bls.client import BlsClient
 from gpubridge.transport.calls import CallKind
 from gpubridge.transport.channel import Channel
 from gpubridge.transport.messages import control_message, decode_control
 from gpubridge.transport.wait_predictor import wait_predictor
+from tests.unit.call_server import call_client
 
 pytestmark = pytest.mark.both_runtimes
 
@@ -24,7 +24,7 @@ def client_and_server():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     server, model = Channel(theirs), Channel(ours)
-    yield BlsClient(model, memoryview(bytearray(16)), None, wait_predictor(0), 0), server
+    yield call_client(model, wait_predictor(0)), server
     server.close()
     model.close()
 
@@ -73,7 +73,7 @@ def test_a_thread_with_one_request_at_a_time_polls_for_answers_that_come_soon(al
     monkeypatch.setattr("gpubridge.stub.bls.reader.wait_predictor", lambda awake_ns: answers)
     requests = wait_predictor(0)
     requests.alone = alone
-    calls = BlsClient(model, memoryview(bytearray(16)), None, requests, 10**12)
+    calls = call_client(model, requests, 10**12)
 
     def answer():
         for _ in range(12):

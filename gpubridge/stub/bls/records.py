@@ -61,7 +61,7 @@ class BlsRecords:
         self.send: Callable[..., bytes | None] | None = None
         compiled = native()
         if compiled is not None:
-            self._writer = compiled.CallWriter(_described, self._place, Tensor)
+            self._writer = compiled.CallWriter(_described, self._place, Tensor, outputs.pool)
             self.send = self._writer.send
             self.reader = compiled.CallResponseReader(
                 parse_signature, Tensor, InferenceResponse, borrowed.book, self._response_at

@@ -44,7 +44,8 @@ class OutputMemory:
       to them.
     - ``forked``: whether this is a forked child, which does not own the memory.
     - ``exposed``: whether a model has ever got a slot to write to.
-    - ``release_unused``: called when memory is short; releases slots reserved by `reserve_lease`.
+    - ``pool``: lends slots again and again in compiled code, which other compiled objects use; None without
+      the module.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class OutputMemory:
         self._sent: set[Slot] = set()
         self._deleted_arrays: deque[_ModelArray] = deque()
         self.exposed = False
-        self.release_unused: Callable[[], None] = _nothing
+        self.pool = None if compiled is None else compiled.OutputPool(self, table)
 
     def place(self, payloads: Sequence[Any], consumer: str = "") -> list[int]:
         """Copy C-contiguous payloads to a slot; returns the fields of their references.
@@ -179,7 +180,7 @@ class OutputMemory:
         """Return the bytes of tensor data copied since the last call."""
         with self._lock:
             copied, self._copied = self._copied, 0
-        return copied
+        return copied if self.pool is None else copied + self.pool.take_copied()
 
     def reclaim(self) -> bool:
         """Free the slots that the server is done with; returns whether others are still in use."""
@@ -195,13 +196,15 @@ class OutputMemory:
         """Refuse allocations from now on: for a forked child, whose parent owns the slots."""
         self.forked = True
         self._lock = threading.Lock()
+        if self.pool is not None:
+            self.pool.disown()
 
     def trim(self, idle_seconds: float) -> None:
         """Release segments that were idle for some time."""
         with self._lock:
             self._collect()
             self._lent.sweep()
-            self.release_unused()
+            self._release_unused()
             self._arena.trim(idle_seconds)
 
     def _collect(self) -> None:
@@ -213,6 +216,10 @@ class OutputMemory:
             if slot not in self._sent:
                 self._arena.free(slot)
 
+    def _release_unused(self) -> None:
+        if self.pool is not None:
+            self.pool.give_back()
+
     def _allocate(self, nbytes: int, consumer: str) -> Slot:
         if self.forked:
             raise ChannelClosed("this process was forked from a stub: it has no output memory")
@@ -220,7 +227,7 @@ class OutputMemory:
             self._collect()
         if self._lent.exhausted:
             self._lent.sweep()
-            self.release_unused()
+            self._release_unused()
             if self._lent.exhausted:
                 raise _exhausted(len(self._lent))
         if nbytes > _LARGE and not self._arena.has_free(nbytes, consumer):
@@ -230,12 +237,8 @@ class OutputMemory:
             return self._arena.allocate(nbytes, consumer)
         except BridgeError:
             self._lent.sweep()
-            self.release_unused()
+            self._release_unused()
             return self._arena.allocate(nbytes, consumer)
-
-
-def _nothing() -> None:
-    """Release nothing."""
 
 
 def _exhausted(lent: int) -> BridgeError:
