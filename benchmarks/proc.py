@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpubridge.bench.measurement import process_tree
+from gpubridge.bench.processes import process_tree
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")

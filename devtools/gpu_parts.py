@@ -117,12 +117,17 @@ def _doctor(lane: Lane, _: Sequence[str]) -> Part:
 
 
 def _zero_copy(lane: Lane, arguments: Sequence[str]) -> Part:
-    sizes = ("--sizes", "1MiB,16MiB,64MiB", "--seconds", "4", "--output", str(lane.output))
+    sizes = ("--sizes", "1MiB,16MiB,64MiB", "--seconds", "6", "--output", str(lane.output))
     command = (lane.python, "-m", "gpubridge", "bench", "zero-copy", *sizes, *arguments)
     counters = ("timeout", "-k", "1", "5", "sh", "-c", "nvidia-smi pci --getCounters || true")
 
     beside = partial(_dmon, lane.python, lane.output / "dmon.log")
     return Part("zero-copy", 120, [counters, command, counters], beside=beside)
+
+
+def _verify(lane: Lane, _: Sequence[str]) -> Part:
+    command = (lane.python, "-m", "gpubridge.bench.verify", str(lane.output))
+    return Part("verify", 10, [command])
 
 
 def _tests(lane: Lane, arguments: Sequence[str]) -> Part:
@@ -200,6 +205,7 @@ PARTS: dict[str, Callable[[Lane, Sequence[str]], Part]] = {
     "assumptions": _assumptions,
     "doctor": _doctor,
     "zero-copy": _zero_copy,
+    "verify": _verify,
     "tests": _tests,
     "bench": _bench,
     "last": _last,
@@ -208,10 +214,10 @@ PARTS: dict[str, Callable[[Lane, Sequence[str]], Part]] = {
     "sanitizer": _sanitizer,
 }
 """By name: each gets further arguments of its last program."""
-WITHOUT_GPU = ("facts", "wheels", "build", "probe")
+WITHOUT_GPU = ("facts", "wheels", "build", "probe", "verify")
 _READY = ("wheels", "build", "probe")
 CALLS = {
-    "first": ("facts", *_READY, "assumptions", "doctor", "zero-copy", "tests"),
+    "first": ("facts", *_READY, "assumptions", "doctor", "zero-copy", "verify", "tests"),
     "second": (*_READY, "bench", "last", "kernel", "images"),
 }
 """The parts of each call, in their order."""

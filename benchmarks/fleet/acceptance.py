@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.client import Client
 from benchmarks.proc import cpu_seconds
 from benchmarks.traffic import Traffic, binary_request, grpc_request
-from gpubridge.bench.measurement import process_tree
+from gpubridge.bench.processes import process_tree
 from gpubridge.errors import BridgeError
 from gpubridge.ray.local_fleet import (
     ENVIRONMENT,

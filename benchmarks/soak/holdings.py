@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.proc import usage
-from gpubridge.bench.measurement import process_tree
+from gpubridge.bench.processes import process_tree
 
 __all__ = ["Holdings", "holdings"]
 

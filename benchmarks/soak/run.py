@@ -21,7 +21,7 @@ from benchmarks.soak.holdings import Holdings, holdings
 from benchmarks.soak.http_traffic import ask_over_http, hang_up
 from benchmarks.soak.known_requests import RequestSource, Sequences, Sums, Texts
 from benchmarks.soak.request_log import Outcome, RequestLog
-from gpubridge.bench.measurement import process_tree
+from gpubridge.bench.processes import process_tree
 
 __all__ = ["Aim", "SoakReport", "soak"]
 

@@ -9,11 +9,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpubridge.cuda_ipc import CopyStream, DeviceContext, DeviceInfo, DeviceSegment
 from gpubridge.errors import BridgeError, ErrorCode
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _POISON = 0xA5
 _NAMES = ("gpubridge_bench_in", "gpubridge_bench_out")
@@ -93,7 +97,7 @@ class ClientMemory:
 
 
 class DeviceRequests:
-    """A connection to a server with which a client's regions are registered; they outlive it.
+    """A connection to a server with which a client's regions are registered; a context manager.
 
     Raises BridgeError, with ``name``, if the server refuses the regions.
     """
@@ -108,10 +112,14 @@ class DeviceRequests:
             path = f"/v2/cudasharedmemory/region/{region}/register"
             self.post(path, json.dumps(body).encode(), {})
 
-    def close(self) -> None:
-        """Unregister the regions and close the connection."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the connection; the regions are unregistered unless a request was interrupted."""
         try:
-            self.post("/v2/cudasharedmemory/unregister", b"", {})
+            if kind is None:
+                self.post("/v2/cudasharedmemory/unregister", b"", {})
         finally:
             self._connection.close()
 

@@ -39,7 +39,9 @@ class PcieRate:
 
 
 class DmonMeter:
-    """A running ``nvidia-smi dmon -s t``, read by a thread; a context manager."""
+    """A running ``nvidia-smi dmon -s t``, read by a thread."""
+
+    kind = "nvidia-smi dmon"
 
     def __init__(self, device: str) -> None:
         self._samples: list[tuple[float, PcieRate]] = []
@@ -102,6 +104,9 @@ class DmonMeter:
             statistics.fmean(rate.received for rate in found),
             statistics.fmean(rate.sent for rate in found),
         )
+
+    def readings(self, since: float, until: float) -> None:
+        """Return None: it has no counters."""
 
     def _within(self, since: float, until: float) -> list[PcieRate]:
         # A sample describes the time before it, and may come late.

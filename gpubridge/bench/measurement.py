@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 
 from gpubridge.bench.device_requests import PATHS, BenchPath, ClientMemory, DeviceRequests
 from gpubridge.bench.dmon_meter import PcieRate
-from gpubridge.bench.pcie_meter import PcieMeter
+from gpubridge.bench.nvml import GpuFacts, gpu_facts
+from gpubridge.bench.pcie_meter import PcieMeter, Readings
+from gpubridge.bench.processes import BenchProcesses
 from gpubridge.bench.server_process import ServerProcess
 from gpubridge.cuda_ipc import DeviceInfo
 
@@ -30,7 +30,6 @@ _SAMPLE = re.compile(r'^(\w+)\{.*?kind="(\w+)".*\} (\S+)$', re.MULTILINE)
 MODELS = Path(__file__).parent / "model_repository"
 _MIB = 1 << 20
 _LEAST_REQUESTS = 5
-_PROGRAM = "nvidia-smi"
 _ARENA = 32 * _MIB
 _LIMIT = 1024 * _MIB
 
@@ -140,9 +139,12 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A whole run; ``no_pcie`` and ``no_memory`` are the reasons why those figures are missing.
+    """All rows of a run so far; ``no_pcie`` and ``no_memory`` are the reasons why those figures are missing.
 
-    ``others`` are the pids of other processes that used the GPU.
+    - ``others``: the pids of other processes that used the GPU.
+    - ``planned``: the number of rows of the whole run.
+    - ``meter``, ``readings``: the kind of PCIe's meter, and what it has read since the idle link was watched.
+    - ``watched``: when that was, by ``time.monotonic``, which ``wall`` seconds more make a time of day.
     """
 
     device: DeviceInfo
@@ -151,56 +153,104 @@ class Measured:
     no_pcie: str
     no_memory: str
     others: Sequence[int] = ()
+    planned: int = 0
+    meter: str = ""
+    readings: Readings | None = None
+    watched: tuple[float, float] = (0.0, 0.0)
+    wall: float = 0.0
+    facts: GpuFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured: each path at every size, multiples of four bytes, under load for so many seconds."""
+
+    sizes: Sequence[int]
+    seconds: float
+    paths: Sequence[BenchPath] = PATHS
 
 
 def measure(
     device: DeviceInfo,
-    sizes: Sequence[int],
-    seconds: float,
+    plan: Plan,
     meter: PcieMeter | str,
     *,
     models: Path = MODELS,
     tell: Callable[[str], object] = lambda _: None,
-) -> Measured:
-    """Start a server and measure every path at every size, multiples of four bytes.
+    keep: Callable[[Measured], object] = lambda _: None,
+) -> None:
+    """Start a server and measure; rows last longer than planned if the meter needs more samples.
 
-    Each gets ``seconds`` of load, more if the meter needs more samples; ``meter`` may be the reason
-    why there is none. Raises BridgeError if the server does not start, or a request fails or is
-    answered wrongly.
+    ``meter`` may be the reason why there is none; ``keep`` gets what there is after each row. Raises BridgeError
+    if the server does not start, or a request fails or is answered wrongly.
     """
-    largest = max(sizes)
-    no_pcie, watch = (meter, None) if isinstance(meter, str) else ("", meter)
-    seen = _Processes(device.uuid)
+    largest = max(plan.sizes)
+    watch = None if isinstance(meter, str) else meter
+    progress = _Progress(device, meter, len(plan.paths) * len(plan.sizes))
     with (
         tempfile.TemporaryDirectory(prefix="gpubridge-bench-") as folder,
         ClientMemory(device, largest) as memory,
         BenchServer(models, _flags(largest), Path(folder) / "log") as server,
     ):
         server.wait_ready()
-        requests = DeviceRequests("gpubridge", server.http_port, memory)
-        try:
-            idle_since = time.monotonic()
-            if watch is not None:
-                watch.watch_idle()
-            idle_until = time.monotonic()
-            points = []
-            for path in PATHS:
-                for nbytes in sizes:
+        with DeviceRequests("gpubridge", server.http_port, memory) as requests:
+            progress.watch_idle()
+            for path in plan.paths:
+                for nbytes in plan.sizes:
                     tell(f"{path.title}, {size_text(nbytes)} ...")
-                    point = _Load(path, nbytes, seconds).run(requests, server, watch)
-                    # Only now: a model takes device memory on first use.
-                    points.append(replace(point, gpu_mib=seen.held_by(server.pid)))
-        finally:
-            requests.close()
-    if watch is None:
-        return Measured(device, None, points, no_pcie, seen.absence, sorted(seen.others))
-    # Only now: all rows together show the width of the counters.
-    idle = watch.rate(idle_since, idle_until)
-    if isinstance(idle, str):
-        reason = f"of the idle link: {idle}"
-        return Measured(device, None, points, reason, seen.absence, sorted(seen.others))
-    points = [_metered(point, watch, idle) for point in points]
-    return Measured(device, idle, points, "", seen.absence, sorted(seen.others))
+                    point = _Load(path, nbytes, plan.seconds).run(requests, server, watch)
+                    progress.add(point, server.pid)
+                    keep(progress.measured())
+
+
+class _Progress:
+    """The rows so far, and the meter that has watched them."""
+
+    def __init__(self, device: DeviceInfo, meter: PcieMeter | str, planned: int) -> None:
+        self._device, self._planned = device, planned
+        self._no_pcie = meter if isinstance(meter, str) else ""
+        self._watch = None if isinstance(meter, str) else meter
+        self._seen = BenchProcesses(device.uuid)
+        self._facts = gpu_facts(device.uuid)
+        self._wall = datetime.now(timezone.utc).timestamp() - time.monotonic()
+        self._points: list[Point] = []
+        self._idle = (0.0, 0.0)
+
+    def watch_idle(self) -> None:
+        """Watch the idle link, if there is a meter."""
+        began = time.monotonic()
+        if self._watch is not None:
+            self._watch.watch_idle()
+        self._idle = began, time.monotonic()
+
+    def add(self, point: Point, server: int) -> None:
+        """Add a row, with the GPU memory of the server's processes and this one."""
+        # Only now: a model takes device memory on first use.
+        self._points.append(replace(point, gpu_mib=self._seen.held_by(server)))
+
+    def measured(self) -> Measured:
+        """Return the rows with what the meter says of them: all readings together show the width of its counters."""
+        found = Measured(
+            self._device,
+            None,
+            list(self._points),
+            self._no_pcie,
+            self._seen.absence,
+            sorted(self._seen.others),
+            self._planned,
+            watched=self._idle,
+            wall=self._wall,
+            facts=self._facts,
+        )
+        if self._watch is None:
+            return found
+        readings = self._watch.readings(self._idle[0], time.monotonic())
+        found = replace(found, meter=self._watch.kind, readings=readings)
+        idle = self._watch.rate(*self._idle)
+        if isinstance(idle, str):
+            return replace(found, no_pcie=f"of the idle link: {idle}")
+        points = [_metered(point, self._watch, idle) for point in found.points]
+        return replace(found, idle=idle, points=points)
 
 
 def _metered(point: Point, watch: PcieMeter, idle: PcieRate) -> Point:
@@ -219,62 +269,6 @@ def _flags(largest: int) -> list[str]:
         f"--output-arena-limit={limit}",
         f"--backend-config=python,device-arena-bytes={max(_ARENA, 2 * largest)}",
     ]
-
-
-def processes_on(device: str) -> dict[int, int] | str:
-    """Return the MiB of a device's memory by process, 0 if not reported; or why they are unknown."""
-    query = ["--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-i", device]
-    try:
-        asked = subprocess.run(
-            [_PROGRAM, *query], capture_output=True, text=True, timeout=30, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"nvidia-smi does not tell: {error}"
-    found: dict[int, int] = {}
-    for line in asked.stdout.splitlines():
-        pid, _, used = (word.strip() for word in line.partition(","))
-        if pid.isdigit():
-            found[int(pid)] = found.get(int(pid), 0) + (int(used) if used.isdigit() else 0)
-    return found
-
-
-class _Processes:
-    """The processes on a device: those of the benchmark, and ``others``, which disturb it.
-
-    ``absence`` is the reason why the former are unknown: in a container their pids may differ.
-    """
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self.absence = ""
-        # Nothing of the benchmark is on the device yet.
-        found = processes_on(device)
-        self.others = set() if isinstance(found, str) else set(found) - {os.getpid()}
-
-    def held_by(self, server: int) -> int | None:
-        """Return the MiB of GPU memory of the benchmark's processes; None if unknown."""
-        # Some end meanwhile: a server checks the device with short-lived processes.
-        family = {os.getpid(), *process_tree(server)}
-        found = processes_on(self._device)
-        if isinstance(found, str):
-            self.absence = found
-            return None
-        ours = found.keys() & (family | process_tree(server))
-        if not ours:
-            self.absence = "nvidia-smi knows none of these processes, as in a container"
-            return None
-        self.others |= found.keys() - ours
-        return sum(found[pid] for pid in ours)
-
-
-def process_tree(pid: int) -> set[int]:
-    """Return a process and all its descendants."""
-    found = {pid}
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it has ended
-            for child in task.read_text().split():
-                found |= process_tree(int(child))
-    return found
 
 
 @dataclass(frozen=True, slots=True)

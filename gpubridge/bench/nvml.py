@@ -24,6 +24,7 @@ _VIRTUAL = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU: this system is a guest with a
 _LANES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _FASTEST = 16 * _LANES[6]
 _INTERVAL = 0.01
+_LONGEST_RELEASE = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
 
 
 class NotCounted(Exception):
@@ -55,13 +56,21 @@ class _FieldValue(ctypes.Structure):
     ]
 
 
-class PcieCounters:
-    """The counters of one GPU, by its UUID. Raises NotCounted if the driver, or the device, has none."""
+class GpuFacts(NamedTuple):
+    """Facts of a GPU as NVML tells them: the driver's release, the number that nvidia-smi gives the GPU, its link."""
+
+    driver: str
+    number: int
+    generation: int
+    width: int
+    most_generation: int
+    most_width: int
+
+
+class _Gpu:
+    """One GPU, by its UUID. Raises NotCounted where NVML does not know it."""
 
     def __init__(self, device: str) -> None:
-        if device.startswith("MIG-"):
-            reason = "the device is a part of a GPU (MIG), and PCIe is metered for whole GPUs only"
-            raise NotCounted(reason, unmetered=True)
         try:
             self._library: Any = ctypes.CDLL(_LIBRARY)
         except OSError as error:
@@ -70,6 +79,57 @@ class PcieCounters:
         self._device = ctypes.c_void_p()
         self._call("nvmlInit_v2")
         self._call("nvmlDeviceGetHandleByUUID", device.encode(), ctypes.byref(self._device))
+
+    def facts(self) -> GpuFacts:
+        """Return its facts; 0 for a number that NVML does not tell."""
+        driver = ctypes.create_string_buffer(_LONGEST_RELEASE)
+        self._call("nvmlSystemGetDriverVersion", driver, _LONGEST_RELEASE)
+        numbers = map(
+            self._number,
+            (
+                "nvmlDeviceGetIndex",
+                "nvmlDeviceGetCurrPcieLinkGeneration",
+                "nvmlDeviceGetCurrPcieLinkWidth",
+                "nvmlDeviceGetMaxPcieLinkGeneration",
+                "nvmlDeviceGetMaxPcieLinkWidth",
+            ),
+        )
+        return GpuFacts(driver.value.decode(), *numbers)
+
+    def _number(self, name: str) -> int:
+        """Return a number of the device from NVML; 0 if it fails."""
+        number = ctypes.c_uint()
+        function = getattr(self._library, name, None)
+        failed = function is None or function(self._device, ctypes.byref(number))
+        return 0 if failed else number.value
+
+    def _call(self, name: str, *arguments: object) -> None:
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise NotCounted(f"the driver is too old: {_LIBRARY} has no {name}")
+        if code := function(*arguments):
+            raise NotCounted(f"{name} failed: {self._text(code)}")
+
+    def _text(self, code: int) -> str:
+        return str(self._library.nvmlErrorString(code).decode())
+
+
+def gpu_facts(device: str) -> GpuFacts | None:
+    """Return the facts of a GPU by its UUID; None where NVML does not tell them, as for a part of a GPU."""
+    try:
+        return _Gpu(device).facts()
+    except NotCounted:
+        return None
+
+
+class PcieCounters(_Gpu):
+    """The counters of one GPU, by its UUID. Raises NotCounted if the driver, or the device, has none."""
+
+    def __init__(self, device: str) -> None:
+        if device.startswith("MIG-"):
+            reason = "the device is a part of a GPU (MIG), and PCIe is metered for whole GPUs only"
+            raise NotCounted(reason, unmetered=True)
+        super().__init__(device)
         if self._number("nvmlDeviceGetVirtualizationMode") == _VIRTUAL:
             reason = "the GPU is a virtual one (vGPU), whose PCIe link is not metered"
             raise NotCounted(reason, unmetered=True)
@@ -93,22 +153,6 @@ class PcieCounters:
                     f"{self._text(value.code)}"
                 )
         return PcieBytes(values[0].value, values[1].value)
-
-    def _number(self, function: str) -> int:
-        """Return a number of the device from NVML; 0 if it fails."""
-        number = ctypes.c_uint()
-        failed = getattr(self._library, function)(self._device, ctypes.byref(number))
-        return 0 if failed else number.value
-
-    def _call(self, function: str, *arguments: object) -> None:
-        called = getattr(self._library, function, None)
-        if called is None:
-            raise NotCounted(f"the driver is too old: {_LIBRARY} has no {function}")
-        if code := called(*arguments):
-            raise NotCounted(f"{function} failed: {self._text(code)}")
-
-    def _text(self, code: int) -> str:
-        return str(self._library.nvmlErrorString(code).decode())
 
 
 def main() -> int:

@@ -20,7 +20,12 @@ _CLEAR_BITS = 64
 
 
 class PcieMeter(Protocol):
-    """A meter that runs until it is closed; moments are of ``time.monotonic``."""
+    """A meter that runs until it is closed; moments are of ``time.monotonic``.
+
+    ``kind`` is its name.
+    """
+
+    kind: str
 
     def enough(self, since: float) -> bool:
         """Return whether a row that began at a moment has lasted long enough."""
@@ -30,6 +35,9 @@ class PcieMeter(Protocol):
 
     def rate(self, since: float, until: float) -> PcieRate | str:
         """Return the traffic between two moments, or the reason why it is unknown."""
+
+    def readings(self, since: float, until: float) -> Readings | None:
+        """Return what it has read between two moments; None if it has no counters."""
 
     def close(self) -> None:
         """Stop the meter."""
@@ -44,6 +52,14 @@ class Reading(NamedTuple):
     sent: int
 
 
+class Readings(NamedTuple):
+    """Readings of counters, their width, and what the link carries at most, bytes per second."""
+
+    bits: int
+    fastest: float
+    each: list[Reading]
+
+
 class ByteCounts:
     """Readings of counters that wrap; ``fastest`` is what the link carries at most, bytes per second."""
 
@@ -54,6 +70,11 @@ class ByteCounts:
     def add(self, reading: Reading) -> None:
         """Add the next reading."""
         self._readings.append(reading)
+
+    def within(self, since: float, until: float) -> Readings:
+        """Return the readings between two moments."""
+        found = [each for each in self._readings if since <= each.began and each.ended <= until]
+        return Readings(self.bits, self.fastest, found)
 
     @property
     def bits(self) -> int:
@@ -72,7 +93,7 @@ class ByteCounts:
 
     def rate(self, since: float, until: float) -> PcieRate | str:
         """Return the traffic between two moments, or the reason if a counter may have wrapped unnoticed."""
-        readings = [each for each in self._readings if since <= each.began and each.ended <= until]
+        readings = self.within(since, until).each
         if len(readings) < 2:
             return f"the counters were read {len(readings)} times, expected at least twice"
         pairs = list(itertools.pairwise(readings))
@@ -91,6 +112,8 @@ class ByteCounts:
 
 class CounterMeter:
     """A running sampler of NVML's counters, read by a thread. Raises NotCounted."""
+
+    kind = "NVML's PCIe byte counters"
 
     def __init__(self, device: str) -> None:
         self._process = subprocess.Popen(
@@ -130,6 +153,11 @@ class CounterMeter:
         """Return the traffic between two moments, or the reason why it is unknown."""
         with self._lock:
             return self._counts.rate(since, until)
+
+    def readings(self, since: float, until: float) -> Readings:
+        """Return what it has read between two moments."""
+        with self._lock:
+            return self._counts.within(since, until)
 
     def _read(self) -> None:
         assert self._process.stdout is not None  # as it was started

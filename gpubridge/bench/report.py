@@ -1,4 +1,4 @@
-"""Results of a measurement: the verdict, the table, the document and the picture."""
+"""Results of a measurement: the verdict, the table and the picture."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import importlib.util
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import gpubridge
 from gpubridge.bench.measurement import Measured, Point, size_text
 
-_SHARE = 0.05
-_PER_REQUEST = 16 << 10  # commands and answers of a request, not data
-_NOISE = 5e6  # bytes per second: dmon counts whole megabytes
-# Shares of the host path's bytes: the least and the most that a meter can plausibly show.
-_SEEN, _BEYOND = 0.25, 4.0
+SHARE = 0.05
+"""Of the bytes handed over: the most that may cross PCIe on a path that copies nothing."""
+PER_REQUEST = 16 << 10
+"""Bytes of a request's commands and answers, which are not data."""
+NOISE = {"counters": 1e5, "dmon": 5e6}
+"""Bytes per second that are no data, by the meter: reading the counters crosses PCIe, too, and dmon counts whole megabytes."""
+SEEN, BEYOND = 0.25, 4.0
+"""Shares of the host path's bytes: the least and the most that a meter can plausibly show."""
 
 _HEADINGS = (
     "path",
@@ -68,6 +69,10 @@ class Verdict:
 def judge(measured: Measured) -> Verdict:
     """Return what the figures say."""
     verdict = Verdict()
+    if len(measured.points) < measured.planned:
+        verdict.doubts.append(
+            f"it ended early: {len(measured.points)} of {measured.planned} rows were measured"
+        )
     if measured.others:
         pids = ", ".join(map(str, measured.others))
         verdict.doubts.append(
@@ -77,7 +82,9 @@ def judge(measured: Measured) -> Verdict:
         if point.path.stays:
             _judge_copies(point, verdict)
             # Bytes that other processes may have moved are no fault.
-            _judge_pcie(point, verdict.doubts if measured.others else verdict.failures)
+            _judge_pcie(
+                point, _noise(measured), verdict.doubts if measured.others else verdict.failures
+            )
     _judge_meter(measured, verdict)
     return verdict
 
@@ -98,10 +105,14 @@ def _judge_copies(point: Point, verdict: Verdict) -> None:
         )
 
 
-def _judge_pcie(point: Point, findings: list[str]) -> None:
+def _noise(measured: Measured) -> float:
+    return NOISE["dmon" if measured.readings is None else "counters"]
+
+
+def _judge_pcie(point: Point, noise: float, findings: list[str]) -> None:
     if point.crossed is None:
         return
-    allowed = max(_SHARE * point.handed, _PER_REQUEST * point.requests) + _NOISE * point.seconds
+    allowed = max(SHARE * point.handed, PER_REQUEST * point.requests) + noise * point.seconds
     if point.crossed > allowed:
         findings.append(
             f"{point.path.title}, {size_text(point.nbytes)}: PCIe saw {point.crossed:.3g} bytes "
@@ -118,18 +129,18 @@ def _judge_meter(measured: Measured, verdict: Verdict) -> None:
         if point.crossed is None:
             where = f"{point.path.title}, {size_text(point.nbytes)}"
             verdict.doubts.append(f"{where}: no figure of PCIe's meter: {point.no_pcie}")
-        elif not point.path.stays and not _plausible(point, point.crossed):
+        elif not point.path.stays and not _plausible(point, point.crossed, _noise(measured)):
             verdict.doubts.append(
                 f"at {size_text(point.nbytes)} PCIe's meter saw {point.crossed / point.handed:.0%} "
-                f"of what the host path moved, expected {_SEEN:.0%} to {_BEYOND:.0%}: from what it "
+                f"of what the host path moved, expected {SEEN:.0%} to {BEYOND:.0%}: from what it "
                 "says of the device paths of that size nothing follows"
             )
 
 
-def _plausible(control: Point, crossed: float) -> bool:
+def _plausible(control: Point, crossed: float, noise: float) -> bool:
     """Return whether a meter has shown about the bytes that the host path moved."""
-    commands = _PER_REQUEST * control.requests + _NOISE * control.seconds
-    return _SEEN * control.handed <= crossed <= _BEYOND * control.handed + commands
+    commands = PER_REQUEST * control.requests + noise * control.seconds
+    return SEEN * control.handed <= crossed <= BEYOND * control.handed + commands
 
 
 def table(measured: Measured) -> str:
@@ -144,48 +155,6 @@ def table(measured: Measured) -> str:
     if measured.no_memory:
         lines.append(f"GPU MiB of server, models and client: {measured.no_memory}")
     return "\n".join(lines)
-
-
-def document(measured: Measured, verdict: Verdict) -> dict[str, Any]:
-    """Return everything, for JSON; bytes are those of all requests of a row together."""
-    device, idle = measured.device, measured.idle
-    return {
-        "schema": 1,
-        "gpubridge": gpubridge.__version__,
-        "device": {"name": device.name, "uuid": device.uuid, "bytes": device.nbytes},
-        "pcie_idle": None if idle is None else _rate(idle.received, idle.sent),
-        "pcie_unseen": measured.no_pcie,
-        "gpu_memory_unseen": measured.no_memory,
-        "other_processes": list(measured.others),
-        "rows": [_row(point) for point in measured.points],
-        "holds": verdict.holds,
-        "failures": verdict.failures,
-        "doubts": verdict.doubts,
-    }
-
-
-def _rate(received: float, sent: float) -> dict[str, float]:
-    return {"received_bytes_per_second": received, "sent_bytes_per_second": sent}
-
-
-def _row(point: Point) -> dict[str, Any]:
-    return {
-        "path": point.path.name,
-        "title": point.path.title,
-        "bytes": point.nbytes,
-        "requests": point.requests,
-        "seconds": point.seconds,
-        "p50_us": point.p50,
-        "p99_us": point.p99,
-        "handed_bytes": point.handed,
-        "copied_bytes": point.copied,
-        "pcie_above_idle": (
-            None if point.pcie is None else _rate(point.pcie.received, point.pcie.sent)
-        ),
-        "pcie_bytes": point.crossed,
-        "pcie_unseen": point.no_pcie,
-        "gpu_mib": point.gpu_mib,
-    }
 
 
 def _cells(point: Point) -> tuple[str, ...]:

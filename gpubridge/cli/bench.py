@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
-from gpubridge.bench.measurement import MODELS, Measured, measure, read_sizes
+from gpubridge.bench.device_requests import PATHS, BenchPath
+from gpubridge.bench.document import document, write_document
+from gpubridge.bench.measurement import MODELS, Measured, Plan, measure, read_sizes
 from gpubridge.bench.pcie_meter import open_pcie_meter
-from gpubridge.bench.report import document, draw, judge, table
+from gpubridge.bench.report import draw, judge, table
 from gpubridge.cli import bench_load
 from gpubridge.cuda_ipc import DeviceInfo, probe_devices
 from gpubridge.cuda_ipc.device_check import check_device
 from gpubridge.errors import BridgeError, invalid
 
 _SIZES = "1MiB,4MiB,16MiB,64MiB,256MiB"
-_HOLDS, _FAILS, _UNABLE = 0, 1, 2
+_PATHS = {path.name: path for path in PATHS}
+_HOLDS, _FAILS, _UNABLE, _INTERRUPTED = 0, 1, 2, 128 + signal.SIGINT
 _NEEDS = (
     "gpubridge bench zero-copy needs an NVIDIA GPU with its driver, cuda-python (pip install "
     "'gpubridge[gpu]'), and memory that processes may share (CUDA IPC); NVML, or nvidia-smi on "
@@ -32,7 +34,7 @@ DESCRIPTION = (
     "load: send requests to a model of a server over HTTP, and print rate and latencies (p50, p90, p99, "
     "p99.9). The exit code is 1 if a request failed. zero-copy: send tensors of growing sizes through models on the first GPU, in CUDA shared memory and, for "
     "comparison, over the host, and read the GPU's counters of PCIe traffic. Prints a table and a "
-    "verdict, and writes zero_copy.json and zero_copy.png. The exit code is 0 if no copy was found, "
+    "verdict, and writes zero_copy.json, after each row, and zero_copy.png. The exit code is 0 if no copy was found, "
     "1 if one was, 2 if nothing was measured."
 )
 
@@ -63,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="seconds of load for each path and size, longer if PCIe is sampled once a second (before driver 555)",
     )
+    add(
+        "--paths",
+        type=_paths,
+        default=PATHS,
+        metavar="LIST",
+        help=f"paths that are measured, of {','.join(_PATHS)}; the host path is the others' control",
+    )
     add("--output", type=Path, default=Path(), metavar="DIR", help="directory of the files")
 
 
@@ -71,6 +80,13 @@ def _sizes(text: str) -> tuple[int, ...]:
         return read_sizes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _paths(text: str) -> tuple[BenchPath, ...]:
+    names = [word.strip() for word in text.split(",")]
+    if unknown := [name for name in names if name not in _PATHS]:
+        raise argparse.ArgumentTypeError(f"expected some of {','.join(_PATHS)}, got {unknown[0]!r}")
+    return tuple(path for name, path in _PATHS.items() if name in names)
 
 
 def run(options: argparse.Namespace, models: Path = MODELS) -> int:
@@ -86,27 +102,50 @@ def run(options: argparse.Namespace, models: Path = MODELS) -> int:
     if isinstance(device, str):
         sys.stderr.write(f"nothing can be measured here: {device}\n{_NEEDS}")
         return _UNABLE
+    options.output.mkdir(parents=True, exist_ok=True)
+    results = _Results(options.output / "zero_copy")
+    status = 0
     before = signal.signal(signal.SIGTERM, _stop)
     try:
-        measured = _measured(device, options, models)
+        _measure(device, options, models, results)
     except BridgeError as error:
         sys.stderr.write(f"the measurement failed: {error.message}\n")
-        return _UNABLE
+        status = _UNABLE
+    except KeyboardInterrupt:
+        sys.stderr.write("the measurement was interrupted\n")
+        status = _INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
-    verdict = judge(measured)
-    figures = json.dumps(document(measured, verdict), indent=1)
-    options.output.mkdir(parents=True, exist_ok=True)
-    stem = options.output / "zero_copy"
-    stem.with_suffix(".json").write_text(figures + "\n", encoding="utf-8")
-    undrawn = draw(measured, verdict, stem.with_suffix(".png"))
-    if options.json:
-        sys.stdout.write(figures + "\n")
-    else:
-        sys.stdout.write(f"{table(measured)}\n\n{verdict.text()}\n")
-    written = f"written: {stem}.json" + ("" if undrawn else f", {stem}.png")
-    sys.stderr.write(f"{written}\n{undrawn}\n" if undrawn else f"{written}\n")
-    return _HOLDS if verdict.holds else _FAILS
+    return results.told(as_json=options.json, status=status)
+
+
+class _Results:
+    """What has been measured so far; ``stem`` is the path of its files, without an ending."""
+
+    def __init__(self, stem: Path) -> None:
+        self._stem = stem
+        self._measured: Measured | None = None
+
+    def keep(self, measured: Measured) -> None:
+        """Write the document of the rows so far."""
+        self._measured = measured
+        written = document(measured, judge(measured))
+        write_document(written, self._stem.with_suffix(".json"))
+
+    def told(self, *, as_json: bool, status: int) -> int:
+        """Print and draw what there is; return the exit code, ``status`` if that is not 0."""
+        measured = self._measured
+        if measured is None:
+            return status or _UNABLE
+        verdict = judge(measured)
+        undrawn = draw(measured, verdict, self._stem.with_suffix(".png"))
+        if as_json:
+            sys.stdout.write(self._stem.with_suffix(".json").read_text(encoding="utf-8"))
+        else:
+            sys.stdout.write(f"{table(measured)}\n\n{verdict.text()}\n")
+        written = f"written: {self._stem}.json" + ("" if undrawn else f", {self._stem}.png")
+        sys.stderr.write(f"{written}\n{undrawn}\n" if undrawn else f"{written}\n")
+        return status or (_HOLDS if verdict.holds else _FAILS)
 
 
 def _device() -> DeviceInfo | str:
@@ -119,12 +158,15 @@ def _device() -> DeviceInfo | str:
     return device if shares.works else f"{device.name}: memory cannot be shared: {shares.reason}"
 
 
-def _measured(device: DeviceInfo, options: argparse.Namespace, models: Path) -> Measured:
+def _measure(
+    device: DeviceInfo, options: argparse.Namespace, models: Path, results: _Results
+) -> None:
+    plan = Plan(options.sizes, options.seconds, options.paths)
     with ExitStack() as stack:
         meter = open_pcie_meter(device.uuid)
         if not isinstance(meter, str):
             stack.callback(meter.close)
-        return measure(device, options.sizes, options.seconds, meter, models=models, tell=_tell)
+        measure(device, plan, meter, models=models, tell=_tell, keep=results.keep)
 
 
 def _tell(text: str) -> None:

@@ -4,10 +4,13 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
+from gpubridge.bench import verify
 from gpubridge.bench.measurement import MODELS
 from gpubridge.bench.server_process import ServerProcess
 from gpubridge.errors import BridgeError
@@ -29,7 +32,8 @@ log = os.path.join(os.environ["SIMCUDA_DIR"], "calls")
 def copies():
     # Bytes to devices and to the host, by all calls so far.
     total = [0, 0]
-    with open(log) as lines:
+    with open(log, "a+") as lines:
+        lines.seek(0)
         while True:
             for line in lines:
                 match = re.match(r"\\d+ cuMemcpy(HtoD|DtoH)\\w*\\((\\d+).*=0", line)
@@ -38,7 +42,8 @@ def copies():
             yield list(total)
 
 if "dmon" in sys.argv:
-    print("# gpu  rxpci  txpci", flush=True)
+    stamped = "DT" in sys.argv
+    print("#Date Time gpu  rxpci  txpci" if stamped else "# gpu  rxpci  txpci", flush=True)
     print("# Idx   MB/s   MB/s", flush=True)
     interval = float(sys.argv[sys.argv.index("-d") + 1])
     copied = copies()
@@ -48,7 +53,7 @@ if "dmon" in sys.argv:
         now, then = next(copied), time.monotonic()
         rates = [round((n - b) / 1e6 / (then - at)) for n, b in zip(now, before)]
         before, at = now, then
-        print("    0", *rates, flush=True)
+        print(time.strftime("%Y%m%d %H:%M:%S") if stamped else "", "0", *rates, flush=True)
 else:
     assert "--query-compute-apps=pid,used_memory" in sys.argv, sys.argv
     print({others!r})
@@ -65,6 +70,27 @@ def on_path(folder, *, others=""):
     program.write_text(NVIDIA_SMI.format(python=sys.executable, others=others))
     program.chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
+
+
+@contextmanager
+def beside(machine, folder, path):
+    """Let nvidia-smi write its log, as ./dev gpu does."""
+    folder.mkdir()
+    environment = {**machine.environment(), "PATH": path, "TZ": "UTC"}
+    command = ["nvidia-smi", "dmon", "-s", "ut", "-o", "DT", "-d", "1"]
+    with (
+        (folder / "dmon.log").open("w") as log,
+        subprocess.Popen(command, env=environment, stdout=log) as child,
+    ):
+        try:
+            yield
+        finally:
+            child.kill()
+
+
+def verdict(folder):
+    verify.main([str(folder)])
+    return json.loads((folder / "verdict.json").read_text())
 
 
 IMPORTS = """
@@ -142,6 +168,15 @@ def test_device_paths_are_zero_copy_and_the_host_path_is_seen_to_cross(machine, 
     assert host["copied_bytes"]["h2d"] == host["copied_bytes"]["d2h"] == SIZE * host["requests"]
     share = host["pcie_bytes"] / host["handed_bytes"]
     assert 0.25 < share < 2
+    assert document["meter"] == (
+        "NVML's PCIe byte counters" if meter == "counting" else "nvidia-smi dmon"
+    )
+    assert (document["driver"], document["link"]["most_generation"]) == ("555.42", 3)
+    if meter == "counting":
+        assert document["counters"]["bits"] == 32
+        assert host["counters_first"] != host["counters_last"]
+        # By what the GPU has counted alone.
+        assert verify.main([str(tmp_path / "out")]) == 0
     # The client, the server and its stubs.
     assert host["gpu_mib"] % 100 == 0
     assert host["gpu_mib"] >= 600
@@ -166,7 +201,13 @@ def test_a_copy_over_the_host_is_found_by_both_meters(machine, tmp_path, counter
     model = planted / "hand_on_again" / "1" / "model.py"
     model.write_text(model.read_text().replace("given.is_cpu()", "False"))
     path = on_path(tmp_path / "bin")
-    done, document = bench(machine, tmp_path, "--json", path=path, models=planted, nvml=counters)
+    with beside(machine, tmp_path / "out", path):
+        more = ("--json", "--seconds=5", "--sizes=1MiB", "--paths=hand_on,chain,host")
+        done, document = bench(machine, tmp_path, *more, path=path, models=planted, nvml=counters)
+    found = verdict(tmp_path / "out")
+    assert found["holds"] is False
+    for meter in ("counters", "dmon"):
+        assert any("two models" in f and f"{meter} received" in f for f in found["findings"])
     assert done.returncode == 1, done.stdout + done.stderr
     assert json.loads(done.stdout) == document
     assert document["holds"] is False
@@ -190,7 +231,7 @@ def test_why_there_is_no_meter(machine, nvml, reasons):
     variables = {"LD_LIBRARY_PATH": path, "SIMNVML": nvml or "", "PATH": "/nowhere"}
     with running_worker(machine, variables) as worker:
         worker.do("from gpubridge.bench.pcie_meter import open_pcie_meter")
-        worker.do("from gpubridge.bench.measurement import processes_on")
+        worker.do("from gpubridge.bench.processes import processes_on")
         reason = worker.do("answer = open_pcie_meter('GPU-1')")
         assert all(each in reason for each in reasons), reason
         assert worker.do("answer = processes_on('GPU-1')").startswith("nvidia-smi does not tell")
@@ -199,8 +240,8 @@ def test_why_there_is_no_meter(machine, nvml, reasons):
 def test_others_on_the_gpu_are_noticed(machine, tmp_path):
     with running_worker(machine, {"PATH": on_path(tmp_path / "bin", others="1, 17")}) as worker:
         worker.do("start()")
-        worker.do("from gpubridge.bench.measurement import _Processes")
-        assert worker.do("answer = sorted(_Processes('GPU-1').others)") == [1]
+        worker.do("from gpubridge.bench.processes import BenchProcesses")
+        assert worker.do("answer = sorted(BenchProcesses('GPU-1').others)") == [1]
 
 
 def test_a_machine_without_a_gpu_says_what_it_would_need(machine, tmp_path):
@@ -229,15 +270,18 @@ def test_a_server_that_cannot_start_is_told_with_its_log(tmp_path):
             server.check_start(60)
 
 
-def test_an_answer_that_is_not_what_was_sent_ends_the_run(machine, tmp_path):
+def test_an_answer_that_is_not_what_was_sent_ends_the_run_and_leaves_the_rows_before_it(
+    machine, tmp_path
+):
     planted = tmp_path / "models"
     shutil.copytree(MODELS, planted)
-    model = planted / "hand_on" / "1" / "model.py"
+    model = planted / "hand_on_again" / "1" / "model.py"
     nothing = 'request.output("OUTPUT0", given.shape(), "float32", device="cuda")'
     model.write_text(
         model.read_text().replace('pb_utils.Tensor.from_dlpack("OUTPUT0", given)', nothing)
     )
     done, document = bench(machine, tmp_path, models=planted)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert f"hand_on: an answer of {SIZE} bytes is not what was sent" in done.stderr
-    assert document is None
+    assert f"chain: an answer of {SIZE} bytes is not what was sent" in done.stderr
+    assert [row["path"] for row in document["rows"]] == ["hand_on", "place"]
+    assert "it ended early: 2 of 4 rows were measured" in document["doubts"]

@@ -1,17 +1,21 @@
 """Figures of zero-copy, sizes as people write them, and an nvidia-smi with odd output."""
 
+import json
 import sys
 import time
 from dataclasses import replace
 
 import pytest
 
+from gpubridge import cli
 from gpubridge.bench.device_requests import PATHS
 from gpubridge.bench.dmon_meter import DmonMeter, PcieRate, open_dmon_meter
-from gpubridge.bench.measurement import Measured, Point, processes_on, read_sizes, size_text
+from gpubridge.bench.measurement import Measured, Point, read_sizes, size_text
 from gpubridge.bench.nvml import NotCounted, PcieCounters
 from gpubridge.bench.pcie_meter import ByteCounts, Reading, open_pcie_meter
+from gpubridge.bench.processes import processes_on
 from gpubridge.bench.report import draw, judge, table
+from gpubridge.cli import bench as command
 from gpubridge.cuda_ipc import DeviceInfo
 
 MIB = 1 << 20
@@ -105,6 +109,28 @@ def test_a_row_without_a_figure_says_why():
 def test_no_meter_is_a_doubt():
     verdict = judge(measured(point(pcie=None), no_pcie="there is none"))
     assert (verdict.holds, verdict.doubts) == (True, ["PCIe was not watched: there is none"])
+
+
+def test_an_interrupt_leaves_the_rows_before_it(tmp_path, monkeypatch, capsys):
+    def measure(*_, keep, **__):
+        keep(measured(point()))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_device", lambda: None)
+    monkeypatch.setattr(command, "_measure", lambda *given: measure(keep=given[-1].keep))
+    words = ["bench", "zero-copy", "--output", str(tmp_path)]
+    assert cli.main(words) == 130
+    told = capsys.readouterr()
+    assert "interrupted" in told.err
+    assert "verdict: zero-copy" in told.out
+    written = json.loads((tmp_path / "zero_copy.json").read_text())
+    assert [row["path"] for row in written["rows"]] == ["hand_on", "host"]
+
+
+@pytest.mark.parametrize("text", ["hand_on,nowhere", ""])
+def test_unknown_paths_are_refused(text, capsys):
+    assert cli.main(["bench", "zero-copy", "--paths", text]) != 0
+    assert "expected some of hand_on,place,chain,host" in capsys.readouterr().err
 
 
 def test_the_table_is_of_one_request():

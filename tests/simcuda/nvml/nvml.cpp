@@ -71,12 +71,33 @@ NVML_API int nvmlDeviceGetVirtualizationMode(void*, unsigned* mode) {
   return 0;
 }
 
+NVML_API int nvmlSystemGetDriverVersion(char* release, unsigned) {
+  std::strcpy(release, "555.42");
+  return 0;
+}
+
+NVML_API int nvmlDeviceGetIndex(void*, unsigned* index) {
+  *index = 0;
+  return 0;
+}
+
 NVML_API int nvmlDeviceGetMaxPcieLinkGeneration(void*, unsigned* generation) {
   *generation = 3;
   return 0;
 }
 
 NVML_API int nvmlDeviceGetMaxPcieLinkWidth(void*, unsigned* width) {
+  *width = 4;
+  return 0;
+}
+
+// The link of an idle GPU is slower.
+NVML_API int nvmlDeviceGetCurrPcieLinkGeneration(void*, unsigned* generation) {
+  *generation = 1;
+  return 0;
+}
+
+NVML_API int nvmlDeviceGetCurrPcieLinkWidth(void*, unsigned* width) {
   *width = 4;
   return 0;
 }
