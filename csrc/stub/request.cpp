@@ -266,8 +266,9 @@ bool is_no_trace(PyObject* trace) { return trace == known().no_trace; }
 void use_request_reference(nb::handle reference) {
   const nb::module_ fields = nb::module_::import_("gpubridge.pb_utils.request");
   known().init = kept_attribute(reference, "__init__");
-  known().trace_class = kept_attribute(fields, "InferenceTrace");
-  known().no_trace = kept_attribute(fields, "NO_TRACE");
+  const nb::module_ traces = nb::module_::import_("gpubridge.pb_utils.trace");
+  known().trace_class = kept_attribute(traces, "InferenceTrace");
+  known().no_trace = kept_attribute(traces, "NO_TRACE");
 }
 
 }  // namespace gpubridge::stub

@@ -10,7 +10,6 @@ from gpubridge.pb_utils.metrics import Metric, MetricFamily, MetricKind
 from gpubridge.pb_utils.models import is_model_ready, load_model, unload_model
 from gpubridge.pb_utils.request import (
     InferenceRequest,
-    InferenceTrace,
     MemoryType,
     PreferredMemory,
 )
@@ -20,6 +19,7 @@ from gpubridge.pb_utils.response import (
     ResponseIterator,
 )
 from gpubridge.pb_utils.tensor import Tensor
+from gpubridge.pb_utils.trace import InferenceTrace
 
 __all__ = [
     "COUNTER",

@@ -27,6 +27,7 @@ from gpubridge.pb_utils.response import (
 )
 from gpubridge.pb_utils.spans import Span
 from gpubridge.pb_utils.tensor import Tensor
+from gpubridge.pb_utils.trace import NO_TRACE, InferenceTrace
 from gpubridge.tensor.native import fields_type, native
 
 if TYPE_CHECKING:
@@ -73,30 +74,6 @@ class PreferredMemory:
         self._device_id = integer(preferred_device_id, "preferred_device_id")
 
 
-class InferenceTrace:
-    """Trace of a request; a model passes it to the requests that it sends."""
-
-    __module__ = "c_python_backend_utils"
-    __slots__ = ("_context", "_identifier", "_spans")
-
-    def __init__(self, context: str | None = None, /) -> None:
-        self._context = context
-        # Number of the trace in the server; 0 for none.
-        self._identifier = 0
-        # Spans that were recorded.
-        self._spans = 0
-
-    @classmethod
-    def _of(cls, identifier: int, context: str = "") -> InferenceTrace:
-        trace = cls(context or None)
-        trace._identifier = identifier
-        return trace
-
-    def get_context(self) -> str | None:
-        """Return the OpenTelemetry context as JSON, or None where there is no trace."""
-        return self._context
-
-
 class _Required(enum.Enum):
     """Default of required parameters that follow optional ones."""
 
@@ -104,7 +81,6 @@ class _Required(enum.Enum):
 
 
 _REQUIRED: Any = _Required.REQUIRED
-NO_TRACE = InferenceTrace()
 MOST_FLAGS = (1 << 32) - 1
 _MOST_UNSIGNED = (1 << 64) - 1
 

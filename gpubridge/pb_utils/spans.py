@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from gpubridge.pb_utils.request import InferenceTrace
+    from gpubridge.pb_utils.trace import InferenceTrace
 
     Value = Union[bool, int, float, str]
 

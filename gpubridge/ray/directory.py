@@ -19,8 +19,8 @@ from ray import serve
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gpubridge.ray.proxy import ServerAddress
 from gpubridge.ray.proxy_actor import ProxyActor
+from gpubridge.ray.server_address import ServerAddress
 from gpubridge.ray.settings import FleetSettings
 
 _logger = logging.getLogger(__name__)

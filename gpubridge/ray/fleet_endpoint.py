@@ -19,7 +19,7 @@ from gpubridge.ray.server_client import request
 from gpubridge.schema import message_class
 
 if TYPE_CHECKING:
-    from gpubridge.ray.proxy import ServerAddress
+    from gpubridge.ray.server_address import ServerAddress
 
 _STATISTICS = "/inference.GRPCInferenceService/ModelStatistics"
 

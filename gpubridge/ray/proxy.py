@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from gpubridge.errors import unavailable
 from gpubridge.ray.fleet_endpoint import FleetEndpoint
 from gpubridge.ray.haproxy_config import ProxyConfig, haproxy_config, slot_commands
+from gpubridge.ray.server_address import ServerAddress
 
 _logger = logging.getLogger(__name__)
 _START_SECONDS = 30
@@ -31,17 +31,6 @@ if os.getppid() != int(sys.argv[1]):
 os.execv(sys.argv[2], sys.argv[2:])
 """
 _PLAIN_NAME = re.compile(r"[\w.+-]+", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """The endpoints of a server; ``draining``: whether it gets no new requests."""
-
-    address: str
-    http_port: int
-    grpc_port: int
-    metrics_port: int
-    draining: bool = False
 
 
 class Proxy:

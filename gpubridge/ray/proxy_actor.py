@@ -15,7 +15,8 @@ from ray.exceptions import RayError
 
 from gpubridge.errors import BridgeError
 from gpubridge.ray.haproxy_config import ProxyConfig
-from gpubridge.ray.proxy import Proxy, ServerAddress
+from gpubridge.ray.proxy import Proxy
+from gpubridge.ray.server_address import ServerAddress
 from gpubridge.ray.settings import FleetSettings
 
 _logger = logging.getLogger(__name__)

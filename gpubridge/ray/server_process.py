@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpubridge.errors import unavailable
 from gpubridge.own_command import own_command
-from gpubridge.ray.proxy import ServerAddress
+from gpubridge.ray.server_address import ServerAddress
 
 _ENDPOINTS = ("http", "grpc", "metrics")
 _KEPT_LINES = 20

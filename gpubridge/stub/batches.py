@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpubridge.pb_utils import InferenceRequest, InferenceResponse, Tensor
-from gpubridge.pb_utils.request import InferenceTrace
+from gpubridge.pb_utils.trace import InferenceTrace
 from gpubridge.stub.executor import Executor
 from gpubridge.stub.limits import LIMITS
 from gpubridge.stub.memory.outputs import OutputMemory

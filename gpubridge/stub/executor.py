@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpubridge.pb_utils import InferenceRequest, Tensor
-from gpubridge.pb_utils.request import InferenceTrace
+from gpubridge.pb_utils.trace import NO_TRACE, InferenceTrace
 from gpubridge.stub.array_batches import Executes
 from gpubridge.stub.bls.scope import BATCH
 from gpubridge.stub.coroutine_answers import CoroutineAnswers
@@ -250,9 +250,7 @@ class Executor:
             self.identity.name,
             self.identity.version,
             handle,
-            InferenceTrace._of(context.trace, context.trace_context)
-            if context.trace
-            else _NO_TRACE,
+            InferenceTrace._of(context.trace, context.trace_context) if context.trace else NO_TRACE,
         )
 
     def _admitted(self, records: Sequence[Record], answers: list[bytes]) -> list[Record]:
@@ -307,4 +305,3 @@ class Executor:
 
 _OPEN = ResponseFlag.OPEN | ResponseFlag.EMPTY
 _RESCHEDULED = ResponseFlag.RESCHEDULED | ResponseFlag.EMPTY
-_NO_TRACE = InferenceTrace()

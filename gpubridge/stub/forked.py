@@ -23,7 +23,8 @@ from gpubridge.pb_utils import (
     TritonError,
     TritonModelException,
 )
-from gpubridge.pb_utils.request import InferenceTrace, MemoryType
+from gpubridge.pb_utils.request import MemoryType
+from gpubridge.pb_utils.trace import InferenceTrace
 from gpubridge.stub.bls.records import error_code
 from gpubridge.stub.bls.scope import BATCH
 from gpubridge.transport.calls import CallKind

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from gpubridge.ray.haproxy_config import ProxyConfig
 from gpubridge.ray.model_classes import model_classes
-from gpubridge.ray.proxy import Proxy, ServerAddress
+from gpubridge.ray.proxy import Proxy
+from gpubridge.ray.server_address import ServerAddress
 from gpubridge.ray.server_client import loaded_models, model_config
 
 

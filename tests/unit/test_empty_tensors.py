@@ -7,7 +7,7 @@ import pytest
 
 from gpubridge import pb_utils
 from gpubridge.errors import BridgeError, ErrorCode
-from gpubridge.pb_utils.request import NO_TRACE
+from gpubridge.pb_utils.trace import NO_TRACE
 from gpubridge.tensor.streams import ANY_STREAM
 from tests.unit.device_doubles import MODEL_STREAM, seen_by_consumer
 

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gpubridge.engine.ensemble.execution_plan import (
     ExecutionPlan,
@@ -16,18 +16,48 @@ from gpubridge.engine.ensemble.execution_plan import (
 )
 from gpubridge.engine.ensemble.graph import ROOT, Step
 from gpubridge.engine.ensemble.tensors import ClientOutputs, EdgeTensor, response_tensors
-from gpubridge.engine.ensemble.times import RESPONSE
+from gpubridge.engine.ensemble.times import RESPONSE, EnsembleTimes
 from gpubridge.engine.models.model import Model
 from gpubridge.engine.models.tracing import UNTRACED, Caused
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.host_shm import Segment
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
-
-if TYPE_CHECKING:
-    from gpubridge.engine.ensemble.ensemble_model import EnsembleModel
+from gpubridge.telemetry.statistics import ModelStatistics
 
 _clock = time.monotonic_ns
+
+
+class ExecutedEnsemble(Protocol):
+    """The ensemble of an execution, as the execution uses it.
+
+    - ``members``: its models, by the index of their step.
+    """
+
+    members: Sequence[Model]
+    times: EnsembleTimes
+    statistics: ModelStatistics
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    def member_request(
+        self,
+        call: MemberCall[EdgeTensor],
+        execution: Execution,
+        on_done: Callable[[Outcome | None], None],
+    ) -> InferRequest:
+        """Make the request of a step; raises BridgeError if the member does not accept its inputs."""
+
+    def response(self, execution: Execution, outputs: dict[str, EdgeTensor]) -> InferResponse:
+        """Make a response with the outputs in the order of the configuration."""
+
+    def answered(self, execution: Execution, now: int) -> None:
+        """Count the durations of a request whose last response, of ``now``, was passed on."""
+
+    def finished(self, execution: Execution, reason: str, now: int) -> None:
+        """Count an execution that was completed at ``now``, CLOCK_MONOTONIC nanoseconds."""
 
 
 class Execution:
@@ -57,7 +87,7 @@ class Execution:
 
     def __init__(
         self,
-        ensemble: EnsembleModel,
+        ensemble: ExecutedEnsemble,
         plan: ExecutionPlan,
         request: InferRequest,
         targets: ClientOutputs | None,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gpubridge.config import ModelConfig
 from gpubridge.dataplane import InstanceFeed, ModelCounters
+from gpubridge.engine.scheduling.scheduler import Refusal
 from gpubridge.engine.scheduling.sequence import SequenceScheduler
 from gpubridge.engine.scheduling.sequence_item import SequenceItem
 from gpubridge.engine.scheduling.sequence_requests import SequenceRequests
@@ -14,8 +15,36 @@ from gpubridge.engine.scheduling.settings import ShapeIds, shape_agreement
 from gpubridge.errors import BridgeError
 from gpubridge.request import InferRequest
 
-if TYPE_CHECKING:
-    from gpubridge.engine.models.dispatcher import Dispatcher
+
+class SequenceOwner(Protocol):
+    """The model of a dispatch loop: it owns the requests' outcomes, and the timer."""
+
+    def cancel(self, request: InferRequest) -> None:
+        """Cancel a request; a stub that has started it is told."""
+
+    def refuse(self, request: InferRequest, error: BridgeError) -> None:
+        """Refuse a request that never ran."""
+
+    def refuse_items(self, refusals: Sequence[Refusal]) -> None:
+        """Refuse items that the scheduler gave up."""
+
+    def refuse_full(self, index: int, items: Sequence[SequenceItem]) -> None:
+        """Refuse requests of sequences at an instance whose stub cannot take them."""
+
+    def refuse_unservable(self) -> None:
+        """Refuse queued requests if no instance is ready or restarting."""
+
+    def fail_unsent(self, request: InferRequest, error: Exception) -> None:
+        """Fail a request that could not be encoded for a stub."""
+
+    def order_outcome(self, request: InferRequest) -> None:
+        """Deliver the outcome of a request in the order of the requests."""
+
+    def set_timer(self, due_ns: int) -> None:
+        """Call ``on_timer`` at ``due_ns``."""
+
+    def on_idle(self) -> None:
+        """Report that nothing is pending after `SequenceDispatch.stop`."""
 
 
 class SequenceDispatch:
@@ -23,7 +52,7 @@ class SequenceDispatch:
 
     def __init__(
         self,
-        owner: Dispatcher,
+        owner: SequenceOwner,
         config: ModelConfig,
         scheduler: SequenceScheduler,
         counters: ModelCounters,

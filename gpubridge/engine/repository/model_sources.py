@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gpubridge.engine.load_progress import LoadProgress, readable_size
 from gpubridge.engine.load_threads import ANSWER_SECONDS, LatestAnswers, LoadThreads
@@ -28,9 +28,6 @@ from gpubridge.engine.repository.remote import RemoteModel, RemoteRepository
 from gpubridge.engine.workers import repeat
 from gpubridge.errors import BridgeError, ErrorCode, invalid
 from gpubridge.telemetry.logs import request_error
-
-if TYPE_CHECKING:
-    from gpubridge.engine.repository.repository import ModelRepository
 
 _logger = logging.getLogger(__name__)
 
@@ -256,13 +253,23 @@ def _state(model: Path) -> ModelFiles | None:
     return read_model_files(model) if model.is_dir() else None
 
 
+class ReloadedModels(Protocol):
+    """The models that a poller loads and unloads."""
+
+    async def reload(self, name: str) -> None:
+        """Load a model from its directory; raises BridgeError."""
+
+    async def withdraw(self, name: str) -> None:
+        """Unload a model whose directory was removed."""
+
+
 class RepositoryPoller:
     """Polls the files of all models, and loads and unloads models that changed.
 
     A model that failed to load is tried again only when its files change, or could not be read.
     """
 
-    def __init__(self, sources: ModelSources, repository: ModelRepository) -> None:
+    def __init__(self, sources: ModelSources, repository: ReloadedModels) -> None:
         self._sources = sources
         self._repository = repository
         self._seen: _Files = {}

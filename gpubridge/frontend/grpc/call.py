@@ -7,12 +7,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from gpubridge.dataplane import HeaderFields, RequestHeaders
+from gpubridge.dataplane import HeaderFields, Http2Connection, RequestHeaders
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.control import ControlTasks
-from gpubridge.frontend.grpc.packing import Packing
+from gpubridge.frontend.grpc.packing import MessageCoder, Packing
 from gpubridge.frontend.grpc.status import (
     OK_TRAILERS,
     RESPONSE_HEADERS,
@@ -21,12 +21,9 @@ from gpubridge.frontend.grpc.status import (
     failure,
 )
 from gpubridge.frontend.timeouts import MinimumRate, bytes_per_second
-from gpubridge.host_shm import LARGE_BYTES, PrivateBytes
+from gpubridge.host_shm import LARGE_BYTES, Account, Body, PrivateBytes
 from gpubridge.host_shm.private_memory import PrivateMemory
 from gpubridge.protocol.grpc.infer_response import encode_frame
-
-if TYPE_CHECKING:
-    from gpubridge.frontend.grpc.connection import GrpcConnection
 
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _SECONDS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -38,6 +35,30 @@ def read_timeout(value: bytes) -> float | None:
     return None if match is None else int(match[1]) * _SECONDS[match[2]]
 
 
+class CallConnection(Protocol):
+    """The connection of a call, as the call uses it.
+
+    - ``account``: the memory that the connection's messages take.
+    - ``coder``: compresses messages, and decompresses them.
+    - ``flush_soon``: writes what `http2` has been given, in this turn of the event loop.
+    """
+
+    http2: Http2Connection
+    account: Account
+    coder: MessageCoder
+    flush_soon: Callable[[], None]
+
+    @property
+    def shortage(self) -> BridgeError | None:
+        """The error of requests while there is no memory for more; None while there is."""
+
+    def new_body(self, refuse: Callable[[BridgeError], None]) -> Body:
+        """Return the charge of a message; ``refuse`` is called where there is no memory for it."""
+
+    def forget(self, stream_id: int) -> None:
+        """Forget a stream that has ended."""
+
+
 class Opening(NamedTuple):
     """Start of a call.
 
@@ -46,7 +67,7 @@ class Opening(NamedTuple):
     - ``context``: the headers of a trace context, if they matter.
     """
 
-    connection: GrpcConnection
+    connection: CallConnection
     stream_id: int
     headers: RequestHeaders
     limit: int

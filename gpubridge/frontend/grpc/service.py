@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gpubridge.config import ServerSettings
 from gpubridge.config.restrictions import header_names
@@ -18,7 +18,7 @@ from gpubridge.engine.workers import Workers
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.frontend.control import CONTROL_BYTES, ControlTasks, is_ready, trace_settings
 from gpubridge.frontend.forwarded_headers import ForwardedHeaders
-from gpubridge.frontend.grpc.call import Call, Opening, UnaryCall
+from gpubridge.frontend.grpc.call import Call, CallConnection, Opening, UnaryCall
 from gpubridge.frontend.grpc.health import Health, HealthWatch
 from gpubridge.frontend.grpc.infer import InferCall, InferEndpoint
 from gpubridge.frontend.grpc.packing import MessageCoder
@@ -32,9 +32,6 @@ from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.load_message import read_load_message
 from gpubridge.protocol.grpc.messages import encode_message, parse_message
 from gpubridge.schema import ProtoMessage
-
-if TYPE_CHECKING:
-    from gpubridge.frontend.grpc.connection import GrpcConnection
 
 _SERVICE = b"/inference.GRPCInferenceService/"
 _Answer = JsonObject | Coroutine[Any, Any, JsonObject]
@@ -182,7 +179,7 @@ class GrpcService:
         self._forms.forget(lambda model: model.name == name)
 
     def open(
-        self, method: int, connection: GrpcConnection, stream_id: int, headers: RequestHeaders
+        self, method: int, connection: CallConnection, stream_id: int, headers: RequestHeaders
     ) -> Call:
         """Return the call of a new stream; raises CallFailed."""
         if method < 0:
