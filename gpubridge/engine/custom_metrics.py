@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from gpubridge.errors import BridgeError, invalid, unavailable
 from gpubridge.host_shm import Segment
@@ -26,9 +26,6 @@ from gpubridge.transport.metric_board import (
     histogram_units,
 )
 
-if TYPE_CHECKING:
-    from gpubridge.engine.supervisor.instance import Instance
-
 _BOARD_BYTES = 16 << 20
 _REUSE_DELAY_NS = 2_000_000_000
 """Delay before a freed unit is reused: a thread of a stub may be about to write to it."""
@@ -37,6 +34,14 @@ _NAME = re.compile(r"(?!__)[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _UNITS_PER_STUB = 1 << 15
 """Limit of units for one stub, so that a stub that leaks metrics does not exhaust the board."""
+
+
+class StubOwner(Protocol):
+    """What starts another stub when one has died."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it starts none any more."""
 
 
 class MetricMemory:
@@ -91,7 +96,7 @@ class Series(ABC):
         self.bounds: Sequence[float] = ()
         self._memory = memory
         self._cells: list[int] = []
-        self._successors: weakref.WeakSet[Instance] = weakref.WeakSet()
+        self._successors: weakref.WeakSet[StubOwner] = weakref.WeakSet()
 
     @property
     def shown(self) -> bool:
@@ -108,7 +113,7 @@ class Series(ABC):
         self._cells.append(unit)
         return unit
 
-    def close(self, unit: int, instance: Instance | None) -> None:
+    def close(self, unit: int, instance: StubOwner | None) -> None:
         """Remove a cell; its counts are kept while the series exists.
 
         ``instance``: the instance whose stub died and will be restarted, else None.
@@ -254,7 +259,7 @@ class MetricOwner:
     - ``catch_up``: handles the messages that the stub has sent.
     """
 
-    instance: Instance
+    instance: StubOwner
     catch_up: Callable[[], None]
     memberships: dict[int, _Membership] = field(default_factory=dict)
     units: int = 0
@@ -355,7 +360,7 @@ class CustomMetrics:
             self._close(owner, number, instance)
         self._owners.discard(owner)
 
-    def _close(self, owner: MetricOwner, number: int, instance: Instance | None) -> None:
+    def _close(self, owner: MetricOwner, number: int, instance: StubOwner | None) -> None:
         membership = owner.memberships.pop(number, None)
         if membership is None:
             return

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gpubridge.errors import BridgeError
-
-if TYPE_CHECKING:
-    from gpubridge.engine.supervisor.instance import Instance
 
 _logger = logging.getLogger(__name__)
 
@@ -18,8 +15,19 @@ _GRACE_SECONDS = 0.5
 """Instances that fail within this time of the first fail for one reason; only the load logs it."""
 
 
+class StartedInstance(Protocol):
+    """An instance that `start_all` starts."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    async def start(self, completion: ConfigCompletion | None) -> None:
+        """Start it; raises BridgeError."""
+
+
 async def start_all(
-    instances: Sequence[Instance], completion: ConfigCompletion | None
+    instances: Sequence[StartedInstance], completion: ConfigCompletion | None
 ) -> list[BaseException]:
     """Start every instance; return the errors of those that failed, in order.
 
@@ -41,7 +49,9 @@ async def start_all(
     return [result for result in results if isinstance(result, BaseException)]
 
 
-def _log_failures(instances: Sequence[Instance], starts: Sequence[asyncio.Future[None]]) -> None:
+def _log_failures(
+    instances: Sequence[StartedInstance], starts: Sequence[asyncio.Future[None]]
+) -> None:
     """Log failed starts while other instances of a load that must fail are still starting."""
     pairs = list(zip(instances, starts, strict=True))
     waiting = ", ".join(instance.name for instance, start in pairs if not start.done())
