@@ -287,7 +287,8 @@ class GrpcConnectionState:
 
     - ``owner``: its ``take(events)`` gets the events that are Python's, its ``flushed(outcome)`` what
       `Http2Connection.flush` returns that is not None, or all of it once the client has ``hung_up``;
-      its ``hand_over`` takes a call over that the plane had begun; large messages are charged to its
+      its ``failure(error, number)`` words errors, of calls by their numbers in the access log, its
+      ``hand_over`` takes a call over that the plane had begun; large messages are charged to its
       ``account``; its ``charge(nbytes)`` charges what is kept beside them, and returns the charge.
     - ``calls``: those that are open, by stream; the plane puts its own there, too.
     - ``infer``: None where all calls are Python's.
@@ -349,6 +350,13 @@ class Http2Connection:
         """Name the peer, for the access log."""
     def note(self, stream: int, statistics: Any, identifier: str, /) -> None:
         """Tell the access log whose request a stream has: the ``statistics`` of a model."""
+    def number(self, stream: int, /) -> int:
+        """Return the number of a stream's call in the access log; 0 without one."""
+    def begin_request(self, stream: int, received: int, /) -> RequestRecord | None:
+        """Return the record of one of a stream's requests, of so many bytes, in place of the stream's own.
+
+        None without an access log.
+        """
     def memory(self, /) -> memoryview:
         """Return where the next bytes are to be received."""
     def received(self, nbytes: int, now: float, /) -> list[tuple[Any, ...]]:
@@ -1325,6 +1333,10 @@ class HttpExchange:
         """Go on with an answer that the plane has begun; ``on_sent`` as for `begin`."""
     def send(self, buffers: Sequence[bytes | memoryview], /) -> None:
         """Send more of an answer that was begun."""
+    number: int
+    """Its number in the access log; 0 without one."""
+    def log_failure(self, error: BaseException, /) -> None:
+        """Have the owner's ``log_failure(error, exchange)`` log an error that is sent within an answer."""
     def submitted(self, request: InferRequest, /) -> None:
         """Note that a model has the request, and counts what becomes of it."""
     def end(self) -> None:
@@ -1408,6 +1420,19 @@ class AccessLog:
         """Write the following lines in another format."""
     def close(self) -> None:
         """Write what waits, for a second at most; idempotent."""
+
+class RequestRecord:
+    """The record, for the access log, of a request that is one of several on a call.
+
+    It is logged by its last answer; where there is none, as cancelled when it is let go.
+    """
+
+    number: int
+    """Its number in the log, which stands for an id."""
+    def note(self, statistics: Any, identifier: str, /) -> None:
+        """Note whose request it is, by the statistics of the model, and its id."""
+    def answer(self, sent: int, status: int | None = ...) -> None:
+        """Note that so many bytes are sent, and the status of the request with the last of them."""
 
 class RequestCounts:
     """Answered requests by endpoint and status, as the plane counts them.

@@ -40,6 +40,7 @@ from gpubridge._native import (
     RequestCounts,
     RequestDispatch,
     RequestHeaders,
+    RequestRecord,
     RequestShapes,
     RequestTemplates,
     RequiredField,

@@ -44,10 +44,12 @@ class BridgeError(Exception):
 
     ``message``: what was expected, what was found, where, and what to do.
 
-    Attribute ``refusal``: of a request that its model has not got, the model's statistics and the request's id.
+    - ``whose``: of a failed request, the model's statistics and the request's id.
+    - ``fault``: True where the model or the server is to blame, and not the request.
     """
 
-    refusal: tuple[Any, str] | None = None
+    whose: tuple[Any, str] | None = None
+    fault = False
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         super().__init__(message)
@@ -56,7 +58,7 @@ class BridgeError(Exception):
 
     def copy(self) -> BridgeError:
         """Return a copy without a traceback, whose frames would keep their variables alive."""
-        return BridgeError(self.message, self.code)
+        return self._like(BridgeError(self.message, self.code))
 
     def opening(self, length: int) -> str:
         """Return the first ``length`` characters of the message."""
@@ -73,7 +75,11 @@ class BridgeError(Exception):
 
     def prefixed(self, prefix: str) -> BridgeError:
         """Return a copy with a prefix before its message."""
-        return BridgeError(prefix + self.message, self.code)
+        return self._like(BridgeError(prefix + self.message, self.code))
+
+    def _like(self, other: BridgeError) -> BridgeError:
+        other.whose, other.fault = self.whose, self.fault
+        return other
 
 
 class LongError(BridgeError):
@@ -101,7 +107,7 @@ class LongError(BridgeError):
 
     def copy(self) -> BridgeError:
         """Return a copy without a traceback."""
-        return LongError(self.text, self.body, self.code)
+        return self._like(LongError(self.text, self.body, self.code))
 
     def opening(self, length: int) -> str:
         """Return the first ``length`` characters of the message; only those are decoded."""
@@ -188,9 +194,13 @@ class NoMemory(BridgeError):
 class InternalError(BridgeError):
     """A bug of gpubridge itself: an impossible state."""
 
+    fault = True
+
 
 class StubDied(BridgeError):
     """The process that ran the model has ended; the message says how."""
+
+    fault = True
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ErrorCode.UNAVAILABLE)

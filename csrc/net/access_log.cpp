@@ -57,7 +57,6 @@ struct Entry {
   AccessRecord record;
   std::int64_t ended_ns;
   Clock::time_point time;
-  std::uint64_t number = 0;
 };
 
 std::string time_text(Clock::time_point when, AccessLog::Format format) {
@@ -111,7 +110,7 @@ std::string line_of(const Entry& entry, AccessLog::Format format, const AccessLo
   const std::string_view endpoint =
       record.endpoint < endpoints.size() ? std::string_view(endpoints[record.endpoint]) : "other";
   // A request without an id gets one, for the log alone.
-  const std::string given = "#" + std::to_string(entry.number);
+  const std::string given = "#" + std::to_string(record.number);
   const std::string_view identifier = record.identifier.empty() ? given : record.identifier;
   const std::array<std::pair<std::string_view, std::string_view>, 6> texts{{
       {"id", identifier},
@@ -201,7 +200,6 @@ struct AccessLog::Shared {
   Format format;
   const Names names;
   std::vector<Entry> waiting;
-  std::uint64_t added = 0;
   std::uint64_t dropped = 0;
   bool closing = false;
   bool ended = false;
@@ -221,7 +219,6 @@ void AccessLog::add(AccessRecord record) {
     ++shared_->dropped;
     return;
   }
-  entry.number = ++shared_->added;
   shared_->waiting.push_back(std::move(entry));
   if (shared_->waiting.size() == 1) shared_->changed.notify_all();
 }

@@ -21,7 +21,8 @@ struct AccessRecord {
   std::uint64_t sent = 0;      // bytes of the bodies of its responses
   std::string model;
   std::string version;
-  std::string identifier;
+  std::string identifier;    // the client's
+  std::uint64_t number = 0;  // the log's, told where there is no identifier
   std::shared_ptr<const std::string> client;
 };
 
@@ -41,6 +42,8 @@ class AccessLog {
   AccessLog(const AccessLog&) = delete;
   AccessLog& operator=(const AccessLog&) = delete;
 
+  // Numbers a request that begins; of the event loop's thread.
+  [[nodiscard]] std::uint64_t next_number() { return ++numbered_; }
   // A request ends now.
   void add(AccessRecord record);
   void set_format(Format format);
@@ -55,6 +58,7 @@ class AccessLog {
   static void write_all(const std::shared_ptr<Shared>& shared);
 
   std::shared_ptr<Shared> shared_;
+  std::uint64_t numbered_ = 0;
 };
 
 // Appends a text as the inside of a JSON string: in ASCII, so that no client can begin a line.

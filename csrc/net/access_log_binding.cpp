@@ -23,6 +23,20 @@ void note_identifier(AccessRecord& record, nb::handle request) {
   record.identifier = view_of_text(infer_request(request).get(InferRequest::kIdentifier));
 }
 
+void RequestRecord::note(nb::handle statistics, std::string identifier) {
+  if (record_ == nullptr) return;
+  note_model(*record_, statistics);
+  record_->identifier = std::move(identifier);
+}
+
+void RequestRecord::answer(std::uint64_t sent, std::optional<int> status) {
+  if (record_ == nullptr) return;
+  record_->sent += sent;
+  if (!status) return;
+  record_->status = *status;
+  log_->add(std::move(*std::exchange(record_, nullptr)));
+}
+
 namespace {
 
 AccessLog::Format format_of(std::string_view name) {
@@ -44,6 +58,10 @@ void bind_access_log(nb::module_& module) {
            [](AccessLog& self, std::string_view name) { self.set_format(format_of(name)); })
       .def_prop_ro("dropped", &AccessLog::dropped)
       .def("close", &AccessLog::close, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<RequestRecord>(module, "RequestRecord")
+      .def_prop_ro("number", &RequestRecord::number)
+      .def("note", &RequestRecord::note)
+      .def("answer", &RequestRecord::answer, nb::arg("sent"), nb::arg("status") = nb::none());
 }
 
 }  // namespace gpubridge

@@ -153,6 +153,12 @@ class GrpcConnection {
     return hand_over(stream, headers->method(), headers_object(headers), receiver, end);
   }
 
+  // Returns the header fields of a call that fails.
+  nb::object failure(std::uint32_t stream, nb::handle error) {
+    const AccessRecord* record = core().access(stream);
+    return attribute<"failure">(owner_)(error, record == nullptr ? 0 : record->number);
+  }
+
   bool paused = false;
   // The client sends no more: what is held back is looked at with each flush.
   bool hung_up = false;
@@ -308,7 +314,7 @@ class GrpcInferCall {
   void fail(nb::handle error) {
     if (connection_ == nullptr) return;
     close_receiver();
-    const nb::object fields = attribute<"failure">(endpoint_)(error);
+    const nb::object fields = connection_->failure(stream_, error);
     connection_->core().send_headers(stream_, nb::cast<std::shared_ptr<HeaderFields>>(fields),
                                      true);
     finish();

@@ -3,6 +3,7 @@
 
 #include "heap_type.h"
 #include "ipc/infer_request_binding.h"
+#include "net/access_log_binding.h"
 #include "net/http2_binding.h"
 #include "python_object.h"
 #include "request/responses_binding.h"
@@ -24,7 +25,8 @@ class StreamResponses {
         template_of_(hooks.attr("template_of")),
         respond_(hooks.attr("respond")),
         flush_soon_(hooks.attr("flush_soon")),
-        leave_unread_(hooks.attr("leave_unread")) {}
+        leave_unread_(hooks.attr("leave_unread")),
+        record_(hooks.attr("record")) {}
 
   void answer(nb::handle outcome) {
     const std::vector<nb::object> pieces = frame(outcome);
@@ -32,7 +34,13 @@ class StreamResponses {
       nb::borrow(respond_)(outcome);
       return;
     }
-    http2_->send_data(stream_, segments_of(pieces), false);
+    const std::vector<Segment> segments = segments_of(pieces);
+    if (!record_.is_none()) {
+      std::uint64_t size = 0;
+      for (const Segment& segment : segments) size += segment.size;
+      nb::cast<RequestRecord&>(record_).answer(size, std::nullopt);
+    }
+    http2_->send_data(stream_, segments, false);
     nb::borrow(flush_soon_)();
     if (http2_->queued(stream_) < most_unsent_) {
       infer_request(request_).passed_on(1);
@@ -43,12 +51,12 @@ class StreamResponses {
 
   int traverse(visitproc visit, void* arg) const {
     return visit_all({&http2_object_, &request_, &outgoing_, &template_of_, &respond_, &flush_soon_,
-                      &leave_unread_, &signature_, &template_},
+                      &leave_unread_, &record_, &signature_, &template_},
                      visit, arg);
   }
   void clear() {
     drop_all({&http2_object_, &request_, &outgoing_, &template_of_, &respond_, &flush_soon_,
-              &leave_unread_, &signature_, &template_});
+              &leave_unread_, &record_, &signature_, &template_});
   }
 
  private:
@@ -87,6 +95,7 @@ class StreamResponses {
   nb::object respond_;
   nb::object flush_soon_;
   nb::object leave_unread_;
+  nb::object record_;
   // Of the last response, since the next mostly has the same.
   nb::object signature_ = nb::none();
   nb::object template_ = nb::none();

@@ -78,6 +78,10 @@ class Exchange {
                            std::uint64_t copied, nb::handle origin);
   // Answers an inference request by its outcome.
   void answer(nb::handle outcome);
+  // Has the owner log an error that is sent within an answer.
+  void log_failure(nb::handle error);
+  // Its number in the access log; 0 without one.
+  [[nodiscard]] std::uint64_t number() const { return access_ == nullptr ? 0 : access_->number; }
   // Notes that a model has the request (InferRequest), and counts what becomes of it.
   void submitted(nb::handle request);
   // Notes whose request it is, until that has it: its `counters`.

@@ -537,6 +537,8 @@ void bind_http1_connection(nb::module_& module) {
           "counters", [](const Exchange& self) { return self.counters; }, &Exchange::set_counters,
           nb::arg().none())
       .def_rw("endpoint", &Exchange::endpoint)
+      .def_prop_ro("number", &Exchange::number)
+      .def("log_failure", &Exchange::log_failure)
       .def("submitted", &Exchange::submitted)
       .def("field", &Exchange::field)
       .def("sole_field", &Exchange::sole_field)

@@ -193,6 +193,10 @@ void Exchange::fail(nb::object error, nb::object status) {
   put(nb::cast<int>(answer[0]), {body.total(), false}, kJsonFields, {}, body);
 }
 
+void Exchange::log_failure(nb::handle error) {
+  if (connection_ != nullptr) connection_->owner_.attr("log_failure")(error, nb::find(*this));
+}
+
 void Exchange::count(int status) {
   connection_->counts_->count(endpoint, status);
   if (access_ != nullptr) access_->status = status;

@@ -307,6 +307,17 @@ void bind_connection(nb::module_& module) {
     self.send_response(id, headers, http2::segments_of(body), trailers);
   });
   kind.def("set_client", &Self::set_client);
+  kind.def("number", [](Self& self, std::uint32_t id) {
+    const AccessRecord* record = self.access(id);
+    return record == nullptr ? 0 : record->number;
+  });
+  kind.def(
+      "begin_request",
+      [](Self& self, std::uint32_t id, std::uint64_t received) -> std::optional<RequestRecord> {
+        auto record = self.begin_request(id, received);
+        if (record == nullptr) return std::nullopt;
+        return RequestRecord(self.access_log(), std::move(record));
+      });
   kind.def("note", [](Self& self, std::uint32_t id, nb::handle statistics, std::string identifier) {
     if (AccessRecord* record = self.access(id)) {
       note_model(*record, statistics);

@@ -120,6 +120,21 @@ class Connection {
     Stream* stream = state_.find(id);
     return stream == nullptr ? nullptr : stream->access.get();
   }
+  // A record of one of the requests on a stream, of so many bytes, in place of the stream's own;
+  // none without an access log.
+  std::unique_ptr<AccessRecord> begin_request(std::uint32_t id, std::uint64_t received) {
+    Stream* stream = state_.find(id);
+    if (stream == nullptr) return nullptr;
+    stream->access.reset();
+    auto record = state_.methods().counts()->record(true, state_.client);
+    if (record == nullptr) return nullptr;
+    record->endpoint = static_cast<std::size_t>(stream->reader.headers()->method() + 1);
+    record->received = received;
+    return record;
+  }
+  [[nodiscard]] const std::shared_ptr<AccessLog>& access_log() const {
+    return state_.methods().counts()->access_log;
+  }
   void set_client(std::string client) {
     state_.client = std::make_shared<const std::string>(std::move(client));
   }

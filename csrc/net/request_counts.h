@@ -42,6 +42,7 @@ class RequestCounts {
     if (access_log == nullptr) return nullptr;
     auto record = std::make_unique<AccessRecord>();
     record->grpc = grpc;
+    record->number = access_log->next_number();
     record->began_ns = monotonic_ns();
     record->client = client;
     return record;

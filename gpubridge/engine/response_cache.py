@@ -179,7 +179,7 @@ class CachedSubmission:
             response = found if not consumer else placed_response(found, self._arena_of(consumer))
         except BridgeError as error:
             model.statistics.failed("OTHER", _clock() - begun)
-            model.statistics.errors.add(error, request.identifier)
+            model.statistics.note_error(error, request.identifier)
             request.finish(error)
             return
         trace = request.trace

@@ -224,6 +224,7 @@ class GenerateHandler(_Generation):
 
     def _fail(self, failed: Exception) -> None:
         error = request_error(failed)
+        self._exchange.log_failure(error)
         self._exchange.respond(_status(error), JSON, b"", error_body(error), plain=True)
 
 
@@ -288,6 +289,7 @@ class GenerateStreamHandler(_Generation):
         """Send a response or an error."""
         status = 200
         if isinstance(body, BridgeError):
+            self._exchange.log_failure(body)
             # The HTTP status is that of the first response.
             status, body = _status(body), error_body(body)
         # First: what is sent by that is none of the responses.

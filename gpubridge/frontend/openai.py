@@ -230,6 +230,7 @@ class OpenAiHandler(GenerateStreamHandler):
         if self._request is not None:
             self._request.cancel()
         if self._begun:
+            self._exchange.log_failure(error)
             _, body = openai_failure(error, None)
             self._exchange.send((b"data: ", *body, b"\n\n"))
             self._exchange.end()

@@ -161,21 +161,16 @@ def log_from_stub(model: str, instance: str, fields: dict[str, Any]) -> None:
     _model_logger.log(level, "%s", fields.get("text", ""), extra=place)
 
 
-def request_error(
-    error: Exception, what: str = "request", client: Callable[[], str] = str
-) -> BridgeError:
+def request_error(error: Exception, what: str = "request") -> BridgeError:
     """Return the error of a failed request; an exception that is a bug of gpubridge is logged.
 
-    - ``what``: names what has failed, if not a request.
-    - ``client``: returns the client, for the log, if it is known.
+    ``what``: names what has failed, if not a request.
     """
     if isinstance(error, BridgeError):
         return error
     if isinstance(error, MemoryError):
         return NoMemory()
-    text = f"a {what} failed by a bug of gpubridge"
-    whose = client()
-    _logger.error("%s", f"{text}; the client: {whose}" if whose else text, exc_info=error)
+    _logger.error("a %s failed by a bug of gpubridge", what, exc_info=error)
     return InternalError(
         f"internal error: {type(error).__name__}: {error}; this is a bug of gpubridge, not of the "
         f"{what}: the server's log has its traceback"
@@ -253,7 +248,7 @@ class _IsoLines(_Lines):
 
 
 class _JsonLines(logging.Formatter):
-    """``json``; a line of a model has its ``model`` and ``instance``."""
+    """``json``; a line of a model or a failed request tells its ``model`` and what else is known."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc)
@@ -263,7 +258,7 @@ class _JsonLines(logging.Formatter):
             "level": _NAMES.get(record.levelno, "error"),
             "message": record.getMessage(),
         }
-        for name in ("model", "instance"):
+        for name in ("id", "model", "version", "instance", "client", "protocol"):
             if hasattr(record, name):
                 fields[name] = getattr(record, name)
         fields |= {"file": file, "line": line, "process": record.process}

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from gpubridge.dataplane import CallCounts, ModelCounters
-from gpubridge.errors import BridgeError
+from gpubridge.errors import BridgeError, ErrorCode
 
 _KINDS = ("h2d", "d2h", "d2d", "p2p")
 STEPS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
@@ -21,6 +21,8 @@ STEPS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 FIRST_RESPONSE_BUCKETS_MS = (100.0, 500.0, 2000.0, 5000.0)
 """Triton's default upper bounds."""
 
+_FAULTS = (ErrorCode.INTERNAL, ErrorCode.UNKNOWN)
+"""Other codes of a model are the request's fault, or say that it is busy."""
 _ERRORS = 5
 _ERROR_TEXT = 4000
 _IDENTIFIER = 128
@@ -242,10 +244,18 @@ class ModelStatistics(ModelCounters):
             raise
 
     def refused(self, error: BridgeError, identifier: str = "") -> None:
-        """Count a request that is refused before the model has it; the error tells whose it was."""
+        """Count a request that is refused before the model has it."""
         self.failed("OTHER", 0)
+        self._note(error, identifier)
+
+    def note_error(self, error: BridgeError, identifier: str) -> None:
+        """Note the error of a request that the model had; it tells from then on whose it is."""
+        error.fault = error.fault or error.code in _FAULTS
+        self._note(error, identifier)
+
+    def _note(self, error: BridgeError, identifier: str) -> None:
         self.errors.add(error, identifier)
-        error.refusal = self, identifier
+        error.whose = self, identifier
 
     @property
     def executed_count(self) -> int:

@@ -24,6 +24,7 @@ from gpubridge.frontend.grpc.stream import StreamCall
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.request import InferResponse
+from gpubridge.telemetry.failed_requests import FailedRequests
 from gpubridge.telemetry.statistics import ModelStatistics
 from gpubridge.transport.signatures import Signature, TensorSpec
 from tests.unit.model_configs import model_config
@@ -147,6 +148,7 @@ class GrpcEndpoint:
             self._forms, self.connections = beside._forms, beside.connections
             self.infer, self.idle = beside.infer, beside.idle
         self.coder = MessageCoder(_WORKERS, self.regions.budget)
+        self.failures = FailedRequests()
         self.sent = bytearray()
         self._split: list[tuple[int, int, int, bytes]] = []
         self._split_bytes = 0

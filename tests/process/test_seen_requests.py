@@ -11,7 +11,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.process.flag_sets import METRICS
-from tests.process.model_sources import answering
+from tests.process.model_sources import answering, sending
 from tests.process.server import running_server, wait_until, write_model
 
 KEY = {"triton-grpc-protocol-my_key": "v"}
@@ -133,34 +133,93 @@ def test_refused_calls_are_counted_by_method_and_status_and_at_the_model(server,
         assert seen[answers("grpc", "ModelInfer", "INVALID_ARGUMENT")] == 5
 
 
-def test_the_access_log_tells_whose_each_request_was(tmp_path):
-    write_model(tmp_path / "models", "m", answering("return respond(OUT=value)"))
-    with running_server(tmp_path / "models", *METRICS) as server:
-        for path, body in (
-            ("/v2/models/m/infer", {"id": "http", "inputs": [FITS]}),
-            ("/v2/models/m/generate", {"id": "gen", "IN": 1.0}),
-            ("/v2/models/m/infer", {"id": "bad", "inputs": []}),
+FAILING = """
+if len(value) > 1:
+    os._exit(3)
+if value[0] > 1:
+    raise ValueError("no luck")
+"""
+LINE = re.compile(
+    r'access\] request id="(.*?)" model="(\w*)" version="\d*" client="127.0.0.1:\d+" '
+    r'protocol="(\w+)" endpoint="(\w+)" status=(\d+) bytes_in=(\d+) bytes_out=(\d+) ms='
+)
+FAILED = re.compile(
+    r'request failed: id="(.*?)" model="(\w*)" version="1" client="127.0.0.1:\d+" protocol="(\w+)": (.*)'
+)
+
+
+def floats(*values, name="IN"):
+    made = triton.InferInput(name, [len(values)], "FP32")
+    made.set_data_from_numpy(np.array(values, np.float32))
+    return [made]
+
+
+def ask_both_protocols(server):
+    for path, body in (
+        ("m/infer", {"id": "http", "inputs": [FITS]}),
+        ("m/generate", {"id": "gen", "IN": 1.0}),
+        ("m/infer", {"id": "bad", "inputs": []}),
+        ("m/infer", {"inputs": [{**FITS, "data": [2]}]}),
+        ("m/infer", {"id": "died", "inputs": [{**FITS, "shape": [2], "data": [2, 2]}]}),
+        ("m/generate", {"id": "gen 2", "IN": 2.0}),
+        ("d/generate_stream", {"id": "events", "IN": 2.0}),
+    ):
+        server.request("POST", "/v2/models/" + path, json.dumps(body).encode())
+    with triton.InferenceServerClient(server.grpc_url) as client:
+        for identifier, given in (
+            ("grpc", floats(1)),
+            ("grpc X", floats(1, name="X")),
+            ("grpc 2", floats(2)),
         ):
-            server.request("POST", path, json.dumps(body).encode())
-        with triton.InferenceServerClient(server.grpc_url) as client:
-            for name in ("IN", "X"):
-                given = triton.InferInput(name, [1], "FP32")
-                given.set_data_from_numpy(np.ones(1, np.float32))
-                with nullcontext() if name == "IN" else pytest.raises(InferenceServerException):
-                    client.infer("m", [given], request_id=f"grpc {name}", headers=KEY)
-        wanted = [
+            with nullcontext() if identifier == "grpc" else pytest.raises(InferenceServerException):
+                client.infer("m", given, request_id=identifier, headers=KEY)
+        client.start_stream(lambda result, error: None, headers=KEY)
+        for model in "md":
+            for value in (1, 2):
+                client.async_stream_infer(model, floats(value), request_id=f"{model} {value}")
+        client.stop_stream()
+
+
+def test_the_log_tells_whose_each_request_was_and_what_failed(tmp_path):
+    write_model(tmp_path / "models", "m", answering(FAILING + "return respond(OUT=value)"))
+    write_model(tmp_path / "models", "d", sending(FAILING + "send(OUT=value)"), config=DECOUPLED)
+    with running_server(tmp_path / "models", *METRICS) as server:
+        ask_both_protocols(server)
+        wanted = {
             ("http", "m", "http", "infer", "200"),
             ("gen", "m", "http", "generate", "200"),
             ("#", "m", "http", "infer", "400"),
-            ("grpc IN", "m", "grpc", "ModelInfer", "0"),
+            ("grpc", "m", "grpc", "ModelInfer", "0"),
             ("grpc X", "m", "grpc", "ModelInfer", "3"),
-        ]
+            ("m 1", "m", "grpc", "ModelStreamInfer", "0"),
+            ("m 2", "m", "grpc", "ModelStreamInfer", "13"),
+            ("d 1", "d", "grpc", "ModelStreamInfer", "0"),
+            ("d 2", "d", "grpc", "ModelStreamInfer", "13"),
+        }
 
-        def found():
-            return re.findall(
-                r'access\] request id="(#|.*?)\d*" model="(\w*)" version="\d*" client="127.0.0.1:\d+" '
-                r'protocol="(\w+)" endpoint="(\w+)" status=(\d+) bytes_in=\d+ bytes_out=\d+ ms=',
-                server.log(),
-            )
+        def lines():
+            return LINE.findall(server.log())
 
-        wait_until(lambda: [w for w in wanted if w not in found()] == [], "the lines", server)
+        def all_there():
+            return wanted <= {(re.sub(r"#\d+", "#", line[0]), *line[1:5]) for line in lines()}
+
+        wait_until(all_there, "the lines", server)
+        streams = [line for line in lines() if line[3] == "ModelStreamInfer"]
+        assert all(int(nbytes) > 0 for line in streams for nbytes in line[5:]), streams
+        assert len(streams) == 4
+        failed = {identifier: rest for identifier, *rest in FAILED.findall(server.log())}
+        (nameless,) = [identifier for identifier in failed if identifier.startswith("#")]
+        assert (nameless, "m", "http", "infer", "500") in [line[:5] for line in lines()]
+        text = "Failed to process the request(s) for model '{}_0', message: ValueError: no luck"
+        for identifier, model, protocol in (
+            (nameless, "m", "http"),
+            ("gen 2", "m", "http"),
+            ("events", "d", "http"),
+            ("grpc 2", "m", "grpc"),
+            ("m 2", "m", "grpc"),
+            ("d 2", "d", "grpc"),
+        ):
+            assert failed.pop(identifier) == [model, protocol, text.format(model)]
+        ((identifier, (model, _, told)),) = failed.items()
+        assert (identifier, model) == ("died", "m")
+        assert told.startswith("Stub process 'm_0' is not healthy.")

@@ -9,7 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from gpubridge.dataplane import AccessLog, RequestCounts
+from gpubridge.errors import BridgeError, ErrorCode, StubDied
 from gpubridge.frontend.answered import HTTP_ENDPOINTS, AnsweredRequests
+from gpubridge.telemetry.failed_requests import FailedRequests
+from gpubridge.telemetry.statistics import ModelStatistics
 from tests.unit.http_endpoint import GET, Endpoint, post
 from tests.unit.test_http_inference import Server, infer_json
 
@@ -138,11 +141,37 @@ def test_a_log_that_takes_nothing_loses_its_lines():
     assert log.dropped == 1
 
 
-def test_the_line_of_a_bug_names_the_client(caplog):
-    endpoint = Endpoint()
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_line_names_the_client_of_a_bug(caplog, number):
+    endpoint = logged()[1] if number else Endpoint()
+    if number:
+        endpoint.receive(GET)
     endpoint.listener.router = SimpleNamespace(failure=endpoint.failure)
     endpoint.connection._route = lambda head: 1 / 0
     endpoint.receive(GET)
-    assert endpoint.answers()[0][0] == 500
-    assert "a request failed by a bug of gpubridge; the client: 1.2.3.4:5" in caplog.text
-    assert b"1.2.3.4" not in endpoint.answers()[0][1]
+    status, body = endpoint.answers()[-1]
+    assert status == 500
+    line = f'request failed: id="#{number or 1}" client="1.2.3.4:5" protocol="http": internal error: Zero'
+    assert line in caplog.text
+    assert b"1.2.3.4" not in body
+
+
+def test_a_flood_of_failures_has_few_lines_and_their_number(caplog, monkeypatch):
+    now = 5.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    failed, error = FailedRequests(), BridgeError("x" * 1000 + "\nmore")
+    ModelStatistics("m", 1).note_error(error, 'a"\n' + "y" * 500)
+    for _ in range(100):
+        failed.log(error.copy(), "grpc", "1.2.3.4:5", 7)
+    failed.log(BridgeError("busy", ErrorCode.UNAVAILABLE), "grpc", "1.2.3.4:5", 7)
+    now = 6.0
+    failed.log(StubDied("it died").prefixed("in ensemble 'e', "), "grpc", "1.2.3.4:5", 7)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 21
+    assert lines[0].startswith(
+        r'request failed: id="a\"\n' + "y" * 125 + '" model="m" version="1" '
+    )
+    assert lines[0].endswith("x" * 300 + "...")
+    whose = 'id="#7" client="1.2.3.4:5" protocol="grpc"'
+    text = "in ensemble 'e', it died (80 others failed before it)"
+    assert lines[-1] == f"request failed: {whose}: {text}"

@@ -185,7 +185,7 @@ class EnsembleModel(Model):
 
     def _refuse(self, request: InferRequest, error: BridgeError) -> None:
         self.statistics.failed("REJECTED", 0)
-        self.statistics.errors.add(error, request.identifier)
+        self.statistics.note_error(error, request.identifier)
         request.finish(error)
 
     def _refused_output(self, name: str, why: str) -> BridgeError:

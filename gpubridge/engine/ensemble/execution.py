@@ -154,7 +154,7 @@ class Execution:
         cancelled = error.code == ErrorCode.CANCELLED
         error = error.prefixed(f"in ensemble '{self._ensemble.name}', ")
         if not cancelled:
-            self._ensemble.statistics.errors.add(error, self.request.identifier)
+            self._ensemble.statistics.note_error(error, self.request.identifier)
         self._close("CANCELED" if cancelled else "OTHER")
         self.request.finish(error)
 

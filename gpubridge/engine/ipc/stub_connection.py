@@ -475,7 +475,7 @@ class StubConnection:
             self.regions.revoke_shrunk(self.announced)
         reason = failure_reason(record)
         if reason != "CANCELED":
-            self._counters.errors.add(outcome, request.identifier)
+            self._counters.note_error(outcome, request.identifier)
         return outcome, reason
 
     def _handle_stage(self, kind: int, message: bytes, fds: list[int]) -> None:

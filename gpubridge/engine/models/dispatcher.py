@@ -258,7 +258,7 @@ class Dispatcher:
         """Count a failed request, and pass its error on."""
         self.counters.failed(reason, spent_ns)
         if reason != "CANCELED":
-            self.counters.errors.add(error, request.identifier)
+            self.counters.note_error(error, request.identifier)
         request.finish(error)
 
     def order_outcome(self, request: InferRequest) -> None:

@@ -18,7 +18,6 @@ from gpubridge.frontend.grpc.status import (
     RESPONSE_HEADERS,
     CallFailed,
     Status,
-    failure,
 )
 from gpubridge.frontend.timeouts import MinimumRate, bytes_per_second
 from gpubridge.host_shm import LARGE_BYTES, Account, Body, PrivateBytes
@@ -132,9 +131,12 @@ class Call(ABC):
         """End the call with an error."""
         if self._done:
             return
-        if isinstance(error, BridgeError) and error.refusal is not None:
-            self._connection.http2.note(self._stream_id, *error.refusal)
-        fields = failure(error, begun=self._headers_sent)
+        http2 = self._connection.http2
+        if isinstance(error, BridgeError) and error.whose is not None:
+            http2.note(self._stream_id, *error.whose)
+        fields = self._connection.failure(
+            error, http2.number(self._stream_id), begun=self._headers_sent
+        )
         self._connection.http2.send_headers(self._stream_id, fields, True)
         self._finish()
 

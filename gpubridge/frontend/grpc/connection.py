@@ -9,7 +9,13 @@ from time import monotonic
 from typing import Any, Final
 
 from gpubridge.config import GrpcConnections
-from gpubridge.dataplane import GrpcConnectionState, Http2Connection, Http2Limits, RequestHeaders
+from gpubridge.dataplane import (
+    GrpcConnectionState,
+    HeaderFields,
+    Http2Connection,
+    Http2Limits,
+    RequestHeaders,
+)
 from gpubridge.errors import BridgeError
 from gpubridge.frontend.answered import client_of
 from gpubridge.frontend.connection_limits import Room, longest_idle, room_for, shortage
@@ -22,6 +28,7 @@ from gpubridge.frontend.grpc.status import CallFailed, Status, failure, framing_
 from gpubridge.frontend.kept_bytes import KeptBytes
 from gpubridge.host_shm import Account, Body
 from gpubridge.protocol.grpc.receiver import RequestReceiver
+from gpubridge.telemetry.logs import request_error
 
 # Events of `Http2Connection` are tuples: kind, stream (0 for the connection), and the values that are
 # named here.
@@ -377,7 +384,22 @@ class GrpcConnection(asyncio.BufferedProtocol):
         return call
 
     def _refuse(self, stream_id: int, error: Exception) -> None:
-        self.http2.send_headers(stream_id, failure(error, begun=False), True)
+        fields = self.failure(error, self.http2.number(stream_id))
+        self.http2.send_headers(stream_id, fields, True)
+
+    def failure(self, error: Exception, number: int, *, begun: bool = False) -> HeaderFields:
+        """Return the header fields of a call that fails, which is logged.
+
+        ``number``: of the call in the access log; ``begun``: whether response headers have been sent.
+        """
+        if not isinstance(error, CallFailed):
+            error = request_error(error)
+            self.log_failure(error, number)
+        return failure(error, begun=begun)
+
+    def log_failure(self, error: BridgeError, number: int) -> None:
+        """Log the error of a request, if it is a fault of its model or the server."""
+        self._service.failures.log(error, "grpc", client_of(self._transport), number)
 
     def _abort(self, stream_id: int) -> None:
         """Abort the call of a stream that is gone."""

@@ -9,7 +9,6 @@ from functools import partial
 
 from gpubridge.dataplane import (
     GrpcInferEndpoint,
-    HeaderFields,
     MessageResponseTemplate,
     TraceSampling,
 )
@@ -23,7 +22,6 @@ from gpubridge.frontend.grpc.status import (
     RESPONSE_HEADERS,
     CallFailed,
     Status,
-    failure,
 )
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import LARGE_BYTES, Account
@@ -88,11 +86,6 @@ class InferEndpoint(GrpcInferEndpoint):
     def plain_template(known: KnownRequest, signature: Signature) -> MessageResponseTemplate | None:
         """Return the template of responses without formatted outputs, if they are such."""
         return plain_template(known.form, known.model.config, known.model.version, signature)
-
-    @staticmethod
-    def failure(error: Exception) -> HeaderFields:
-        """Return the header fields of a failed call."""
-        return failure(error, begun=False)
 
 
 class InferCall(SingleMessageCall):

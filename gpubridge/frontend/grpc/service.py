@@ -32,6 +32,7 @@ from gpubridge.protocol.grpc.infer_request import FormCache
 from gpubridge.protocol.grpc.load_message import read_load_message
 from gpubridge.protocol.grpc.messages import encode_message, parse_message
 from gpubridge.schema import ProtoMessage
+from gpubridge.telemetry.failed_requests import FailedRequests
 
 _SERVICE = b"/inference.GRPCInferenceService/"
 _Answer = JsonObject | Coroutine[Any, Any, JsonObject]
@@ -78,6 +79,7 @@ class GrpcService:
         self._tasks = ControlTasks()
         self.health = Health(ready)
         self.idle = IdleConnections()
+        self.failures = FailedRequests()
         memory = RequestMemory(repository.regions, regions)
         self.coder = MessageCoder(workers, memory.arenas.budget)
         forms = FormCache(self._find, memory.arenas.arena, memory.check)

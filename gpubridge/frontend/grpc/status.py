@@ -6,9 +6,8 @@ import enum
 import re
 
 from gpubridge.dataplane import HeaderFields
-from gpubridge.errors import ErrorCode, NoMemory
+from gpubridge.errors import BridgeError, ErrorCode, NoMemory
 from gpubridge.protocol.fields import MALFORMED
-from gpubridge.telemetry.logs import request_error
 
 _STATUS = (b":status", b"200")
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
@@ -60,7 +59,7 @@ class CallFailed(Exception):
         self.message = message
 
 
-def failure(error: Exception, *, begun: bool) -> HeaderFields:
+def failure(error: BridgeError | CallFailed, *, begun: bool) -> HeaderFields:
     """Return the header fields of a failed call.
 
     ``begun``: whether response headers have been sent; otherwise the fields include them.
@@ -70,7 +69,6 @@ def failure(error: Exception, *, begun: bool) -> HeaderFields:
         number, text = int(error.status), error.message
         opening = (b":status", b"%d" % error.http)
     else:
-        error = request_error(error)
         # One character more than is sent, so that `grpc_message` marks the cut.
         number, text = grpc_status(error.code), error.opening(MESSAGE_LIMIT + 1)
         if isinstance(error, NoMemory):

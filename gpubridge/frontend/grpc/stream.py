@@ -11,18 +11,24 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-from gpubridge.dataplane import MessageResponseTemplate, StreamResponses
+from gpubridge.dataplane import RequestRecord, StreamResponses
 from gpubridge.engine.models.tracing import Received
 from gpubridge.engine.workers import HEAVY_BYTES
 from gpubridge.errors import ArenaFull, BridgeError
 from gpubridge.frontend.forwarded_headers import add_parameters
 from gpubridge.frontend.grpc.call import Call, Opening
 from gpubridge.frontend.grpc.packing import PIECE, PREFIX, Packing
-from gpubridge.frontend.grpc.status import CallFailed, Status
+from gpubridge.frontend.grpc.status import CallFailed, Status, grpc_status
+from gpubridge.frontend.grpc.stream_requests import (
+    DecoupledRequest,
+    DecoupledRequests,
+    OrderedRequest,
+    QueuedResponse,
+    StreamHooks,
+)
 from gpubridge.frontend.grpc.waiting_messages import WaitingMessages
 from gpubridge.frontend.shared_memory import RequestMemory
 from gpubridge.host_shm import LARGE_BYTES, PrivateBytes
@@ -43,7 +49,6 @@ from gpubridge.protocol.grpc.infer_response import (
 from gpubridge.protocol.grpc.receiver import RequestReceiver, whole_request
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
-from gpubridge.transport.signatures import Signature
 
 _OF_REQUEST = 2048
 """Bytes of memory of an open request beside its tensors, about."""
@@ -52,67 +57,6 @@ _UNSENT_BYTES = 1 << 20
 _A_TURN = 64
 """Requests of a stream that are taken, or given up, in one turn of the event loop: clients pour in thousands."""
 _ERRORS_END = (b"triton_grpc_error", b"true")
-
-
-@dataclass(slots=True, eq=False)
-class _OrderedRequest:
-    """A request with one response, in the order of its stream."""
-
-    known: KnownRequest | None = None
-    request: InferRequest | None = None
-    frame: FrameSegments | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _DecoupledRequest:
-    """A request for a decoupled model, whose responses are sent as they arrive.
-
-    ``unsent``: responses that the client has not read yet and the model has no credit for.
-    """
-
-    known: KnownRequest
-    request: InferRequest
-    unsent: int = 0
-
-
-class _Flows(set[_DecoupledRequest]):
-    """The open requests for decoupled models.
-
-    Attribute ``unread``: those with unsent responses, first the one that has waited longest.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.unread: dict[_DecoupledRequest, None] = {}
-
-
-@dataclass(slots=True, eq=False)
-class _QueuedResponse:
-    """A queued response: its frame, None while a worker encodes it; an error ends the stream."""
-
-    frame: FrameSegments | BridgeError | None = None
-    nbytes: int = 0
-
-
-class StreamHooks(NamedTuple):
-    """Objects that the compiled `StreamResponses` of a request uses.
-
-    - ``parameters``: the encoded parameters of a response that is not the last.
-    - ``most_unsent``: from so many unsent bytes of the stream on, the model gets no credit.
-    - ``outgoing``: the stream's queued responses; while there are any, all are left to ``respond``.
-    - ``template_of``: returns the template of plain responses with a signature; None if they are not plain.
-    - ``respond``: sends any other response.
-    - ``flush_soon``: has the connection send what is queued.
-    - ``leave_unread``: notes a response that was sent, and for which the model gets no credit yet.
-    """
-
-    parameters: bytes
-    most_unsent: int
-    outgoing: deque[_QueuedResponse]
-    template_of: Callable[[Signature], MessageResponseTemplate | None]
-    respond: Callable[[Outcome], None]
-    flush_soon: Callable[[], None]
-    leave_unread: Callable[[], None]
 
 
 class StreamCall(Call):
@@ -128,13 +72,13 @@ class StreamCall(Call):
         self._memory = memory
         # Whether an error ends the stream with its status.
         self._errors_end = _ERRORS_END in opening.headers.fields
-        self._turns: deque[_OrderedRequest] = deque()
-        self._flows = _Flows()
+        self._turns: deque[OrderedRequest] = deque()
+        self._flows = DecoupledRequests()
         self._waiting = WaitingMessages()
         # Compressed messages, and messages received after them, in order.
         self._coded: deque[tuple[bytes, bool]] = deque()
         # Responses that workers encode or compress, and responses after them, in order.
-        self._outgoing: deque[_QueuedResponse] = deque()
+        self._outgoing: deque[QueuedResponse] = deque()
         # Bytes of all messages, bytes of the incomplete one, and the charge for it and queued ones. A
         # message is queued until it is decompressed, and until all of it is copied.
         self._received = self._partial = 0
@@ -279,12 +223,13 @@ class StreamCall(Call):
         return unsent < _UNSENT_BYTES
 
     def _begin(self, message: bytes) -> None:
+        record = self._connection.http2.begin_request(self._stream_id, len(message))
         shortage = self._connection.shortage
         if shortage is not None:
             self._waiting.take()
-            self._turn_away(lambda: read_request(message).identifier, shortage)
+            self._turn_away(lambda: read_request(message).identifier, shortage, record)
             return
-        turn = _OrderedRequest()
+        turn = OrderedRequest(record)
         self._turns.append(turn)
         answer = partial(self._answer, turn)
         if len(message) > HEAVY_BYTES:
@@ -296,14 +241,17 @@ class StreamCall(Call):
             make = partial(whole_request, message, self._forms, answer)
             self._submit(turn, make, lambda: read_request(message).identifier)
 
-    def _turn_away(self, identifier: Callable[[], str], error: BridgeError) -> None:
+    def _turn_away(
+        self, identifier: Callable[[], str], error: BridgeError, record: RequestRecord | None
+    ) -> None:
         """Refuse a request that there is no memory for, at once: what it waits behind may not end."""
         if self._errors_end:
             self.refuse(error)
             return
-        self._send(error_frame(error.told, _readable(identifier)))
+        frame = error_frame(error.told, _readable(identifier))
+        self._send(frame, record, grpc_status(error.code))
 
-    def _feed(self, turn: _OrderedRequest, message: bytes, at: int) -> None:
+    def _feed(self, turn: OrderedRequest, message: bytes, at: int) -> None:
         """Copy a long message into shared memory, one piece in each turn of the event loop."""
         receiver = self._receiver
         if receiver is None:
@@ -323,7 +271,7 @@ class StreamCall(Call):
             make = partial(receiver.request, self._forms, partial(self._answer, turn))
             self._make(turn, make, lambda: read_request(message).identifier)
 
-    def _read(self, turn: _OrderedRequest, known: KnownRequest | BridgeError) -> None:
+    def _read(self, turn: OrderedRequest, known: KnownRequest | BridgeError) -> None:
         """Make the request from a message that a worker has parsed."""
         receiver, self._reading = self._receiver, None
         if receiver is None:
@@ -336,7 +284,7 @@ class StreamCall(Call):
         self._make(turn, make, lambda: receiver.identifier)
 
     def _make(
-        self, turn: _OrderedRequest, make: Callable[[], MadeRequest], identifier: Callable[[], str]
+        self, turn: OrderedRequest, make: Callable[[], MadeRequest], identifier: Callable[[], str]
     ) -> None:
         """Submit the request of a long message, then continue with the next message."""
         receiver, self._receiver = self._receiver, None
@@ -348,7 +296,7 @@ class StreamCall(Call):
         self._advance()
 
     def _submit(
-        self, turn: _OrderedRequest, make: Callable[[], MadeRequest], identifier: Callable[[], str]
+        self, turn: OrderedRequest, make: Callable[[], MadeRequest], identifier: Callable[[], str]
     ) -> None:
         try:
             known, request, regions = make()
@@ -360,16 +308,18 @@ class StreamCall(Call):
             if isinstance(error, ArenaFull):
                 # It is the last turn still.
                 self._turns.pop()
-                self._turn_away(identifier, error)
+                self._turn_away(identifier, error, turn.record)
             else:
                 self._fail_turn(turn, error, error_frame(error.told, _readable(identifier)))
             return
         add_parameters(request, self._parameters)
         turn.known = known
         turn.request = request
+        if turn.record is not None:
+            turn.record.note(known.model.statistics, request.identifier)
         if known.model.config.decoupled:
             self._turns.pop()
-            flow = _DecoupledRequest(known, request)
+            flow = DecoupledRequest(known, request, turn.record)
             self._flows.add(flow)
             request.account = self._connection.account
             request.on_partial = self._on_partial(flow)
@@ -399,14 +349,14 @@ class StreamCall(Call):
         if receiver is not None:
             receiver.close()
         turns, self._turns = self._turns, deque()
-        flows, self._flows = self._flows, _Flows()
+        flows, self._flows = self._flows, DecoupledRequests()
         open_ones = [turn.request for turn in turns if turn.frame is None]
         open_ones += [flow.request for flow in flows]
         _cancel_in_turns(filter(None, open_ones))
 
     # -- responses -------------------------------------------------------------------------------
 
-    def _answer(self, turn: _OrderedRequest, outcome: Outcome) -> None:
+    def _answer(self, turn: OrderedRequest, outcome: Outcome) -> None:
         if self._done:
             return
         known, request = turn.known, turn.request
@@ -423,7 +373,7 @@ class StreamCall(Call):
         if frame is not None:
             done(frame)
 
-    def _framed(self, turn: _OrderedRequest, frame: FrameSegments | BridgeError) -> None:
+    def _framed(self, turn: OrderedRequest, frame: FrameSegments | BridgeError) -> None:
         """Send an encoded response, or queue it until its turn."""
         if self._done:
             return
@@ -435,25 +385,31 @@ class StreamCall(Call):
         turn.frame = frame
         self._send_ready()
 
-    def _fail_turn(self, turn: _OrderedRequest, error: BridgeError, frame: FrameSegments) -> None:
+    def _fail_turn(self, turn: OrderedRequest, error: BridgeError, frame: FrameSegments) -> None:
+        self._log_failure(error, turn.record)
         if self._errors_end:
-            self._send(error)
+            self._send(error, turn.record)
             return
-        turn.frame = frame
+        turn.frame, turn.status = frame, grpc_status(error.code)
         self._send_ready()
+
+    def _log_failure(self, error: BridgeError, record: RequestRecord | None) -> None:
+        """Log a request that fails, unless the call does with it, which is logged then."""
+        if not self._errors_end:
+            self._connection.log_failure(error, 0 if record is None else record.number)
 
     def _send_ready(self) -> None:
         """Send the responses whose turn it is."""
         turns = self._turns
         while turns and turns[0].frame is not None:
-            frame = turns.popleft().frame
-            assert frame is not None
-            self._send(frame)
+            turn = turns.popleft()
+            assert turn.frame is not None
+            self._send(turn.frame, turn.record, turn.status)
         self._advance()
 
     # -- responses of decoupled models -----------------------------------------------------------
 
-    def _on_partial(self, flow: _DecoupledRequest) -> Callable[[Outcome], None]:
+    def _on_partial(self, flow: DecoupledRequest) -> Callable[[Outcome], None]:
         """Return what gets the responses that are not the last; plain ones do not come to Python."""
         respond = partial(self._respond, flow)
         if self._packing is not None:
@@ -467,10 +423,11 @@ class StreamCall(Call):
             respond,
             connection.flush_soon,
             partial(self._leave_unread, flow),
+            flow.record,
         )
         return StreamResponses(connection.http2, self._stream_id, flow.request, hooks)
 
-    def _respond(self, flow: _DecoupledRequest, outcome: Outcome) -> None:
+    def _respond(self, flow: DecoupledRequest, outcome: Outcome) -> None:
         """Send a response that is not the last."""
         if self._done:
             return
@@ -480,12 +437,12 @@ class StreamCall(Call):
         else:
             self._leave_unread(flow)
 
-    def _leave_unread(self, flow: _DecoupledRequest) -> None:
+    def _leave_unread(self, flow: DecoupledRequest) -> None:
         """Give the model no credit for a response until the client has read more."""
         flow.unsent += 1
         self._flows.unread[flow] = None
 
-    def _finish_decoupled(self, flow: _DecoupledRequest, outcome: Outcome | None) -> None:
+    def _finish_decoupled(self, flow: DecoupledRequest, outcome: Outcome | None) -> None:
         """Send the last response, or an empty final one if the client asked for that."""
         self._flows.discard(flow)
         self._flows.unread.pop(flow, None)
@@ -494,15 +451,20 @@ class StreamCall(Call):
         if outcome is not None:
             self._send_response(flow, outcome, final=True)
         elif flow.known.empty_final_response:
-            self._send(final_frame(flow.known.model.name, flow.request.identifier))
+            frame = final_frame(flow.known.model.name, flow.request.identifier)
+            self._send(frame, flow.record, Status.OK)
+        elif flow.record is not None:
+            flow.record.answer(0, Status.OK)
         self._advance()
 
-    def _send_response(self, flow: _DecoupledRequest, outcome: Outcome, *, final: bool) -> None:
-        outgoing = _QueuedResponse()
+    def _send_response(self, flow: DecoupledRequest, outcome: Outcome, *, final: bool) -> None:
+        outgoing = QueuedResponse(flow.record, Status.OK if final else None)
         self._outgoing.append(outgoing)
 
         def framed(frame: FrameSegments | BridgeError) -> None:
             if isinstance(frame, BridgeError) and not self._errors_end:
+                self._log_failure(frame, flow.record)
+                outgoing.status = grpc_status(frame.code) if final else None
                 frame = _failure(flow.known, flow.request, frame, final=final)
             self._fill(outgoing, frame)
 
@@ -524,13 +486,21 @@ class StreamCall(Call):
         elif isinstance(outcome, InferResponse):
             outgoing.nbytes = sum(map(len, outcome.buffers))
 
-    def _send(self, frame: FrameSegments | BridgeError) -> None:
-        """Queue a frame, or the error that ends the stream, after responses that workers encode."""
-        outgoing = _QueuedResponse()
+    def _send(
+        self,
+        frame: FrameSegments | BridgeError,
+        record: RequestRecord | None,
+        status: int | None = None,
+    ) -> None:
+        """Queue a frame, or the error that ends the stream, after responses that workers encode.
+
+        ``record``: of its request in the access log, which ends with ``status``.
+        """
+        outgoing = QueuedResponse(record, status)
         self._outgoing.append(outgoing)
         self._fill(outgoing, frame)
 
-    def _fill(self, outgoing: _QueuedResponse, frame: FrameSegments | BridgeError) -> None:
+    def _fill(self, outgoing: QueuedResponse, frame: FrameSegments | BridgeError) -> None:
         """Set the frame of a queued response, compressed if required."""
         outgoing.frame = frame
         if not isinstance(frame, BridgeError):
@@ -540,7 +510,7 @@ class StreamCall(Call):
                 outgoing.frame = self._connection.coder.pack(self._packing, frame, done)
         self._send_outgoing()
 
-    def _packed(self, outgoing: _QueuedResponse, frame: FrameSegments | BridgeError) -> None:
+    def _packed(self, outgoing: QueuedResponse, frame: FrameSegments | BridgeError) -> None:
         """Set the frame that a worker has compressed."""
         outgoing.frame = frame
         if self._done:
@@ -555,7 +525,7 @@ class StreamCall(Call):
 
     def _send_outgoing(self) -> None:
         while self._outgoing and (frame := self._outgoing[0].frame) is not None:
-            self._outgoing.popleft()
+            self._outgoing.popleft().sent(frame)
             if isinstance(frame, BridgeError):
                 self.refuse(frame)
                 return

@@ -39,6 +39,7 @@ from gpubridge.frontend.http.message import (
 from gpubridge.frontend.kept_bytes import KeptBytes
 from gpubridge.frontend.timeouts import Deadline, MinimumRate, SendStall, bytes_per_second
 from gpubridge.host_shm import LARGE_BYTES, Account, Body, Budget
+from gpubridge.telemetry.failed_requests import FailedRequests
 from gpubridge.telemetry.logs import request_error
 
 _logger = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class HttpListener:
     - ``origins``: the pages and hosts whose requests are taken.
 
     Attributes: ``receive``, the receive buffer (each connection consumes its bytes before it returns to the
-    event loop); ``counts``, which counts the answers.
+    event loop); ``counts``, which counts the answers; ``failures``, which logs those that failed.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class HttpListener:
         self.targets = InferTargets() if targets is None else targets
         self.origins = HttpOrigins() if origins is None else origins
         self.counts = RequestCounts(len(HTTP_ENDPOINTS))
+        self.failures = FailedRequests()
         self.settings = settings
         self.budget = budget
         self.receive = bytearray(_RECEIVE_BYTES)
@@ -368,11 +370,17 @@ class HttpConnection(asyncio.BufferedProtocol):
         self, error: Exception, status: int | None, exchange: HttpExchange
     ) -> tuple[int, Pieces]:
         """Return the status and the JSON body of an error; a model counts what it has not got."""
-        failed = request_error(error, client=lambda: client_of(self._transport))
+        failed = request_error(error)
         if exchange.counters is not None:
             exchange.counters.refused(failed)
             exchange.counters = None
+        self.log_failure(failed, exchange)
         return self._listener.router.failure(failed, status, exchange)
+
+    def log_failure(self, error: BridgeError, exchange: HttpExchange) -> None:
+        """Log the error of a request, if it is a fault of its model or the server."""
+        client = client_of(self._transport)
+        self._listener.failures.log(error, "http", client, exchange.number)
 
     def refuse(self, fault: int, exchange: HttpExchange | None) -> None:
         """Refuse a malformed request by the number of its fault."""
