@@ -19,6 +19,7 @@ _MODULES = {
         "boto3",
         "gcp_storage_emulator",
         "gcsfs",
+        "helm_python",
         "ipykernel",
         "jax",
         "matplotlib",
