@@ -57,6 +57,15 @@ class CallConnection(Protocol):
     def forget(self, stream_id: int) -> None:
         """Forget a stream that has ended."""
 
+    def failure(self, error: Exception, number: int, *, begun: bool = False) -> HeaderFields:
+        """Return the header fields of a call that fails, which is logged.
+
+        ``number``: of the call in the access log; ``begun``: whether response headers have been sent.
+        """
+
+    def log_failure(self, error: BridgeError, number: int) -> None:
+        """Log the error of a request, if it is a fault of its model or the server."""
+
 
 class Opening(NamedTuple):
     """Start of a call.
