@@ -17,9 +17,11 @@ from gpubridge.errors import BridgeError, ErrorCode, invalid
 
 OUT_OF_MEMORY = 2
 NOT_READY = 600
+_UNKNOWN = 999
 NOT_SUPPORTED = 801
 CAPTURES = range(900, 910)
 """Statuses caused by the capture of a graph."""
+_LEGACY_STREAM = 1
 HANDLE_BYTES = 64
 # Not a status of the driver: the call did not reach it.
 _NOT_FOUND = -1
@@ -54,6 +56,10 @@ _NO_PINNING = (
 _SAME_BLOCK = (
     "this driver opens a block of 2 MiB, which allocations up to 1 MiB share, only once: register "
     "one region and use offsets, or allocate more than 1 MiB for each"
+)
+_LOST = (
+    "a second question has the same answer, so that the device is lost to this process, or fell off the "
+    "bus: look at nvidia-smi and the kernel's log (Xid); the process has to be started again"
 )
 _RESTART = "the device's context in this process is lost: the process has to be started again"
 # Advice by the driver's status; below, advice for one call and status.
@@ -119,15 +125,18 @@ class CudaError(BridgeError):
     """A call of the driver failed: UNAVAILABLE for want of device memory, INTERNAL otherwise.
 
     - ``status``: the driver's status, and ``name``, its name; -1 if there is no such function.
-    - ``sticky``: whether all further calls of this process fail, so that it has to be restarted.
+    - ``sticky``: whether all further calls of this process fail, so that it has to be restarted;
+      ``lost`` says so of a status that alone does not.
     """
 
-    def __init__(self, call: str, status: int, name: str) -> None:
+    def __init__(self, call: str, status: int, name: str, *, lost: bool = False) -> None:
         self.call = call
         self.status = status
         self.name = name
-        self.sticky = status in _STICKY
+        self.sticky = lost or status in _STICKY
         advice = _ADVICE_OF_CALL.get((call, status)) or _ADVICE.get(status)
+        if lost:
+            advice = _LOST
         if advice is None:
             advice = _RESTART if self.sticky else "see the CUDA driver's documentation"
         code = ErrorCode.UNAVAILABLE if status == OUT_OF_MEMORY else ErrorCode.INTERNAL
@@ -268,4 +277,16 @@ def _answer(name: str, arguments: tuple[object, ...]) -> Any:
 
 
 def _failure(name: str, status: Any) -> CudaError:
-    return CudaError(name, int(status), status.name)
+    lost = int(status) == _UNKNOWN and _is_device_lost()
+    return CudaError(name, int(status), status.name, lost=lost)
+
+
+def _is_device_lost() -> bool:
+    """Return whether nothing works on the current device any more, after one call had an unknown error.
+
+    It may be the call's alone (a sandbox that refuses it), or stay, as on a GPU that fell off the bus.
+    """
+    driver = _loaded
+    if driver is None or not int(driver.cuCtxGetCurrent()[1]):
+        return False
+    return int(driver.cuStreamQuery(_LEGACY_STREAM)[0]) in {_UNKNOWN, *_STICKY}

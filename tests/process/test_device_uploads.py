@@ -33,7 +33,7 @@ FORBIDDEN = (
     "cuStreamSynchronize",
 )
 INVALID_VALUE = 1
-ILLEGAL_ADDRESS = 700
+ILLEGAL_ADDRESS, UNKNOWN = 700, 999
 
 # Doubles its input on the GPU, when it may: each execute takes one permit, if permits are asked for.
 PATIENT = (
@@ -295,14 +295,16 @@ def test_an_upload_that_fails_fails_the_request_that_it_is_for(served, model, nt
         assert pids_of(served, model) == [pid]
 
 
-def test_a_device_that_is_lost_with_the_next_upload_costs_what_was_begun(served):
+@pytest.mark.parametrize("code", [ILLEGAL_ADDRESS, UNKNOWN])
+def test_a_device_that_is_lost_with_the_next_upload_costs_what_was_begun(served, code):
+    served.machine.set(unknown="sticks")
     with lined_up(served) as (permits, answers, given):
         (pid,) = pids_of(served, PLAIN)
         permits.give()
         permits.wait_for(2)
         # Late enough that the answer waits for it.
         served.machine.delay(5000)
-        served.machine.fail("cuEventSynchronize", ILLEGAL_ADDRESS)
+        served.machine.fail("cuEventSynchronize", code)
         permits.give()
         assert answers[1].result()[0] == 500
         served.machine.heal()

@@ -41,6 +41,43 @@ def test_what_is_set_holds_for_running_processes_until_it_is_put_back(machine, w
     assert paid(machine, worker) == 10
 
 
+def test_a_context_costs_time_and_memory(machine, one, two):
+    machine.set(context_us=20_000, context_mib=700)
+    one.do("start()")
+    assert paid(machine, one) == 20
+    assert [machine.used(device) >> 20 for device in (0, 1)] == [700, 0]
+    two.refuses("OUT_OF_MEMORY", "start()")
+    one.do("ok(d.cuDevicePrimaryCtxRelease(0))")
+    assert machine.used(0) == 0
+    two.do("start()")
+    two.kill()
+    one.do("start()")
+    assert machine.contexts(0) == [one.pid]
+
+
+OPENERS = {
+    "handles": IMPORT,
+    "events": "event = ok(d.cuIpcOpenEventHandle(made(d.CUipcEventHandle, told)))",
+}
+MAKERS = {
+    "handles": EXPORT,
+    "events": "start(); event = ok(d.cuEventCreate(6)); answer = raw(ok(d.cuIpcGetEventHandle(event)))",
+}
+
+
+@pytest.mark.parametrize("error", [304, 999])
+@pytest.mark.parametrize("kind", OPENERS)
+def test_a_sandbox_opens_nothing_of_one_kind_and_others_open_what_it_has(machine, one, kind, error):
+    variables = {"SIMCUDA_OPENS": f"no-{kind}", "SIMCUDA_OPEN_ERROR": str(error)}
+    with running_worker(machine, variables) as inside:
+        (other,) = OPENERS.keys() - {kind}
+        handles = {each: one.do(MAKERS[each]) for each in OPENERS}
+        inside.refuses("OPERATING_SYSTEM|UNKNOWN", "start(); " + OPENERS[kind], handles[kind])
+        inside.do("start(); " + OPENERS[other], handles[other])
+        with running_worker(machine) as outside:
+            outside.do("start(); " + OPENERS[kind], inside.do(MAKERS[kind]))
+
+
 @pytest.mark.parametrize("device", [0, 1])
 def test_closing_waits_for_all_work_of_the_process(machine, one, two, device):
     two.do(IMPORT, one.do(EXPORT))

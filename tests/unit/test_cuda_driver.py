@@ -133,6 +133,27 @@ def test_errors_carry_call_code_and_name(device_process, machine, code, expected
     assert device_process.do("answer = attributes(mine, 1)") == ["cuMemAlloc", code, *expected]
 
 
+@pytest.mark.parametrize("sticks", [False, True])
+def test_an_unknown_error_that_stays_means_a_device_that_is_lost(machine, sticks):
+    machine.set(unknown="sticks" if sticks else "passes")
+    with device_worker(machine) as worker:
+        machine.fail("cuMemAlloc", 999, nth=1)
+        assert worker.do("answer = attributes(mine, 1)")[3:] == [sticks, "INTERNAL"]
+        if sticks:
+            with pytest.raises(RuntimeError, match=r"999.*fell off the bus.*started again"):
+                worker.do("mine(1)")
+        else:
+            worker.do("mine(1).close()")
+
+
+def test_an_unknown_error_before_there_is_a_context_says_nothing_of_the_device(machine):
+    machine.set(lost_device=1)
+    with device_worker(machine) as worker:
+        assert worker.do("answer = attributes(DeviceContext, list_devices()[1])")[3] is False
+        machine.set(lost_device=0)
+        assert worker.do("answer = attributes(mine, 1)")[3] is True
+
+
 def test_errors_after_which_a_process_has_to_end_are_known(machine):
     told = told_by(
         machine,

@@ -8,7 +8,9 @@
 #include <sstream>
 #include <vector>
 
+#include "blocks.h"
 #include "capture.h"
+#include "driver_lock.h"
 #include "events.h"
 #include "memory.h"
 #include "settings.h"
@@ -55,11 +57,20 @@ std::vector<std::unique_ptr<Context>>& primary_contexts() {
   return all;
 }
 
-// A context is there from now on. Its file counts it: `context-PID-NUMBER-DEVICE`.
-void begin_context(CUcontext context) {
-  context->name = "context-" + std::to_string(getpid()) + "-" + std::to_string(++g_count) + "-" +
-                  std::to_string(context->physical);
+// A context is there from now on, unless there is no memory for it. Its file counts it:
+// `context-PID-NUMBER-DEVICE`; another one is its memory.
+CUresult begin_context(CUcontext context) {
+  if (settings().lost_device == context->physical) return kUnknown;
+  const std::string number = std::to_string(getpid()) + "-context" + std::to_string(++g_count) +
+                             "-" + std::to_string(context->physical);
+  spend(settings().context_us);
+  if (const auto nbytes = static_cast<std::size_t>(settings().context_mib) << 20U) {
+    if (!take_room(context->physical, nbytes)) return kOutOfMemory;
+    context->memory = make_file("memory-" + number, nbytes);
+  }
+  context->name = "context-" + number;
   close(open(world_path(context->name).c_str(), O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  return kSuccess;
 }
 
 // A context is there no more, nor anything that was made in it.
@@ -74,6 +85,10 @@ void end_context(CUcontext context) {
   }
   context->flags = 0;
   unlink(world_path(context->name).c_str());
+  if (context->memory < 0) return;
+  close(context->memory);
+  context->memory = -1;
+  reap_file("memory" + context->name.substr(context->name.find('-')));
 }
 
 CUresult create_context(CUcontext* context, unsigned flags, CUdevice device) {
@@ -81,9 +96,9 @@ CUresult create_context(CUcontext* context, unsigned flags, CUdevice device) {
   if (const CUresult fault = call.with(flags).with(device).begin(false)) return call.end(fault);
   if (context_of(device) == nullptr) return call.end(kInvalidDevice);
   auto* made = new Context(device, context_of(device)->physical, false);
+  if (const CUresult refused = begin_context(made)) return call.end(refused);
   made->retained = 1;
   made->flags = flags;
-  begin_context(made);
   {
     const std::lock_guard lock(g_contexts_mutex);
     g_created.push_back(made);
@@ -94,6 +109,11 @@ CUresult create_context(CUcontext* context, unsigned flags, CUdevice device) {
 }
 
 }  // namespace
+
+CUresult error_of(CUcontext context) {
+  if (settings().lost_device == context->physical) context->sticky = kUnknown;
+  return context->sticky.load();
+}
 
 bool initialized() { return g_initialized_by.load() == getpid(); }
 
@@ -150,8 +170,10 @@ SIMCUDA_API cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (const CUresult fault = call.with(device).begin(false)) return call.end(fault);
   if (context_of(device) == nullptr) return call.end(kInvalidDevice);
   *context = context_of(device);
-  if ((*context)->retained++ == 0) begin_context(*context);
-  return call.end(kSuccess);
+  if ((*context)->retained++ > 0) return call.end(kSuccess);
+  const CUresult refused = begin_context(*context);
+  if (refused != kSuccess) (*context)->retained = 0;
+  return call.end(refused);
 }
 
 SIMCUDA_API cuDevicePrimaryCtxRelease_v2(CUdevice device) {

@@ -25,10 +25,13 @@ struct Context {
   // The contexts whose memory its kernels reach.
   std::mutex mutex;
   std::set<CUcontext> peers;
-  // The file of the machine that says that it is there.
+  // The file of the machine that says that it is there, and the descriptor of its memory's.
   std::string name;
+  int memory = -1;
 };
 
+// What all calls in a context fail with, or success.
+CUresult error_of(CUcontext context);
 bool initialized();
 CUcontext current_context();
 // The primary context of a device that this process sees, whether it is retained or not; else null.

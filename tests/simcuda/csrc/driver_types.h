@@ -74,6 +74,7 @@ enum : CUresult {
   kCaptureImplicit = 906,
   kCapturedEvent = 907,
   kCaptureWrongThread = 908,
+  kUnknown = 999,
 };
 
 constexpr int kMemoryPinned = 1;

@@ -44,7 +44,8 @@ const std::map<CUresult, const char*>& names() {
       {kCaptureImplicit, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
       {kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT"},
       {kCaptureWrongThread, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"},
-      {999, "CUDA_ERROR_UNKNOWN"},
+      {304, "CUDA_ERROR_OPERATING_SYSTEM"},
+      {kUnknown, "CUDA_ERROR_UNKNOWN"},
   };
   return all;
 }

@@ -92,7 +92,8 @@ bool is_gone(const Progress& progress, std::uint64_t number) {
   return recorder == kGone || kill(recorder, 0) != 0;
 }
 
-// Whether work was done that a record is behind, if need be by what becomes of that of killed processes.
+// Whether work was done that a record is behind, if need be by what becomes of that of killed
+// processes.
 bool is_done(const Progress& progress, std::uint64_t number) {
   const bool come = progress.completed.load() >= number;
   switch (settings().killed_recorder) {
@@ -109,7 +110,8 @@ bool is_done(const Progress& progress, std::uint64_t number) {
 bool has_come(const Progress& progress, std::uint64_t number) {
   if (!is_done(progress, number)) return false;
   const bool itself = number != 0 && progress.come[number % kRecent].load() == number;
-  if (settings().exited_recorder == ExitedRecorder::kPasses || !itself || !is_gone(progress, number))
+  if (settings().exited_recorder == ExitedRecorder::kPasses || !itself ||
+      !is_gone(progress, number))
     return true;
   if (settings().exited_recorder == ExitedRecorder::kLost) return false;
   const std::uint64_t last = progress.recorded.load();
@@ -118,7 +120,7 @@ bool has_come(const Progress& progress, std::uint64_t number) {
 
 // A lost context ends all its waits.
 bool is_over(const Progress& progress, std::uint64_t number, CUcontext context) {
-  return has_come(progress, number) || context->sticky.load() != kSuccess;
+  return has_come(progress, number) || error_of(context) != kSuccess;
 }
 
 // What this process has recorded is of a recorder that is gone: it has destroyed its handle.
@@ -281,6 +283,7 @@ SIMCUDA_API cuIpcGetEventHandle(CUipcEventHandle* ipc, CUevent handle) {
 SIMCUDA_API cuIpcOpenEventHandle(CUevent* handle, CUipcEventHandle ipc) {
   Call call("cuIpcOpenEventHandle");
   if (const CUresult fault = call.begin()) return call.end(fault);
+  if (const CUresult refused = refused_opening("events")) return call.end(refused);
   auto event = std::make_shared<Event>();
   event->name = std::string(ipc.reserved, strnlen(ipc.reserved, sizeof ipc.reserved));
   event->imported = true;

@@ -42,6 +42,7 @@ SIMCUDA_API cuIpcOpenMemHandle_v2(CUdeviceptr* pointer, CUipcMemHandle ipc, unsi
   if (handle.exported.exporter == getpid()) return call.end(kInvalidContext);
   if (handle.exported.physical != current_context()->physical && control().peer_access == 0)
     return call.end(kInvalidDevice);
+  if (const CUresult refused = refused_opening("handles")) return call.end(refused);
   spend(settings().open_us);
   return call.end(open_allocation(handle.exported, pointer));
 }

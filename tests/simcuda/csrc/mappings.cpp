@@ -177,6 +177,7 @@ SIMCUDA_API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle,
                                            int type) {
   Call call("cuMemImportFromShareableHandle");
   if (const CUresult fault = call.with(type).begin(false)) return call.end(fault);
+  if (const CUresult refused = refused_opening("descriptors")) return call.end(refused);
   const auto given = static_cast<int>(reinterpret_cast<std::intptr_t>(shared));
   const std::string link = "/proc/self/fd/" + std::to_string(given);
   char target[512] = {};

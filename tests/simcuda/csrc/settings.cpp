@@ -7,6 +7,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 
 #include "world.h"
@@ -30,6 +31,13 @@ Setter text(std::string Settings::* member) {
   return [member](Settings& all, const std::string& given) {
     all.*member = given;
     return !given.empty();
+  };
+}
+
+Setter text_of(std::string Settings::* member, std::set<std::string> texts) {
+  return [member, texts = std::move(texts)](Settings& all, const std::string& given) {
+    all.*member = given;
+    return texts.count(given) != 0;
   };
 }
 
@@ -67,6 +75,13 @@ const std::map<std::string, Setter>& setters() {
       {"EXITED_RECORDER", word(&Settings::exited_recorder, {{"passes", ExitedRecorder::kPasses},
                                                             {"never", ExitedRecorder::kNever},
                                                             {"lost", ExitedRecorder::kLost}})},
+      {"UNKNOWN", word(&Settings::unknown_sticks, {{"passes", false}, {"sticks", true}})},
+      {"LOST_DEVICE", number(&Settings::lost_device)},
+      {"CONTEXT_US", number(&Settings::context_us)},
+      {"CONTEXT_MIB", number(&Settings::context_mib)},
+      {"OPENS",
+       text_of(&Settings::opens, {"all", "no-handles", "no-descriptors", "no-events", "nothing"})},
+      {"OPEN_ERROR", number(&Settings::open_error)},
       {"SHM", text(&Settings::shm)},
       {"EVENT_LIMIT", number(&Settings::event_limit)},
       {"PAGEABLE", word(&Settings::pageable_waits, {{"staged", false}, {"waits", true}})},
@@ -118,6 +133,11 @@ const Settings& settings() {
     last.store(known);
   }
   return known->all;
+}
+
+CUresult refused_opening(const std::string& kind) {
+  const std::string& opens = settings().opens;
+  return opens == "nothing" || opens == "no-" + kind ? settings().open_error : kSuccess;
 }
 
 void check_settings() {

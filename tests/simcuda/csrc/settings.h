@@ -7,6 +7,8 @@
 
 #include <string>
 
+#include "driver_types.h"
+
 enum class Destroyed { kReused, kRefused, kCrash };
 enum class SameBlock { kCounted, kRefused, kClosedOnce };
 enum class KilledRecorder { kRerecord, kReleased, kNever };
@@ -27,6 +29,9 @@ struct Settings {
   // CLOSE_US: cuIpcCloseMemHandle, after it has waited for all work of the process;
   // cuMemUnmap, which waits for nothing.
   int close_us = 200;
+  // CONTEXT_US: making a context. CONTEXT_MIB: what it takes of its device's memory.
+  int context_us = 0;
+  int context_mib = 0;
 
   // -- what there is -----------------------------------------------------------------------------
   // DRIVER_VERSION: the newest CUDA release that the driver knows, as 12020 or 13000.
@@ -66,6 +71,23 @@ struct Settings {
   //   never   it ends only when a process that lives records the event anew, and that has come
   //   lost    it never ends, whoever records the event anew
   ExitedRecorder exited_recorder = ExitedRecorder::kPasses;
+  // UNKNOWN: the error 999 that a test lets a call fail with.
+  //   passes  is that call's alone
+  //   sticks  is what all that follows in that context fails with
+  bool unknown_sticks = false;
+  // LOST_DEVICE: the device that fell off the bus; -1 for none. Nothing of it works, nor is
+  // anything done that was under way: error 999, in whatever process. It is still counted and
+  // named.
+  int lost_device = -1;
+  // OPENS: what of other processes this process may open. In the environment of some processes
+  // alone it makes a sandbox: others may still open what those have exported.
+  //   all  everything, in each way
+  //   no-handles, no-descriptors  no memory in that way
+  //   no-events  no events
+  //   nothing  neither
+  std::string opens = "all";
+  // OPEN_ERROR: what refused opening fails with: 304, 999 or 801.
+  int open_error = 304;
   // SHM: the name of the process's /dev/shm. Events cross only to processes with the same.
   std::string shm = "common";
   // EVENT_LIMIT: how many events of a process can be opened by others at once.
@@ -78,5 +100,8 @@ struct Settings {
 
 // The settings as they are now; what it returned before stays as it was.
 const Settings& settings();
+// The error that opening something of another process fails with, "handles", "descriptors" or
+// "events", or success.
+CUresult refused_opening(const std::string& kind);
 // Notes what is set in the environment and is no setting.
 void check_settings();

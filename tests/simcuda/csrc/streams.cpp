@@ -134,7 +134,7 @@ void Stream::run() {
     const unsigned longest = control().longest_delay_us.load();
     if (longest != 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % longest));
     // Of a context that is lost nothing is done any more, nor is anything that was recorded.
-    if (context->sticky.load() == kSuccess)
+    if (error_of(context) == kSuccess)
       if (const CUresult result = work(); result != kSuccess) context->sticky = result;
     const std::lock_guard lock(mutex_);
     ++done_;

@@ -11,6 +11,7 @@
 #include "capture.h"
 #include "contexts.h"
 #include "driver_lock.h"
+#include "settings.h"
 
 namespace {
 
@@ -66,7 +67,11 @@ CUresult Call::begin(bool needs_context) {
     // Of a call that was to fail once, the ones after it are right.
     while (left > 0 && !fault.countdown.compare_exchange_weak(left, left - 1)) {
     }
-    if (left < 0 || left == 1) return fault.code;
+    if (left < 0 || left == 1) {
+      if (fault.code == kUnknown && settings().unknown_sticks && needs_context)
+        if (CUcontext context = current_context()) context->sticky = kUnknown;
+      return fault.code;
+    }
   }
   if (!initialized()) return kNotInitialized;
   if (!needs_no_driver(name_)) wait_for_driver();
@@ -74,7 +79,7 @@ CUresult Call::begin(bool needs_context) {
   if (!needs_context) return kSuccess;
   if (current_context() == nullptr) return kInvalidContext;
   if (current_context()->retained.load() == 0) return kContextIsDestroyed;
-  return current_context()->sticky.load();
+  return error_of(current_context());
 }
 
 CUresult Call::end(CUresult result) {
