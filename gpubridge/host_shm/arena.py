@@ -213,7 +213,10 @@ def slot_size(nbytes: int) -> int:
 
 
 def slots_together(size: int) -> int:
-    """Return the number of slots of a size that are made at once."""
+    """Return the number of slots of a size that are made at once: they fill whole pages, also of 64 KiB.
+
+    They are pinned together, and the driver pins no page twice.
+    """
     if size <= _POWERS_UP_TO:
         return _SMALL_SEGMENT // size
     return max(1, min(4, _SMALL_SEGMENT // size))

@@ -18,7 +18,7 @@ class Memory:
 
 
 @pytest.mark.parametrize("name", ["m", ""])
-async def test_memory_that_a_stream_is_soon_done_with_can_be_unregistered(name):
+async def test_memory_that_a_stream_is_soon_done_with_can_be_unregistered(monkeypatch, name):
     regions = Regions(1 << 20)
     registry = ClientRegions(regions, DeviceManager(0), allowed=True, most=4)
     region = registry._registered["m"] = ClientRegion("m", "", 0, 64, Memory(), 0)
@@ -28,7 +28,15 @@ async def test_memory_that_a_stream_is_soon_done_with_can_be_unregistered(name):
         await registry.unregister_device(name)
     assert caught.value.code == ErrorCode.INTERNAL
     assert registry.status("m", on_device=True) == [region]
-    asyncio.get_running_loop().call_later(0.01, uses.clear)
+    passed = []
+
+    async def pass_time(seconds):
+        passed.append(seconds)
+        # The turns of twenty processes, of 20 ms each.
+        if sum(passed) > 0.4:
+            uses.clear()
+
+    monkeypatch.setattr(asyncio, "sleep", pass_time)
     await registry.unregister_device(name)
     assert registry.status(on_device=True) == []
     regions.close()
