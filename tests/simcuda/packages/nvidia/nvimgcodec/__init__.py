@@ -1,7 +1,7 @@
 """nvImageCodec for the simulated driver: as much of it as image_preproc uses, decoded by Pillow.
 
 Images lie in memory of the simulated device, with rows apart, and are complete on the stream that was
-named, not before. A JPEG with `REFUSED` in a comment is one that no GPU decodes.
+named, not before: until then there is something else, even where the same image was before. A JPEG with `REFUSED` in a comment is one that no GPU decodes.
 """
 
 import ctypes
@@ -17,7 +17,9 @@ from gpubridge.tensor import dlpack, dlpack_abi
 NVIMGCODEC_DEVICE_CPU_ONLY = -99999
 REFUSED = b"no GPU decodes this"
 _GAP = 5
-_DECODING_US = 30_000
+# On the GPU it takes longer than whoever does not wait for the stream.
+_DECODING_US = 10_000
+_NOT_YET = 0xA5
 _sleep = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -62,6 +64,8 @@ class Image:
         self.shape = pixels.shape
         self._pointer = int(_ok(driver.cuMemAlloc(rows.nbytes)))
         self._stream = stream
+        _ok(driver.cuMemsetD8Async(self._pointer, _NOT_YET, rows.nbytes, stream))
+        _ok(driver.cuLaunchHostFunc(stream, _sleep, _DECODING_US))
         _ok(driver.cuMemcpyHtoDAsync(self._pointer, rows, rows.nbytes, stream))
         self.__cuda_array_interface__ = {
             "version": 3,
@@ -101,8 +105,6 @@ class Decoder:
         assert isinstance(source, list)
         assert ctypes.c_void_p(cuda_stream).value not in (None, 1, 2)
         pixels = [None if REFUSED in code.encoded else _decoded(code) for code in source]
-        # On the GPU it takes longer than whoever does not wait for the stream.
-        _ok(driver.cuLaunchHostFunc(cuda_stream, _sleep, _DECODING_US))
         return [None if found is None else Image(found, cuda_stream) for found in pixels]
 
 
