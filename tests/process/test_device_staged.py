@@ -8,7 +8,12 @@ import pytest
 from tritonclient.utils import shared_memory as shm
 
 from tests.process.client_memory import memory
-from tests.process.device_models import DOUBLE, running_device_server, write_device_model
+from tests.process.device_models import (
+    DOUBLE,
+    on_device,
+    running_device_server,
+    write_device_model,
+)
 from tests.process.server import wait_until, write_model
 from tests.process.test_device_clients import Client, infer, region
 from tests.process.test_device_edges import HOST
@@ -19,12 +24,27 @@ COUNT = 1_300_001
 NBYTES = 4 * COUNT
 PIECE = 2 << 20
 INVALID_VALUE = 1
+LARGE = 65 << 20
+
+# Copies from its GPU to memory of the bridge, and back, with its own library; says what the driver says.
+OWN = on_device(
+    f"""
+pb_utils.Tensor.empty("D", [1], np.uint8, "cuda")
+values = request.output("OUT", [{LARGE} // 4], np.float32).as_numpy()
+there = library.array("large", [{LARGE}], np.uint8).__cuda_array_interface__["data"][0]
+copies = [d.cuMemcpyDtoHAsync(values.ctypes.data, there, values.nbytes, library.stream),
+          d.cuMemcpyHtoDAsync(there, values.ctypes.data, values.nbytes, library.stream)]
+ok(d.cuStreamSynchronize(library.stream))
+return pb_utils.Tensor("OUT", np.array([int(code) for code, in copies], np.float32))
+"""
+)
 
 
 @pytest.fixture(scope="module")
 def served(repository):
     write_model(repository, "host", HOST, config="instance_group [{ kind: KIND_CPU }]")
     write_device_model(repository, "double", DOUBLE)
+    write_device_model(repository, "own", OWN)
     with running_device_server(repository) as served:
         yield served
 
@@ -127,3 +147,17 @@ def test_an_output_goes_from_the_gpu_to_system_memory_of_a_client_in_pinned_piec
                 assert sorted(call.arguments[0] for call in copies)[-2] <= PIECE
             assert client.post("unregister")[0] == 200
         assert served.server.request("POST", f"{path}/unregister")[0] == 200
+
+
+def test_a_model_copies_large_memory_of_the_bridge_itself(served):
+    (pid,) = pids_of(served, "own")
+
+    def pinned():
+        calls = served.machine.calls("cuMemHostRegister", pid)
+        return any(call.arguments[0] >= LARGE for call in calls)
+
+    assert served.infer("own", [1.0]) == (200, [0, 0])
+    wait_until(pinned, "the memory to be pinned", served.server)
+    assert served.infer("own", [1.0]) == (200, [0, 0])
+    for name in ("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"):
+        assert served.machine.calls(name, pid)[-1].arguments == (LARGE, 1)

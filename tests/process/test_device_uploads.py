@@ -295,8 +295,9 @@ def test_an_upload_that_fails_fails_the_request_that_it_is_for(served, model, nt
         assert pids_of(served, model) == [pid]
 
 
-@pytest.mark.parametrize("code", [ILLEGAL_ADDRESS, UNKNOWN])
-def test_a_device_that_is_lost_with_the_next_upload_costs_what_was_begun(served, code):
+@pytest.mark.parametrize(("code", "statuses"), [(ILLEGAL_ADDRESS, [500]), (UNKNOWN, [500, 503])])
+def test_a_device_that_is_lost_with_the_next_upload_costs_what_was_begun(served, code, statuses):
+    """An unknown error stays with the context: the stub may know of it before the request fails."""
     served.machine.set(unknown="sticks")
     with lined_up(served) as (permits, answers, given):
         (pid,) = pids_of(served, PLAIN)
@@ -306,7 +307,7 @@ def test_a_device_that_is_lost_with_the_next_upload_costs_what_was_begun(served,
         served.machine.delay(5000)
         served.machine.fail("cuEventSynchronize", code)
         permits.give()
-        assert answers[1].result()[0] == 500
+        assert answers[1].result()[0] in statuses
         served.machine.heal()
         served.machine.delay(200)
         permits.give_all()
