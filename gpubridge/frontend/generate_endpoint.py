@@ -14,10 +14,11 @@ from gpubridge.errors import BridgeError
 from gpubridge.frontend.answer_texts import charged
 from gpubridge.frontend.control import JSON
 from gpubridge.frontend.forwarded_headers import ForwardedHeaders
-from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler
+from gpubridge.frontend.generate import GenerateHandler, GenerateStreamHandler, Parse
 from gpubridge.host_shm import LARGE_BYTES, Budget, Slot
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.protocol.generate import GenerateForms, generated_template, parse_generate
+from gpubridge.protocol.multipart import CONTENT_TYPE, form_boundary, parse_form
 from gpubridge.protocol.request_form import RequestForm
 from gpubridge.request import InferRequest, InferResponse
 from gpubridge.transport.signatures import Signature
@@ -86,17 +87,22 @@ class GenerateEndpoint(HttpInferEndpoint):
         """Return the handler of one request."""
         parameters = self._headers.of(head.fields()) if self._headers.active else {}
         context = trace_context(self._served.model.traces, head.field)
-        return self._handler(parameters, context, self._parse)
+        boundary = form_boundary(head.field(CONTENT_TYPE))
+        parse: Parse = self._parse
+        if boundary is not None:
+            parse = partial(parse_form, boundary=boundary)
+        return self._handler(parameters, context, parse)
 
     def take_over(
         self, exchange: HttpExchange, slot: Slot, start: int, length: int, copied: int
     ) -> None:
         """Handle a complete request in a slot that matches no template, or is invalid."""
-        handler = self.request(exchange)
-        handler.body = memoryview(bytes(slot.memory[start : start + length]))
+        body = memoryview(bytes(slot.memory[start : start + length]))
         self._arena.free(slot)
-        exchange.handler = handler
         try:
+            handler = self.request(exchange)
+            handler.body = body
+            exchange.handler = handler
             handler.complete(exchange, copied)
         except Exception as error:
             exchange.give_up(error)

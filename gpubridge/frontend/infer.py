@@ -35,7 +35,7 @@ from gpubridge.protocol.infer_response import (
     formats_more_than,
     plain_template,
 )
-from gpubridge.protocol.multipart import form_boundary, parse_form
+from gpubridge.protocol.multipart import CONTENT_TYPE, form_boundary, parse_form
 from gpubridge.protocol.request_form import RequestForm, RequestRegions
 from gpubridge.request import InferRequest, InferResponse, Outcome
 from gpubridge.telemetry.logs import request_error
@@ -45,7 +45,6 @@ _PARSED_AT_ONCE = 128 << 10
 """Bytes of JSON that the event loop parses: Python takes up to 35 ms for so much, if it is wrong."""
 _FORM_AT_ONCE = 16 << 10
 """Bytes of a form that the event loop parses: a part costs more than a number."""
-_CONTENT_TYPE = b"content-type"
 _HEADER_LENGTH = b"inference-header-content-length"
 _LEADING_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 
@@ -81,7 +80,7 @@ class ServedModel:
         """
         header = bytes(body[:header_size])
         if boundary is not None:
-            return parse_form(header, boundary, self.model.config), b""
+            return parse_form(header, self.model.config, boundary), b""
         form = parse_request(header, self.model.config, len(body) - header_size, self._memory.check)
         binary = body[header_size:]
         check_strings(form, self.model.name, [binary[at : at + n] for at, n in form.places])
@@ -257,7 +256,7 @@ class _InferHandler:
         self._exchange = exchange
         header_size = _header_size(self._header_length, self._length)
         if self._header_length is None:
-            self._boundary = form_boundary(exchange.field(_CONTENT_TYPE))
+            self._boundary = form_boundary(exchange.field(CONTENT_TYPE))
         copied = max(0, copied - header_size)
         at_once = _PARSED_AT_ONCE if self._boundary is None else _FORM_AT_ONCE
         if header_size > at_once or (header_size and self._length > LONG_STRINGS):
@@ -325,7 +324,7 @@ class _InferHandler:
         if slot is not None:
             header = bytes(slot.memory[begin : begin + header_size])
         if self._boundary is not None:
-            form = parse_form(header, self._boundary, served.model.config)
+            form = parse_form(header, served.model.config, self._boundary)
         elif header:
             form = served.forms.parse(header, self._length - header_size)
         else:

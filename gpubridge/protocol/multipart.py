@@ -21,6 +21,8 @@ from gpubridge.request import NO_CONTEXT, NO_OPTIONS
 from gpubridge.tensor.datatypes import item_size
 from gpubridge.tensor.strings import encode_strings
 
+CONTENT_TYPE = b"content-type"
+"""The header that says whether a body is a form."""
 _TYPE = b"multipart/form-data"
 _MOST_PARTS = 1024
 _LONGEST_HEAD = 4096
@@ -53,7 +55,7 @@ def form_boundary(content_type: bytes | None) -> bytes | None:
     return boundary
 
 
-def parse_form(body: bytes, boundary: bytes, config: ModelConfig) -> RequestForm:
+def parse_form(body: bytes, config: ModelConfig, boundary: bytes) -> RequestForm:
     """Return the request of a form; raises BridgeError: INVALID_ARG.
 
     Parts of one name are the elements of that input. A BYTES input takes their bytes. Another input takes

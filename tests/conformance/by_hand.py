@@ -19,7 +19,7 @@ a compressed message that becomes more than 16 times as long, and more than an e
 status of a load that a fault in the scheduler's settings or an ensemble's maps prevents
     500, `failed to poll` | 400, `load failed`, with the same reason | the configuration is at fault, not
     the server
-a body of `multipart/form-data` for `/infer`
+a body of `multipart/form-data` for `/infer` or `/generate`
     500: no JSON | its parts are inputs | files are uploaded as any client can
 `/generate`, and the model's error has the code UNAVAILABLE
     400 | 503 | as over `/infer`: clients try again later

@@ -187,9 +187,12 @@ def test_files_are_uploaded_as_a_form(server, tmp_path, padding):
     done = run_command(["curl", "-sS", *(word for file in files for word in ("-F", file)), url])
     (output,) = json.loads(done.stdout)["outputs"]
     assert (output["shape"], output["data"]) == ([2, 1], [1, 2]), done.stdout
+    generated = run_command(["curl", "-sS", "-F", files[0], url.replace("infer", "generate")])
+    assert 1 in json.loads(generated.stdout).values(), generated.stdout
     form = {"Content-Type": "multipart/form-data; boundary=x"}
-    status, _, answer = server.request("POST", "/v2/models/photos/infer", b"", form)
-    assert (status, b"it does not begin with its boundary" in answer) == (400, True)
+    for way in ("infer", "generate", "generate_stream"):
+        status, _, answer = server.request("POST", f"/v2/models/photos/{way}", b"", form)
+        assert (status, b"it does not begin with its boundary" in answer) == (400, True)
     told = run_command(["curl", "-sS", "-F", files[0].replace("the_", ""), url]).stdout
     assert (
         "unexpected inference input 'Photo' for model 'photos': its inputs are 'the_Photo'" in told
@@ -216,7 +219,8 @@ def test_examples_of_the_openapi_document_are_answered_as_it_says(server):
     # A sequence has to be begun, and a text is no image.
     others = {"sequence", "photos", *IMAGE_MODELS}
     answered = set()
-    for path, item in api["paths"].items():
+    posts = [(path, item) for path, item in api["paths"].items() if "post" in item]
+    for path, item in posts:
         request = item["post"]["requestBody"]["content"]["application/json"]
         if "example" in request and item["post"]["tags"][0] not in others:
             status, fields, answer = server.request("POST", path, json.dumps(request["example"]))
@@ -229,6 +233,16 @@ def test_examples_of_the_openapi_document_are_answered_as_it_says(server):
                 jsonschema.validate(json.loads(answer), schema)
             answered.add(path.split("/")[-1])
     assert answered == {"infer", "generate", "generate_stream"}
+
+
+@pytest.mark.nightly
+def test_a_start_of_200_models_has_few_lines(tmp_path):
+    for number in range(200):
+        write_model(tmp_path / "models", f"m{number}", answering("return respond(OUT=value)"))
+    with running_server(tmp_path / "models", own=True) as started:
+        lines = started.log().splitlines()
+    assert len(lines) < 250
+    assert sum("READY" in line for line in lines) == 200
 
 
 def test_models_that_curl_cannot_ask_have_no_line(server):

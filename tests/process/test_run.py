@@ -1,6 +1,7 @@
 """`gpubridge run`: one model, executed where its developer is."""
 
 import os
+import re
 import signal
 import sys
 from contextlib import closing
@@ -126,6 +127,14 @@ BAD_INPUTS = [
     (["IN=a"], "input 'IN': expected JSON"),
     (["IN"], "--input expects NAME=VALUE"),
 ]
+
+
+def test_a_crash_tells_the_models_python_stack(tmp_path):
+    write_model(tmp_path, "crash", answering("import ctypes; ctypes.string_at(0)"))
+    done = run_anew(tmp_path / "crash", "--input=IN=[1]")
+    assert done.returncode == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert re.search(r'File ".*/crash/1/model.py", line \d+ in answer', done.stderr)
 
 
 def test_bad_inputs_are_refused_as_by_a_server(models):

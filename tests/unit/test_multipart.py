@@ -29,7 +29,7 @@ IMAGE = part(b"IMAGE", b"\0\xff\r\n--x\r\n", FILE)
 
 
 def parsed(body, config=ONE):
-    inputs = parse_form(body, b"xx", config).inputs
+    inputs = parse_form(body, config, b"xx").inputs
     return {entry.name: (entry.shape, bytes(entry.data)) for entry in inputs}
 
 
@@ -98,7 +98,7 @@ def test_parts_are_inputs(config, parts, expected):
 def test_what_is_wrong_with_a_form_is_told(parts, text):
     end = b"--" if parts else b""
     with pytest.raises(BridgeError) as caught:
-        parse_form(form(*parts, end=end), b"xx", ONE)
+        parse_form(form(*parts, end=end), ONE, b"xx")
     assert text in caught.value.message
     assert caught.value.code is ErrorCode.INVALID_ARG
 
@@ -153,6 +153,6 @@ def test_the_boundary_is_that_of_the_header(value, boundary):
 
 
 def test_the_form_of_a_request_has_json_outputs():
-    request = parse_form(form(IMAGE), b"xx", ONE)
+    request = parse_form(form(IMAGE), ONE, b"xx")
     assert (request.identifier, request.outputs, request.binary_default) == ("", None, False)
     assert request.packed

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
 import orjson
 
 import gpubridge
 from gpubridge.config import ModelConfig
+from gpubridge.config.openai import openai_endpoints
 from gpubridge.engine.repository.repository import ModelRepository
 from gpubridge.frontend.control import JSON, Answer
 from gpubridge.protocol.openapi import MOST_TENSORS, model_paths, openapi_head
+from gpubridge.protocol.openapi_chat import chat_paths
 
 _FRESH_SECONDS = 1.0
 _MODELS_A_TURN = 8
 _MOST_BYTES = 8 << 20
+_MOST_NAMES = 256
+"""Models that a path of OpenAI's API lists."""
 _FIELDS = JSON + b"Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
 
 
@@ -57,6 +62,7 @@ class OpenApiDocument:
         )
         configs = {name: model.config for name, _, model in ready}
         texts: list[bytes] = []
+        described: list[ModelConfig] = []
         left_out = size = 0
         for at, config in enumerate(configs.values()):
             if at % _MODELS_A_TURN == 0:
@@ -65,8 +71,12 @@ class OpenApiDocument:
             size += len(text)
             if text and size <= self._most:
                 texts.append(text)
+                described.append(config)
             else:
                 left_out += 1
+        chats = orjson.dumps(chat_paths(_served_by_openai(described)))[1:-1]
+        if chats:
+            texts.append(chats)
         head = orjson.dumps(openapi_head(repository.server_id, gpubridge.__version__, left_out))
         return head[:-1] + b',"paths":{' + b",".join(texts) + b"}}"
 
@@ -78,3 +88,14 @@ class OpenApiDocument:
         if text is None:
             text = self._texts[config] = orjson.dumps(model_paths(config))[1:-1]
         return text
+
+
+def _served_by_openai(configs: Iterable[ModelConfig]) -> dict[str, list[str]]:
+    """Return the names of the first models that serve each endpoint of OpenAI's API."""
+    found: dict[str, list[str]] = {}
+    for config in configs:
+        for endpoint in openai_endpoints(config):
+            names = found.setdefault(endpoint, [])
+            if len(names) < _MOST_NAMES:
+                names.append(config.name)
+    return found
