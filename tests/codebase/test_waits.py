@@ -29,7 +29,6 @@ TIMED = {
     "process/test_poison_requests.py": 1,  # Processes that take long to start.
     "process/test_response_cache.py": 1,  # Equal requests that come while one is answered.
     "process/test_status.py": 1,  # The duration that is measured.
-    "process/test_stop_requests.py": 1,  # The pace of a slow reader.
     "process/tried_server.py": 1,  # A server that is quiet twice in a row.
     "ray/test_fleet_faults.py": 1,  # A load that one server takes too long for.
     "unit/test_cuda_waits.py": 3,  # The processor time that waits cost.

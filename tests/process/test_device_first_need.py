@@ -1,5 +1,7 @@
 """Nothing is made on a GPU before somebody needs it there, and the arena is as large as its use."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.process.controlled import control, only
@@ -11,7 +13,7 @@ from tests.process.device_models import (
     write_device_model,
 )
 from tests.process.model_sources import answering
-from tests.process.server import wait_until, write_model
+from tests.process.server import wait_until, write_code_model, write_model
 from tests.process.test_device_edges import HOST, IN_ARENA, ensemble
 from tests.process.test_device_network import pids_of
 
@@ -115,8 +117,14 @@ def test_nothing_is_on_a_gpu_before_a_model_uses_it(tmp_path):
         # No instance group: KIND_GPU on each GPU, as at Triton.
         write_model(tmp_path, model, NUMPY)
     write_device_model(tmp_path, "used", IN_ARENA)
-    with running_device_server(tmp_path, *only(*models), own=True) as served:
+    write_code_model(tmp_path, config="instance_group [{ kind: KIND_CPU }]")
+    with running_device_server(tmp_path, *only("m"), own=True) as served:
+        # A server without models on a GPU loads nothing of it.
+        assert served.server.ask("self.said = 1") == (200, "1")
+        assert "libcuda" not in Path(f"/proc/{served.server.pid}/maps").read_text()
+        assert served.machine.calls() == []
         for model in models:
+            assert control(served.server, "load", model) == (200, "")
             for _ in range(3):
                 assert served.infer(model, [1.0, 2.0]) == (200, [2.0, 4.0])
         assert served.machine.contexts() == []

@@ -70,6 +70,64 @@ def served(repository):
             yield found
 
 
+# Servers of one model come first: the next one that is lent with the same flags is that of the others.
+
+
+def check_one(repository, kind, *, answers=2, **options):
+    """Serve a model on a machine; it is right, and its log is returned."""
+    parameters = write_image_model(repository, kind=kind, DTYPE="FP32")
+    with (
+        running_device_server(repository, **options) as running,
+        triton.InferenceServerClient(running.server.http_url) as client,
+    ):
+        for _ in range(answers):
+            np.testing.assert_array_equal(ask(client, JPEGS), expected_pixels(JPEGS, parameters))
+        return running.server.log()
+
+
+@pytest.mark.parametrize(
+    ("missing", "faults", "said"),
+    [
+        ("decoder", (), "decoding with .* on the CPU .*resizing on GPU 0"),
+        ("kernel", (), "images are preprocessed on the CPU: (NVRTC does not compile|cuModuleLoad)"),
+        (None, [("cuModuleLoadData", 200)], "preprocessed on the CPU: cuModuleLoadData failed"),
+    ],
+)
+def test_a_missing_library_moves_work_to_the_cpu_with_one_warning(tmp_path, missing, faults, said):
+    options = {} if missing is None else {missing: False}
+    # A kernel that was kept would be used.
+    environment = imaging_environment(tmp_path / "cache" if missing else None, **options)
+    log = check_one(tmp_path / "models", "KIND_GPU", environment=environment, faults=faults)
+    assert len(re.findall(said, log)) == 1
+
+
+def test_a_compiled_kernel_is_kept_for_the_next_start_if_it_can_be(tmp_path):
+    kernels = imaging_cache() / "gpubridge" / "kernels"
+    shutil.rmtree(kernels, ignore_errors=True)
+    for number in range(2):
+        check_one(tmp_path / str(number), "KIND_GPU", environment=imaging_environment())
+        (kept,) = kernels.iterdir()
+        assert kept.read_bytes().startswith(b"gpubridge kernel 1\n")
+    shutil.rmtree(kernels)
+    kernels.write_text("no directory")
+    try:
+        log = check_one(tmp_path / "unkept", "KIND_GPU", environment=imaging_environment())
+    finally:
+        kernels.unlink()
+    assert "resizing on GPU 0" in log
+
+
+@pytest.mark.parametrize("devices", [0, 2])
+def test_the_same_configuration_runs_with_gpus_and_without(tmp_path, devices):
+    write_model(tmp_path, "host", HOST, config="instance_group [{ kind: KIND_AUTO }]")
+    options = {"devices": devices, "environment": imaging_environment()}
+    log = check_one(tmp_path, "KIND_AUTO", answers=4, **options)
+    assert log.count("resizing on GPU") == devices
+    assert all(f"resizing on GPU {device}" in log for device in range(devices))
+    # A model that asks for no GPU is not told that there is none.
+    assert "'host'" not in "".join(line for line in log.splitlines() if "no GPU is" in line)
+
+
 def test_jpegs_are_decoded_and_resized_on_the_gpu(served):
     nbytes = len(JPEGS) * 3 * 24 * 32 * 4
     served.check(JPEGS)
@@ -155,61 +213,6 @@ def test_in_a_dynamic_batch_only_the_request_with_the_bad_image_fails(served):
             np.testing.assert_array_equal(
                 answer, expected_pixels(files, served.parameters["batched"])
             )
-
-
-def check_one(repository, kind, *, answers=2, **options):
-    """Serve a model on a machine; it is right, and its log is returned."""
-    parameters = write_image_model(repository, kind=kind, DTYPE="FP32")
-    with (
-        running_device_server(repository, **options) as running,
-        triton.InferenceServerClient(running.server.http_url) as client,
-    ):
-        for _ in range(answers):
-            np.testing.assert_array_equal(ask(client, JPEGS), expected_pixels(JPEGS, parameters))
-        return running.server.log()
-
-
-@pytest.mark.parametrize(
-    ("missing", "faults", "said"),
-    [
-        ("decoder", (), "decoding with .* on the CPU .*resizing on GPU 0"),
-        ("kernel", (), "images are preprocessed on the CPU: (NVRTC does not compile|cuModuleLoad)"),
-        (None, [("cuModuleLoadData", 200)], "preprocessed on the CPU: cuModuleLoadData failed"),
-    ],
-)
-def test_a_missing_library_moves_work_to_the_cpu_with_one_warning(tmp_path, missing, faults, said):
-    options = {} if missing is None else {missing: False}
-    # A kernel that was kept would be used.
-    environment = imaging_environment(tmp_path / "cache" if missing else None, **options)
-    log = check_one(tmp_path / "models", "KIND_GPU", environment=environment, faults=faults)
-    assert len(re.findall(said, log)) == 1
-
-
-def test_a_compiled_kernel_is_kept_for_the_next_start_if_it_can_be(tmp_path):
-    kernels = imaging_cache() / "gpubridge" / "kernels"
-    shutil.rmtree(kernels, ignore_errors=True)
-    for number in range(2):
-        check_one(tmp_path / str(number), "KIND_GPU", environment=imaging_environment())
-        (kept,) = kernels.iterdir()
-        assert kept.read_bytes().startswith(b"gpubridge kernel 1\n")
-    shutil.rmtree(kernels)
-    kernels.write_text("no directory")
-    try:
-        log = check_one(tmp_path / "unkept", "KIND_GPU", environment=imaging_environment())
-    finally:
-        kernels.unlink()
-    assert "resizing on GPU 0" in log
-
-
-@pytest.mark.parametrize("devices", [0, 2])
-def test_the_same_configuration_runs_with_gpus_and_without(tmp_path, devices):
-    write_model(tmp_path, "host", HOST, config="instance_group [{ kind: KIND_AUTO }]")
-    options = {"devices": devices, "environment": imaging_environment()}
-    log = check_one(tmp_path, "KIND_AUTO", answers=4, **options)
-    assert log.count("resizing on GPU") == devices
-    assert all(f"resizing on GPU {device}" in log for device in range(devices))
-    # A model that asks for no GPU is not told that there is none.
-    assert "'host'" not in "".join(line for line in log.splitlines() if "no GPU is" in line)
 
 
 @pytest.mark.parametrize("call", ["cuLaunchKernel", "cuMemcpyHtoDAsync"])

@@ -73,11 +73,3 @@ def test_a_stub_without_a_gpu_loads_nothing_of_it(served):
     assert "libcuda" not in Path(f"/proc/{pid}/maps").read_text()
     (pid,) = pids_of(served, "double")
     assert "libcuda" in Path(f"/proc/{pid}/maps").read_text()
-
-
-def test_a_server_without_models_on_a_gpu_loads_nothing_of_it(tmp_path):
-    write_code_model(tmp_path, config="instance_group [{ kind: KIND_CPU }]")
-    with running_device_server(tmp_path, own=True) as served:
-        assert served.server.ask("self.said = 1") == (200, "1")
-        assert "libcuda" not in Path(f"/proc/{served.server.pid}/maps").read_text()
-        assert served.machine.calls() == []

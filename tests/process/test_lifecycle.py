@@ -6,8 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -325,7 +326,20 @@ def test_a_request_that_does_not_end_is_given_up_after_the_exit_timeout(threads,
         assert "model 'm' still has 1 request after 1 s" in server.log()
 
 
-def test_what_hangs_or_fails_at_the_end_keeps_neither_the_server_nor_other_models(tmp_path):
+def read_slowly(client, ended):
+    """Read an answer at 400 kB/s until the server has ended, and what is left; return how much it was."""
+    got = 0
+    with suppress(ConnectionResetError):
+        while not ended.wait(0.01):
+            got += len(client.recv(1 << 12))
+        while data := client.recv(1 << 20):
+            got += len(data)
+    return got
+
+
+def test_what_hangs_or_fails_at_the_end_keeps_neither_the_server_nor_other_models(
+    threads, tmp_path
+):
     models, gate = tmp_path / "models", Gate(tmp_path / "gate")
     again = str(tmp_path / "again")
     at_gate = f"if os.path.exists({again!r}): {gate.wait}\nopen({again!r}, 'w')"
@@ -336,12 +350,21 @@ def test_what_hangs_or_fails_at_the_end_keeps_neither_the_server_nor_other_model
     with (
         running_server(models, "--exit-timeout-secs=3") as server,
         connected(server.http_url, 4096) as unread,
+        connected(server.http_url, 1 << 18) as slow,
+        ExitStack() as stack,
     ):
-        unread.sendall(inference("fill", FILLED))
-        assert unread.recv(100).startswith(b"HTTP/1.1 200")
+        for client in (unread, slow):
+            client.sendall(inference("fill", FILLED))
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        ended = threading.Event()
+        stack.callback(ended.set)
+        read = threads.submit(read_slowly, slow, ended)
         with health_watched(server, gate):
             pids = descendants(server.pid)
             assert server.stop(signal.SIGINT) == 0
+        ended.set()
+        # What it would still read after the exit timeout is given up.
+        assert read.result() < 16 << 20
         assert gone(pids)
         log = server.log()
     for name, (_, logged) in FINALIZES.items():

@@ -206,11 +206,13 @@ def test_one_model_loads_while_another_does(tmp_path):
 
 @pytest.fixture(scope="module")
 def polled(tmp_path_factory):
-    """A repository of the models m and other, and a server that polls it."""
+    """A repository of the models m and other, and a server that polls it, and the directory of a model."""
     repository = tmp_path_factory.mktemp("polled") / "models"
     write(repository)
     write(repository, "other")
-    with running_server(repository, *POLL) as server:
+    alone = repository.with_name("alone")
+    write(alone, "single")
+    with running_server(repository, str(alone / "single"), *POLL) as server:
         yield repository, server
 
 
@@ -235,8 +237,8 @@ def test_poll_mode_follows_the_files(polled):
     for tag in "bc":
         write(repository, tag=tag)
         wait_until(lambda tag=tag: ask(server) == f"{tag}/1", "the change", server)
-    wait_until(lambda: len(server.stubs()) == 2, "the old stubs to end", server)
-    assert len(stubs & set(server.stubs())) == 1, "only the model that changed is loaded anew"
+    wait_until(lambda: len(server.stubs()) == 3, "the old stubs to end", server)
+    assert len(stubs & set(server.stubs())) == 2, "only the model that changed is loaded anew"
     write(repository, tag="g", initialize="raise ValueError('broken')")
     wait_until(lambda: "ValueError: broken" in server.log(), "the load to fail", server)
     assert ask(server) == "c/1"
@@ -248,6 +250,16 @@ def test_poll_mode_follows_the_files(polled):
     wait_until(lambda: ask(server, "new")[0] == 404, "the model to go", server)
     assert states(server, "new") == {}
     assert server.log().count("ValueError: broken") == 1, "it is not tried again and again"
+
+
+def test_one_models_directory_is_polled(polled):
+    repository, server = polled
+    alone = repository.with_name("alone")
+    assert ask(server, "single") == "a/1"
+    write(alone, "beside")
+    write(alone, "single", tag="b")
+    wait_until(lambda: ask(server, "single") == "b/1", "the change", server)
+    assert states(server, "beside") == {}
 
 
 def test_a_repository_that_cannot_be_read_unloads_nothing(polled):

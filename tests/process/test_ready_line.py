@@ -129,6 +129,8 @@ def test_it_names_its_urls_and_who_can_connect(server):
     assert f"http://{server.metrics_url}/metrics" in line
     assert f"open http://{server.http_url}/ in a browser" in line
     assert "only this machine can connect: --http-address=0.0.0.0" in line
+    names = [line.split()[1] for line in server.log().splitlines() if line.startswith("| ")]
+    assert names[:4] == ["Backend", "image_preproc", "python", "Model"]
 
 
 def test_clients_memory_is_off_by_default(server):

@@ -174,19 +174,6 @@ def test_two_servers_may_share_a_port(server, folder):
         assert other.ask("self.said = 1", "b") == (200, "1")
 
 
-def test_one_models_directory_is_polled(tmp_path):
-    write_code_model(tmp_path, "m", initialize="self.word = 'before'")
-    flags = ("--model-control-mode=poll", "--repository-poll-secs=1")
-    with running_server([], str(tmp_path / "m"), *flags) as server:
-        assert server.ask("self.said = self.word") == (200, "before")
-        write_code_model(tmp_path, "m", initialize="self.word = 'after it'")
-        write_code_model(tmp_path, "other")
-        wait_until(
-            lambda: server.ask("self.said = self.word") == (200, "after it"), "the change", server
-        )
-        assert {name for name, _ in server.index()} == {"m"}
-
-
 def test_it_is_a_program_of_the_package():
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert 'tritonserver = "gpubridge.cli.tritonserver:main"\n' in project

@@ -1,16 +1,13 @@
 """A server serves on while balancers turn away from it, names its addresses, and ends with its parent."""
 
-import contextlib
 import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.process.forked_commands import run_forked
-from tests.process.raw_http import connected
 from tests.process.server import alive, running_server, wait_until, write_code_model
 
 
@@ -46,32 +43,6 @@ def test_a_server_that_drains_late_serves_without_being_ready_and_keeps_anothers
             assert json.loads(path.read_text())["pid"] == new.pid
             assert new.stop() == 0
         assert not path.exists()
-
-
-def test_a_slow_reader_does_not_keep_the_server(tmp_path):
-    """Bytes that a client still reads after the exit timeout are given up."""
-    write_code_model(tmp_path)
-    tensor = {
-        "name": "IN",
-        "datatype": "BYTES",
-        "shape": [1],
-        "data": ["self.said = 'x' * (20 << 20)"],
-    }
-    body = json.dumps({"inputs": [tensor]}).encode()
-    with running_server(tmp_path, "--exit-timeout-secs=1", own=True) as server:
-        with connected(server.http_url, 1 << 18) as client:
-            head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-            client.sendall(head.encode() + body)
-            got = len(client.recv(1 << 16))
-            server.process.send_signal(signal.SIGTERM)
-            while server.process.poll() is None:
-                got += len(client.recv(1 << 12))
-                time.sleep(0.01)
-            with contextlib.suppress(ConnectionResetError):
-                while data := client.recv(1 << 20):
-                    got += len(data)
-            assert got < 20 << 20
-        assert server.process.wait(150) == 0
 
 
 def test_a_ports_file_that_cannot_be_written_says_so(tmp_path):
