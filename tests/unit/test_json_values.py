@@ -64,6 +64,7 @@ def reference(text, datatype, count):
 @example(b"[1]x", "INT8", 1)
 @example(b"[[1],[,2]]", "INT8", 2)
 @example(b"[3e38, -1e39]", "FP32", 2)
+@example(b"[41396444255383365e-10, 36361359135263772e10]", "FP64", 2)
 def test_packed_values_are_those_of_the_reference(text, datatype, count):
     packed = dataplane.pack_json_values(text, 0, len(text), datatype, count)
     assert packed == reference(text, datatype, count)
