@@ -7,7 +7,7 @@ import pytest
 
 __all__ = ["MOST", "count"]
 
-MOST = 120 + 40 * (os.environ.get("GPUBRIDGE_TEST_SIMCUDA") == "1")
+MOST = 120 + 20 * (os.environ.get("GPUBRIDGE_TEST_SIMCUDA") == "1")
 """Servers that a run without nightly tests may start; where there are simulated GPUs, tests/gpu starts some, too.
 
 Share one (`running_server`, `tests.process.flag_sets`), or test in one process.

@@ -47,11 +47,19 @@ def pytest_collectreport(report):
     add_report(report)
 
 
-@pytest.fixture(scope="module")
-def machine():
-    """Machine of servers and clients; at the end, no rule of a simulated driver was broken."""
+@pytest.fixture(scope="session")
+def lane_machine():
+    """One machine for all files of a worker: servers on it are lent from file to file."""
     with running_lane_machine() as machine:
         yield machine
+
+
+@pytest.fixture(scope="module")
+def machine(lane_machine):
+    """Machine of servers and clients; at the end of a file, no rule of a simulated driver was broken."""
+    yield lane_machine
+    if SIMULATED:
+        assert lane_machine.violations() == []
 
 
 @pytest.fixture(scope="module")

@@ -108,6 +108,8 @@ def running_lane_server(machine, repository, *flags, arena=ARENA, environment=No
         "--allow-client-shm=true",
         *flags,
     )
-    environment = {**machine.environment(), **(environment or {})}
-    with running_server(repository, *flags, environment=environment) as server:
+    wanted = {**machine.environment(), **(environment or {})}
+    # What is this process's own, as the name of the test, would keep a server from being lent to another file.
+    changed = {name: text for name, text in wanted.items() if os.environ.get(name) != text}
+    with running_server(repository, *flags, environment=changed) as server:
         yield LaneServer(server, machine)
