@@ -385,3 +385,18 @@ BatchingMachine.TestCase.settings = SequenceMachine.TestCase.settings = settings
 )
 test_batching = BatchingMachine.TestCase
 test_sequences = SequenceMachine.TestCase
+
+
+def test_what_waits_behind_a_request_is_answered_once_that_is_cancelled():
+    more = "max_batch_size: 1 dynamic_batching { preserve_ordering: true }"
+    model = VirtualModel(model_config("IN FP32 [-1]", more=more))
+    for instance in model.instances:
+        instance.come_up()
+    unstarted, behind, _ = (model.submit() for _ in range(3))
+    dies, works = model.instances
+    works.land()
+    dies.die(hopeless=False)
+    assert not behind.outcomes
+    model.cancel(unstarted)
+    assert behind.outcomes
+    model.close()

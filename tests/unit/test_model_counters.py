@@ -74,6 +74,16 @@ def test_batches_of_one_size_are_one_row(fake_stub):
     assert fake_stub.counters.inferences == 6
 
 
+def test_batches_that_end_together_are_counted_each(fake_stub):
+    ended = [
+        (fake_stub.sent, [record(one.ticket, 0)]) for (one,) in (enter(fake_stub, 1) for _ in "ab")
+    ]
+    fake_stub.complete(*ended)
+    counters = fake_stub.counters
+    assert (counters.input_ns, counters.infer_ns, counters.output_ns) == (2, 2, 2 * STEPS[2])
+    assert counters.batch_rows == {1: (2, 2, 2, 2 * STEPS[2])}
+
+
 def test_a_request_that_goes_on_is_counted_when_it_ends(fake_stub):
     going_on, done = enter(fake_stub, 3, 1)
     complete(fake_stub, (going_on, done), OPEN, 0)
