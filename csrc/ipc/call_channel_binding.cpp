@@ -317,7 +317,10 @@ class CallChannel {
     const nb::object ranges = this->ranges(hooks, record);
     const std::shared_ptr<KnownCall> form = this->form(hooks, record);
     std::vector<std::uint64_t> sizes;
-    for (nb::handle range : ranges) sizes.push_back(RangeView(range).nbytes);
+    any_range(ranges, [&](const RangeView& range) {
+      sizes.push_back(range.nbytes);
+      return false;
+    });
     const nb::handle shapes = tuple_item(record, kShapes);
     if (!form->shapes.is(shapes) || form->sizes != sizes) {
       nb::list listed;
@@ -372,7 +375,8 @@ class CallChannel {
       ranges = requests_.ranges(places);
     }
     if (attribute<"device">(hooks.connection).is_none()) return ranges;
-    return attribute<"called">(hooks.connection)(ranges, record);
+    const nb::object listed = checked(PySequence_List(ranges.ptr()));
+    return attribute<"called">(hooks.connection)(listed, record);
   }
 
   std::shared_ptr<KnownCall> form(const Hooks& hooks, nb::handle record) {
@@ -455,11 +459,13 @@ class CallChannel {
     if (refs != nullptr && !memory.is_none() && !response.has(InferResponse::kEvent) &&
         !response.has(InferResponse::kParameters) &&
         attribute<"device">(hooks.connection).is_none()) {
-      nb::list places;
+      StubRanges places(memory);
+      std::vector<RangeItem> items;
+      items.reserve(refs->size());
       for (const TensorRef& ref : *refs) {
-        places.append(stub_range(memory, ref, response.get(InferResponse::kBuffers)));
+        items.push_back(places.of(ref, response.get(InferResponse::kBuffers)));
       }
-      ranges = std::move(places);
+      ranges = MemoryRanges::make(std::move(items));
     } else {
       const nb::object described = hooks.describe(object);
       ranges = described[0];

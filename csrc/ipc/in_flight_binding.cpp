@@ -319,7 +319,7 @@ nb::object RequestsAtStub::response_in_slot(const RecordView& record, nb::handle
   for (std::size_t index = 0; index < record.tensors(); ++index) {
     const TensorRef ref = record.ref(index);
     if (ref.lease != record.ticket() || ref.region >> 32U != 0 || ref.nbytes == 0) return {};
-    const nb::object part = find(ref);
+    const nb::object part = find(ref).object();
     const auto kept = std::make_shared<const KeptRange>(part, attribute<"view">(part[0]));
     spans.push_back({kept, static_cast<char*>(kept->bytes.data()) + ref.offset,
                      static_cast<std::size_t>(ref.nbytes)});
@@ -448,8 +448,8 @@ nb::object RequestsAtStub::lend(nb::object ranges) {
   return nb::int_(ticket);
 }
 
-nb::object RequestsAtStub::find(const TensorRef& ref) {
-  if (ref.nbytes == 0) return empty_range();
+RangeItem RequestsAtStub::find(const TensorRef& ref) {
+  if (ref.nbytes == 0) return {};
   if (ref.lease < held_.size()) {
     Held& held = held_[ref.lease];
     if (!held.kept.is_valid() && held.slot.is_valid()) {
@@ -462,17 +462,17 @@ nb::object RequestsAtStub::find(const TensorRef& ref) {
       held.kept = std::move(only);
       held.shared = true;
     }
-    if (held.kept.is_valid()) {
-      for (nb::handle range : held.kept) {
-        const RangeView view(range);
-        if (view.segment.is_none() || ref.offset < view.offset || ref.nbytes > view.nbytes ||
-            ref.offset - view.offset > view.nbytes - ref.nbytes ||
-            number_of(attribute<"region">(view.segment)) != ref.region) {
-          continue;
-        }
-        return make_range(view.segment, ref.offset, ref.nbytes, view.keep);
+    RangeItem found;
+    const auto covers = [&](const RangeView& view) {
+      if (view.segment.is_none() || ref.offset < view.offset || ref.nbytes > view.nbytes ||
+          ref.offset - view.offset > view.nbytes - ref.nbytes ||
+          number_of(attribute<"region">(view.segment)) != ref.region) {
+        return false;
       }
-    }
+      found = {nb::borrow(view.segment), ref.offset, ref.nbytes, nb::borrow(view.keep)};
+      return true;
+    };
+    if (held.kept.is_valid() && any_range(held.kept, covers)) return found;
   }
   std::ostringstream text;
   text << ref.nbytes << " bytes at " << ref.offset << " of region 0x" << std::hex << ref.region
@@ -480,21 +480,22 @@ nb::object RequestsAtStub::find(const TensorRef& ref) {
   throw MalformedRecord(text.str());
 }
 
-nb::list RequestsAtStub::ranges(const std::vector<TensorRef>& refs) {
+nb::object RequestsAtStub::ranges(std::span<const TensorRef> refs) {
   if (!hooks_) throw MalformedRecord("a call of a stub that is gone");
   auto& book = nb::cast<LeaseBook&>(hooks_->book);
-  nb::list ranges;
+  StubRanges places(hooks_->memory);
+  std::vector<RangeItem> ranges;
+  ranges.reserve(refs.size());
   for (TensorRef ref : refs) {
     ref.region &= ~kReadOnlyRegion;
     if (ref.region >> 32U != hooks_->owner) {
-      ranges.append(find(ref));
+      ranges.push_back(find(ref));
       continue;
     }
     if (!book.exists(ref)) throw MalformedRecord("a tensor in memory that does not exist");
-    const nb::object keep = LentBuffers::make(book.spans({&ref, 1}));
-    ranges.append(stub_range(hooks_->memory, ref, keep));
+    ranges.push_back(places.of(ref, LentBuffers::make(book.spans({&ref, 1}))));
   }
-  return ranges;
+  return MemoryRanges::make(std::move(ranges));
 }
 
 nb::list RequestsAtStub::all_kept() const {
@@ -590,7 +591,7 @@ void bind_in_flight(nb::module_& module) {
       .def("lend", &RequestsAtStub::lend)
       .def_prop_ro("lent_answers", &RequestsAtStub::lent_answers)
       .def_prop_ro("kept_requests", &RequestsAtStub::kept_requests)
-      .def("find", [](RequestsAtStub& self, nb::handle ref) { return self.find(ref_at(ref)); })
+      .def("find", [](RequestsAtStub& own, nb::handle at) { return own.find(ref_at(at)).object(); })
       .def("all_kept", &RequestsAtStub::all_kept)
       .def("left", &RequestsAtStub::left)
       .def("close", &RequestsAtStub::close);

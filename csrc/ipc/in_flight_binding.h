@@ -250,9 +250,9 @@ class RequestsAtStub {
   bool release_kept();
   nb::object lend(nb::object ranges);
   // Finds memory that is lent to the stub, to hand it on. Throws MalformedRecord where it is not.
-  nb::object find(const TensorRef& ref);
-  // The same for each of some references, which may also name the stub's own memory.
-  nb::list ranges(const std::vector<TensorRef>& refs);
+  RangeItem find(const TensorRef& ref);
+  // MemoryRanges of some references, which may also name the stub's own memory.
+  nb::object ranges(std::span<const TensorRef> refs);
 
   [[nodiscard]] std::size_t lent_answers() const { return core_.answers(); }
   [[nodiscard]] std::size_t kept_requests() const { return core_.kept(); }

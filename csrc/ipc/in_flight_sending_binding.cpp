@@ -38,10 +38,7 @@ bool contain(nb::handle request, std::vector<RequestsAtStub::Unsent>& unsent, Ta
 }  // namespace
 
 bool has_bytes(nb::handle ranges) {
-  for (nb::handle range : ranges) {
-    if (RangeView(range).nbytes != 0) return true;
-  }
-  return false;
+  return any_range(ranges, [](const RangeView& range) { return range.nbytes != 0; });
 }
 
 // Memory lent for a request.

@@ -38,36 +38,36 @@ nb::object make_range(nb::handle segment, std::uint64_t offset, std::uint64_t nb
 
 nb::object empty_range() { return nb::borrow(python().empty); }
 
-nb::object stub_range(nb::handle memory, const TensorRef& ref, nb::handle keep) {
+RangeItem StubRanges::of(const TensorRef& ref, nb::handle keep) {
   if (ref.nbytes != 0) {
-    const nb::object segments = attribute<"_segments">(memory);
-    const nb::object segment =
-        checked(PyObject_GetItem(segments.ptr(), nb::int_(ref.region).ptr()));
-    return make_range(segment, ref.offset, ref.nbytes, keep);
+    if (!segment_.is_valid() || region_ != ref.region) {
+      const nb::object segments = attribute<"_segments">(memory_);
+      segment_ = checked(PyObject_GetItem(segments.ptr(), nb::int_(ref.region).ptr()));
+      region_ = ref.region;
+    }
+    return {segment_, ref.offset, ref.nbytes, nb::borrow(keep)};
   }
   // Of a tensor without elements the reference only says on which device it is, if on one.
   if ((ref.region & kArenaRegion) == 0 ||
-      !nb::cast<bool>(attribute<"is_known">(memory)(ref.region))) {
-    return empty_range();
+      !nb::cast<bool>(attribute<"is_known">(memory_)(ref.region))) {
+    return {};
   }
-  return make_range(attribute<"segment">(memory)(ref.region), 0, 0, nb::none());
+  return {attribute<"segment">(memory_)(ref.region), 0, 0, nb::none()};
 }
 
 bool are_on_host(nb::handle ranges) {
-  for (nb::handle range : ranges) {
-    const nb::handle segment = RangeView(range).segment;
-    if (!segment.is_none() && !is_host_segment(segment)) return false;
-  }
-  return true;
+  return !any_range(ranges, [](const RangeView& range) {
+    return !range.segment.is_none() && !is_host_segment(range.segment);
+  });
 }
 
 bool for_others(nb::handle ranges, nb::handle model) {
-  for (nb::handle range : ranges) {
-    const nb::handle segment = RangeView(range).segment;
-    if (!is_host_segment(segment)) continue;
-    if (!attribute<"home">(segment).equal(model)) return true;
-  }
-  return false;
+  nb::handle latest;  // the segments of one call are mostly the same
+  return any_range(ranges, [&](const RangeView& range) {
+    if (range.segment.is(latest)) return false;
+    latest = range.segment;
+    return is_host_segment(latest) && !attribute<"home">(latest).equal(model);
+  });
 }
 
 std::uint64_t RegionNames::of(nb::handle segment, bool read_only) const {
@@ -84,15 +84,18 @@ std::uint64_t RegionNames::of(nb::handle segment, bool read_only) const {
 }
 
 char* RegionNames::write(char* at, nb::handle ranges, std::uint32_t lease, bool read_only) const {
-  for (nb::handle range : ranges) {
-    const RangeView view(range);
+  nb::handle latest;
+  std::uint64_t region = 0;  // of that segment
+  any_range(ranges, [&](const RangeView& view) {
     TensorRef ref{0, 0, 0, kNoLease};
     if (!view.segment.is_none()) {
-      const std::uint32_t under = view.nbytes == 0 ? kNoLease : lease;
-      ref = {of(view.segment, read_only), view.offset, view.nbytes, under};
+      if (!view.segment.is(latest)) region = of(view.segment, read_only);
+      latest = view.segment;
+      ref = {region, view.offset, view.nbytes, view.nbytes == 0 ? kNoLease : lease};
     }
     at = write_ref(at, ref);
-  }
+    return false;
+  });
   return at;
 }
 

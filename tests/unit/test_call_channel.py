@@ -152,6 +152,23 @@ def test_a_call_reaches_its_model_and_its_answer_the_stub(server):
     assert server.calls.calls() == []
 
 
+@pytest.mark.parametrize("homes", [("called", "called"), ("called", "other"), ("other", "called")])
+def test_inputs_of_a_call_that_others_may_read_are_shared_wherever_they_lie(server, homes):
+    segments = [Segment.create(REGION + 1 + at, SIZE, home) for at, home in enumerate(homes)]
+    for segment in segments:
+        server.fake_stub.memory.add_segment(segment)
+    places = [
+        (segment.region, 64 * at, 8, 3 + at) for at, segment in enumerate((*segments, segments[0]))
+    ]
+    signature, dims = encode_tensors([(name, "FP32", (2,)) for name in "ABC"])
+    refs = [field for place in places for field in place]
+    server.take(calls(record_encoder()(7, signature, dims, refs, 0, b"", CONTEXT)))
+    (request,) = server.requests
+    seen = [(each.segment.region, each.offset, each.nbytes) for each in request.ranges]
+    assert seen == [place[:3] for place in places]
+    assert request.context.shared == ("other" in homes)
+
+
 @pytest.mark.parametrize("blocks", [0, BLOCKS])
 def test_a_call_knows_the_batch_that_it_is_made_for(server, blocks):
     server.take(calls(call(1), batch=1 << 40 | blocks))
