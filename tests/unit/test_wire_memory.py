@@ -475,7 +475,7 @@ NO_WAY_BACK = {
         "RequiredField",
         "SlotLists",
     ),
-    *("CallCounts", "TraceSampling", "WatchedPages"),
+    *("CallCounts", "RequestRecord", "TraceSampling", "WatchedPages"),
 }
 """Types that hold no object of Python, or only such as cannot lead back to them."""
 OF_A_STUB = {
