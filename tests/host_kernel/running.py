@@ -28,8 +28,8 @@ _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 @functools.cache
-def build_kernel() -> Path:
-    """Return the library with the kernel; compiled if it is not there yet."""
+def build_kernel(quads: int = 24) -> Path:
+    """Return the library with the kernel, of a step's width; compiled if it is not there yet."""
     return build_library(
         "libimagekernel.so",
         [_FOLDER / "launch.cpp"],
@@ -39,6 +39,7 @@ def build_kernel() -> Path:
         [
             *("-O2", "-ffp-contract=off", "-Wno-unknown-pragmas", "-U_FORTIFY_SOURCE"),
             f'-DKERNEL_SOURCE="{SOURCE}"',
+            f"-DSHARED_QUADS={quads}",
         ],
     )
 
@@ -50,7 +51,7 @@ def source_of(pixels: np.ndarray, orientation: int = 1) -> SourcePixels:
     return SourcePixels(pixels.ctypes.data, width, height, pixels.strides[0], orientation)
 
 
-def run_kernel(sources: list[SourcePixels], settings: Settings) -> np.ndarray:
+def run_kernel(sources: list[SourcePixels], settings: Settings, quads: int = 24) -> np.ndarray:
     """Return what the kernel makes of pixels in host memory, as bits ``[images, ...]``."""
     normalization = Normalization(settings)
     shape = (len(sources), *settings.image_shape)
@@ -65,7 +66,7 @@ def run_kernel(sources: list[SourcePixels], settings: Settings) -> np.ndarray:
     values = [ctypes.c_void_p(table.ctypes.data), ctypes.c_void_p(levels.ctypes.data)]
     values += [ctypes.c_uint(number) for number in launch_numbers(settings, outputs.itemsize)]
     parameters = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-    library = ctypes.CDLL(str(build_kernel()))
+    library = ctypes.CDLL(str(build_kernel(quads)))
     library.argument_bytes.restype = ctypes.c_size_t
     packed = ctypes.create_string_buffer(library.argument_bytes())
     library.pack_arguments(parameters, packed)

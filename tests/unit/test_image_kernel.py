@@ -49,6 +49,17 @@ def test_levels_are_pillows(interpolation, mode):
         np.testing.assert_array_equal(made, by_pillow(pixels, settings), str(size))
 
 
+@pytest.mark.parametrize("quads", [8, 16])
+@pytest.mark.parametrize("interpolation", FILTERS)
+def test_gpus_with_less_shared_memory_make_the_same_levels(interpolation, quads):
+    settings = levels(INTERPOLATION=interpolation)
+    # The last one needs more weights of an output than a step has, the first one fewer.
+    for size in [(50, 40), (320, 213), (129, 1999), (1999, 129), (2900, 60)]:
+        pixels = noise(*size)
+        made = run_kernel([source_of(pixels)], settings, quads)[0]
+        np.testing.assert_array_equal(made, by_pillow(pixels, settings), str(size))
+
+
 @pytest.mark.parametrize("interpolation", FILTERS)
 @pytest.mark.parametrize(
     ("width", "height", "size"),

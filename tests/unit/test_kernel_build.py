@@ -1,13 +1,18 @@
 """The cache of compiled kernels, and NVRTC itself where it is."""
 
+import re
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from gpubridge.backends.image_preproc import kernels
-from gpubridge.backends.image_preproc.kernels import SOURCE, KernelUnavailable, kernel_image
+from gpubridge.backends.image_preproc.kernels import (
+    SOURCE,
+    THREADS,
+    KernelUnavailable,
+    kernel_image,
+)
 
 
 class Compiler(SimpleNamespace):
@@ -69,7 +74,8 @@ def test_a_kernel_is_compiled_once_for_each_source_gpu_and_compiler(
     cache = tmp_path / "cache"
     for _ in range(2):
         kernel_image(source, (9, 0), cache)
-    assert compiler.compiled == [["--std=c++17", "--fmad=false", "--gpu-architecture=sm_90"]]
+    quads = "--define-macro=SHARED_QUADS=24"
+    assert compiler.compiled == [["--std=c++17", "--fmad=false", quads, "--gpu-architecture=sm_90"]]
     kernel_image(source, (8, 0), cache)
     compiler.version = (13, 0)
     monkeypatch.setattr(kernels, "_load_nvrtc", lambda: (compiler, compiler.version))
@@ -147,11 +153,51 @@ def test_no_place_for_a_cache_is_no_error(compiler, source, tmp_path):
     assert len(compiler.compiled) == 3
 
 
+USED = re.compile(
+    r"(\d+) bytes spill stores, (\d+) bytes spill loads.*Used (\d+) registers.* (\d+) bytes smem",
+    re.DOTALL,
+)
+KIB = 1 << 10
+# Of a multiprocessor; a block costs 1 KiB more from compute capability 8 on.
+SHARED = {
+    70: 96,
+    72: 96,
+    75: 64,
+    80: 164,
+    87: 164,
+    90: 228,
+    100: 228,
+    101: 228,
+    103: 228,
+    107: 228,
+    110: 228,
+}
+LEAST_SHARED = 100
+REGISTERS, THREADS_OF_T4 = 64 * KIB, 1024
+
+
 @pytest.mark.extra
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0)])
-def test_nvrtc_compiles_the_kernel(capability):
+def test_four_blocks_of_the_kernel_run_on_a_multiprocessor_of_each_architecture(monkeypatch):
     try:
-        kernels._load_nvrtc()
+        nvrtc, _ = kernels._load_nvrtc()
     except KernelUnavailable as error:
         pytest.skip(str(error))
-    assert kernel_image(Path(SOURCE), capability, None).startswith(b"\x7fELF")
+    output, logs = kernels._output, []
+
+    def told(nvrtc, program, kind):
+        logs.append(output(nvrtc, program, "ProgramLog").decode())
+        return output(nvrtc, program, kind)
+
+    monkeypatch.setattr(kernels, "_output", told)
+    monkeypatch.setattr(kernels, "_OPTIONS", (*kernels._OPTIONS, "--ptxas-options=-v"))
+    known = [number for number in nvrtc.nvrtcGetSupportedArchs()[1] if number >= 70]
+    assert known
+    for number in known:
+        assert kernel_image(SOURCE, divmod(number, 10), None).startswith(b"\x7fELF")
+        stores, loads, registers, shared = map(int, USED.search(logs[-1]).groups())
+        kept = 0 if number < 80 else KIB
+        assert 4 * (shared + kept) <= SHARED.get(number, LEAST_SHARED) * KIB, (number, shared)
+        assert 4 * THREADS * registers <= REGISTERS, (number, registers)
+        # Compilers for Volta keep a little beside the registers.
+        assert max(stores, loads) <= (64 if number < 75 else 0), (number, logs[-1])
+    assert 4 * THREADS <= THREADS_OF_T4

@@ -74,7 +74,8 @@ def kernel_image(source: Path, capability: tuple[int, int], cache: Path | None) 
         raise KernelUnavailable(f"NVRTC {version[0]}.{version[1]} cannot be used: {advice}")
     code = source.read_bytes()
     headers = {path.name: path.read_bytes() for path in sorted(source.parent.glob("*.cuh"))}
-    options = (*_OPTIONS, _architecture(nvrtc, capability))
+    quads = f"--define-macro=SHARED_QUADS={shared_quads(capability)}"
+    options = (*_OPTIONS, quads, _architecture(nvrtc, capability))
     key = hashlib.sha256(repr((code, headers, options, version)).encode()).hexdigest()
     entry = None if cache is None else cache / key
     if entry is not None:
@@ -85,6 +86,18 @@ def kernel_image(source: Path, capability: tuple[int, int], cache: Path | None) 
     if entry is not None:
         _keep(entry, image)
     return image
+
+
+def shared_quads(capability: tuple[int, int]) -> int:
+    """Return the width of a step, with which the shared memory of a multiprocessor holds four blocks.
+
+    It has 64 KiB in Turing (T4), 96 to 100 KiB in Volta, A10, L4 and the consumer GPUs after them, and 164 KiB or
+    more in those of data centres.
+    """
+    if capability == (7, 5):
+        return 8
+    roomy = capability in ((8, 0), (8, 7)) or 9 <= capability[0] <= 11
+    return 24 if roomy else 16
 
 
 def cache_folder() -> Path | None:

@@ -26,7 +26,14 @@ constexpr int COLUMNS_OF_WARP = TILE_WIDTH / WARPS;
 constexpr int ROWS_OF_WARP = TILE_HEIGHT / WARPS;
 constexpr int STEP_ROWS = 32;
 constexpr int STEP_ROW_QUADS = STEP_ROWS / 4;
-constexpr int QUADS = 24;
+// What a block holds of a row: the more, the fewer steps, and the fewer blocks that share a
+// multiprocessor's memory (shared_quads in kernels.py).
+#ifndef SHARED_QUADS
+#define SHARED_QUADS 24
+#endif
+constexpr int QUADS = SHARED_QUADS;
+static_assert(QUADS % 2 == 0 && QUADS >= STEP_ROW_QUADS,
+              "an odd row of words; room for a step down");
 constexpr int STEP_PIXELS = 4 * QUADS;
 // Odd, so that 32 lanes with a row each find 32 banks.
 constexpr int ROW_WORDS = 3 * QUADS + 1;
@@ -188,7 +195,6 @@ struct Shared {
   Taps taps_y[TILE_HEIGHT];
   Run runs_x[TILE_WIDTH];
   Run runs_y[TILE_HEIGHT];
-  unsigned table[3 * 256];
   // What the loops seldom look at: in registers it would cost blocks that could run beside this
   // one.
   Image image;
@@ -309,7 +315,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     shared.axis_x = axis_of(filter, image.width, image.start_x, image.step_x);
     shared.axis_y = axis_of(filter, image.height, image.start_y, image.step_y);
   }
-  for (int i = thread; i < 3 * 256; i += THREADS) shared.table[i] = values[i];
   __syncthreads();
 
   const Image& image = shared.image;
@@ -347,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 #pragma unroll
     for (int c = 0; c < 3; ++c) {
       const unsigned value =
-          shared.table[c * 256 + (inside ? level(sums[k][c]) : byte_of(padding, c))];
+          __ldg(values + c * 256 + (inside ? level(sums[k][c]) : byte_of(padding, c)));
       store(image.target, channels_last ? pixel * 3 + c : c * plane + pixel, value, value_bytes);
     }
   }
