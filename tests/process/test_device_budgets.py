@@ -100,13 +100,17 @@ SWITCHES = {
         "same_block": "refused",
         "dead_exporter": "stale",
         "killed_recorder": "released",
+        "exited_recorder": "never",
         "pageable": "waits",
+        "context_mib": 30,
     },
     "careless": {
         "destroyed": "crash",
         "same_block": "closed-once",
         "dead_exporter": "held",
         "killed_recorder": "never",
+        "exited_recorder": "lost",
+        "context_us": 50_000,
     },
 }
 DRIVERS = [

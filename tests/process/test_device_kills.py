@@ -140,7 +140,8 @@ def test_kills_at_random_moments(tmp_path, handles, recorder, events):
         f"--request-arena-limit={REQUEST_ARENA}",
     )
     driver = {"handles": handles, "recorder": recorder, "events": events}
-    options = {"delay_us": 2000, "arena": ARENA, **driver}
+    unkind = {"exited_recorder": "never"}
+    options = {"delay_us": 2000, "arena": ARENA, "switches": unkind, **driver}
     with running_device_server(tmp_path, *flags, **options) as served:
         load = Load(served, factors)
         steady = pids_of(served, "steady")

@@ -114,6 +114,23 @@ def test_events_that_do_not_cross_say_why(checks):
         assert why_not.startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("opens", "works"),
+    [
+        ("no-handles", [False, True, True, True]),
+        ("no-events", [True, True, False, False]),
+        ("nothing", [False, False, False, False]),
+    ],
+)
+def test_what_a_sandbox_refuses_says_nothing_of_the_device(machine, check, opens, works):
+    """An unknown error, as sandboxes give, is that of a device that is lost, too."""
+    machine.set(opens=opens, open_error=999)
+    found = check()
+    assert facts(found)[::2] == works
+    assert (found.tried, found.pinning.works) == (True, True)
+    assert "(999): look at nvidia-smi" in str(facts(found))
+
+
 def test_memory_that_cannot_be_pinned_says_why(machine, check):
     machine.fail("cuMemHostRegister", 801)
     found = check()
