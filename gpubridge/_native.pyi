@@ -18,8 +18,8 @@ from gpubridge.transport.context import RequestContext
 from gpubridge.transport.leases import BorrowedMemory
 from gpubridge.transport.signatures import Shapes, Signature
 
-def count_json_members(document: bytes | memoryview, most: int, /) -> int:
-    """Return the number of members and objects of a JSON document, up to one more than ``most``.
+def count_json_parts(document: bytes | memoryview, /) -> tuple[int, int, int]:
+    """Return how many members and objects, arrays, and commas a JSON document has.
 
     Other threads run meanwhile; the document need not be valid.
     """

@@ -48,7 +48,7 @@ from gpubridge._native import (
     SlotLists,
     StreamResponses,
     TraceSampling,
-    count_json_members,
+    count_json_parts,
     format_json_string,
     format_json_values,
     limit_heap,

@@ -526,20 +526,22 @@ bool format_string(std::string_view text, std::string& out) {
   return true;
 }
 
-std::size_t count_members(std::string_view document, std::size_t most) {
-  std::size_t count = 0;
+JsonParts count_parts(std::string_view document) {
+  JsonParts parts;
   bool within_string = false;
-  for (std::size_t at = 0; at < document.size() && count <= most; ++at) {
+  for (std::size_t at = 0; at < document.size(); ++at) {
     const char c = document[at];
     if (within_string) {
       if (c == '\\') ++at;
       within_string = c != '"';
     } else {
       within_string = c == '"';
-      count += c == ':' || c == '{' ? 1 : 0;
+      parts.members += c == ':' || c == '{' ? 1 : 0;
+      parts.arrays += c == '[' ? 1 : 0;
+      parts.divided += c == ',' ? 1 : 0;
     }
   }
-  return count;
+  return parts;
 }
 
 }  // namespace gpubridge

@@ -31,9 +31,16 @@ struct SplitDocument {
   std::vector<std::string_view> values;
 };
 
-// Counts the members and objects of a JSON document, up to one more than `most`. It need not be
-// valid.
-[[nodiscard]] std::size_t count_members(std::string_view document, std::size_t most);
+// What a parser makes objects of: the members and objects of a document, its arrays, and the commas
+// behind its values.
+struct JsonParts {
+  std::size_t members = 0;
+  std::size_t arrays = 0;
+  std::size_t divided = 0;
+};
+
+// Counts the parts of a JSON document, which need not be valid.
+[[nodiscard]] JsonParts count_parts(std::string_view document);
 
 // Takes the `data` arrays, brackets included, out of a request's JSON, which has empty arrays in
 // their places then. Nothing where a name has an escape, `inputs` or `data` come twice in an

@@ -117,10 +117,14 @@ nb::object pack_contents(nb::handle message, unsigned field, std::string_view fo
   });
 }
 
-std::size_t count_json_members(nb::handle document, std::size_t most) {
+nb::object count_json_parts(nb::handle document) {
   const BufferView buffer(document, PyBUF_SIMPLE);
-  const nb::gil_scoped_release unlocked;
-  return count_members(buffer.text(), most);
+  JsonParts parts;
+  {
+    const nb::gil_scoped_release unlocked;
+    parts = count_parts(buffer.text());
+  }
+  return nb::make_tuple(parts.members, parts.arrays, parts.divided);
 }
 
 }  // namespace
@@ -128,7 +132,7 @@ std::size_t count_json_members(nb::handle document, std::size_t most) {
 void bind_tensor_values(nb::module_& module) {
   module.def("pack_typed_contents", &pack_contents);
   module.def("split_form", &split_long_form);
-  module.def("count_json_members", &count_json_members);
+  module.def("count_json_parts", &count_json_parts);
   module.def("split_json_data", &split_json<split_data>);
   module.def("split_long_strings", &split_json<split_long_strings>);
   module.def("plain_json_string", &plain_json_string);

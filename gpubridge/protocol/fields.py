@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from gpubridge.dataplane import count_json_members
+from gpubridge.dataplane import count_json_parts
 from gpubridge.errors import BridgeError, ErrorCode, invalid, listed, unsupported
 from gpubridge.transport.context import LONG_TEXT
 
@@ -61,6 +61,11 @@ def shown(value: Any) -> str:
 
 MOST_MEMBERS = 1 << 16
 """Members and objects that the JSON of a request may have."""
+MOST_ARRAYS = 1 << 18
+MOST_VALUES = 1 << 22
+"""Arrays, and values in all of them, that may be parsed; those of the data of tensors seldom are."""
+MOST_DIMS = 1 << 10
+"""Dims that a shape may have, so that their product is a matter of a moment."""
 _LEAST_MEMBER = 3
 """Bytes of the shortest member or object, with what divides it from the next."""
 _SHOWN = 32
@@ -69,18 +74,32 @@ _STRUCTURES: dict[type, str] = {dict: "an object", list: "an array"}
 _SCALARS = (bool, int, float, type(None))
 
 
-def check_members(body: bytes) -> None:
-    """Raise INVALID_ARG for a document with more members than a parser takes in a moment.
+def check_parts(body: bytes | memoryview, most_values: int = MOST_VALUES) -> None:
+    """Raise INVALID_ARG for a document with more parts than a parser takes in a moment.
 
     It makes an object of each, while no other thread runs.
     """
-    if len(body) > _LEAST_MEMBER * MOST_MEMBERS:
-        count = count_json_members(body, MOST_MEMBERS)
-        if count > MOST_MEMBERS:
+    if len(body) <= _LEAST_MEMBER * MOST_MEMBERS:
+        return
+    members, arrays, commas = count_json_parts(body)
+    for count, most, what in (
+        (members, MOST_MEMBERS, "members and objects"),
+        (arrays, MOST_ARRAYS, "arrays"),
+        (commas + 1, most_values, "values"),
+    ):
+        if count > most:
             raise invalid(
-                f"expected at most {MOST_MEMBERS} members and objects in the JSON of a request, got more: send "
-                "many values as the data of a tensor"
+                f"expected at most {most} {what} in the JSON of a request, got {count}: send many values "
+                "as the binary data of a tensor"
             )
+
+
+def check_rank(shape: Sequence[object], name: str) -> None:
+    """Raise INVALID_ARG for a shape of an input with more dims than any model has."""
+    if len(shape) > MOST_DIMS:
+        raise invalid(
+            f"expected a shape of at most {MOST_DIMS} dims for input '{name}', got {len(shape)} dims"
+        )
 
 
 def parse_json(body: bytes) -> Any:
@@ -88,7 +107,7 @@ def parse_json(body: bytes) -> Any:
 
     ``NaN`` and ``Infinity`` are numbers, and a NUL byte ends the document.
     """
-    check_members(body)
+    check_parts(body)
     body = body.removeprefix(b"\xef\xbb\xbf")
     try:
         return orjson.loads(body)

@@ -19,6 +19,7 @@ from gpubridge.protocol.fields import (
     JsonObject,
     array,
     boolean,
+    check_rank,
     checked_id,
     json_parameters,
     parse_json,
@@ -221,7 +222,9 @@ def _input(entry: Any, check_region: CheckRegion) -> InputForm:
         raise _no_data("But no field is set")
     name = string(entry, "name", " of an input")
     where = f" of input '{name}'"
-    shape = tuple([unsigned(dim, "shape", where) for dim in array(entry, "shape", where)])
+    dims = array(entry, "shape", where)
+    check_rank(dims, name)
+    shape = tuple([unsigned(dim, "shape", where) for dim in dims])
     if max(shape, default=0) >= _DIM_LIMIT:
         # Not representable, even without elements.
         raise invalid(f"the shape {list(shape)} of input '{name}' has a dim beyond 63 bits")

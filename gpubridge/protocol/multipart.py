@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gpubridge.config import ModelConfig, TensorSpec
 from gpubridge.errors import invalid
 from gpubridge.model_io import InputForm, unexpected_input
-from gpubridge.protocol.fields import parse_json
+from gpubridge.protocol.fields import check_parts, parse_json
 from gpubridge.protocol.generate import deduced_shape, value_input
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.request_form import RequestForm
@@ -73,6 +73,7 @@ def parse_form(body: bytes, config: ModelConfig, boundary: bytes) -> RequestForm
 def _input(spec: TensorSpec, parts: list[_Part], config: ModelConfig) -> InputForm:
     contents = [part.content for part in parts]
     if spec.datatype != "BYTES" and not any(part.is_file for part in parts):
+        check_parts(b",".join(contents))
         values = [parse_json(content) for content in contents]
         return value_input(spec, values if len(values) > 1 else values[0], config)
     if spec.datatype == "BYTES":

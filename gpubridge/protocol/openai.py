@@ -24,7 +24,7 @@ from gpubridge.config import (
 )
 from gpubridge.errors import BridgeError, ErrorCode, Pieces, QueueFull
 from gpubridge.model_io import InputForm
-from gpubridge.protocol.fields import check_members
+from gpubridge.protocol.fields import MOST_MEMBERS, check_parts
 from gpubridge.protocol.generate import generate_form
 from gpubridge.protocol.infer_request import make_form
 from gpubridge.protocol.json_tensor import data_to_json
@@ -39,6 +39,8 @@ _FIELDS = {"message": dict, "finish_reason": str, "usage": dict, "logprobs": dic
 _OWN = ("id", "model", "prompt", "input")
 """Members of a body that a model with `TEXT_INPUT` does not get as parameters."""
 _FLOAT_BYTES = 4
+_MOST_VALUES = 1 << 19
+"""Values of a body: of OpenAI's own, 300,000 tokens."""
 _Decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -162,7 +164,7 @@ class OpenAiRequest:
 
     def __init__(self, body: bytes, endpoint: str) -> None:
         try:
-            check_members(body)
+            check_parts(body, _MOST_VALUES)
             document = orjson.loads(body)
         except BridgeError as error:
             raise OpenAiError(error.message) from error
@@ -198,6 +200,7 @@ class OpenAiRequest:
         else:
             self._check_generation()
         name = _REQUIRED[self.endpoint]
+        _check_lengths(name, members[name])
         if self.endpoint != "chat":
             if not _is_prompts(members[name]):
                 raise _wrong(name, "a string, or a non-empty array of strings or of token numbers")
@@ -269,6 +272,14 @@ class OpenAiRequest:
 
 def _wrong(name: str, wanted: str) -> OpenAiError:
     return OpenAiError(f"Invalid value for '{name}': expected {wanted}.", name)
+
+
+def _check_lengths(name: str, value: Any) -> None:
+    """Refuse an array, or one in it, of more elements than a request may have."""
+    arrays = (value, *value) if type(value) is list else ()
+    length = max((len(each) for each in arrays if type(each) is list), default=0)
+    if length > MOST_MEMBERS:
+        raise _wrong(name, f"arrays of at most {MOST_MEMBERS} elements, got {length}")
 
 
 def _has_only(values: Any, kind: type) -> bool:

@@ -1,15 +1,20 @@
-"""JSON of more members than a parser takes in a moment: none is parsed, whatever has them."""
+"""JSON of more parts than a parser takes in a moment: none is parsed, whatever has them."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
 
-from gpubridge.dataplane import count_json_members
+from gpubridge.dataplane import count_json_parts
 from gpubridge.errors import BridgeError, ErrorCode
 from gpubridge.protocol import fields
-from gpubridge.protocol.fields import MOST_MEMBERS, parse_json
+from gpubridge.protocol.fields import MOST_ARRAYS, MOST_DIMS, MOST_MEMBERS, MOST_VALUES, parse_json
+from gpubridge.protocol.grpc import infer_request
+from gpubridge.protocol.infer_request import parse_request
+from gpubridge.protocol.multipart import parse_form
 from gpubridge.protocol.openai import OpenAiRequest
+from tests.unit.model_configs import model_config
 
 MANY = 2 * MOST_MEMBERS
 DOCUMENTS = st.recursive(
@@ -18,25 +23,26 @@ DOCUMENTS = st.recursive(
 )
 
 
-def members(value):
-    """Return how many members and objects a value has."""
-    if isinstance(value, dict):
-        return 1 + sum(1 + members(each) for each in value.values())
-    return sum(map(members, value)) if isinstance(value, list) else 0
+def parts(value):
+    """Return how many members and objects, arrays and commas a value has."""
+    if not isinstance(value, (dict, list)):
+        return 0, 0, 0
+    own = (1 + len(value), 0) if isinstance(value, dict) else (0, 1)
+    inner = map(parts, value.values() if isinstance(value, dict) else value)
+    return tuple(map(sum, zip((*own, max(len(value) - 1, 0)), *inner, strict=True)))
 
 
-@given(DOCUMENTS, st.booleans(), st.sampled_from([(",", ":"), (" ,\n", "\t: ")]), st.integers(0, 9))
-def test_they_are_counted_outside_of_strings(value, ascii_only, separators, most):
+@given(DOCUMENTS, st.booleans(), st.sampled_from([(",", ":"), (" ,\n", "\t: ")]))
+def test_they_are_counted_outside_of_strings(value, ascii_only, separators):
     text = json.dumps(value, ensure_ascii=ascii_only, separators=separators)
     text = text.encode(errors="surrogatepass")
-    count = members(value)
-    assert count_json_members(text, 1 << 62) == count
-    assert count_json_members(memoryview(text), most) == min(count, most + 1)
+    assert count_json_parts(text) == count_json_parts(memoryview(text)) == parts(value)
 
 
-@pytest.mark.parametrize("text", [b"", b'"', b'"\\', b'{"a', b"{{{", b"\0:"])
+@pytest.mark.parametrize("text", [b"", b'"', b'"\\', b'{"a', b"{{{", b"\0:", b"[,"])
 def test_a_document_need_not_be_valid(text):
-    assert count_json_members(text, 100) == text.count(b"{") + (text == b"\0:")
+    members = text.count(b"{") + text.count(b":")
+    assert count_json_parts(text) == (members, text.count(b"["), text.count(b","))
 
 
 @pytest.fixture
@@ -66,17 +72,63 @@ INPUT = {"name": "A", "datatype": "FP32", "shape": [1], "data": [1]}
 )
 def test_too_many_members_are_refused_unparsed(parsed, document):
     body = json.dumps(document()).encode()
-    with pytest.raises(BridgeError, match=f"expected at most {MOST_MEMBERS} members") as caught:
+    told = rf"expected at most {MOST_MEMBERS} members and objects .* got [1-9]\d{{5}}"
+    with pytest.raises(BridgeError, match=told) as caught:
         parse_json(body)
     assert caught.value.code == ErrorCode.INVALID_ARG
     assert parsed == []
 
 
-def test_too_many_messages_are_refused_unparsed(parsed):
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}] * MANY})
-    with pytest.raises(BridgeError, match="expected at most"):
-        OpenAiRequest(body.encode(), "chat")
+@pytest.mark.parametrize(
+    ("value", "most", "what"),
+    [(b"[]", MOST_ARRAYS, "arrays"), (b"1", MOST_VALUES, "values"), (b'""', MOST_VALUES, "values")],
+)
+def test_too_many_values_are_refused_unparsed(parsed, value, most, what):
+    told = rf"expected at most {most} {what} in the JSON of a request, got {most // 100}\d\d:"
+    body = b'{"inputs":[%b]}' % b",".join([value] * (most + 1))
+    with pytest.raises(BridgeError, match=told):
+        parse_json(body)
+    half = b"[%b]" % b",".join([value] * (most // 2 + 1))
+    part = b'--b\r\nContent-Disposition: form-data; name="A"\r\n\r\n%b\r\n' % half
+    with pytest.raises(BridgeError, match=told):
+        parse_form(part + part + b"--b--", model_config("A INT32 [-1]"), b"b")
     assert parsed == []
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "given"),
+    [
+        ("chat", {"messages": [{"role": "user", "content": "a"}] * MANY}),
+        ("embeddings", {"input": ["a"] * MOST_VALUES}),
+        ("embeddings", {"input": [12345] * MOST_VALUES}),
+    ],
+)
+def test_too_much_for_openai_is_refused_unparsed(parsed, endpoint, given):
+    body = json.dumps({"model": "m", **given})
+    with pytest.raises(BridgeError, match=r"expected at most \d+ .* got \d+"):
+        OpenAiRequest(body.encode(), endpoint)
+    assert parsed == []
+
+
+@pytest.mark.parametrize("given", [["a"] * 65537, [7] * 65537, [[7], [7] * 65537], [[7]] * 65537])
+def test_each_array_of_openai_has_a_limit(given):
+    told = "Invalid value for 'input': expected arrays of at most 65536 elements, got 65537."
+    with pytest.raises(BridgeError, match=told):
+        OpenAiRequest(json.dumps({"model": "m", "input": given}).encode(), "embeddings")
+    allowed = {"model": "m", "input": [[12345] * 8192] * 36}
+    assert OpenAiRequest(json.dumps(allowed).encode(), "embeddings").rows == 36
+
+
+@pytest.mark.parametrize("sent", [{"data": [1]}, {"parameters": {"binary_data_size": 4}}])
+def test_a_shape_has_few_dims(sent):
+    """The product of a million costs the square of their number."""
+    tensor = {"name": "A", "datatype": "FP32", "shape": [2] * (MOST_DIMS + 1), **sent}
+    told = f"expected a shape of at most {MOST_DIMS} dims for input 'A', got {MOST_DIMS + 1} dims"
+    with pytest.raises(BridgeError, match=told):
+        parse_request(json.dumps({"inputs": [tensor]}).encode(), model_config("A FP32 [-1]"), 4)
+    given = SimpleNamespace(HasField=lambda _: False, **tensor)
+    with pytest.raises(BridgeError, match=told):
+        infer_request._input(given, SimpleNamespace(sizes=[4]), "m", iter([4]), None)
 
 
 def test_as_many_as_are_allowed_and_long_texts_are_parsed(parsed):

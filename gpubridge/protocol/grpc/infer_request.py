@@ -20,6 +20,7 @@ from gpubridge.host_shm import Slot
 from gpubridge.host_shm.request_arena import RequestArena
 from gpubridge.model_io import InputForm, check_inputs, unexpected_output
 from gpubridge.protocol.body import ALIGNMENT, check_strings, packed_places
+from gpubridge.protocol.fields import check_rank
 from gpubridge.protocol.grpc.messages import parse_message
 from gpubridge.protocol.grpc.parameters import (
     classes_wanted,
@@ -275,6 +276,7 @@ def _input(
     """Parse one input."""
     typed = entry.HasField("contents")
     datatype = entry.datatype if entry.datatype in DATATYPES else _INVALID
+    check_rank(entry.shape, entry.name)
     shape = tuple(entry.shape)
     if typed and head.sizes:
         raise invalid(
