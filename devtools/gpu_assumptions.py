@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ASSUMPTIONS", "Assumption"]
+__all__ = ["ASSUMPTIONS", "Assumption", "command_of"]
 
 
 class Assumption(NamedTuple):
     """One line of the page.
 
     ``shown_by``: results that show it, as ``check NAME`` (of `tests/gpu/first_page.py`), ``test
-    FILE::NAME`` (the beginning of a test's name will do), ``part NAME`` and ``verdict of zero-copy``; empty where nothing of the lane does.
+    FILE::NAME`` (the beginning of a test's name will do; ``last FILE::NAME`` for one that is marked so), ``part NAME``
+    and ``verdict of zero-copy``; empty where nothing of the lane does.
     """
 
     text: str
@@ -20,6 +22,20 @@ class Assumption(NamedTuple):
 
 def _tests(*names: str) -> tuple[str, ...]:
     return tuple(f"test {name}" for name in names)
+
+
+def _last(name: str) -> tuple[str, ...]:
+    return (f"last {name}",)
+
+
+def command_of(shown_by: str) -> str:
+    """Return the command that shows it."""
+    kind, name = shown_by.split(" ", 1)
+    if kind in ("test", "last"):
+        file, _, test = name.partition("::")
+        return f"./dev gpu {'last' if kind == 'last' else 'tests'} -k {test or Path(file).stem}"
+    part = {"check": "assumptions", "part": name, "verdict": "first"}[kind]
+    return f"./dev gpu {part}"
 
 
 _FRAMEWORKS = "test_frameworks.py::"
@@ -34,10 +50,8 @@ ASSUMPTIONS = {
             "who waits for a killed process goes on when its event is recorded again, not before",
             (
                 "check lost_events",
-                *_tests(
-                    "test_device_memory.py::test_waiters_for_a_killed_producer",
-                    f"{_FAILURES}test_a_consumer_of_a_stub_that_dies",
-                ),
+                *_last("test_device_memory.py::test_waiters_for_a_killed_producer"),
+                *_last(f"{_FAILURES}test_a_consumer_of_a_stub_that_dies"),
             ),
         ),
         Assumption(
@@ -71,7 +85,7 @@ ASSUMPTIONS = {
         ),
         Assumption(
             "a fatal error ends its own process only, and shows as one",
-            _tests(f"{_FAILURES}test_a_fault_of_a_kernel"),
+            _last(f"{_FAILURES}test_a_fault_of_a_kernel"),
         ),
         Assumption(
             "PyTorch and CuPy use the primary context",
@@ -86,7 +100,23 @@ ASSUMPTIONS = {
                 f"{_FRAMEWORKS}test_writes_of_a_side_stream",
             ),
         ),
-        Assumption("captures are not spoilt by threads in mode relaxed"),
+        Assumption(
+            "captures are not spoilt by threads in mode relaxed; an event that one took is recorded anew"
+        ),
+        Assumption(
+            "a stub killed amid a kernel loses its events as one killed amid a host function does"
+        ),
+        Assumption(
+            "cuCtxRecordEvent comes after the work of streams without a known owner, destroyed ones too"
+        ),
+        Assumption(
+            "once a lost GPU has said 999 a query of the legacy stream fails, too, and in no other case"
+        ),
+        Assumption(
+            "answers wait for no other request's kernel where the device maps many streams to few queues"
+        ),
+        Assumption("hundreds of IPC events in a process are below any limit"),
+        Assumption("waits that sleep end 30 to 60 µs later than those that spin"),
     ),
     "Device memory": (
         Assumption("device paths put nothing on PCIe beyond commands", ("verdict of zero-copy",)),
@@ -111,13 +141,17 @@ ASSUMPTIONS = {
         ),
         Assumption(
             "memory comes back when nobody has it open",
-            _tests("test_memory_handles.py::test_memory_comes_back"),
+            _last("test_memory_handles.py::test_memory_comes_back"),
         ),
         Assumption(
             "inputs larger than the arena go up by way of pinned pieces",
             _tests("test_network.py::test_tensors_larger"),
         ),
         Assumption("uploads run beside execute", _tests("test_overlap.py::test_an_upload_is_done")),
+        Assumption(
+            "the chroma of the hardware's decoder is within 1.5 levels of the mean",
+            _tests("test_image_preproc.py::test_photographs_by"),
+        ),
         Assumption(
             "nvImageCodec's images are complete on the stream that it is given",
             _tests("test_image_preproc.py::test_photographs", "test_photo_labels.py::"),
@@ -127,6 +161,14 @@ ASSUMPTIONS = {
             "the image kernel reaches half of a copy's rate, and Pillow's values", ("part kernel",)
         ),
         Assumption("photographs become tensors without a host copy, at a rate", ("part images",)),
+        Assumption("a copy from another GPU to VMM memory goes directly once that one has access"),
+        Assumption(
+            "device_arena() under expandable_segments:True says where tensors are not made there"
+        ),
+        Assumption(
+            "PCIe's counters count bytes, and nvidia-smi dmon writes a line a second",
+            ("part zero-copy",),
+        ),
         Assumption(
             "no process reads or writes where it must not, by compute-sanitizer",
             ("part sanitizer",),

@@ -86,7 +86,7 @@ class _Evidence(NamedTuple):
 
     def _shown(self, kind: str, name: str) -> tuple[str, str]:
         """Return what one kind of results says, and what it is."""
-        ways = {"part": self._part, "check": self._check, "test": self._tests}
+        ways = {"part": self._part, "check": self._check, "test": self._tests, "last": self._tests}
         return ways[kind](name) if kind in ways else self._verdict()
 
     def _part(self, name: str) -> tuple[str, str]:

@@ -14,6 +14,15 @@ from tests.process.server import alive
 from tests.simcuda.machine import lawful_machine
 
 ROOT = Path(__file__).parents[2]
+GPU_PAGES = (
+    "explanation/device-memory.md",
+    "explanation/device-ordering.md",
+    "explanation/image-preprocessing.md",
+    "explanation/simulated-driver.md",
+    "how-to/gpu-checks.md",
+    "how-to/gpu-deployment.md",
+    "tutorials/gpu-image-model.md",
+)
 # In a process of its own, as the lane is: it adopts what parts leave.
 PROGRAM = """
 import sys
@@ -93,6 +102,28 @@ def test_limits_of_parts_leave_time_for_those_without(call, tmp_path):
     assert sum(seconds[:-1]) <= CALL_SECONDS[call] - 30
 
 
+def unconfirmed():
+    """Return what the page of GPU checks lists, from the same table as the lane's page."""
+    for assumptions in gpu_assumptions.ASSUMPTIONS.values():
+        for text, shown_by in assumptions:
+            commands = dict.fromkeys(map(gpu_assumptions.command_of, shown_by))
+            told = ", ".join(f"`{command}`" for command in commands) or "nothing yet"
+            yield f"| {text} | {told} |"
+
+
+def test_the_page_of_gpu_checks_lists_what_no_gpu_has_confirmed():
+    page = (ROOT / "docs" / "how-to" / "gpu-checks.md").read_text()
+    listed = page.partition("## What no GPU has confirmed yet")[2]
+    found = [line for line in listed.splitlines() if line.startswith("| ")]
+    assert found[1:] == [*unconfirmed()], "\n".join(unconfirmed())
+
+
+@pytest.mark.parametrize("page", GPU_PAGES)
+def test_pages_of_gpus_say_at_their_top_that_none_has_been_seen(page):
+    beginning = (ROOT / "docs" / page).read_text().split("\n\n")[:3]
+    assert any("**Not yet seen on a GPU**" in each for each in beginning)
+
+
 def lines(folder, *results):
     (folder / "results.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in results))
 
@@ -127,9 +158,12 @@ def test_what_shows_an_assumption_is_there():
         for assumption in assumptions:
             for shown_by in assumption.shown_by:
                 kind, name = shown_by.split(" ", 1)
-                if kind == "test":
+                if kind in ("test", "last"):
                     file, _, test = name.partition("::")
-                    assert f"def {test or 'test_'}" in sources[file], name
+                    before, _, _ = sources[file].partition(f"def {test or 'test_'}")
+                    assert before != sources[file], name
+                    mark = before.rpartition("\n\n")[2] if test else ""
+                    assert (kind == "last") == ("mark.last" in mark), name
                 else:
                     known = {"check": {*first_page._ASSUMED, "peers"}, "part": PARTS}
                     assert name in known.get(kind, {"of zero-copy"}), shown_by
