@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MOST_READS = 20
 _WAIT_SECONDS = 0.1
 
-USAGE = "[--url URL] [--once] [--interval SECONDS] [--header NAME:VALUE]"
+USAGE = "[URL] [--once] [--interval SECONDS] [--header NAME:VALUE]"
 DESCRIPTION = (
     "Show a server's models and instances: requests a second, quantiles of durations, batch sizes, where "
     "the time goes, restarts, slower paths and the last errors, until Ctrl-C. Rates are those of the "
@@ -30,7 +30,13 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add = parser.add_argument
-    add("--url", default="http://127.0.0.1:8000", help="the server's HTTP or metrics address")
+    add(
+        "address",
+        nargs="?",
+        metavar="URL",
+        help="the server's HTTP or metrics address (default: http://127.0.0.1:8000)",
+    )
+    add("--url", default="http://127.0.0.1:8000", help="the same")
     add("--once", action="store_true", help="print the figures of one interval as plain text")
     add(
         "--interval",
@@ -65,7 +71,7 @@ def _seconds(text: str) -> float:
 def run(options: argparse.Namespace) -> int:
     """Show the figures until Ctrl-C, or once; return the exit code."""
     trust = Trust(options.cacert, options.cert, options.key)
-    source = StatusSource(options.url, read_headers(options.header), trust)
+    source = StatusSource(options.address or options.url, read_headers(options.header), trust)
     try:
         if not options.once:
             _watch(source, options.interval)

@@ -63,7 +63,7 @@ class StatusSource:
         except ValueError:
             host = None
         if not host or parts.scheme not in ("http", "https") or parts.path.strip("/"):
-            raise invalid(f"--url expects http://HOST:PORT or https://HOST:PORT, got {url!r}")
+            raise invalid(f"top expects http://HOST:PORT or https://HOST:PORT, got {url!r}")
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.note = ""
         self._headers = dict(headers)

@@ -1,7 +1,8 @@
-"""Reading of untrusted files, without blocking and up to a size limit."""
+"""Reading of untrusted files, without blocking and up to a size limit; names beside a missing one."""
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import stat
@@ -32,3 +33,13 @@ def read_regular(path: Path, limit: int = LONGEST_TEXT) -> bytes:
     if not left:
         raise OSError(errno.EFBIG, f"it has more than {limit} bytes")
     return b"".join(parts)
+
+
+def similar_path(path: Path) -> str:
+    """Return a question for the most similar path beside a missing one; empty where there is none."""
+    try:
+        names = [each.name for each in path.parent.iterdir()]
+    except OSError:
+        return ""
+    likely = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.parent / likely[0]}?" if likely else ""

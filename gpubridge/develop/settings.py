@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpubridge.config import ServerSettings
+from gpubridge.config.files import similar_path
 from gpubridge.config.settings import BackendSettings, InstanceLimits, RepositorySettings
 from gpubridge.errors import invalid
 from gpubridge.telemetry.logs import LogSettings, ServerLog
@@ -30,7 +31,10 @@ def run_settings(
     Raises BridgeError: INVALID_ARG without that directory.
     """
     if not directory.is_dir():
-        raise invalid(f"expected the directory of a model, got {directory}")
+        found = "which is a file" if directory.exists() else "which does not exist"
+        raise invalid(
+            f"expected the directory of a model, got {directory}, {found}{similar_path(directory)}"
+        )
     places = [path.resolve() for path in repositories]
     if directory.parent not in places:
         places.insert(0, directory.parent)

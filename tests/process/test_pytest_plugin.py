@@ -335,6 +335,7 @@ def test_many_models_leave_nothing_in_the_process(gpubridge_model, tmp_path, cap
     # Those of the tests; see tests/conftest.py.
     hidden = gc.get_freeze_count()
     once()
+    gc.collect()
     before = sorted(open_files(os.getpid())), threading.active_count(), list(sys.path)
     for _ in range(5):
         once()

@@ -344,6 +344,8 @@ def test_a_response_without_any_configured_output_fails(models):
 
 
 def test_only_a_directory_is_a_model(tmp_path):
-    missing = run(tmp_path / "no")
+    (tmp_path / "model").mkdir()
+    missing = run(tmp_path / "modle")
     assert missing.returncode == 1
-    assert "expected the directory of a model" in missing.stderr
+    told = f"got {tmp_path / 'modle'}, which does not exist; did you mean {tmp_path / 'model'}?"
+    assert f"expected the directory of a model, {told}" in missing.stderr

@@ -276,8 +276,9 @@ def test_servers_of_another_kind(answers, text, capsys):
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "localhost", "http://x:99999", "http://x/y"])
 def test_urls_of_another_form(url, capsys):
-    assert main(["top", "--once", "--url", url]) == 1
-    assert "--url expects http://HOST:PORT" in capsys.readouterr().err
+    for words in (["--url", url], [url]):
+        assert main(["top", "--once", *words]) == 1
+        assert "expects http://HOST:PORT" in capsys.readouterr().err
 
 
 def test_a_closed_port(capsys):

@@ -81,7 +81,7 @@ def test_a_server_imports_no_numpy_and_has_no_threads_for_linear_algebra(tmp_pat
         (["serve", "m", "--nope"], "gpubridge serve [REPOSITORY ...] [FLAG ...]", "unknown flag --nope"),
         (["serve", "--http-port=x"], "gpubridge serve [REPOSITORY ...] [FLAG ...]", "--http-port"),
         (["doctor", "--verbose"], "gpubridge doctor [ENVIRONMENT ...]", "unknown flag --verbose"),
-        (["top", "x"], "gpubridge top [--url URL] [--once] [--interval SECONDS] [--header NAME:VALUE]", "expected flags only, got 'x'"),
+        (["top", "x", "y"], "gpubridge top [URL] [--once] [--interval SECONDS] [--header NAME:VALUE]", "expected flags only, got 'y'"),
         (["init"], "gpubridge init MODEL_DIR", "the following arguments are required"),
         (["srve"], "gpubridge COMMAND ...", "invalid choice: 'srve'"),
         (["--nope"], "gpubridge COMMAND ...", "unknown flag --nope"),

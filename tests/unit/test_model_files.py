@@ -153,3 +153,19 @@ async def test_a_repository_without_models_is_an_error_unless_it_may_be_empty(tm
     with pytest.raises(BridgeError, match=r"no model in .*empty: .*--allow-empty-repository=true"):
         async for _ in sources.listings(may_be_empty=False):
             pass
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("modles", r"stat .*/modles: No such file or directory; did you mean .*/models\?"),
+        ("models/m/1", r"no model in .*/m/1: .*, and this has a model.py: serve .*/models/m;"),
+    ],
+)
+async def test_a_place_that_is_no_repository_is_told_with_what_is_near(tmp_path, asked, told):
+    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "m" / "1" / "model.py").touch()
+    sources = ModelSources(LoadThreads(), [tmp_path / asked])
+    with pytest.raises(BridgeError, match=told):
+        async for _ in sources.listings(may_be_empty=False):
+            pass

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from gpubridge.config.files import similar_path
 from gpubridge.engine.load_progress import LoadProgress, readable_size
 from gpubridge.engine.load_threads import ANSWER_SECONDS, LatestAnswers, LoadThreads
 from gpubridge.engine.repository.loader import LoadFailed, ModelSource, NotPrepared, not_polled
@@ -83,7 +84,8 @@ class ModelSources:
             if not names and not may_be_empty:
                 raise invalid(
                     f"there is no model in {repository}: a model is a directory with its name there, which "
-                    "contains its versions; --allow-empty-repository=true starts without"
+                    f"contains its versions{_of_version(repository)}; --allow-empty-repository=true starts "
+                    "without"
                 )
             yield names
 
@@ -220,8 +222,9 @@ class ModelSources:
         try:
             entries = await self._threads.run(what, partial(list_repository, repository))
         except OSError as error:
+            likely = similar_path(repository) if isinstance(error, FileNotFoundError) else ""
             raise invalid(
-                f"failed to stat model repository {repository}: {error.strerror}"
+                f"failed to stat model repository {repository}: {error.strerror}{likely}"
             ) from error
         links = [path for path, is_link in entries.items() if is_link]
         answers = await self._links[repository].get(links)
@@ -247,6 +250,13 @@ class ModelSources:
         for repository in self._repositories:
             if isinstance(repository, RemoteRepository):
                 repository.close()
+
+
+def _of_version(repository: _Repository) -> str:
+    """Return what to serve in place of a directory that is a version of a model."""
+    if not isinstance(repository, Path) or not (repository / "model.py").is_file():
+        return ""
+    return f", and this has a model.py: serve {repository.parent}"
 
 
 def _state(model: Path) -> ModelFiles | None:
