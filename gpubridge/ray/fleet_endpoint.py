@@ -1,4 +1,4 @@
-"""The endpoint that answers for a whole fleet: statistics of models, targets of Prometheus.
+"""The endpoint that answers for a whole fleet: its page, statistics of models, targets of Prometheus.
 
 HAProxy passes these requests to it by sockets of its folder.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from gpubridge.ray.fleet_page import fleet_page
 from gpubridge.ray.server_client import request
 from gpubridge.schema import message_class
 
@@ -45,6 +46,9 @@ class FleetEndpoint:
         self._workers.shutdown(wait=False)
 
     def _answer(self, path: str) -> tuple[int, Any]:
+        """Return status and body of an answer: a page, or what becomes JSON."""
+        if path == "/":
+            return 200, self._page()
         if path == "/targets":
             targets = [f"{each.address}:{each.metrics_port}" for each in self.servers]
             return 200, [{"targets": targets, "labels": {"job": "gpubridge"}}]
@@ -54,13 +58,27 @@ class FleetEndpoint:
 
     def _statistics(self, path: str) -> tuple[int, Any]:
         """Return the sum of all servers' statistics; an error only if all give one."""
-        asked = [(each.address, each.http_port, "GET", path) for each in self.servers]
-        answers = list(self._workers.map(lambda each: request(*each), asked))
+        answers = self._ask(self.servers, path)
         good = [body for status, body in answers if status == 200]
         if good:
-            rows = [row for body in good for row in body["model_stats"]]
-            return 200, {"model_stats": merged_rows(rows, ("name", "version"))}
+            return 200, {"model_stats": _merged_statistics(good)}
         return answers[0] if answers else (503, {"error": "no server of the fleet is ready"})
+
+    def _page(self) -> str:
+        servers = self.servers
+        answers = self._ask(servers, "/v2/models/stats")
+        good = [body for status, body in answers if status == 200]
+        return fleet_page(servers, answers, _merged_statistics(good))
+
+    def _ask(self, servers: Sequence[ServerAddress], path: str) -> list[tuple[int, Any]]:
+        """Return the answers of servers, which are asked beside each other."""
+        asked = [(each.address, each.http_port, "GET", path) for each in servers]
+        return list(self._workers.map(lambda each: request(*each), asked))
+
+
+def _merged_statistics(answers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = [row for body in answers for row in body["model_stats"]]
+    return merged_rows(rows, ("name", "version"))
 
 
 def merged_rows(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
@@ -98,7 +116,7 @@ class _HttpServer(socketserver.ThreadingUnixStreamServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET in JSON."""
+    """Answers GET, in JSON but for a page."""
 
     protocol_version = "HTTP/1.1"
 
@@ -107,9 +125,10 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, _HttpServer)
         status, answer = server.answer(self.path.partition("?")[0])
-        body = json.dumps(answer).encode()
+        is_page = isinstance(answer, str)
+        body = (answer if is_page else json.dumps(answer)).encode()
         self.send_response(status)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", "text/html" if is_page else "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
