@@ -299,8 +299,10 @@ class CallChannel {
       throw MalformedRecord("call " + std::to_string(number) + ", which there is already");
     }
     try {
+      // Also of one that is refused, so that its leases end.
+      const nb::object ranges = this->ranges(hooks, record);
       if (charge.refuses(kept())) hooks.raise_shortage(calls_.size(), kept());
-      submit(hooks, number, record, batch);
+      submit(hooks, number, record, batch, ranges);
     } catch (nb::python_error& error) {
       const bool begun = calls_.contains(number);
       nb::object outcome = hooks.failed(record, error.value(), begun);
@@ -312,9 +314,9 @@ class CallChannel {
     }
   }
 
-  void submit(const Hooks& hooks, std::uint32_t number, nb::handle record, std::uint64_t word) {
+  void submit(const Hooks& hooks, std::uint32_t number, nb::handle record, std::uint64_t word,
+              const nb::object& ranges) {
     const std::uint64_t batch = word & ~kBlocks;
-    const nb::object ranges = this->ranges(hooks, record);
     const std::shared_ptr<KnownCall> form = this->form(hooks, record);
     std::vector<std::uint64_t> sizes;
     any_range(ranges, [&](const RangeView& range) {

@@ -196,14 +196,17 @@ def test_a_call_that_cannot_be_made_is_answered(server):
 
 
 def test_calls_that_there_is_no_memory_for_are_refused_while_the_open_ones_go_on(server):
-    number = 0
+    number, leases = 0, server.fake_stub.control.outputs
     while len(server.requests) == number:
-        server.take(calls(call(number)))
+        leases[number] = 1
+        server.take(calls(call(number, lease=number)))
         number += 1
         assert number < 1000
     server.calls.flush()
     ((refused, _, context),) = server.told()
     assert (refused, context.code) == (number - 1, ErrorCode.UNAVAILABLE)
+    # The caller may use its memory again, unlike that of the open ones.
+    assert (leases[refused], leases[0]) == (0, 1)
     keep = (
         f"the {number - 1} open calls of model 'caller' keep [0-9]+ bytes .* [0-9]+ of 524288 bytes"
     )
