@@ -13,7 +13,7 @@ from devtools.console import Failed, say, timed
 from devtools.fingerprints import NATIVE_SOURCES, digest_of_files, digest_of_texts, section_of
 from devtools.processes import find_program, output_of, run
 
-__all__ = ["Checkout", "has_module", "left_out", "need", "site_packages"]
+__all__ = ["Checkout", "has_module", "left_out", "need", "need_only", "site_packages"]
 
 _PACKAGES = ("gpubridge", "triton_python_backend_utils", "c_python_backend_utils")
 _VERSION = "import sys; sys.exit(sys.version_info < (3, 10))"
@@ -54,8 +54,14 @@ class Checkout:
 
 def need(checkout: Checkout, *groups: str) -> None:
     """Bring the environment up to date: the package itself, and dependency groups or what `_INSTALLERS` names."""
+    need_only(checkout, "package", *groups)
+    _compile(checkout)
+
+
+def need_only(checkout: Checkout, *parts: str) -> None:
+    """Bring these parts of the environment up to date: without ``package`` nothing is compiled for it."""
     _make(checkout)
-    wanted = {part: _fingerprint(checkout, part) for part in ("package", *groups)}
+    wanted = {part: _fingerprint(checkout, part) for part in parts}
     stale = [part for part, mark in wanted.items() if _read(_stamp(checkout, part)) != mark]
     # pip knows dependency groups since 25.1.
     old = stale and run([checkout.runner, "-c", _PIP_IS_OLD], cwd=checkout.root, quiet=True) == 0
@@ -64,7 +70,6 @@ def need(checkout: Checkout, *groups: str) -> None:
     for part in stale:
         _INSTALLERS.get(part, _install_group)(checkout, part)
         _stamp(checkout, part).write_text(wanted[part])
-    _compile(checkout)
 
 
 def has_module(checkout: Checkout, name: str) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from devtools.compilers import cached
 from devtools.console import Failed, say, timed
-from devtools.environment import Checkout, need
+from devtools.environment import Checkout, need_only
 from devtools.processes import run
 
 __all__ = ["wheel"]
@@ -20,7 +20,7 @@ def wheel(checkout: Checkout, arguments: list[str]) -> None:
     if len(arguments) > 1 or any(word.startswith("-") for word in arguments):
         raise Failed(f"./dev wheel expects a folder at most, got {' '.join(arguments)}")
     target = Path.cwd() / arguments[0] if arguments else checkout.root / "dist"
-    need(checkout, "wheel")
+    need_only(checkout, "wheel")
     with tempfile.TemporaryDirectory(prefix="gpubridge-wheel-") as folder:
         made = _build(checkout, Path(folder))
         # Tagged by the C library that it needs, so that pip takes it wherever it runs, and nowhere else.

@@ -63,6 +63,15 @@ def test_parts_are_installed_again_when_their_sources_change(installed):
         assert notes == stale, name
 
 
+def test_parts_that_do_without_the_package_do_not_have_it_compiled(installed, monkeypatch):
+    checkout, notes = installed
+    monkeypatch.setattr(environment, "_compile", lambda _: notes.append("compiled"))
+    environment.need_only(checkout, "test")
+    assert notes == ["test"]
+    environment.need(checkout, "test")
+    assert notes == ["test", "package", "compiled"]
+
+
 def test_a_part_that_could_not_be_installed_is_tried_again(installed, monkeypatch):
     checkout, notes = installed
 

@@ -16,7 +16,7 @@ PLAIN, TAGGED = (
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
-    monkeypatch.setattr(wheel, "need", lambda *_: None)
+    monkeypatch.setattr(wheel, "need_only", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     return Checkout(tmp_path, sys.executable, False, tmp_path / ".venv")
 
