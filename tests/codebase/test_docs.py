@@ -6,6 +6,7 @@ Their links lead somewhere, the paths that they name exist, and each page is in 
 import functools
 import http.client
 import json
+import os
 import re
 import runpy
 import shlex
@@ -118,7 +119,9 @@ def test_a_page_with_a_client_does_what_it_says(page, tmp_path):
     with running_server(tmp_path / "models", *flags) as server:
         client = tmp_path / "client.py"
         text = client.read_text().replace("127.0.0.1:8000", server.http_url)
-        client.write_text(text.replace("127.0.0.1:8001", server.grpc_url))
+        text = text.replace("127.0.0.1:8001", server.grpc_url)
+        # Another run of the tests has a region of that name, too.
+        client.write_text(text.replace("gpubridge_example", f"gpubridge_example_{os.getpid()}"))
         finished = run_script(str(client), cwd=ROOT)
         assert finished.returncode == 0, finished.stderr
         assert finished.stdout in blocks(document, "")

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import inspect
 import queue
+import uuid
 from functools import partial
 
 import numpy as np
@@ -29,6 +30,7 @@ TRANSPORTS = {
     "grpc.aio": (grpc_aio, "grpc_url"),
 }
 NO_GPU = object()
+REGION = f"/gpubridge-calls-{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ async def stream_of_coroutines(client, module):
 def memory_calls():
     handle = base64.b64encode(bytes(64))
     return {
-        "register_system_shared_memory": (("region", "/gpubridge_calls", 16), None),
+        "register_system_shared_memory": (("region", REGION, 16), None),
         "get_system_shared_memory_status": (("region",), bool),
         "unregister_system_shared_memory": (("region",), None),
         "register_cuda_shared_memory": (("device", handle, 77, 16), NO_GPU),
@@ -163,7 +165,7 @@ async def answer_of(call):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_every_call(server, transport):
     module, url = TRANSPORTS[transport]
-    region = system_memory.create_shared_memory_region("region", "/gpubridge_calls", 16)
+    region = system_memory.create_shared_memory_region("region", REGION, 16)
 
     async def all_of_them():
         client = module.InferenceServerClient(getattr(server, url))

@@ -3,6 +3,7 @@
 import http.client
 import json
 import queue
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -263,9 +264,10 @@ def test_members_of_ensembles_and_ensembles_are_cached(client):
 
 def test_tensors_in_the_clients_memory_are_not_looked_up(client):
     values = fresh()
-    region = shared_memory.create_shared_memory_region("c", "/gpubridge-cache", 64)
+    key = f"/gpubridge-cache-{uuid.uuid4().hex}"
+    region = shared_memory.create_shared_memory_region("c", key, 64)
     try:
-        client.register_system_shared_memory("c", "/gpubridge-cache", 64)
+        client.register_system_shared_memory("c", key, 64)
         first = count(client, "m", values)
         before = statistics(client, "m")
         shared_memory.set_shared_memory_region(region, [values])
