@@ -382,14 +382,20 @@ class Instance:
             raise
 
     def _note_end(self, reason: str) -> None:
+        """Note why a run ended, with what it printed last; one that could not start is closed already."""
         self.last_error = reason
+        if self._run is not None:
+            self._keep_output(self._run)
         self._ended_runs.note(reason)
+
+    def _keep_output(self, run: StubRun) -> None:
+        self._ended_runs.output = () if run.process is None else tuple(run.process.last_lines)
 
     def _close(self, run: StubRun) -> tuple[list[InferRequest], list[InferRequest]]:
         """Release a dead stub; return the requests that it had started, and the others."""
         if run is self._run:
             self._ended_runs.device = run.connection.device or self._ended_runs.device
-            self._ended_runs.output = () if run.process is None else tuple(run.process.last_lines)
+            self._keep_output(run)
             self._run = None
             self.waits_for.clear()
         self._ended_runs.device_work.add(run.connection.device_work())
