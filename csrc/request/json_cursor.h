@@ -136,7 +136,7 @@ class JsonCursor {
       if (at == nullptr) return std::nullopt;
       number.integer = false;
     }
-    if (!number.exact()) number.count -= leading_zeros(first);
+    if (!number.exact()) number.count -= leading_zeros(first, at);
     number.whole = {begin, static_cast<std::size_t>(at - begin)};
     at_ += number.whole.size();
     return number;
@@ -180,10 +180,10 @@ class JsonCursor {
     return at == first ? nullptr : at;
   }
 
-  // Of digits, one of which is no zero or followed by another character than a point.
-  static std::size_t leading_zeros(const char* digits) {
+  // Of digits, with a point between them perhaps; the text may end behind them.
+  static std::size_t leading_zeros(const char* at, const char* end) {
     std::size_t zeros = 0;
-    for (; *digits == '0' || *digits == '.'; ++digits) zeros += *digits == '0' ? 1 : 0;
+    for (; at != end && (*at == '0' || *at == '.'); ++at) zeros += *at == '0' ? 1 : 0;
     return zeros;
   }
 

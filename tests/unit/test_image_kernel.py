@@ -1,7 +1,5 @@
 """The kernel of image_preproc, its own source run on a processor: its levels are Pillow's."""
 
-import mmap
-
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
@@ -10,6 +8,7 @@ from gpubridge.backends.image_preproc.resizing import Normalization, resize_on_h
 from tests.host_kernel.running import run_kernel, source_of
 from tests.image_settings import image_settings
 from tests.photos import PHOTOS
+from tests.unit.guarded_pages import guarded_pages
 
 FILTERS = ["nearest", "bilinear", "bicubic", "lanczos"]
 MODES = ["crop", "stretch", "pad"]
@@ -154,21 +153,3 @@ def test_nothing_is_read_beside_the_pixels(width, pad, orientation):
             made = run_kernel([source_of(rows, orientation)], settings)
             np.testing.assert_array_equal(made, expected)
             del place, rows
-
-
-class guarded_pages:  # noqa: N801  (used as a function)
-    """Memory of one page between two that may not be touched."""
-
-    def __enter__(self):
-        import ctypes
-
-        self.memory = mmap.mmap(-1, 3 * mmap.PAGESIZE)
-        libc = ctypes.CDLL(None, use_errno=True)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-        for page in (0, 2):
-            at = ctypes.c_void_p(address + page * mmap.PAGESIZE)
-            assert libc.mprotect(at, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-        return self.memory, mmap.PAGESIZE
-
-    def __exit__(self, *error):
-        self.memory.close()

@@ -15,6 +15,7 @@ from gpubridge.protocol.json_tensor import JSON_DATATYPES, input_from_json
 from gpubridge.tensor import bytes_codec
 from gpubridge.tensor.dtypes import numpy_dtype
 from tests.fuzz.budget import fuzzed
+from tests.unit.guarded_pages import guarded_pages
 from tests.unit.model_configs import model_config
 
 SPELLINGS = """
@@ -166,3 +167,14 @@ DOCUMENTS = st.tuples(
 @given(DOCUMENTS)
 def test_a_request_means_the_same_with_its_values_taken_out(raw):
     assert repr(parsed(raw, True)) == repr(parsed(raw, False))
+
+
+@pytest.mark.parametrize("text", [*SPELLINGS.split(), "0." + "0" * 40, "0" * 40, '"a', "[0"])
+def test_nothing_behind_a_text_is_read(text):
+    """A request that is cut off within a number, at the end of its memory."""
+    cut = b"[" + text.encode()
+    with guarded_pages() as (memory, page):
+        memory[2 * page - len(cut) : 2 * page] = cut
+        whole = memoryview(memory)[page : 2 * page]
+        assert dataplane.pack_json_values(whole, page - len(cut), len(cut), "FP64", 1) is None
+        whole.release()
