@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from importlib.metadata import entry_points
 
 import numpy as np
@@ -336,18 +337,22 @@ def test_many_models_leave_nothing_in_the_process(gpubridge_model, tmp_path, cap
     hidden = gc.get_freeze_count()
     once()
     gc.collect()
-    before = sorted(open_files(os.getpid())), threading.active_count(), list(sys.path)
+    files, threads = Counter(open_files(os.getpid())), threading.active_count()
+    paths = list(sys.path)
     for _ in range(5):
         once()
     gc.collect()
-    assert (sorted(open_files(os.getpid())), threading.active_count(), sys.path) == before
+    # Clients of earlier tests may let go of theirs meanwhile.
+    assert Counter(open_files(os.getpid())) - files == Counter()
+    assert threading.active_count() <= threads
+    assert sys.path == paths
     assert 0 < gc.get_freeze_count() <= hidden
     assert "1.model" not in sys.modules
     child = os.fork()
     if child == 0:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert threading.active_count() == before[1]
+    assert threading.active_count() <= threads
     assert capfd.readouterr().out.count("finalized") == 6
 
 
