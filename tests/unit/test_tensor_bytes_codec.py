@@ -3,6 +3,7 @@
 import enum
 import struct
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,6 +150,17 @@ def test_another_count_than_the_shape_asks_for(count):
         with pytest.raises(BridgeError, match=f"expected {count} strings .* got 2"):
             call(data, count)
     strings.validate(data, 2)
+
+
+# The other one decodes a copy.
+@pytest.mark.parametrize("implementation", ["native"], indirect=True)
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_strings_that_change_between_counting_and_decoding(implementation, monkeypatch, count):
+    decode = native.native().bytes_decode
+    counted = SimpleNamespace(bytes_count=lambda _: count, bytes_decode=decode)
+    monkeypatch.setattr(bytes_codec, "native", lambda: counted)
+    with pytest.raises(BridgeError, match=r"too (few|many) strings"):
+        bytes_codec.decode(serialised(b"a", b"bc"))
 
 
 def test_views_of_foreign_memory_are_copied_out():
