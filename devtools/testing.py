@@ -81,11 +81,15 @@ def run_pytest(
     arguments: list[str],
     variables: Mapping[str, str] | None = None,
 ) -> int:
-    """Run pytest with three workers for each core, since tests of servers mostly wait; return its exit status."""
+    """Run pytest with three workers for each core, as tests of servers mostly wait; return its exit status.
+
+    Those of ``--fast`` compute: there is one worker more than cores.
+    """
     given = dict(os.environ if variables is None else variables)
     # Hundreds of servers and stubs are started: none of them shall compile the package again.
     given.pop("PYTHONDONTWRITEBYTECODE", None)
-    workers = str(3 * len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    workers = str(cores + 1 if "--fast" in arguments else 3 * cores)
     # Files stay whole, so the fixtures of each are made once; `tests/file_order.py` has their order.
     order = ("--dist", "loadfile", "--no-loadscope-reorder")
     spread = ("-n", workers, "--maxprocesses", _MOST_WORKERS, *order)

@@ -1,7 +1,7 @@
 """The order in which workers take files, so that none is alone with a long one at the end. A plugin of pytest.
 
 Tests of processes wait most of their time, others compute: workers take both kinds all the time, and begin
-early what takes longest.
+early what takes longest. One worker takes all files that import PyTorch, which takes seconds.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["LONGEST", "spread"]
+__all__ = ["LONGEST", "PYTORCH", "spread"]
 
 _TESTS = Path(__file__).parent
 _WAITING = _TESTS / "process"
@@ -36,6 +36,29 @@ LONGEST = (
     "unit/test_model_types.py",
 )
 """Files that take 8 seconds or more, the longest first."""
+PYTORCH = (
+    "process/test_backends.py",
+    "unit/test_backend_pytorch.py",
+    "unit/test_empty_tensors.py",
+    "unit/test_leases.py",
+    "unit/test_pb_utils_tensor.py",
+    "unit/test_tensor_dlpack.py",
+    "unit/test_tensor_dlpack_export.py",
+)
+"""Files whose tests import PyTorch themselves."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Return a scheduler that gives each file, and those of `PYTORCH` together, to one worker."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "pytorch" if file.removeprefix("tests/") in PYTORCH else file
+
+    return Scheduling(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,8 +1,9 @@
 """Workers take each file once, the longest early, and always some that wait and some that compute."""
 
+import re
 from pathlib import Path
 
-from tests.file_order import LONGEST, spread
+from tests.file_order import LONGEST, PYTORCH, spread
 
 TESTS = Path(__file__).parents[1]
 
@@ -18,3 +19,11 @@ def test_the_longest_are_early_and_both_kinds_run_all_the_time():
     for begin in range(0, len(order) - tenth, tenth):
         waiting = [TESTS / "process" in path.parents for path in order[begin : begin + tenth]]
         assert 0.1 < sum(waiting) / tenth < 0.6
+
+
+def test_files_that_import_pytorch_are_known():
+    imports = re.compile(r'^ +(import torch$|.*importorskip\("torch"\))', re.MULTILINE)
+    folders = ("process", "unit")
+    found = [path for name in folders for path in (TESTS / name).rglob("test_*.py")]
+    found = [str(path.relative_to(TESTS)) for path in found if imports.search(path.read_text())]
+    assert sorted(found) == sorted(PYTORCH)
