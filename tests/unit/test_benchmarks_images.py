@@ -113,6 +113,7 @@ def test_a_dry_run_without_a_peer(tmp_path, monkeypatch, capsys):
     assert "| – |" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_pixels_that_are_not_pillow_s_end_the_run(tmp_path, monkeypatch, capsys):
     def other(folder, instances, *, make, **parameters):
         wrong = {} if make == "pillow" else {"RESIZE_SHORTER_SIDE": "300"}
