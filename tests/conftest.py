@@ -85,17 +85,22 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave out what ``--fast`` or a lane does not run; let workers find constants for examples one by one.
+    """Leave out what ``--fast`` or a lane does not run; let one worker find constants for examples first.
 
-    The first one reads all files for them, for seconds, and the others what it has kept.
+    It reads all files for them, for seconds, and the others what it has kept.
     """
     lanes.select(config, items)
     if config.getoption("--fast"):
         left_out = [item for item in items if not _is_fast(item)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if _is_fast(item)]
-    with run_folder.locked(run_folder.path() / "constants.lock"):
-        return (yield)
+    found = run_folder.path() / "constants"
+    with run_folder.locked(found.with_suffix(".lock")):
+        if not found.exists():
+            result = yield
+            found.touch()
+            return result
+    return (yield)
 
 
 def _is_fast(item) -> bool:
