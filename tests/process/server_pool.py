@@ -27,13 +27,13 @@ from tests.waits import poll
 if TYPE_CHECKING:
     from tests.simcuda.machine import Machine
 
-_KEPT = 48
+_KEPT = 64
 """Idle servers of a run: tests with the same flags lie together."""
 _MOST_ALIKE = 1
 """Servers with the same flags, unless one worker needs more at once."""
 _IDLE_SECONDS = 5
 """A server whose models are not gone by then is not lent again."""
-_WAIT_SECONDS = 60
+_WAIT_SECONDS = 120
 """Who has waited for a server that long starts another one: a test may hang with it."""
 
 _CONTROL = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
