@@ -153,3 +153,11 @@ def test_it_is_built_once_for_all_who_ask_at_a_time_and_bounded():
     assert api["paths"] == {}
     assert f" {len(CONFIGS) + 1} models with many tensors" in api["info"]["description"]
     assert "many" not in str(read(OpenApiDocument(repository))["paths"])
+
+
+def test_a_model_of_long_names_hides_no_other():
+    repository = Repository({"a": model_config(f"{'I' * 4096} FP32 [1]"), **CONFIGS})
+    document = OpenApiDocument(repository, most=35_000)
+    assert read(document)["paths"] == read(OpenApiDocument(Repository(CONFIGS)))["paths"]
+    # Its text is not kept, either.
+    assert max(map(len, document._texts.values())) < 35_000

@@ -68,8 +68,8 @@ class OpenApiDocument:
             if at % _MODELS_A_TURN == 0:
                 await asyncio.sleep(0)
             text = self._paths(config)
-            size += len(text)
-            if text and size <= self._most:
+            if text and size + len(text) <= self._most:
+                size += len(text)
                 texts.append(text)
                 described.append(config)
             else:
@@ -81,12 +81,14 @@ class OpenApiDocument:
         return head[:-1] + b',"paths":{' + b",".join(texts) + b"}}"
 
     def _paths(self, config: ModelConfig) -> bytes:
-        """Return the members of ``paths`` of a model; nothing if it has too many tensors."""
+        """Return the members of ``paths`` of a model; nothing if it has too many tensors, or too long ones."""
         if len(config.inputs) + len(config.outputs) > MOST_TENSORS:
             return b""
         text = self._texts.get(config)
         if text is None:
-            text = self._texts[config] = orjson.dumps(model_paths(config))[1:-1]
+            text = orjson.dumps(model_paths(config))[1:-1]
+            # What is never shown is not kept.
+            text = self._texts[config] = text if len(text) <= self._most else b""
         return text
 
 
