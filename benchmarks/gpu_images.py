@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -63,11 +63,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BridgeError as error:
         print(error, file=sys.stderr)
         return 2
-    stem = file_stem(options.output, f"gpu images {report.device}")
-    write_report(stem, report.as_document(), report.page())
+    stem = _keep(report, options.output)
     print(report.page())
     print(f"written: {stem}.json, .md", file=sys.stderr)
     return 1 if report.complaints else 0
+
+
+def _keep(report: GpuImageReport, folder: str) -> Path:
+    """Write what there is so far; return the path of its files, without an ending."""
+    stem = file_stem(folder, f"gpu images {report.device}")
+    write_report(stem, report.as_document(), report.page())
+    return stem
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,7 +116,9 @@ def _run(options: argparse.Namespace) -> GpuImageReport:
         batches = [_batch(jpegs, first, row.batch) for first in range(len(jpegs))]
         row.limit = bare_rate(device, batches, options.seconds)
         row.torchvision = _torchvision(row, options.seconds)
-    _serve(device, jpegs, report.rows, options.seconds, deadline)
+        _keep(report, options.output)
+    for _ in _serve(device, jpegs, report.rows, options.seconds, deadline):
+        _keep(report, options.output)
     return report
 
 
@@ -144,8 +152,8 @@ def _serve(
     rows: Sequence[GpuImageRow],
     seconds: float,
     deadline: float,
-) -> None:
-    """Measure the server: with the model on the GPU, by a model.py there, and on the CPU."""
+) -> Iterator[None]:
+    """Measure the server: with the model on the GPU, by a model.py there, and on the CPU; yield after each."""
     most = max(len(jpegs), *(row.batch for row in rows))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpubridge-images-")))
@@ -171,6 +179,7 @@ def _serve(
                     _register(server, memory)
                     _check(device, jpegs, server, memory)
                 _load(jpegs, server, rows, sides, seconds, deadline)
+            yield
 
 
 def _register(server: ServerProcess, memory: ClientMemory) -> None:

@@ -117,7 +117,7 @@ def _doctor(lane: Lane, _: Sequence[str]) -> Part:
 
 
 def _zero_copy(lane: Lane, arguments: Sequence[str]) -> Part:
-    sizes = ("--sizes", "1MiB,16MiB,64MiB", "--seconds", "6", "--output", str(lane.output))
+    sizes = ("--sizes", "64MiB,16MiB,1MiB", "--seconds", "6", "--output", str(lane.output))
     command = (lane.python, "-m", "gpubridge", "bench", "zero-copy", *sizes, *arguments)
     counters = ("timeout", "-k", "1", "5", "sh", "-c", "nvidia-smi pci --getCounters || true")
 

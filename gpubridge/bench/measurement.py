@@ -195,8 +195,9 @@ def measure(
         server.wait_ready()
         with DeviceRequests("gpubridge", server.http_port, memory) as requests:
             progress.watch_idle()
-            for path in plan.paths:
-                for nbytes in plan.sizes:
+            # An interrupt leaves whole sizes, each with its control.
+            for nbytes in plan.sizes:
+                for path in plan.paths:
                     tell(f"{path.title}, {size_text(nbytes)} ...")
                     point = _Load(path, nbytes, plan.seconds).run(requests, server, watch)
                     progress.add(point, server.pid)

@@ -280,8 +280,12 @@ def test_an_answer_that_is_not_what_was_sent_ends_the_run_and_leaves_the_rows_be
     model.write_text(
         model.read_text().replace('pb_utils.Tensor.from_dlpack("OUTPUT0", given)', nothing)
     )
-    done, document = bench(machine, tmp_path, models=planted)
+    done, document = bench(machine, tmp_path, f"--sizes={SIZE},4", models=planted)
     assert done.returncode == 2, done.stdout + done.stderr
     assert f"chain: an answer of {SIZE} bytes is not what was sent" in done.stderr
-    assert [row["path"] for row in document["rows"]] == ["hand_on", "place"]
-    assert "it ended early: 2 of 4 rows were measured" in document["doubts"]
+    # One size after the other.
+    assert [(row["path"], row["bytes"]) for row in document["rows"]] == [
+        ("hand_on", SIZE),
+        ("place", SIZE),
+    ]
+    assert "it ended early: 2 of 8 rows were measured" in document["doubts"]

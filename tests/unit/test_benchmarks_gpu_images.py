@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from benchmarks import gpu_images as images
 from benchmarks.gpu_image_report import ON_DEVICE, GpuImageReport, GpuImageRow
 from benchmarks.image_load import Figures, ImageRequests
+from gpubridge.cuda_ipc import DeviceInfo
+from gpubridge.errors import BridgeError
 from tests.host_kernel.simulated import imaging_environment
 from tests.photos import PHOTOS
 from tests.simcuda.machine import lawful_machine, running_machine
@@ -78,6 +81,25 @@ def bench(environment, folder, *flags):
         [*command, *flags, "--output", str(folder)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
+
+
+def test_what_was_measured_before_a_failure_is_written(tmp_path, monkeypatch):
+    def serve(_, __, rows, *___):
+        rows[0].served[ON_DEVICE] = Figures(9.0, 1.0, 2.0, 3.0)
+        yield
+        raise BridgeError("the next server does not start")
+
+    device = DeviceInfo(0, "GPU-1", "Some GPU", 1 << 30)
+    for name, value in (
+        ("first_device", (device, "13.0")),
+        ("bare_rate", 10.0),
+        ("_torchvision", None),
+    ):
+        monkeypatch.setattr(images, name, lambda *_, value=value: value)
+    monkeypatch.setattr(images, "_serve", serve)
+    assert images.main(["--batches=1", "--output", str(tmp_path)]) == 2
+    (row,) = json.loads((tmp_path / "gpu_images_some_gpu.json").read_text())["rows"]
+    assert (row["limit_images_per_second"], row["share_of_limit"]) == (10.0, 0.9)
 
 
 @pytest.mark.nightly
