@@ -98,13 +98,13 @@ def test_too_many_values_are_refused_unparsed(parsed, value, most, what):
 @pytest.mark.parametrize(
     ("endpoint", "given"),
     [
-        ("chat", {"messages": [{"role": "user", "content": "a"}] * MANY}),
-        ("embeddings", {"input": ["a"] * MOST_VALUES}),
-        ("embeddings", {"input": [12345] * MOST_VALUES}),
+        ("chat", lambda: {"messages": [{"role": "user", "content": "a"}] * MANY}),
+        ("embeddings", lambda: {"input": ["a"] * MOST_VALUES}),
+        ("embeddings", lambda: {"input": [12345] * MOST_VALUES}),
     ],
 )
 def test_too_much_for_openai_is_refused_unparsed(parsed, endpoint, given):
-    body = json.dumps({"model": "m", **given})
+    body = json.dumps({"model": "m", **given()})
     with pytest.raises(BridgeError, match=r"expected at most \d+ .* got \d+"):
         OpenAiRequest(body.encode(), endpoint)
     assert parsed == []
