@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.process.server_process import wait_until
+
 pytest.importorskip("cuda.bindings")
 Image = pytest.importorskip("PIL.Image")
 
@@ -21,6 +23,8 @@ stream, other = int(ok(d.cuStreamCreate(1))), ok(d.cuStreamCreate(1))
 decoder = n.Decoder(0, options=":fancy_upsampling=1")
 code = n.CodeStream(bytes(told[1]))
 place = int(ok(d.cuMemHostAlloc(12, 0)))
+# An image stays incomplete until `released`.
+n._sleep = ctypes.cast(gate, ctypes.c_void_p).value
 
 def first_pixels(image, on):
     pointer = image.__cuda_array_interface__["data"][0]
@@ -35,10 +39,11 @@ def test_an_image_is_complete_on_its_stream_and_not_before(worker):
     worker.do(DECODE, [str(PACKAGES), list(encoded.getvalue())])
     # The second image may lie where the first one was.
     for _ in range(2):
-        worker.do("(image,) = decoder.decode([code], None, stream)")
-        early, late = (
-            worker.do(f"answer = first_pixels(image, {on})") for on in ("other", "stream")
+        worker.do("released.clear(); (image,) = decoder.decode([code], None, stream)")
+        wait_until(
+            lambda: worker.do("answer = first_pixels(image, other)") != [77] * 12,
+            "another stream to see an image that is not complete",
         )
+        late = worker.do("released.set(); answer = first_pixels(image, stream)")
         assert late == [77] * 12
-        assert early != late
         worker.do("del image")
