@@ -73,7 +73,7 @@ def test_a_difference_is_reported_once_for_its_class_and_a_documented_one_only_c
     findings = Findings()
     for seed in (7, 8):
         findings.add(Difference(seed, "infer", "no inputs", "400 an error", "200 {}"))
-    documented = Difference(9, "unload", "odd {}", "200", "500 an error")
+    documented = Difference(9, "unload", "odd {}", "200", "400 an error")
     findings.add(documented)
     text = findings.report()
     assert "DIFFERS: infer, no inputs: 2 times, first with seed 7" in text
