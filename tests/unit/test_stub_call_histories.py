@@ -25,13 +25,17 @@ from tests.unit.call_server import SECONDS, CallServer, query, value
 
 _LOOPS = 2
 _OVER = object()
+# A child that was forked while another thread was in AddressSanitizer's allocator waits there for ever: GCC 12's
+# has no handlers of forks.
+_SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
+_FORKED = () if _SANITIZED else ("child", "child task", "child stream")
 _STEPS = st.one_of(
     st.tuples(
         st.sampled_from(
             [
                 *("thread", "task", "late task", "watched", "fired", "expired"),
                 *("stream", "tasks on a stream", "idle stream"),
-                *("child", "child task", "child stream"),
+                *_FORKED,
             ]
         ),
         st.integers(0, _LOOPS - 1),
@@ -40,7 +44,7 @@ _STEPS = st.one_of(
     st.tuples(st.just("end"), st.lists(st.integers(0, 7), min_size=1, max_size=4)),
     st.tuples(st.sampled_from(["give up", "cancel"]), st.integers(0, 7)),
     st.tuples(st.sampled_from(["close loop"]), st.integers(0, _LOOPS - 1)),
-    st.tuples(st.sampled_from(["collect", "fork"]), st.none()),
+    st.tuples(st.sampled_from(["collect"] if _SANITIZED else ["collect", "fork"]), st.none()),
 )
 
 
