@@ -163,7 +163,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: each path at every size, multiples of four bytes, under load for so many seconds."""
+    """Plan of a measurement: each path at every size, multiples of four bytes, under load for so many seconds."""
 
     sizes: Sequence[int]
     seconds: float

@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a client sent along a path in a time; ``stays`` if it can stay on the GPU."""
+    """Bytes that a client sent along a path in a time; ``stays`` if it can stay on the GPU."""
 
     title: str
     stays: bool
@@ -92,7 +92,7 @@ class Crossing(NamedTuple):
 
 @dataclass(slots=True)
 class Judgement:
-    """What the meters say: lines for each row, contradictions, and the sizes that nothing confirms."""
+    """Verdict of the meters: lines for each row, contradictions, and the sizes that nothing confirms."""
 
     lines: list[str] = field(default_factory=list)
     against: list[str] = field(default_factory=list)

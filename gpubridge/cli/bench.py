@@ -120,7 +120,7 @@ def run(options: argparse.Namespace, models: Path = MODELS) -> int:
 
 
 class _Results:
-    """What has been measured so far; ``stem`` is the path of its files, without an ending."""
+    """Results that have been measured so far; ``stem`` is the path of its files, without an ending."""
 
     def __init__(self, stem: Path) -> None:
         self._stem = stem

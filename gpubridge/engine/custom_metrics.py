@@ -37,11 +37,11 @@ _UNITS_PER_STUB = 1 << 15
 
 
 class StubOwner(Protocol):
-    """What starts another stub when one has died."""
+    """Owner of a stub, which starts another one when that has died."""
 
     @property
     def ended(self) -> bool:
-        """Whether it starts none any more."""
+        """Return whether it starts none any more."""
 
 
 class MetricMemory:
